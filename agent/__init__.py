@@ -1,0 +1,6 @@
+"""Networks only: pure torch. No Ray, no files, no environments."""
+
+from agent.model import Agent, AgentConfig, AgentOutput
+from agent.trajectory import Trajectory
+
+__all__ = ["Agent", "AgentConfig", "AgentOutput", "Trajectory"]

@@ -1,0 +1,126 @@
+"""Multi-head attention with Transformer-XL's relative positions, over keys that are given in parts.
+
+The parts exist because memory does not change during a segment: when acting, its keys and values are projected once a
+segment and come ready-made (DESIGN 3.2, 9). Which slots exist and who may see them is the business of the core.
+
+Axes: B batch, T queries, S key slots, H heads, K features a head, D features.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class KeyValue(NamedTuple):
+    """Projected keys and values, each [B, H, S, K]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+def sinusoids(distances: Tensor, size: int) -> Tensor:
+    """The sinusoidal encoding of distances [N], as in Transformer-XL: [N, size], sines first, then cosines."""
+    inverse_frequency = 10000 ** -(torch.arange(0, size, 2, dtype=torch.float64, device=distances.device) / size)
+    angles = distances.to(torch.float64)[:, None] * inverse_frequency
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :size]
+
+
+def relative_shift(scores: Tensor) -> Tensor:
+    """Aligns scores by distance with keys: out[..., t, s] = scores[..., t, s + T - 1 - t] (Dai et al. 2019, appendix B).
+
+    `scores` is [..., T, S] with the farthest distance first. Entries that lie in a query's future are garbage.
+    """
+    *batch, queries, slots = scores.shape
+    if queries == 1:
+        return scores
+    padded = F.pad(scores, (1, 0)).reshape(*batch, slots + 1, queries)
+    return padded[..., 1:, :].reshape(*batch, queries, slots)
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head attention whose scores are (q + u)k + (q + v)r, with r the projected encoding of the distance.
+
+    Source: Dai et al. 2019 (Transformer-XL), section 3.3; used unchanged by the Compressive Transformer.
+    """
+
+    def __init__(self, model_size: int, num_heads: int) -> None:
+        super().__init__()
+        if model_size % num_heads:
+            raise ValueError(f"model_size: expected a multiple of num_heads = {num_heads}, got {model_size}")
+        self.num_heads = num_heads
+        self.head_size = model_size // num_heads
+        self.scale = self.head_size**-0.5
+        self.query = nn.Linear(model_size, model_size, bias=False)
+        self.key_value = nn.Linear(model_size, 2 * model_size, bias=False)
+        self.position = nn.Linear(model_size, model_size, bias=False)
+        self.output = nn.Linear(model_size, model_size, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_size))
+        self.position_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_size))
+
+    def _heads(self, flat: Tensor) -> Tensor:
+        return flat.unflatten(-1, (self.num_heads, self.head_size)).transpose(1, 2)
+
+    def project(self, slots: Tensor) -> KeyValue:
+        """Projects slots [B, S, D] to keys and values."""
+        keys, values = self.key_value(slots).chunk(2, dim=-1)
+        return KeyValue(self._heads(keys), self._heads(values))
+
+    def forward(
+        self,
+        queries: Tensor,
+        parts: list[KeyValue],
+        encoding: Tensor,
+        visible: Tensor,
+        compressed: tuple[Tensor, Tensor] | None = None,
+        return_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attends from queries to all parts.
+
+        Args:
+            queries: [B, T, D].
+            parts: keys and values whose slots, joined, are S slots in temporal order; the last T are the queries' own.
+            encoding: [S, D], encodings of the distances S - 1, ..., 0.
+            visible: [B, 1, T, S] bool, which slots a query may see; at least one each.
+            compressed: where the first N slots have distances of their own: encodings [M, D] and, for every query and
+                slot, which of them is its distance, [T, N] int64.
+            return_weights: also return the attention weights [B, H, T, S].
+
+        Returns:
+            [B, T, D] and the weights or None.
+        """
+        query = self._heads(self.query(queries))
+        content_query = query + self.content_bias
+        position_query = query + self.position_bias
+        bias = relative_shift(position_query @ self._positions(encoding))
+        if compressed is not None:
+            table, index = compressed
+            far = position_query @ self._positions(table)
+            far = far.gather(-1, index.expand(*far.shape[:2], -1, -1))
+            bias = torch.cat([far, bias[..., far.shape[-1] :]], dim=-1)
+        if len(parts) == 1 and not return_weights:
+            bias = (bias * self.scale).masked_fill(~visible, float("-inf"))
+            attended = F.scaled_dot_product_attention(content_query, *parts[0], attn_mask=bias)
+            weights = None
+        else:
+            content = torch.cat([content_query @ part.keys.transpose(-1, -2) for part in parts], dim=-1)
+            scores = ((content + bias) * self.scale).masked_fill(~visible, float("-inf"))
+            weights = scores.softmax(dim=-1)
+            sizes = [part.values.shape[2] for part in parts]
+            shares = weights.split(sizes, dim=-1)
+            attended = sum((share @ part.values for share, part in zip(shares, parts)), torch.zeros(()).to(query))
+        return self.output(attended.transpose(1, 2).flatten(2)), weights
+
+    def _positions(self, encoding: Tensor) -> Tensor:
+        return self.position(encoding).unflatten(-1, (self.num_heads, self.head_size)).permute(1, 2, 0)
+
+    def reconstruct(self, queries: Tensor, slots: Tensor) -> Tensor:
+        """Content-based attention of `queries` [B, T, D] over `slots` [B, S, D] with constant weights (Algorithm 2).
+
+        No mask, no relative positions, no output projection; the weights receive no gradient, the slots do.
+        """
+        query = self._heads(F.linear(queries, self.query.weight.detach()))
+        keys, values = F.linear(slots, self.key_value.weight.detach()).chunk(2, dim=-1)
+        attended = F.scaled_dot_product_attention(query, self._heads(keys), self._heads(values))
+        return attended.transpose(1, 2).flatten(2)

@@ -1,0 +1,69 @@
+"""What every recurrent core promises, and the checks that all of them share.
+
+A core maps a sequence and a state to features and the next state. The promises (one path for acting and learning,
+rows and episodes kept apart, causality) are listed in `docs/core.md` and tested by one suite for every core.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from agent.core.state import State, leaves
+
+
+class CoreOutput(NamedTuple):
+    """What a core returns.
+
+    features: [B, T, D].
+    state: the state after the last step.
+    losses: auxiliary losses, each a scalar to be added to the task's loss with weight 1 (empty without gradients).
+    attention: one tensor a layer, [B, H, T, S] weights over the slots [compressed | memory | segment], or None unless
+        it was asked for (and always None for cores without attention).
+    """
+
+    features: Tensor
+    state: State
+    losses: dict[str, Tensor]
+    attention: tuple[Tensor, ...] | None = None
+
+
+class Core(Protocol):
+    """The contract; every core is also an `nn.Module`."""
+
+    def initial_state(self, batch_size: int) -> State:
+        """The state before anything was seen: fixed shapes, every tensor batch first."""
+
+    def __call__(
+        self, inputs: Tensor, reset: Tensor, state: State, return_attention: bool = False
+    ) -> CoreOutput:
+        """Consumes `inputs` [B, T, D]; where `reset` [B, T] is true, everything before that input is forgotten first."""
+
+
+def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int) -> None:
+    """Checks the arguments of a call.
+
+    Raises:
+        ValueError: names the argument, the expected and the actual shape, dtype or device.
+    """
+    if inputs.ndim != 3 or inputs.shape[2] != model_size or inputs.shape[1] == 0:
+        raise ValueError(f"inputs: expected [B, T >= 1, {model_size}], got {list(inputs.shape)}")
+    if not inputs.is_floating_point():
+        raise ValueError(f"inputs: expected a floating-point tensor, got {inputs.dtype}")
+    if reset.shape != inputs.shape[:2]:
+        raise ValueError(f"reset: expected {list(inputs.shape[:2])}, got {list(reset.shape)}")
+    if reset.dtype != torch.bool:
+        raise ValueError(f"reset: expected torch.bool, got {reset.dtype}")
+    for leaf in leaves(state):
+        if leaf.shape[0] != inputs.shape[0]:
+            raise ValueError(f"state: expected batch size {inputs.shape[0]}, got {leaf.shape[0]}")
+        if leaf.device != inputs.device:
+            raise ValueError(f"state: expected device {inputs.device}, got {leaf.device}")
+
+
+def check_positive(config: Any, *names: str) -> None:
+    """Raises a ValueError that names the first of the config's fields that is not a positive integer."""
+    for name in names:
+        value = getattr(config, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise ValueError(f"{name}: expected a positive integer, got {value!r}")

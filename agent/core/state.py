@@ -1,0 +1,69 @@
+"""Operations on recurrent states that do not depend on the core they belong to.
+
+A state is a nest of (named) tuples whose tensors are batch first. Host integers (the phase of a segment) are shared by
+the batch, and None marks an absent cache. What a state means is the business of the core that made it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+State = Any
+
+
+def map_state(function: Callable[..., Tensor], *states: State) -> State:
+    """Applies `function` to the corresponding tensors of equally built states and returns a state of the results.
+
+    Raises:
+        ValueError: if host integers differ, which means that the states are not at the same point of their segments.
+        TypeError: if a leaf is neither a tensor, an int nor None.
+    """
+    first = states[0]
+    if isinstance(first, Tensor):
+        return function(*states)
+    if first is None:
+        return None
+    if isinstance(first, int):
+        if any(other != first for other in states):
+            raise ValueError(f"states are at different phases: {sorted(set(states))}; expected one phase for the batch")
+        return first
+    if isinstance(first, tuple):
+        children = [map_state(function, *parts) for parts in zip(*states, strict=True)]
+        return type(first)(*children) if hasattr(first, "_fields") else tuple(children)
+    raise TypeError(f"a state holds tensors, ints, None and tuples of them; got {type(first).__name__}")
+
+
+def leaves(state: State) -> Iterator[Tensor]:
+    """Yields the tensors of a state, depth first."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, tuple):
+        for part in state:
+            yield from leaves(part)
+
+
+def concatenate_states(states: Sequence[State]) -> State:
+    """Joins states along the batch."""
+    return map_state(lambda *parts: torch.cat(parts, dim=0), *states)
+
+
+def index_state(state: State, index: Any) -> State:
+    """Selects rows of the batch; `index` is a slice, an index tensor or a list of ints (an int would drop the axis)."""
+    return map_state(lambda leaf: leaf[index], state)
+
+
+def detach_state(state: State) -> State:
+    """Cuts the state from the graph that made it."""
+    return map_state(Tensor.detach, state)
+
+
+def state_to(state: State, device: torch.device | str) -> State:
+    """Moves the state to a device."""
+    return map_state(lambda leaf: leaf.to(device, non_blocking=True), state)
+
+
+def state_bytes(state: State) -> int:
+    """Size of the state in bytes, over the whole batch."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(state))

@@ -1,0 +1,96 @@
+"""The actor-critic: vision, last action and last reward, a recurrent core, and the policy and value heads.
+
+Only the network lives here. Sampling actions is the actors' business, losses are the learner's.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from agent.core import CoreConfig, CompressiveTransformerConfig, State, make_core
+from agent.vision import Vision
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """The network, apart from what the environment decides (observation shape, number of actions)."""
+
+    torso: str = "deep"
+    """Vision network: deep (IMPALA's ResNet) or small."""
+    torso_size: int = 256
+    """Features of the vision network."""
+    core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
+    """The recurrent core."""
+
+
+class AgentOutput(NamedTuple):
+    """What the agent returns for inputs of B rows and T steps.
+
+    policy_logits: [B, T, A].
+    value: [B, T], in units of the (clipped, scaled) reward that the learner trains on.
+    state: the core's state after the last step.
+    losses, attention: as in `agent.core.CoreOutput`.
+    """
+
+    policy_logits: Tensor
+    value: Tensor
+    state: State
+    losses: dict[str, Tensor]
+    attention: tuple[Tensor, ...] | None
+
+
+class Agent(nn.Module):
+    """Maps observations and what led to them to a policy and a value; memory is in the state, which the caller keeps."""
+
+    def __init__(self, config: AgentConfig, observation_shape: tuple[int, ...], num_actions: int) -> None:
+        super().__init__()
+        self.config = config
+        self.num_actions = num_actions
+        model_size = config.core.model_size
+        self.vision = Vision(config.torso, observation_shape, config.torso_size)
+        self.joint = nn.Linear(config.torso_size + num_actions + 1, model_size)
+        self.core = make_core(config.core)
+        self.policy = nn.Linear(model_size, num_actions)
+        self.value = nn.Linear(model_size, 1)
+        # Near-uniform first policy and near-zero first values, whatever the core's scale.
+        for head in (self.policy, self.value):
+            nn.init.normal_(head.weight, std=0.01)
+            nn.init.zeros_(head.bias)
+
+    def initial_state(self, batch_size: int) -> State:
+        """The core's state before an episode."""
+        return self.core.initial_state(batch_size)
+
+    def compression_parameters(self) -> list[nn.Parameter]:
+        """The parameters that only the compression loss trains."""
+        return self.core.compression_parameters()
+
+    def forward(
+        self,
+        observation: Tensor,
+        last_action: Tensor,
+        last_reward: Tensor,
+        reset: Tensor,
+        state: State,
+        return_attention: bool = False,
+    ) -> AgentOutput:
+        """Consumes T steps of B rows.
+
+        Args:
+            observation: [B, T, height, width, channels] uint8.
+            last_action: [B, T] int64, -1 where there is none.
+            last_reward: [B, T], as the environment gave it; the network sees it clipped to +-1 (as IMPALA does).
+            reset: [B, T] bool, where an episode begins.
+            state: the core's state before the first step.
+            return_attention: also return attention weights (slower).
+        """
+        batch, time = reset.shape
+        seen = self.vision(observation.flatten(0, 1)).unflatten(0, (batch, time))
+        action = F.one_hot(last_action + 1, self.num_actions + 1)[..., 1:].to(seen.dtype)
+        reward = last_reward.clamp(-1, 1)[..., None].to(seen.dtype)
+        inputs = self.joint(torch.cat([seen, action, reward], dim=-1))
+        features, state, losses, attention = self.core(inputs, reset, state, return_attention)
+        return AgentOutput(self.policy(features), self.value(features).squeeze(-1), state, losses, attention)

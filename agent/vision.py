@@ -1,0 +1,76 @@
+"""Vision torsos: images to features. IMPALA's deep residual network, and a small one for small images.
+
+A torso maps uint8 images [N, height, width, channels] to features [N, size], ReLU applied. Images are scaled to [0, 1]
+here and nowhere else. A new torso is one class and one line in `TORSOS`.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 x 3 convolutions on a ReLU'd copy of the stream."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+        )
+
+    def forward(self, stream: Tensor) -> Tensor:
+        return stream + self.branch(stream)
+
+
+def deep_layers(channels: int) -> list[nn.Module]:
+    """IMPALA's deep network (Espeholt et al. 2018, figure 3): three sections of 16, 32, 32 channels, two blocks each."""
+    layers: list[nn.Module] = []
+    for width in (16, 32, 32):
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
+        layers += [ResidualBlock(width), ResidualBlock(width)]
+        channels = width
+    return [*layers, nn.ReLU()]
+
+
+def small_layers(channels: int) -> list[nn.Module]:
+    """Three strided convolutions for images of about 24 x 32 pixels on a CPU."""
+    layers: list[nn.Module] = []
+    for width, kernel, stride in ((16, 4, 2), (32, 3, 2), (32, 3, 1)):
+        layers += [nn.Conv2d(channels, width, kernel, stride, padding=1), nn.ReLU()]
+        channels = width
+    return layers
+
+
+TORSOS: dict[str, Callable[[int], list[nn.Module]]] = {"deep": deep_layers, "small": small_layers}
+
+
+class Vision(nn.Module):
+    """Convolutions by name, then one linear layer with a ReLU."""
+
+    def __init__(self, name: str, image_shape: Sequence[int], size: int) -> None:
+        super().__init__()
+        if name not in TORSOS:
+            raise ValueError(f"torso: expected one of {', '.join(TORSOS)}, got {name!r}")
+        if len(image_shape) != 3:
+            raise ValueError(f"image_shape: expected [height, width, channels], got {list(image_shape)}")
+        height, width, channels = image_shape
+        self.image_shape = tuple(image_shape)
+        self.convolutions = nn.Sequential(*TORSOS[name](channels))
+        with torch.no_grad():
+            flat = self.convolutions(torch.zeros(1, channels, height, width)).numel()
+        self.linear = nn.Linear(flat, size)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 images [N, height, width, channels] to features [N, size]."""
+        if images.shape[1:] != self.image_shape or images.dtype != torch.uint8:
+            raise ValueError(
+                f"observation: expected uint8 [N, {', '.join(map(str, self.image_shape))}], "
+                f"got {images.dtype} {list(images.shape)}"
+            )
+        # NHWC memory is what channels_last means: the permuted view needs no copy.
+        scaled = images.to(self.linear.weight.dtype).mul_(1 / 255).permute(0, 3, 1, 2)
+        return torch.relu(self.linear(self.convolutions(scaled).flatten(1)))
