@@ -1,0 +1,272 @@
+"""The level: its plan, the state of a batch of environments, and the rules of a trial as scalar functions.
+
+Coordinates and rules are those of rooms_select_nonmatching_object (see docs), scaled in plan by
+`RoomsConfig.distance_scale`. How the player moves is in `physics.py`, how it looks in `render.py`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba.extending import register_jitable
+from numpy.typing import NDArray
+
+from envs.rooms import physics
+from envs.rooms.config import RoomsConfig
+
+#: Values of `State.room`. CHOSEN is room 2 in the one frame between touching an object and the next trial.
+ROOM_1, ROOM_2, CHOSEN = 0, 1, 2
+
+#: x0, y0, x1, y1 of the box around each room. Room 2 is an alcove (x 256..384, y -128..0) that opens into a hall.
+BOUNDS = ((-256, -256, 128, 128), (256, -248, 640, 128))
+#: Walls a view may meet, by room: (0 if at a fixed x, 1 if at a fixed y; that coordinate; from; to).
+WALLS = (
+    ((0, -256, -256, 128), (0, 128, -256, 128), (1, -256, -256, 128), (1, 128, -256, 128)),
+    (
+        (0, 256, -128, 0),
+        (1, -128, 256, 384),
+        (1, 0, 256, 384),
+        (0, 384, -248, -128),
+        (0, 384, 0, 128),
+        (1, -248, 384, 640),
+        (1, 128, 384, 640),
+        (0, 640, -248, 128),
+    ),
+)
+#: Everything solid: beyond and between the rooms, beside the alcove, and the two invisible fences.
+SOLIDS = (
+    (-9999, -9999, -256, 9999),
+    (128, -9999, 256, 9999),
+    (640, -9999, 9999, 9999),
+    (-9999, 128, 9999, 9999),
+    (-9999, -9999, 128, -256),
+    (256, -9999, 9999, -248),
+    (256, -248, 384, -128),
+    (256, 0, 384, 128),
+    (0, 24, 80, 104),
+    (0, -232, 80, -152),
+)
+START = (-232, -64)
+ARRIVAL = (288, -64)
+PAD = (40, -88, 88, -40)
+#: Positions by side (0 left, 1 right) of the example and of the two choices.
+EXAMPLES = ((40, 64), (40, -192))
+CHOICES = ((600, 64), (600, -192))
+#: Pickup zone, player minus object: dx from, dx to, |dy| up to.
+PICKUP = (-50.0, 44.0, 36.0)
+
+#: The nine actions of scalable_agent, rows of (look right, look down, strafe right, move forward, fire, jump, crouch);
+#: the look columns are multiples of `RoomsConfig.look_pixels`.
+ACTION_NAMES = (
+    "forward",
+    "backward",
+    "strafe_left",
+    "strafe_right",
+    "look_left",
+    "look_right",
+    "look_left_forward",
+    "look_right_forward",
+    "fire",
+)
+ACTIONS: NDArray[np.int64] = np.array(
+    [
+        (0, 0, 0, 1, 0, 0, 0),
+        (0, 0, 0, -1, 0, 0, 0),
+        (0, 0, -1, 0, 0, 0, 0),
+        (0, 0, 1, 0, 0, 0, 0),
+        (-1, 0, 0, 0, 0, 0, 0),
+        (1, 0, 0, 0, 0, 0, 0),
+        (-1, 0, 0, 1, 0, 0, 0),
+        (1, 0, 0, 1, 0, 0, 0),
+        (0, 0, 0, 0, 1, 0, 0),
+    ]
+)
+
+
+class Level(NamedTuple):
+    """The constants of a level, in the form the scalar functions read. Lengths in u, already scaled."""
+
+    solids: NDArray[np.float64]  # [K, 4] grown by the player's half width
+    examples: NDArray[np.float64]  # [2, 2] side, (x, y)
+    choices: NDArray[np.float64]  # [2, 2]
+    start: NDArray[np.float64]  # [2]
+    arrival: NDArray[np.float64]  # [2]
+    pad: NDArray[np.float64]  # [4] grown by the player's half width
+    pickup: NDArray[np.float64]  # [3]
+    actions: NDArray[np.float64]  # [9, 7]
+    rewards: NDArray[np.float64]  # [3] teleport, correct, wrong
+    num_objects: int
+    episode_frames: int
+    action_repeat: int
+    run_speed: float
+    throw_speed: float
+    throw_moves: int
+
+
+class State(NamedTuple):
+    """The state of N environments, one array [N] a field; whatever changes during an episode is here."""
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    vx: NDArray[np.float64]
+    vy: NDArray[np.float64]
+    yaw: NDArray[np.float64]  # degrees, 0 along +x, growing to the left
+    pitch: NDArray[np.float64]  # degrees, positive down
+    flying: NDArray[np.int64]  # moves left without friction
+    room: NDArray[np.int64]  # ROOM_1, ROOM_2 or CHOSEN
+    frame: NDArray[np.int64]  # frames since the episode began
+    match: NDArray[np.int64]  # the object of the example, fixed for the episode
+    other: NDArray[np.int64]  # the object to choose
+    example_side: NDArray[np.int64]  # 0 left, 1 right
+    match_side: NDArray[np.int64]
+    taken: NDArray[np.int64]  # side of the object touched, -1 for none
+    score: NDArray[np.float64]  # sum of rewards of the episode
+    correct: NDArray[np.int64]  # choices of the episode
+    wrong: NDArray[np.int64]
+    done: NDArray[np.bool_]  # the episode has ended; the next step begins another
+    rng: NDArray[np.uint64]  # counter of this environment's own random stream
+
+
+def build(config: RoomsConfig) -> Level:
+    """The level a config describes."""
+    scale, half = config.distance_scale, physics.HALF_WIDTH
+    grow = np.array([-half, -half, half, half])
+    look = np.array([config.look_pixels, config.look_pixels, 1, 1, 1, 1, 1])
+    return Level(
+        solids=np.array(SOLIDS) * scale + grow,
+        examples=np.array(EXAMPLES) * scale,
+        choices=np.array(CHOICES) * scale,
+        start=np.array(START) * scale,
+        arrival=np.array(ARRIVAL) * scale,
+        pad=np.array(PAD) * scale + grow,
+        pickup=np.array(PICKUP) * config.pickup_scale,
+        actions=(ACTIONS * look).astype(np.float64),
+        rewards=np.array([config.reward_teleport, config.reward_correct, config.reward_wrong]),
+        num_objects=config.num_objects,
+        episode_frames=config.episode_frames,
+        action_repeat=config.action_repeat,
+        run_speed=float(config.run_speed),
+        throw_speed=float(config.throw_speed * scale),
+        throw_moves=round(config.throw_seconds / physics.MOVE_SECONDS),
+    )
+
+
+def allocate(num_envs: int) -> State:
+    """The state of environments that have not begun an episode: the first step or reset begins one."""
+    types = {"done": np.bool_, "rng": np.uint64}
+    floats = {"x", "y", "vx", "vy", "yaw", "pitch", "score"}
+    return State(*(np.zeros(num_envs, types.get(f, np.float64 if f in floats else np.int64)) for f in State._fields))
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_30, _27, _31, _32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
+
+
+@register_jitable
+def draw(state, i, n):
+    """A number uniform in 0..n-1 from environment i's own stream (splitmix64; Steele, Lea and Flood, 2014)."""
+    state.rng[i] += _GOLDEN
+    z = state.rng[i]
+    z = (z ^ (z >> _30)) * _MIX_1
+    z = (z ^ (z >> _27)) * _MIX_2
+    z = z ^ (z >> _31)
+    return np.int64(((z >> _32) * np.uint64(n)) >> _32)
+
+
+@register_jitable
+def place(state, i, position, speed):
+    """Put the player at a position (x, y), looking and moving along +x."""
+    state.x[i] = position[0]
+    state.y[i] = position[1]
+    state.vx[i] = speed
+    state.vy[i] = 0.0
+    state.yaw[i] = 0.0
+    state.pitch[i] = 0.0
+
+
+@register_jitable
+def begin_trial(level, state, i):
+    """Back to the start, with a fresh non-matching object and fresh sides."""
+    other = draw(state, i, level.num_objects - 1)
+    state.other[i] = other + 1 if other >= state.match[i] else other
+    state.example_side[i] = draw(state, i, 2)
+    state.match_side[i] = draw(state, i, 2)
+    state.room[i] = ROOM_1
+    state.taken[i] = -1
+    state.flying[i] = 0
+    place(state, i, level.start, 0.0)
+
+
+@register_jitable
+def begin_episode(level, state, i):
+    """A new match object and a full clock; the random stream goes on."""
+    state.frame[i] = 0
+    state.score[i] = 0.0
+    state.correct[i] = 0
+    state.wrong[i] = 0
+    state.done[i] = False
+    state.match[i] = draw(state, i, level.num_objects)
+    begin_trial(level, state, i)
+
+
+@register_jitable
+def touch(level, state, i):
+    """Whatever the player now touches takes effect; returns the reward of this frame."""
+    x, y = state.x[i], state.y[i]
+    if state.room[i] == ROOM_1:
+        if level.pad[0] <= x <= level.pad[2] and level.pad[1] <= y <= level.pad[3]:
+            state.room[i] = ROOM_2
+            state.flying[i] = level.throw_moves
+            place(state, i, level.arrival, level.throw_speed)
+            return level.rewards[0]
+        return 0.0
+    for side in range(2):
+        dx, dy = x - level.choices[side, 0], y - level.choices[side, 1]
+        if level.pickup[0] <= dx <= level.pickup[1] and abs(dy) <= level.pickup[2]:
+            state.room[i] = CHOSEN
+            state.taken[i] = side
+            if side == state.match_side[i]:
+                state.wrong[i] += 1
+                return level.rewards[2]
+            state.correct[i] += 1
+            return level.rewards[1]
+    return 0.0
+
+
+@register_jitable
+def advance_frame(level, state, i, action):
+    """One frame (1/60 s) with the action of this number; returns its reward."""
+    state.frame[i] += 1
+    if state.room[i] == CHOSEN:
+        begin_trial(level, state, i)
+        return 0.0
+    look_right, look_down = level.actions[action, 0], level.actions[action, 1]
+    right, forward = level.actions[action, 2], level.actions[action, 3]
+    state.yaw[i], state.pitch[i] = physics.turn(state.yaw[i], state.pitch[i], look_right, look_down)
+    for _ in range(physics.MOVES_PER_FRAME):
+        grounded = state.flying[i] == 0
+        if not grounded:
+            state.flying[i] -= 1
+        vx, vy = physics.accelerate(
+            state.vx[i], state.vy[i], state.yaw[i], forward, right, level.run_speed, grounded
+        )
+        state.x[i], state.vx[i] = physics.slide_x(level.solids, state.x[i], state.y[i], vx)
+        state.y[i], state.vy[i] = physics.slide_y(level.solids, state.x[i], state.y[i], vy)
+    reward = touch(level, state, i)
+    state.score[i] += reward
+    return reward
+
+
+@register_jitable
+def advance_step(level, state, i, action):
+    """One agent step, `action_repeat` frames or what the clock leaves of them; returns the reward summed."""
+    total = 0.0
+    for _ in range(level.action_repeat):
+        total += advance_frame(level, state, i, action)
+        if state.frame[i] >= level.episode_frames:
+            state.done[i] = True
+            break
+    return total

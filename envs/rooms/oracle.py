@@ -1,0 +1,38 @@
+"""A scripted player that reads the state: what a perfect memory could score, by the nine actions alone."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.rooms import level
+from envs.rooms.vector import RoomsVectorEnv
+
+_FORWARD, _LEFT_FORWARD, _RIGHT_FORWARD = (
+    level.ACTION_NAMES.index(name) for name in ("forward", "look_left_forward", "look_right_forward")
+)
+
+
+def oracle_actions(env: RoomsVectorEnv, choose_match: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    """Actions [N] that walk to the pad, then to the object that does not match (the matching one where asked).
+
+    The player turns towards the target while running, whenever one look action brings him nearer to its bearing.
+    """
+    state, plan = env.state, env.level
+    side = 1 - state.match_side
+    if choose_match is not None:
+        side = np.where(choose_match, 1 - side, side)
+    first = state.room == level.ROOM_1
+    # Aim at the middle of the pad, or at the near edge of the pickup zone, a little inside.
+    inner = 0.85 * plan.pickup[2]
+    centre = plan.arrival[1]
+    goal = plan.choices[side]
+    goal_y = np.where(goal[:, 1] > centre, goal[:, 1] - inner, goal[:, 1] + inner)
+    goal_x = goal[:, 0] + 0.9 * plan.pickup[0]
+    goal_x = np.where(first, (plan.pad[0] + plan.pad[2]) / 2, goal_x)
+    goal_y = np.where(first, (plan.pad[1] + plan.pad[3]) / 2, goal_y)
+    # Where the momentum carries the player while he turns counts for more than where he looks: aim from a little ahead.
+    bearing = np.degrees(np.arctan2(goal_y - state.y, np.maximum(goal_x - state.x, 1.0)))
+    off = (bearing - state.yaw + 180.0) % 360.0 - 180.0
+    step = 0.5 * abs(plan.actions[level.ACTION_NAMES.index("look_left"), 0]) * 0.1056 * plan.action_repeat
+    return np.where(off > step, _LEFT_FORWARD, np.where(off < -step, _RIGHT_FORWARD, _FORWARD))

@@ -1,0 +1,287 @@
+"""How an environment looks: one column of one view at a time, as scalar functions, and the constants they read.
+
+Walls, floor and sky are cast by column, objects are sphere-traced inside their bounding cylinders. A pitched view is
+sheared rather than rotated, which is exact at pitch 0, the only one the nine actions reach. Nothing here changes the
+state or knows which target compiles it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba.extending import register_jitable
+from numpy.typing import NDArray
+
+from envs.rooms import level, shapes, textures
+from envs.rooms.config import RoomsConfig
+from envs.rooms.physics import FRAMES_PER_SECOND
+
+#: Size in u of one unit of `shapes.distances` at object scale 1.
+UNIT = 16.0
+BOB_SECONDS, PULSE_SECONDS = 1.257, 5.0
+TRIM = (46.0, 48.0, 58.0)
+TEXEL, LEVELS, TILE = textures.TEXEL, textures.LEVELS, textures.TILE
+SKY_ROWS, SKY_COLUMNS = textures.SKY_ROWS, textures.SKY_COLUMNS
+MINUS, COLON, CROSS = textures.MINUS, textures.COLON, textures.CROSS
+FONT = textures.FONT
+
+
+class Scene(NamedTuple):
+    """The constants of the view. Lengths in u, already scaled."""
+
+    floors: NDArray[np.uint8]  # [2, LEVELS, X, Y, 3] by room
+    origins: NDArray[np.float64]  # [2, 2] x, y of each floor's first texel
+    wall: NDArray[np.uint8]  # [2, LEVELS, TILE, TILE, 3]
+    sky: NDArray[np.uint8]  # [SKY_ROWS, SKY_COLUMNS, 3]
+    walls: NDArray[np.float64]  # [2, 8, 4] by room; see level.WALLS
+    wall_counts: NDArray[np.int64]  # [2]
+    colours: NDArray[np.float64]  # [C, 3]
+    kinds: NDArray[np.int64]  # [S] number of each shape
+    bounds: NDArray[np.float64]  # [S, 2] radius and half height of its bounding cylinder, in units
+    focal: float  # pixels
+    eye: float
+    wall_height: float
+    unit: float  # u of one unit of a shape
+    hover: float
+    bob: float
+    spin: float  # radians a frame
+    pulse: float
+    hud: bool
+
+
+def build(config: RoomsConfig) -> Scene:
+    """The scene a config describes."""
+    scale, plan = config.distance_scale, level.build(config)
+    painted = [textures.floor(room, plan, scale) for room in range(2)]
+    floors = np.zeros((2, *np.max([f.shape for f in painted], axis=0)), np.uint8)
+    walls = np.zeros((2, 8, 4))
+    for room in range(2):
+        floors[room, :, : painted[room].shape[1], : painted[room].shape[2]] = painted[room]
+        walls[room, : len(level.WALLS[room])] = np.array(level.WALLS[room]) * (1, scale, scale, scale)
+    kinds = [shapes.SHAPES[name] for name in config.shapes]
+    return Scene(
+        floors=floors,
+        origins=np.array(level.BOUNDS, float)[:, :2] * scale,
+        wall=textures.wall(),
+        sky=textures.sky(),
+        walls=walls,
+        wall_counts=np.array([len(w) for w in level.WALLS]),
+        colours=np.array(config.colours, float),
+        kinds=np.array([k[0] for k in kinds]),
+        bounds=np.array([k[1:] for k in kinds], float),
+        focal=config.image_width / 2 / math.tan(math.radians(config.fov_degrees) / 2),
+        eye=float(config.eye_height),
+        wall_height=float(config.wall_height),
+        unit=UNIT * config.object_scale,
+        hover=float(config.hover_height),
+        bob=float(config.bob_height),
+        spin=2 * math.pi / (config.spin_seconds * FRAMES_PER_SECOND),
+        pulse=float(config.glow_pulse),
+        hud=config.hud,
+    )
+
+
+@register_jitable
+def trace(kind, x, y, z, dx, dy, dz, t0, t1):
+    """The t in t0..t1 at which the ray (x, y, z) + t (dx, dy, dz) meets a shape, in its own units, or -1."""
+    inverse = 1.0 / math.sqrt(dx * dx + dy * dy + dz * dz)
+    t = t0
+    for _ in range(40):
+        glow, trim = shapes.distances(kind, x + t * dx, y + t * dy, z + t * dz)
+        near = min(glow, trim)
+        if near < 0.012:
+            return t
+        t += near * inverse
+        if t > t1:
+            break
+    return -1.0
+
+
+@register_jitable
+def facing(kind, x, y, z, dx, dy, dz):
+    """Cosine between the ray's reverse and the shape's normal at a point (differences on a tetrahedron)."""
+    e = 0.01
+    g1, h1 = shapes.distances(kind, x + e, y - e, z - e)
+    g2, h2 = shapes.distances(kind, x - e, y - e, z + e)
+    g3, h3 = shapes.distances(kind, x - e, y + e, z - e)
+    g4, h4 = shapes.distances(kind, x + e, y + e, z + e)
+    d1, d2, d3, d4 = min(g1, h1), min(g2, h2), min(g3, h3), min(g4, h4)
+    nx, ny, nz = d1 - d2 - d3 + d4, -d1 - d2 + d3 + d4, -d1 + d2 - d3 + d4
+    size = math.sqrt((nx * nx + ny * ny + nz * nz) * (dx * dx + dy * dy + dz * dz))
+    return -(nx * dx + ny * dy + nz * dz) / size if size > 0.0 else 1.0
+
+
+@register_jitable
+def draw_object(scene, item, ox, oy, frame, x, y, dx, dy, wall_depth, horizon, column, image):
+    """Draw into one column the object numbered `item` at plan position (ox, oy), seen from (x, y) along (dx, dy)."""
+    num_colours = scene.colours.shape[0]
+    shape, colour = item // num_colours, item % num_colours
+    radius, half = scene.bounds[shape, 0] * scene.unit, scene.bounds[shape, 1] * scene.unit
+    # Where the column's vertical plane cuts the bounding cylinder, in depths t along (dx, dy).
+    rx, ry = ox - x, oy - y
+    length = dx * dx + dy * dy
+    middle = (rx * dx + ry * dy) / length
+    inside = radius * radius / length - ((rx * rx + ry * ry) / length - middle * middle)
+    if inside <= 0.0:
+        return
+    reach = math.sqrt(inside)
+    t0, t1 = middle - reach, middle + reach
+    if t0 < 1.0 or t0 > wall_depth:
+        return
+    seconds = frame / FRAMES_PER_SECOND
+    centre = scene.hover + half + scene.bob * math.sin(2.0 * math.pi * seconds / BOB_SECONDS) - scene.eye
+    top, bottom = centre + half, centre - half
+    slope_max, slope_min = max(top / t0, top / t1), min(bottom / t0, bottom / t1)
+    first = max(int(math.floor(horizon - slope_max * scene.focal)), 0)
+    last = min(int(math.ceil(horizon - slope_min * scene.focal)), image.shape[0])
+    # The ray in the object's own frame, which spins.
+    cos, sin = math.cos(scene.spin * frame), math.sin(scene.spin * frame)
+    inverse = 1.0 / scene.unit
+    lx, ly, lz = -(cos * rx + sin * ry) * inverse, -(cos * ry - sin * rx) * inverse, -centre * inverse
+    ldx, ldy = (cos * dx + sin * dy) * inverse, (cos * dy - sin * dx) * inverse
+    kind = scene.kinds[shape]
+    pulse = 1.0 - 0.5 * scene.pulse * (1.0 - math.cos(2.0 * math.pi * seconds / PULSE_SECONDS))
+    for row in range(first, last):
+        ldz = (horizon - row - 0.5) / scene.focal * inverse
+        t = trace(kind, lx, ly, lz, ldx, ldy, ldz, t0, t1)
+        if t < 0.0:
+            continue
+        px, py, pz = lx + t * ldx, ly + t * ldy, lz + t * ldz
+        light = max(facing(kind, px, py, pz, ldx, ldy, ldz), 0.0)
+        glow, trim = shapes.distances(kind, px, py, pz)
+        for c in range(3):
+            value = scene.colours[colour, c] * pulse * (0.62 + 0.38 * light) if glow <= trim else TRIM[c] * (0.4 + light)
+            image[row, column, c] = np.uint8(min(value, 255.0))
+
+
+@register_jitable
+def draw_column(scene, plan, state, i, column, image):
+    """Draw one column of environment i's view into image [H, W, 3] uint8, all but the head-up display."""
+    height, width = image.shape[0], image.shape[1]
+    x, y = state.x[i], state.y[i]
+    room = 0 if state.room[i] == level.ROOM_1 else 1
+    yaw = math.radians(state.yaw[i])
+    side = (column + 0.5 - 0.5 * width) / scene.focal
+    dx = math.cos(yaw) + side * math.sin(yaw)
+    dy = math.sin(yaw) - side * math.cos(yaw)
+    horizon = 0.5 * height - math.tan(math.radians(state.pitch[i])) * scene.focal
+
+    depth, along, fixed_y = 1e9, 0.0, 0
+    for k in range(scene.wall_counts[room]):
+        axis = scene.walls[room, k, 0]
+        if axis == 0.0:
+            rate, gap, start, slope = dx, scene.walls[room, k, 1] - x, y, dy
+        else:
+            rate, gap, start, slope = dy, scene.walls[room, k, 1] - y, x, dx
+        if rate == 0.0:
+            continue
+        t = gap / rate
+        if 0.0 < t < depth:
+            met = start + t * slope
+            if scene.walls[room, k, 2] - 1e-6 <= met <= scene.walls[room, k, 3] + 1e-6:
+                depth, along, fixed_y = t, met, int(axis)
+
+    pixels = scene.focal / depth  # of one u at the wall
+    top = min(max(int(math.ceil(horizon - (scene.wall_height - scene.eye) * pixels - 0.5)), 0), height)
+    foot = min(max(int(math.ceil(horizon + scene.eye * pixels - 0.5)), top), height)
+
+    sky_column = int((math.atan2(dy, dx) / (2.0 * math.pi) + 0.5) * SKY_COLUMNS) % SKY_COLUMNS
+    rise = SKY_ROWS / textures.SKY_SLOPE / (scene.focal * math.sqrt(dx * dx + dy * dy))
+    for row in range(top):
+        r = min(max(int((horizon - row - 0.5) * rise), 0), SKY_ROWS - 1)
+        for c in range(3):
+            image[row, column, c] = scene.sky[r, sky_column, c]
+
+    blur = _blur(1.0 / pixels)
+    tile_column = int(math.floor(along / TEXEL)) % TILE
+    step = 1.0 / (pixels * TEXEL)
+    tile_row = (top + 0.5 - horizon) * step + (scene.wall_height - scene.eye) / TEXEL
+    for row in range(top, foot):
+        r = int(tile_row) % TILE
+        tile_row += step
+        for c in range(3):
+            image[row, column, c] = scene.wall[fixed_y, blur, tile_column, r, c]
+
+    x0, y0 = (x - scene.origins[room, 0]) / TEXEL, (y - scene.origins[room, 1]) / TEXEL
+    last_x, last_y = scene.floors.shape[2] - 1, scene.floors.shape[3] - 1
+    for row in range(foot, height):
+        t = scene.eye * scene.focal / (row + 0.5 - horizon)
+        u = min(max(int(x0 + t * dx / TEXEL), 0), last_x)
+        v = min(max(int(y0 + t * dy / TEXEL), 0), last_y)
+        blur = _blur(1.5 * t / scene.focal)
+        for c in range(3):
+            image[row, column, c] = scene.floors[room, blur, u, v, c]
+
+    frame, match, other = state.frame[i], state.match[i], state.other[i]
+    if room == 0:
+        s = state.example_side[i]
+        draw_object(
+            scene, match, plan.examples[s, 0], plan.examples[s, 1], frame, x, y, dx, dy, depth, horizon, column, image
+        )
+    else:
+        first = 0 if y <= plan.choices[:, 1].mean() else 1  # the farther one, which the nearer may hide
+        for k in range(2):
+            s = first if k == 0 else 1 - first
+            if s != state.taken[i]:
+                item = match if s == state.match_side[i] else other
+                draw_object(
+                    scene, item, plan.choices[s, 0], plan.choices[s, 1], frame, x, y, dx, dy, depth, horizon, column, image
+                )
+
+
+@register_jitable
+def _blur(u_per_pixel):
+    """The degree of blur for a texture of which one pixel covers this many u."""
+    texels = u_per_pixel / TEXEL
+    blur = 0
+    while blur < LEVELS - 1 and texels > 1.5:
+        texels *= 0.5
+        blur += 1
+    return blur
+
+
+@register_jitable
+def _glyph(image, number, row, column, red, green, blue):
+    """Draw one glyph of the font with its top left corner at (row, column)."""
+    for r in range(5):
+        for c in range(3):
+            if FONT[number, r, c]:
+                image[row + r, column + c, 0] = red
+                image[row + r, column + c, 1] = green
+                image[row + r, column + c, 2] = blue
+
+
+@register_jitable
+def _number(image, value, row, right, red, green, blue):
+    """Draw an integer that ends before column `right`; returns the column it begins at."""
+    rest = abs(value)
+    while True:
+        right -= 4
+        _glyph(image, rest % 10, row, right, red, green, blue)
+        rest //= 10
+        if rest == 0:
+            break
+    if value < 0:
+        right -= 4
+        _glyph(image, MINUS, row, right, red, green, blue)
+    return right
+
+
+@register_jitable
+def draw_hud(plan, state, i, image):
+    """Draw health and armour (bottom left), the time left (top right) and the running score (bottom right)."""
+    height, width = image.shape[0], image.shape[1]
+    bottom = height - 7
+    _glyph(image, CROSS, bottom, 2, 255, 60, 60)
+    _number(image, 100, bottom, 18, 255, 220, 90)
+    _glyph(image, CROSS, bottom, 22, 90, 160, 255)
+    _number(image, 0, bottom, 30, 255, 220, 90)
+    _number(image, int(round(state.score[i])), bottom, width - 1, 255, 255, 255)
+    left = -((state.frame[i] - plan.episode_frames) // FRAMES_PER_SECOND)
+    seconds = left % 60
+    _glyph(image, seconds % 10, 2, width - 5, 255, 255, 255)
+    _glyph(image, seconds // 10, 2, width - 9, 255, 255, 255)
+    _glyph(image, COLON, 2, width - 13, 255, 255, 255)
+    _number(image, left // 60, 2, width - 13, 255, 255, 255)

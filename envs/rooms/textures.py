@@ -1,0 +1,128 @@
+"""What the rooms are painted with: original procedural textures, computed once from a config with numpy.
+
+Floors are painted whole, pads included, so that the renderer needs one look-up a pixel; walls repeat one tile; the sky
+is a panorama. Each texture comes in several degrees of blur against aliasing, the finest first. Projection and objects
+are in `render.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.rooms import level
+
+#: u per texel of floors and walls, number of degrees of blur (each twice as coarse), texels of a wall tile.
+TEXEL = 2.0
+LEVELS = 4
+TILE = 64
+#: Rows of the panorama cover slopes 0..SKY_SLOPE above the horizon.
+SKY_ROWS, SKY_COLUMNS, SKY_SLOPE = 64, 512, 1.6
+
+_GLYPHS = {
+    "0": "111 101 101 101 111",
+    "1": "010 110 010 010 111",
+    "2": "111 001 111 100 111",
+    "3": "111 001 111 001 111",
+    "4": "101 101 111 001 001",
+    "5": "111 100 111 001 111",
+    "6": "111 100 111 101 111",
+    "7": "111 001 010 010 010",
+    "8": "111 101 111 101 111",
+    "9": "111 101 111 001 111",
+    "-": "000 000 111 000 000",
+    ":": "000 010 000 010 000",
+    "+": "000 010 111 010 000",
+}
+#: [13, 5, 3] the digits 0..9, then minus, colon and cross.
+FONT: NDArray[np.bool_] = np.array([[[c == "1" for c in row] for row in g.split()] for g in _GLYPHS.values()])
+MINUS, COLON, CROSS = 10, 11, 12
+
+
+def blurred(texture: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """[H, W, 3] in 0..255 -> [LEVELS, H, W, 3]: the texture averaged over blocks of 1, 2, 4... texels a side."""
+    out = []
+    height, width = texture.shape[:2]
+    for k in range(LEVELS):
+        block = 2**k
+        padded = np.pad(texture, ((0, -height % block), (0, -width % block), (0, 0)), mode="edge")
+        means = padded.reshape(padded.shape[0] // block, block, padded.shape[1] // block, block, 3).mean((1, 3))
+        out.append(means.repeat(block, 0).repeat(block, 1)[:height, :width])
+    return np.clip(np.round(np.stack(out)), 0, 255).astype(np.uint8)
+
+
+def _hexagons(x: NDArray[np.float64], y: NDArray[np.float64], width: float) -> tuple[NDArray, NDArray]:
+    """Distance to the centre of the hexagon at each point (0 at the centre, 1 at the edge), and a number per cell."""
+    height = width * np.sqrt(3.0)
+    best, cell = np.full(x.shape, np.inf), np.zeros(x.shape)
+    for shift in (0.0, 0.5):
+        column, row = np.floor(x / width + shift), np.floor(y / height + shift)
+        dx = np.abs(x - (column - shift + 0.5) * width)
+        dy = np.abs(y - (row - shift + 0.5) * height)
+        edge = np.maximum(dx, 0.5 * dx + 0.866 * dy) / (0.5 * width)
+        nearer = edge < best
+        best = np.where(nearer, edge, best)
+        cell = np.where(nearer, column * 7.0 + row * 13.0 + shift * 5.0, cell)
+    return best, cell
+
+
+def floor(room: int, plan: level.Level, scale: float) -> NDArray[np.uint8]:
+    """[LEVELS, X, Y, 3]: a room's floor, orange hexagons with the pads on it; texel (0, 0) is at the room's lowest x, y."""
+    x0, y0, x1, y1 = np.array(level.BOUNDS[room]) * scale
+    x, y = np.meshgrid(np.arange(x0 + TEXEL / 2, x1, TEXEL), np.arange(y0 + TEXEL / 2, y1, TEXEL), indexing="ij")
+    edge, cell = _hexagons(x, y, 40.0)
+    tint = 0.86 + 0.14 * np.sin(cell * 12.9898)
+    colour = np.array([226.0, 118.0, 34.0]) * tint[..., None] * (1.0 - 0.22 * np.clip(edge, 0, 1) ** 3)[..., None]
+    colour = np.where((edge > 0.9)[..., None], np.array([112.0, 54.0, 22.0]), colour)
+    for cx, cy in plan.examples if room == 0 else plan.choices:
+        radius = np.hypot(x - cx, y - cy) / 24.0
+        disc = np.where((radius < 0.72)[..., None], np.array([236.0, 246.0, 255.0]), np.array([120.0, 178.0, 255.0]))
+        colour = np.where((radius < 1.0)[..., None], disc, colour)
+    if room == 0:
+        px0, py0, px1, py1 = np.array(level.PAD) * scale
+        inside = np.minimum(np.minimum(x - px0, px1 - x), np.minimum(y - py0, py1 - y))
+        swirl = np.sin(np.hypot(x - (px0 + px1) / 2, y - (py0 + py1) / 2) * 0.7)
+        purple = np.array([150.0, 40.0, 214.0]) + swirl[..., None] * np.array([36.0, 24.0, 30.0])
+        purple = np.where((inside < 4.0)[..., None], np.array([224.0, 150.0, 255.0]), purple)
+        colour = np.where((inside >= 0)[..., None], purple, colour)
+    return blurred(colour)
+
+
+def wall() -> NDArray[np.uint8]:
+    """[2, LEVELS, TILE, TILE, 3]: a tile (column along the wall, row downward) of blue circuit board, for walls at a
+    fixed x and the darker ones at a fixed y."""
+    tile = np.empty((TILE, TILE, 3))
+    tile[:] = (34.0, 62.0, 140.0)
+    rng = np.random.Generator(np.random.PCG64(20191113))
+    for _ in range(26):  # traces: a run along, a bend, a run down, and a solder point at both ends
+        u, v, run, drop = (int(n) for n in rng.integers((0, 0, 5, 4), (TILE, TILE, 22, 20)))
+        line = (70.0, 132.0, 226.0) if rng.random() < 0.6 else (52.0, 98.0, 190.0)
+        along, down = np.arange(u, u + run) % TILE, np.arange(v, v + drop) % TILE
+        tile[along, v] = line
+        tile[along[-1], down] = line
+        for point in ((u, v), (along[-1], down[-1])):
+            tile[point] = (150.0, 214.0, 255.0)
+    for u, v in ((8, 10), (40, 36)):  # two chips
+        tile[u : u + 14, v : v + 9] = (18.0, 30.0, 74.0)
+        tile[u : u + 14 : 2, [v - 1, v + 9]] = (132.0, 168.0, 220.0)
+    tile[:, :2] = (104.0, 160.0, 240.0)
+    tile[:, -3:] = (20.0, 34.0, 84.0)
+    return np.stack([blurred(tile), blurred(tile * 0.72)])
+
+
+def sky() -> NDArray[np.uint8]:
+    """[SKY_ROWS, SKY_COLUMNS, 3]: light sky with towers; rows from the horizon up, columns around from -180 degrees."""
+    up = np.linspace(0, 1, SKY_ROWS)[:, None, None]
+    image = np.broadcast_to(
+        (1 - up) * np.array([226.0, 238.0, 250.0]) + up * np.array([142.0, 190.0, 240.0]), (SKY_ROWS, SKY_COLUMNS, 3)
+    ).copy()
+    rng = np.random.Generator(np.random.PCG64(7))
+    for column in range(4, SKY_COLUMNS, 16):
+        width, height = int(rng.integers(4, 11)), int(rng.integers(10, 36))
+        left = column + int(rng.integers(0, 4))
+        shade = rng.uniform(0.86, 1.0)
+        columns = np.arange(left, left + width) % SKY_COLUMNS
+        image[:height, columns] = np.array([168.0, 186.0, 212.0]) * shade
+        image[:height, columns[: width // 3]] = np.array([200.0, 214.0, 232.0]) * shade
+        image[2:height:4, columns[1:-1]] = np.array([122.0, 146.0, 186.0]) * shade
+    return np.round(image).astype(np.uint8)
