@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.core import CoreConfig, CompressiveTransformerConfig, State, make_core
+from agent.core import CompressiveTransformerConfig, CoreConfig, State, make_core
 from agent.vision import Vision
 
 
@@ -43,7 +43,7 @@ class AgentOutput(NamedTuple):
 
 
 class Agent(nn.Module):
-    """Maps observations and what led to them to a policy and a value; memory is in the state, which the caller keeps."""
+    """Maps observations and what led to them to policy and value; the caller keeps the memory, which is the state."""
 
     def __init__(self, config: AgentConfig, observation_shape: tuple[int, ...], num_actions: int) -> None:
         super().__init__()

@@ -3,21 +3,21 @@
 Only the data and operations on its axes live here; who fills a trajectory is the business of `actors`, what is learned
 from it that of `learner`. `docs/trajectory.md` prints the table below beside an example.
 
-With B rows (environments), T steps, A actions; every array is batch first and holds T + 1 entries in time, of which the
-last is only the bootstrap and is the first entry of the next trajectory of the same environment:
+With B rows (environments), T steps, A actions; every tensor is batch first. What the environment says is there at T + 1
+points in time: the last is the bootstrap, and the first of the next trajectory of the same environment.
 
-| field         | shape [dtype]                  | meaning                                                               |
-|---------------|--------------------------------|-----------------------------------------------------------------------|
-| observation   | [B, T+1, ...] uint8 or float32 | what the actor saw at step t                                          |
-| last_action   | [B, T+1] int64                 | the action that led to it; -1 where an episode begins                 |
-| reward        | [B, T+1] float32               | the reward that came with it, as the environment gave it (unclipped)  |
-| discount      | [B, T+1] float32               | 0 where the environment terminated at step t, else 1 (truncation: 1)  |
-| reset         | [B, T+1] bool                  | the observation begins an episode                                     |
-| action        | [B, T+1] int64                 | what the behaviour policy chose on seeing it                          |
-| policy_logits | [B, T+1, A] float32            | the behaviour policy's logits                                         |
-| core_state    | state of B rows                | the recurrent state before step 0: once, never per step               |
-| actor_id      | [B] int64                      | which actor acted                                                     |
-| version       | [B] int64                      | learner version of the weights that it acted with                     |
+| field         | shape [dtype]                  | meaning |
+|---------------|--------------------------------|---------------------------------------------------------------------|
+| observation   | [B, T+1, ...] uint8 or float32 | what the actor saw at step t |
+| last_action   | [B, T+1] int64                 | the action that led to it; -1 where an episode begins |
+| reward        | [B, T+1] float32               | the reward that came with it, as the environment gave it |
+| discount      | [B, T+1] float32               | 0 where the environment terminated at step t, else 1  |
+| reset         | [B, T+1] bool                  | the observation begins an episode |
+| action        | [B, T] int64                   | what the behaviour policy chose on seeing it |
+| policy_logits | [B, T, A] float32              | the behaviour policy's logits |
+| core_state    | state of B rows                | the recurrent state before step 0: once, never per step |
+| actor_id      | [B] int64                      | which actor acted |
+| version       | [B] int64                      | learner version of the weights that it acted with |
 
 Episodes reset on the *next* step (gymnasium's `AutoresetMode.NEXT_STEP`): the step after an episode's last observation
 ignores its action and returns the first observation of the next episode. So where `reset[t + 1]` is true, step t is the
@@ -25,17 +25,17 @@ last observation of an episode; its action took no effect, `reward[t + 1]` is 0,
 any loss (see `acted`). A truncated episode bootstraps from the value of that last observation.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from agent.core.state import State, concatenate_states, state_to
+from agent.core.state import State
 
 
 class Trajectory(NamedTuple):
-    """T + 1 environment outputs and agent outputs of B environments; see the module's table."""
+    """T steps of B environments; see the module's table. A nest of tuples like a state, so that `map_state`,
+    `concatenate_states`, `index_state` and `state_to` of `agent.core` work on whole trajectories."""
 
     observation: Tensor
     last_action: Tensor
@@ -54,35 +54,14 @@ def acted(trajectory: Trajectory) -> Tensor:
     return ~trajectory.reset[:, 1:]
 
 
-def concatenate(trajectories: Sequence[Trajectory]) -> Trajectory:
-    """Joins trajectories along the batch, core states included."""
-    columns = zip(*trajectories, strict=True)
-    return Trajectory(
-        *(
-            concatenate_states(column) if name == "core_state" else torch.cat(column, dim=0)
-            for name, column in zip(Trajectory._fields, columns, strict=True)
-        )
-    )
-
-
-def to_device(trajectory: Trajectory, device: torch.device | str) -> Trajectory:
-    """Moves every tensor to a device."""
-    return Trajectory(
-        *(
-            state_to(value, device) if name == "core_state" else value.to(device, non_blocking=True)
-            for name, value in trajectory._asdict().items()
-        )
-    )
-
-
-_LEADING = {
-    "observation": None,
-    "last_action": torch.int64,
-    "reward": torch.float32,
-    "discount": torch.float32,
-    "reset": torch.bool,
-    "action": torch.int64,
-    "policy_logits": torch.float32,
+_TIMED = {
+    "observation": (1, None),
+    "last_action": (1, torch.int64),
+    "reward": (1, torch.float32),
+    "discount": (1, torch.float32),
+    "reset": (1, torch.bool),
+    "action": (0, torch.int64),
+    "policy_logits": (0, torch.float32),
 }
 
 
@@ -92,17 +71,17 @@ def validate(trajectory: Trajectory) -> tuple[int, int]:
     Raises:
         ValueError: names the field, what was expected and what came.
     """
-    if trajectory.action.ndim != 2 or trajectory.action.shape[1] < 2:
-        raise ValueError(f"action: expected [B, T+1] with T >= 1, got {list(trajectory.action.shape)}")
-    rows, entries = trajectory.action.shape
-    for name, dtype in _LEADING.items():
+    if trajectory.action.ndim != 2 or trajectory.action.shape[1] < 1:
+        raise ValueError(f"action: expected [B, T >= 1], got {list(trajectory.action.shape)}")
+    rows, steps = trajectory.action.shape
+    for name, (extra, dtype) in _TIMED.items():
         value = getattr(trajectory, name)
-        if value.shape[:2] != (rows, entries):
-            raise ValueError(f"{name}: expected leading axes [{rows}, {entries}], got {list(value.shape)}")
+        if value.shape[:2] != (rows, steps + extra):
+            raise ValueError(f"{name}: expected leading axes [{rows}, {steps + extra}], got {list(value.shape)}")
         if dtype is not None and value.dtype != dtype:
             raise ValueError(f"{name}: expected {dtype}, got {value.dtype}")
     for name in ("actor_id", "version"):
         value = getattr(trajectory, name)
         if value.shape != (rows,) or value.dtype != torch.int64:
             raise ValueError(f"{name}: expected int64 [{rows}], got {value.dtype} {list(value.shape)}")
-    return rows, entries - 1
+    return rows, steps

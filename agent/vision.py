@@ -27,7 +27,7 @@ class ResidualBlock(nn.Module):
 
 
 def deep_layers(channels: int) -> list[nn.Module]:
-    """IMPALA's deep network (Espeholt et al. 2018, figure 3): three sections of 16, 32, 32 channels, two blocks each."""
+    """IMPALA's deep network (Espeholt et al. 2018, figure 3): sections of 16, 32, 32 channels, two blocks each."""
     layers: list[nn.Module] = []
     for width in (16, 32, 32):
         layers += [nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]

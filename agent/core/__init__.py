@@ -7,12 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from agent.core.baselines import LSTM, LSTMConfig, Memoryless, MemorylessConfig
 from agent.core.compressive_transformer import CompressiveState, CompressiveTransformer, CompressiveTransformerConfig
 from agent.core.contract import Core, CoreOutput
-from agent.core.state import State, concatenate_states, detach_state, index_state, map_state, state_bytes, state_to
+from agent.core.state import (
+    State,
+    concatenate_states,
+    detach_state,
+    index_state,
+    leaves,
+    map_state,
+    state_bytes,
+    state_to,
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class TransformerXLConfig(CompressiveTransformerConfig):
 
 CoreConfig = CompressiveTransformerConfig | TransformerXLConfig | LSTMConfig | MemorylessConfig
 
-CORES: dict[str, tuple[type, Callable[[Any], nn.Module]]] = {
+CORES: dict[str, tuple[type, Callable[[Any], Core]]] = {
     "compressive": (CompressiveTransformerConfig, CompressiveTransformer),
     "transformer-xl": (TransformerXLConfig, CompressiveTransformer),
     "lstm": (LSTMConfig, LSTM),
@@ -40,7 +47,7 @@ CORES: dict[str, tuple[type, Callable[[Any], nn.Module]]] = {
 }
 
 
-def make_core(config: Any) -> nn.Module:
+def make_core(config: Any) -> Core:
     """Builds the core that a config describes.
 
     Raises:
@@ -69,6 +76,7 @@ __all__ = [
     "concatenate_states",
     "detach_state",
     "index_state",
+    "leaves",
     "make_core",
     "map_state",
     "state_bytes",

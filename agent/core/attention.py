@@ -28,9 +28,10 @@ def sinusoids(distances: Tensor, size: int) -> Tensor:
 
 
 def relative_shift(scores: Tensor) -> Tensor:
-    """Aligns scores by distance with keys: out[..., t, s] = scores[..., t, s + T - 1 - t] (Dai et al. 2019, appendix B).
+    """Aligns scores by distance with keys: out[..., t, s] = scores[..., t, s + T - 1 - t].
 
-    `scores` is [..., T, S] with the farthest distance first. Entries that lie in a query's future are garbage.
+    `scores` is [..., T, S] with the farthest distance first (Dai et al. 2019,
+    appendix B). Entries that lie in a query's future are garbage.
     """
     *batch, queries, slots = scores.shape
     if queries == 1:

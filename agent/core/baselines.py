@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from agent.core.contract import CoreOutput, check_call, check_positive
+from agent.core.contract import Core, CoreOutput, check_call, check_positive
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,13 @@ class LSTMState(NamedTuple):
     cell: tuple[Tensor, ...]
 
 
-class LSTM(nn.Module):
+class LSTM(Core):
     """Hochreiter and Schmidhuber's LSTM; resets zero a row's state before the step."""
 
     def __init__(self, config: LSTMConfig) -> None:
         super().__init__()
         self.config = config
         self.cells = nn.ModuleList(nn.LSTMCell(config.model_size, config.model_size) for _ in range(config.num_layers))
-
-    def compression_parameters(self) -> list[nn.Parameter]:
-        """None: nothing is compressed."""
-        return []
 
     def initial_state(self, batch_size: int) -> LSTMState:
         """Zeros."""
@@ -86,7 +82,7 @@ class MemorylessState(NamedTuple):
     """Nothing."""
 
 
-class Memoryless(nn.Module):
+class Memoryless(Core):
     """The same MLP blocks as the transformer's (pre-norm), without attention: what can be done without memory."""
 
     def __init__(self, config: MemorylessConfig) -> None:
@@ -102,10 +98,6 @@ class Memoryless(nn.Module):
             for _ in range(config.num_layers)
         )
         self.final_norm = nn.LayerNorm(config.model_size)
-
-    def compression_parameters(self) -> list[nn.Parameter]:
-        """None: nothing is compressed."""
-        return []
 
     def initial_state(self, batch_size: int) -> MemorylessState:
         """Nothing, for any batch."""

@@ -6,6 +6,7 @@ Axes: B batch, T time, L layers, S slots, H heads, K features a head, D features
 Sizes: n_s segment_size, n_m memory_size, n_cm compressed_size, c compression_rate.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 from agent.core.attention import KeyValue, RelativeAttention, sinusoids
 from agent.core.compression import COMPRESSIONS, compress_valid
-from agent.core.contract import CoreOutput, check_call, check_positive
+from agent.core.contract import Core, CoreOutput, check_call, check_positive
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Layer(nn.Module):
         super().__init__()
         size = config.model_size
         self.pre_norm = config.norm == "pre"
-        # GTrXL: with the norm moved to the input, a ReLU on each branch keeps two linear maps from following each other.
+        # GTrXL: with the norm at the input, a ReLU on each branch keeps two linear maps from following each other.
         self.rectify = config.gate == "gru"
         self.dropout = config.dropout
         self.attention = RelativeAttention(size, config.num_heads)
@@ -189,7 +190,7 @@ class Layer(nn.Module):
         return (error * present).sum() / present.sum().clamp(min=1)
 
 
-class CompressiveTransformer(nn.Module):
+class CompressiveTransformer(Core):
     """Maps inputs [B, T, model_size] and a state to features [B, T, model_size] and the next state.
 
     Any way of cutting a sequence into calls gives the same features and state; acting is the call with T = 1. Gradients
@@ -197,10 +198,13 @@ class CompressiveTransformer(nn.Module):
     the caller detached it (learners do).
     """
 
+    encoding: Tensor
+    time_encoding: Tensor
+
     def __init__(self, config: CompressiveTransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.layers: Sequence[Layer] = nn.ModuleList(Layer(config) for _ in range(config.num_layers))  # type: ignore[assignment]
         self.final_norm = nn.LayerNorm(config.model_size) if config.norm == "pre" else nn.Identity()
         farthest = config.compressed_size + config.memory_size + config.segment_size
         encoding = sinusoids(torch.arange(farthest - 1, -1, -1), config.model_size)
@@ -223,17 +227,17 @@ class CompressiveTransformer(nn.Module):
         """Zero slots, all of them invalid, at phase 0."""
         config = self.config
         sizes = (config.segment_size, config.memory_size, config.compressed_size)
-        slots = [
+        segment, memory, compressed = (
             tuple(self.encoding.new_zeros(batch_size, size, config.model_size) for _ in self.layers) for size in sizes
-        ]
-        valid = [self.encoding.new_zeros(batch_size, size, dtype=torch.bool) for size in sizes]
-        return CompressiveState(slots[0], slots[1], slots[2], *valid, phase=0)
+        )
+        valid = (self.encoding.new_zeros(batch_size, size, dtype=torch.bool) for size in sizes)
+        return CompressiveState(segment, memory, compressed, *valid, phase=0)  # type: ignore[misc, arg-type]
 
     def with_cache(self, state: CompressiveState) -> CompressiveState:
         """Projects the state's keys and values once, so that calls that follow do not project them again.
 
         For acting, evaluation and sampling: the cache is right as long as the weights stay as they are, and states that
-        come out of a call with a cache carry one. `state._replace(cache=None)` drops it.
+        come out of a call with a cache carry one.
         """
         memory = tuple(
             layer.project(torch.cat([compressed, memory], dim=1))
@@ -241,6 +245,10 @@ class CompressiveTransformer(nn.Module):
         )
         segment = tuple(layer.project(slots) for layer, slots in zip(self.layers, state.segment))
         return state._replace(cache=Cache(memory, segment))
+
+    def without_cache(self, state: CompressiveState) -> CompressiveState:
+        """Drops the cache."""
+        return state._replace(cache=None)
 
     def forward(
         self, inputs: Tensor, reset: Tensor, state: CompressiveState, return_attention: bool = False
@@ -251,9 +259,7 @@ class CompressiveTransformer(nn.Module):
         losses: dict[str, list[Tensor]] = {}
         while start < inputs.shape[1]:
             stop = min(start + self.config.segment_size - state.phase, inputs.shape[1])
-            stream, state, weights = self._advance(
-                inputs[:, start:stop], reset[:, start:stop], state, return_attention
-            )
+            stream, state, weights = self._advance(inputs[:, start:stop], reset[:, start:stop], state, return_attention)
             features.append(stream)
             attention.append(weights)
             if state.phase == self.config.segment_size:

@@ -4,10 +4,10 @@ A core maps a sequence and a state to features and the next state. The promises 
 rows and episodes kept apart, causality) are listed in `docs/core.md` and tested by one suite for every core.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from agent.core.state import State, leaves
 
@@ -28,16 +28,28 @@ class CoreOutput(NamedTuple):
     attention: tuple[Tensor, ...] | None = None
 
 
-class Core(Protocol):
-    """The contract; every core is also an `nn.Module`."""
+class Core(nn.Module):
+    """The contract; a core defines `initial_state` and `forward`, and overrides the rest where it applies."""
 
     def initial_state(self, batch_size: int) -> State:
         """The state before anything was seen: fixed shapes, every tensor batch first."""
+        raise NotImplementedError
 
-    def __call__(
-        self, inputs: Tensor, reset: Tensor, state: State, return_attention: bool = False
-    ) -> CoreOutput:
-        """Consumes `inputs` [B, T, D]; where `reset` [B, T] is true, everything before that input is forgotten first."""
+    def forward(self, inputs: Tensor, reset: Tensor, state: State, return_attention: bool = False) -> CoreOutput:
+        """Consumes `inputs` [B, T, D]; where `reset` [B, T] is true, all before it is forgotten first."""
+        raise NotImplementedError
+
+    def with_cache(self, state: State) -> State:
+        """The state with all that can be computed once while weights do not change; calls keep it up to date."""
+        return state
+
+    def without_cache(self, state: State) -> State:
+        """The state as learners and files want it."""
+        return state
+
+    def compression_parameters(self) -> list[nn.Parameter]:
+        """The parameters that only the compression loss trains."""
+        return []
 
 
 def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int) -> None:

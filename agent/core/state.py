@@ -1,19 +1,20 @@
 """Operations on recurrent states that do not depend on the core they belong to.
 
-A state is a nest of (named) tuples whose tensors are batch first. Host integers (the phase of a segment) are shared by
+A state is a nest of (named) tuples whose tensors (in transport: numpy arrays) are batch first. Host integers (the phase of a segment) are shared by
 the batch, and None marks an absent cache. What a state means is the business of the core that made it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 State = Any
 
 
-def map_state(function: Callable[..., Tensor], *states: State) -> State:
+def map_state(function: Callable[..., Any], *states: State) -> State:
     """Applies `function` to the corresponding tensors of equally built states and returns a state of the results.
 
     Raises:
@@ -21,7 +22,7 @@ def map_state(function: Callable[..., Tensor], *states: State) -> State:
         TypeError: if a leaf is neither a tensor, an int nor None.
     """
     first = states[0]
-    if isinstance(first, Tensor):
+    if isinstance(first, (Tensor, np.ndarray)):
         return function(*states)
     if first is None:
         return None

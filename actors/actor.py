@@ -1,0 +1,213 @@
+"""One actor: environments stepped together, one memory state per environment, batched inference.
+
+The same object unrolls trajectories for learning and plays episodes for evaluation and video. Where actors are placed
+(this process, Ray) is the business of the pools.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from torch import Tensor
+
+from agent import Agent, AgentOutput, Trajectory
+from agent.core import State, leaves, map_state
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What is worth knowing of a finished episode.
+
+    score: sum of the environment's own rewards.
+    steps: agent steps (actions that took effect).
+    environment: index of the environment in its actor.
+    actor_id, version: who acted, and the learner version of the weights at the end.
+    metrics: the counters that the environment names in `metadata["episode_metrics"]`.
+    """
+
+    score: float
+    steps: int
+    environment: int
+    actor_id: int
+    version: int
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Unroll(NamedTuple):
+    """A trajectory and the episodes that ended in it."""
+
+    trajectory: Trajectory
+    episodes: list[Episode]
+
+
+class Moment(NamedTuple):
+    """What the environments say at one step; fields as in `agent.trajectory`, without the time axis."""
+
+    observation: Tensor
+    last_action: Tensor
+    reward: Tensor
+    discount: Tensor
+    reset: Tensor
+
+
+class Actor:
+    """Environments, their memory, and a copy of the agent's weights.
+
+    Args:
+        envs: a vector environment that resets on the next step, with one Box observation and one Discrete action.
+        agent: the network; the actor never changes it except by `set_weights`.
+        actor_id: goes into trajectories and seeds.
+        seed: of the environments and of the choice of actions, together with `actor_id`.
+        sample: choose from the policy; if False, its most probable action.
+
+    Raises:
+        ValueError: if the environment's spaces or its way of resetting are not supported.
+    """
+
+    def __init__(self, envs: VectorEnv, agent: Agent, actor_id: int, seed: int, sample: bool = True) -> None:
+        check_environment(envs)
+        self.envs = envs
+        self.agent = agent.eval()
+        self.actor_id = actor_id
+        self.sample = sample
+        self.version = 0
+        env_seed, action_seed = np.random.SeedSequence([seed, actor_id]).generate_state(2, np.uint64)
+        self.generator = torch.Generator().manual_seed(int(action_seed >> 1))
+        observation, _ = envs.reset(seed=int(env_seed % 2**31))
+        rows = envs.num_envs
+        self.moment = Moment(
+            observation=torch.from_numpy(np.array(observation)),
+            last_action=torch.full((rows,), -1),
+            reward=torch.zeros(rows),
+            discount=torch.ones(rows),
+            reset=torch.ones(rows, dtype=torch.bool),
+        )
+        self.core_state = agent.initial_state(rows)
+        self.episode_metrics: tuple[str, ...] = tuple(envs.metadata.get("episode_metrics", ()))
+        self.over = np.zeros(rows, dtype=bool)
+        self.scores = np.zeros(rows)
+        self.lengths = np.zeros(rows, dtype=np.int64)
+
+    def set_weights(self, weights: dict[str, Tensor], version: int) -> None:
+        """Takes the learner's weights; call it between unrolls only, for cached projections depend on them."""
+        self.agent.load_state_dict(weights)
+        self.version = version
+
+    def act(self, state: State, return_attention: bool = False) -> tuple[Tensor, AgentOutput]:
+        """Chooses an action for the present moment: actions [B] and the agent's output for T = 1."""
+        now = self.moment
+        with torch.no_grad():
+            output = self.agent(
+                now.observation[:, None],
+                now.last_action[:, None],
+                now.reward[:, None],
+                now.reset[:, None],
+                state,
+                return_attention,
+            )
+        scores = output.policy_logits[:, 0]
+        if self.sample:
+            # Gumbel's trick: the argmax of logits plus Gumbel noise is a sample of the softmax.
+            uniform = torch.rand(scores.shape, generator=self.generator)
+            scores = scores - (-uniform.clamp_min(1e-20).log()).log()
+        return scores.argmax(dim=-1), output
+
+    def step(self, action: Tensor) -> list[Episode]:
+        """Steps every environment with `action` [B] int64 and returns the episodes that ended."""
+        was_over = self.over
+        observation, reward, terminated, truncated, infos = self.envs.step(action.numpy())
+        self.over = np.logical_or(terminated, truncated)
+        self.scores += reward
+        self.lengths += ~was_over
+        resets = torch.from_numpy(was_over)
+        self.moment = Moment(
+            observation=torch.from_numpy(np.array(observation)),
+            last_action=action.masked_fill(resets, -1),
+            reward=torch.from_numpy(np.asarray(reward, np.float32)),
+            discount=torch.from_numpy(1 - np.asarray(terminated, np.float32)),
+            reset=resets,
+        )
+        episodes = []
+        for index in np.flatnonzero(self.over):
+            metrics = {name: float(infos[name][index]) for name in self.episode_metrics}
+            score, steps = float(self.scores[index]), int(self.lengths[index])
+            episodes.append(Episode(score, steps, int(index), self.actor_id, self.version, metrics))
+        self.scores[self.over] = 0
+        self.lengths[self.over] = 0
+        return episodes
+
+    def unroll(self, length: int) -> Unroll:
+        """Acts for `length` steps from where the last unroll ended.
+
+        The core's state must be at a segment's start again afterwards, so `length` is a multiple of the segment.
+        """
+        moments, actions, logits, episodes = [self.moment], [], [], []
+        begin = self.core_state
+        state = self.agent.core.with_cache(begin)
+        for _ in range(length):
+            action, output = self.act(state)
+            state = output.state
+            actions.append(action)
+            logits.append(output.policy_logits[:, 0])
+            episodes += self.step(action)
+            moments.append(self.moment)
+        self.core_state = self.agent.core.without_cache(state)
+        rows = self.envs.num_envs
+        observed = Moment(*(torch.stack(column, dim=1) for column in zip(*moments)))
+        trajectory = Trajectory(
+            **observed._asdict(),
+            action=torch.stack(actions, dim=1),
+            policy_logits=torch.stack(logits, dim=1),
+            core_state=begin,
+            actor_id=torch.full((rows,), self.actor_id),
+            version=torch.full((rows,), self.version),
+        )
+        return Unroll(trajectory, episodes)
+
+    def play(self) -> list[Episode]:
+        """One step without keeping a trajectory, for evaluation; returns the episodes that ended."""
+        action, output = self.act(self.core_state)
+        self.core_state = output.state
+        return self.step(action)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that `load_state_dict` needs to go on exactly here, weights apart.
+
+        Environments without `get_state` begin new episodes, with fresh memory, when they are resumed.
+        """
+        arrays = {f"moment/{name}": value for name, value in self.moment._asdict().items()}
+        arrays |= {f"core/{index}": leaf for index, leaf in enumerate(leaves(self.core_state))}
+        arrays["generator"] = self.generator.get_state()
+        for name in ("over", "scores", "lengths"):
+            arrays[name] = torch.from_numpy(getattr(self, name).copy())
+        if hasattr(self.envs, "get_state"):
+            arrays |= {f"envs/{name}": torch.from_numpy(array) for name, array in self.envs.get_state().items()}
+        return arrays
+
+    def load_state_dict(self, arrays: dict[str, Tensor]) -> None:
+        """Goes on where the actor that made `arrays` stood."""
+        self.generator.set_state(arrays["generator"])
+        if not hasattr(self.envs, "get_state"):
+            return
+        self.envs.set_state(  # type: ignore[attr-defined]
+            {name.removeprefix("envs/"): array.numpy() for name, array in arrays.items() if name.startswith("envs/")}
+        )
+        self.moment = Moment(*(arrays[f"moment/{name}"] for name in Moment._fields))
+        saved = iter(arrays[f"core/{index}"] for index in range(sum(1 for _ in leaves(self.core_state))))
+        self.core_state = map_state(lambda _: next(saved), self.core_state)
+        for name in ("over", "scores", "lengths"):
+            setattr(self, name, arrays[name].numpy().copy())
+
+
+def check_environment(envs: VectorEnv) -> None:
+    """Raises a ValueError where an environment's spaces or way of resetting are not supported."""
+    mode = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+    if mode != AutoresetMode.NEXT_STEP:
+        raise ValueError(f"autoreset_mode: expected {AutoresetMode.NEXT_STEP}, got {mode}")
+    if not isinstance(envs.single_action_space, gymnasium.spaces.Discrete) or envs.single_action_space.start != 0:
+        raise ValueError(f"action space: expected Discrete(n) from 0, got {envs.single_action_space}")
+    if not isinstance(envs.single_observation_space, gymnasium.spaces.Box):
+        raise ValueError(f"observation space: expected a Box, got {envs.single_observation_space}")

@@ -1,0 +1,116 @@
+"""The whole configuration of a run, and its way into `config.json` and back.
+
+What each part means stands beside what it configures (`agent`, `actors`, `learner`, `envs`); presets are in `presets.py`.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actors import ActorsConfig
+from agent import AgentConfig
+from agent.core import CORES
+from learner.learner import LearnerConfig
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A training run; `compressive launch` writes it, resolved, to the run's `config.json`."""
+
+    preset: str = "cpu"
+    """The preset that the other values began as."""
+    env: str = "rooms:small"
+    """Environment: KIND:NAME, optionally with ,FIELD=VALUE,... after it."""
+    frames: int = 10_000_000
+    """Environment frames to train for (agent steps times the action repeat)."""
+    seed: int = 0
+    """Seed of weights, environments and actions."""
+    unrolls_per_update: int = 1
+    """Unrolls (of envs_per_actor rows each) that make one batch."""
+    log_every: int = 20
+    """Updates between two rows of metrics."""
+    checkpoint_seconds: float = 60.0
+    """Time between checkpoints."""
+    keep_checkpoints: int = 3
+    """Checkpoints that are kept."""
+    eval_episodes: int = 128
+    """Episodes of the evaluation at the end."""
+    video_episodes: int = 2
+    """Episodes in the video at the end; 0 for none."""
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    """The network."""
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    """The learner."""
+    actors: ActorsConfig = field(default_factory=ActorsConfig)
+    """The actors."""
+
+    def __post_init__(self) -> None:
+        for name in ("frames", "unrolls_per_update", "log_every", "keep_checkpoints", "eval_episodes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        if self.seed < 0:
+            raise ValueError(f"seed: expected 0 or more, got {self.seed}")
+        segment = getattr(self.agent.core, "segment_size", 1)
+        if self.actors.unroll_length % segment:
+            raise ValueError(
+                f"unroll_length: expected a multiple of the core's segment_size = {segment}, "
+                f"got {self.actors.unroll_length}"
+            )
+
+    @property
+    def core_name(self) -> str:
+        """The core's name in `agent.core.CORES`."""
+        return next(name for name, (config, _) in CORES.items() if type(self.agent.core) is config)
+
+
+def to_json(config: RunConfig) -> str:
+    """The configuration as text; the core's name stands beside its fields."""
+    plain = dataclasses.asdict(config)
+    plain["agent"]["core"] = {"name": config.core_name, **plain["agent"]["core"]}
+    return json.dumps(plain, indent=2)
+
+
+def from_json(text: str) -> RunConfig:
+    """The configuration that `to_json` wrote.
+
+    Raises:
+        ValueError: if it is not JSON or a field is unknown, missing or impossible.
+    """
+    return _build(RunConfig, json.loads(text), "config")
+
+
+def _build(kind: Any, plain: Any, where: str) -> Any:
+    if isinstance(kind, types.UnionType) and CORES["compressive"][0] in typing.get_args(kind):
+        plain = dict(plain)
+        name = plain.pop("name", None)
+        if name not in CORES:
+            raise ValueError(f"{where}: expected a core out of {', '.join(CORES)}, got {name!r}")
+        kind = CORES[name][0]
+    if not dataclasses.is_dataclass(kind):
+        return plain
+    hints = typing.get_type_hints(kind)
+    unknown = set(plain) - {f.name for f in dataclasses.fields(kind)}
+    if unknown:
+        raise ValueError(f"{where}: unknown fields {', '.join(sorted(unknown))}")
+    built: Any = kind
+    return built(**{name: _build(hints[name], value, f"{where}.{name}") for name, value in plain.items()})
+
+
+def read_config(run: Path) -> RunConfig:
+    """The configuration of a run's folder.
+
+    Raises:
+        FileNotFoundError: if the folder is no run.
+        ValueError: if its `config.json` cannot be read.
+    """
+    path = run / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{run} is not a run: expected a folder with config.json, made by `compressive launch`")
+    try:
+        return from_json(path.read_text())
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error

@@ -1,0 +1,140 @@
+"""`compressive evaluate`: complete episodes with a trained agent, through the same actor that trained it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+
+from actors import Actor, Episode
+from actors.evaluation import correct_fraction, mean_interval, play_episodes
+from actors.recording import record_episodes
+from agent import Agent
+from commands import UserError
+from commands.config import RunConfig, read_config
+from commands.display import table
+from commands.training import make_agent, score_metrics
+from envs import make_vector, prepare
+from learner import checkpoints
+
+EVALUATION_SEED = 2
+"""Branch of the run's seed sequence from which evaluation draws; training draws from 1."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Plays episodes with the agent of a run and reports its scores with 95 % bootstrap intervals."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Folder of the run."""
+    episodes: int = 128
+    """Episodes, rounded up to a multiple of the environments that are played together (up to 64)."""
+    greedy: bool = False
+    """Take the most probable action rather than a sample of the policy."""
+    seed: int = 0
+    """Seed of the episodes; never shared with training."""
+    env: str | None = None
+    """Another environment than the run's."""
+    video: Path | None = None
+    """Also film two episodes to this MP4."""
+
+
+def evaluate(arguments: Sequence[str]) -> None:
+    """Runs the command."""
+    options = tyro.cli(Options, prog="compressive evaluate", args=list(arguments))
+    console = Console()
+    torch.set_num_threads(1)
+    try:
+        config = read_config(options.run)
+        env = options.env or config.env
+        prepare(env)
+        agent = make_agent(config)
+        checkpoint = checkpoints.load_latest(options.run)
+        agent.load_state_dict(checkpoint.parts["weights"])
+        with console.status(f"playing {options.episodes} episodes"):
+            episodes = play(config, agent, options.episodes, options.seed, not options.greedy, env)
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        raise UserError(str(error)) from error
+    summary = evaluation_summary(episodes, env)
+    rows = {"checkpoint": str(checkpoint.path), "environment": env} | evaluation_rows(summary)
+    if options.video:
+        rows["video"] = str(film(config, agent, options.video, 2, options.seed))
+    for skipped in checkpoint.skipped:
+        console.print(f"[yellow]skipped checkpoint[/] {skipped}", highlight=False)
+    console.print(table("evaluation", rows))
+
+
+def make_evaluator(config: RunConfig, agent: Agent, rows: int, seed: int, sample: bool, env: str, film: bool) -> Actor:
+    """An actor whose episodes share no seed with training, nor filmed ones with evaluated ones."""
+    branch = [config.seed, EVALUATION_SEED, seed, int(film)]
+    derived = np.random.SeedSequence(branch).generate_state(1)[0]
+    return Actor(make_vector(env, rows), agent, actor_id=0, seed=int(derived), sample=sample)
+
+
+def play(
+    config: RunConfig, agent: Agent, episodes: int, seed: int = 0, sample: bool = True, env: str | None = None
+) -> list[Episode]:
+    """Plays episodes with an agent on the CPU."""
+    rows = min(64, episodes)
+    actor = make_evaluator(config, agent, rows, seed, sample, env or config.env, film=False)
+    try:
+        return play_episodes(actor, episodes)
+    finally:
+        actor.envs.close()
+
+
+def film(config: RunConfig, agent: Agent, path: Path, episodes: int, seed: int = 0) -> Path:
+    """Films episodes and returns the path of the video."""
+    actor = make_evaluator(config, agent, 1, seed, True, config.env, film=True)
+    try:
+        names = actor.envs.metadata.get("action_names") or tuple(map(str, range(agent.num_actions)))
+        record_episodes(actor, episodes, path, names, fps=round(60 / actor.envs.metadata.get("action_repeat", 4)))
+    finally:
+        actor.envs.close()
+    return path
+
+
+def evaluation_summary(episodes: list[Episode], env: str) -> dict[str, Any]:
+    """What the episodes say, ready for JSON; intervals are 95 % bootstrap over episodes."""
+    scores = np.array([episode.score for episode in episodes])
+    mean, low, high = mean_interval(scores)
+    correct = sum(episode.metrics.get("correct_choices", 0.0) for episode in episodes)
+    wrong = sum(episode.metrics.get("wrong_choices", 0.0) for episode in episodes)
+    summary: dict[str, Any] = {
+        "environment": env,
+        "episodes": len(episodes),
+        "return": {"mean": mean, "low": low, "high": high},
+        **score_metrics(mean, env),
+    }
+    if correct + wrong:
+        fractions = np.array([episode.metrics["correct_choices"] for episode in episodes])
+        choices = np.array([sum(episode.metrics.values()) for episode in episodes])
+        picks = np.random.default_rng(0).integers(len(episodes), size=(2000, len(episodes)))
+        ratios = fractions[picks].sum(axis=1) / np.maximum(choices[picks].sum(axis=1), 1)
+        low, high = np.percentile(ratios, [2.5, 97.5])
+        summary["correct_choices"] = {"mean": correct_fraction(episodes), "low": float(low), "high": float(high)}
+        summary["choices_per_episode"] = float(choices.mean())
+    return summary
+
+
+def evaluation_rows(summary: dict[str, Any]) -> dict[str, str]:
+    """The summary as rows of a table."""
+    score = summary["return"]
+    rows = {
+        "episodes": str(summary["episodes"]),
+        "return": f"{score['mean']:.2f}  [{score['low']:.2f}, {score['high']:.2f}]",
+    }
+    if "correct_choices" in summary:
+        part = summary["correct_choices"]
+        rows["correct choices"] = (
+            f"{100 * part['mean']:.1f} %  [{100 * part['low']:.1f}, {100 * part['high']:.1f}]  "
+            f"of {summary['choices_per_episode']:.1f} an episode"
+        )
+    for name in ("human_normalised", "oracle_normalised"):
+        if name in summary:
+            rows[name.replace("_", "-")] = f"{summary[name]:.1f} %"
+    return rows

@@ -1,0 +1,102 @@
+"""Presets: functions from the name of a core to a complete configuration. Everything in them can be overridden."""
+
+from collections.abc import Callable
+from typing import Any
+
+from actors import ActorsConfig
+from agent import AgentConfig
+from agent.core import CORES, CompressiveTransformerConfig, LSTMConfig, MemorylessConfig, TransformerXLConfig
+from commands.config import RunConfig
+from learner.learner import LearnerConfig
+
+
+def cpu(core: str = "compressive") -> RunConfig:
+    """The reduced level on two CPU cores in about 20 minutes; `make train` runs it.
+
+    Transformer-XL gets the compressed slots as memory: the same attention cost.
+    """
+    transformer: dict[str, Any] = {
+        "model_size": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "mlp_size": 128,
+        "segment_size": 16,
+        "norm": "pre",
+    }
+    cores = {
+        "compressive": CompressiveTransformerConfig(
+            **transformer, memory_size=16, compressed_size=16, compression_rate=4
+        ),
+        "transformer-xl": TransformerXLConfig(**transformer, memory_size=32),
+        "lstm": LSTMConfig(model_size=64),
+        "memoryless": MemorylessConfig(model_size=64, num_layers=2, mlp_size=128),
+    }
+    return RunConfig(
+        preset="cpu",
+        env="rooms:small",
+        frames=12_000_000,
+        agent=AgentConfig(torso="small", torso_size=128, core=cores[core]),
+        learner=LearnerConfig(
+            learning_rate=5e-4,
+            discount=0.97,
+            entropy_cost=1e-2,
+            reward_scale=0.1,
+            max_gradient_norm=1.0,
+        ),
+        actors=ActorsConfig(num_actors=2, envs_per_actor=32, unroll_length=64),
+    )
+
+
+def paper(core: str = "compressive") -> RunConfig:
+    """Section 5.7 of the paper on DeepMind Lab; `docs/decisions.md` says what the paper leaves open."""
+    transformer: dict[str, Any] = {
+        "model_size": 256,
+        "num_layers": 4,
+        "num_heads": 8,
+        "mlp_size": 1024,
+        "segment_size": 64,
+        "norm": "pre",
+        "gate": "gru",
+    }
+    cores = {
+        "compressive": CompressiveTransformerConfig(
+            **transformer, memory_size=64, compressed_size=64, compression_rate=4
+        ),
+        "transformer-xl": TransformerXLConfig(**transformer, memory_size=128),
+        "lstm": LSTMConfig(model_size=256),
+        "memoryless": MemorylessConfig(model_size=256, num_layers=4, mlp_size=1024),
+    }
+    return RunConfig(
+        preset="paper",
+        env="dmlab:rooms_select_nonmatching_object",
+        frames=1_000_000_000,
+        unrolls_per_update=8,
+        checkpoint_seconds=600,
+        agent=AgentConfig(torso="deep", torso_size=256, core=cores[core]),
+        learner=LearnerConfig(
+            optimiser="adam",
+            learning_rate=1.5e-5,
+            discount=0.99,
+            entropy_cost=2e-3,
+            reward_clipping="soft_asymmetric",
+            reduction="sum",
+            max_gradient_norm=40.0,
+        ),
+        actors=ActorsConfig(num_actors=48, envs_per_actor=4, unroll_length=128, in_flight=1),
+    )
+
+
+PRESETS: dict[str, Callable[[str], RunConfig]] = {"cpu": cpu, "paper": paper}
+
+
+def make_preset(preset: str, core: str) -> RunConfig:
+    """A preset by name.
+
+    Raises:
+        ValueError: names the preset or the core that does not exist, and those that do.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {preset!r}")
+    if core not in CORES:
+        raise ValueError(f"core: expected one of {', '.join(CORES)}, got {core!r}")
+    return PRESETS[preset](core)

@@ -1,0 +1,282 @@
+"""The main loop: unrolls from a pool to the learner, weights back, and what is written and shown on the way.
+
+Everything that is specific to a command line or a terminal is elsewhere (`launch.py`, `display.py`).
+"""
+
+import dataclasses
+import json
+import logging
+import math
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from learner.metrics import MetricsWriter
+from torch import Tensor
+
+from actors import Actor, Episode, LocalPool, Pool, PoolStatus
+from actors.evaluation import correct_fraction
+from agent import Agent
+from agent.core import concatenate_states
+from commands.config import RunConfig, to_json
+from envs import human_normalised, make_vector, oracle_normalised
+from learner import checkpoints
+from learner.diagnostics import attention_mass
+from learner.learner import Learner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a display shows while training goes on.
+
+    steps, frames: learned from so far; total_frames: when the run ends.
+    frames_per_second: over the last seconds. score, correct: means over the last episodes (NaN before the first).
+    """
+
+    steps: int
+    frames: int
+    total_frames: int
+    frames_per_second: float
+    score: float
+    correct: float
+    episodes: int
+    pool: PoolStatus
+
+
+class Display(Protocol):
+    """Where progress goes."""
+
+    def update(self, progress: Progress) -> None:
+        """Called after every update of the weights."""
+
+
+class StopRequest:
+    """Whether the user asked to stop; see `stop_on_signals`."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Turns the first Ctrl-C or SIGTERM into a request to stop cleanly; the second acts as usual."""
+    stop = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def request(number: int, frame: Any) -> None:
+        stop.requested = True
+        for each, handler in previous.items():
+            signal.signal(each, handler)
+        logger.warning("stopping after this update, with a checkpoint; once more to stop at once")
+
+    for number in previous:
+        signal.signal(number, request)
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def make_agent(config: RunConfig) -> Agent:
+    """The run's network with fresh weights (from torch's global generator)."""
+    envs = make_vector(config.env, 1)
+    try:
+        return Agent(config.agent, envs.single_observation_space.shape, int(envs.single_action_space.n))
+    finally:
+        envs.close()
+
+
+def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: int) -> Actor:
+    """One training actor. No two actors, restarts or resumed runs ever share a seed.
+
+    Args:
+        config: the run.
+        generation: 0 for a new run, one more at every resumption.
+        actor_id: which actor.
+        incarnation: how often it was replaced.
+    """
+    seed = np.random.SeedSequence([config.seed, 1, generation, incarnation]).generate_state(1)[0]
+    envs = make_vector(config.env, config.actors.envs_per_actor)
+    return Actor(envs, make_agent(config), actor_id, int(seed))
+
+
+def make_pool(config: RunConfig, generation: int, local: bool) -> Pool:
+    """The run's actors, in this process or on the Ray cluster that this process is connected to."""
+    build = partial(make_actor, config, generation)
+    if local:
+        return LocalPool(build, config.actors)
+    from actors.ray_pool import RayPool
+
+    return RayPool(build, config.actors)
+
+
+class Trainer:
+    """A run in progress: learner, counters and files.
+
+    Args:
+        config: the run.
+        run: its folder, where `config.json` already is.
+        resume: go on from the last readable checkpoint.
+        local: whether actors live in this process; only then is a resumed run identical to an uninterrupted one.
+    """
+
+    def __init__(self, config: RunConfig, run: Path, resume: bool, local: bool) -> None:
+        self.config, self.run, self.local = config, run, local
+        torch.manual_seed(config.seed)
+        self.action_repeat = action_repeat(config.env)
+        self.learner = Learner(make_agent(config), config.learner, max(1, config.frames // self.action_repeat))
+        self.episodes = 0
+        self.recent: deque[Episode] = deque(maxlen=200)
+        self.generation = 0
+        self.pool_state: dict[str, Tensor] = {}
+        self.restored: checkpoints.Checkpoint | None = None
+        if resume:
+            self._restore(checkpoints.load_latest(run))
+
+    @property
+    def frames(self) -> int:
+        """Environment frames learned from."""
+        return self.learner.steps * self.action_repeat
+
+    def _restore(self, checkpoint: checkpoints.Checkpoint) -> None:
+        self.learner.load_state_dict(checkpoints.unpack_learner(checkpoint))
+        self.episodes = int(checkpoint.state["episodes"])
+        self.generation = int(checkpoint.state["generation"]) + 1
+        self.recent.extend(Episode(**episode) for episode in checkpoint.state["recent"])
+        self.pool_state = checkpoint.parts.get("actors", {})
+        checkpoints.restore_rng(checkpoint.state["rng"])
+        self.restored = checkpoint
+
+    def save(self, pool: Pool) -> Path:
+        """Writes a checkpoint and returns its folder."""
+        parts, counters = checkpoints.pack_learner(self.learner.state_dict())
+        if actors := pool.state_dict():
+            parts["actors"] = actors
+        state = {
+            "learner": counters,
+            "episodes": self.episodes,
+            "generation": self.generation,
+            "recent": [dataclasses.asdict(episode) for episode in self.recent],
+            "rng": checkpoints.rng_state(),
+            "config": json.loads(to_json(self.config)),
+        }
+        return checkpoints.save(self.run, self.learner.steps, parts, state, self.config.keep_checkpoints)
+
+    def train(self, display: Display, stop: StopRequest) -> None:
+        """Trains until the run's frames are reached or a stop is requested; leaves a checkpoint either way."""
+        config, learner = self.config, self.learner
+        with make_pool(config, self.generation, self.local) as pool, MetricsWriter(self.run, learner.steps) as writer:
+            if self.pool_state:
+                pool.load_state_dict(self.pool_state)
+            pool.publish(learner.weights(), learner.version)
+            clock, saved = Clock(learner.steps), time.monotonic()
+            while self.frames < config.frames and not stop.requested:
+                with clock.waiting():
+                    unrolls = [pool.get() for _ in range(config.unrolls_per_update)]
+                trajectory = concatenate_states([unroll.trajectory for unroll in unrolls])
+                metrics = learner.update(trajectory)
+                pool.publish(learner.weights(), learner.version)
+                for unroll in unrolls:
+                    self.recent.extend(unroll.episodes)
+                    self.episodes += len(unroll.episodes)
+                display.update(self._progress(clock.rate(learner.steps), pool.status()))
+                if learner.version % config.log_every == 0:
+                    metrics |= attention_mass(learner.agent, trajectory) | self._row(clock, pool.status())
+                    writer.write(learner.steps, metrics)
+                if time.monotonic() - saved > config.checkpoint_seconds:
+                    self.save(pool)
+                    saved = time.monotonic()
+            self.save(pool)
+
+    def _progress(self, rate: float, pool: PoolStatus) -> Progress:
+        return Progress(
+            steps=self.learner.steps,
+            frames=self.frames,
+            total_frames=self.config.frames,
+            frames_per_second=rate * self.action_repeat,
+            score=float(np.mean([episode.score for episode in self.recent])) if self.recent else float("nan"),
+            correct=correct_fraction(list(self.recent)),
+            episodes=self.episodes,
+            pool=pool,
+        )
+
+    def _row(self, clock: "Clock", pool: PoolStatus) -> dict[str, float]:
+        """What the loop itself measures; values that do not exist yet are left out."""
+        progress = self._progress(clock.rate(self.learner.steps), pool)
+        normalised = score_metrics(progress.score, self.config.env)
+        row = {
+            "episode/return": progress.score,
+            "episode/correct_choices": progress.correct,
+            "episode/count": float(self.episodes),
+            **{f"episode/{name}": value for name, value in normalised.items()},
+            "speed/steps_per_second": progress.frames_per_second / self.action_repeat,
+            "speed/frames_per_second": progress.frames_per_second,
+            "learner/frames": float(self.frames),
+            "learner/idle_fraction": clock.idle_fraction(),
+            "actors/alive": float(pool.alive),
+            "actors/restarts": float(pool.restarts),
+            "actors/unrolls_waiting": float(pool.waiting),
+        }
+        return {name: value for name, value in row.items() if not math.isnan(value)}
+
+
+class Clock:
+    """Measures the loop: steps a second over the last seconds, and the share of time spent waiting for unrolls."""
+
+    def __init__(self, steps: int, window: float = 10.0) -> None:
+        self.window = window
+        self.marks: deque[tuple[float, int]] = deque([(time.monotonic(), steps)])
+        self.since, self.idle = time.monotonic(), 0.0
+
+    def rate(self, steps: int) -> float:
+        """Steps a second, given how many there are now."""
+        now = time.monotonic()
+        self.marks.append((now, steps))
+        while len(self.marks) > 2 and now - self.marks[0][0] > self.window:
+            self.marks.popleft()
+        begin, first = self.marks[0]
+        return (steps - first) / max(now - begin, 1e-9)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time within counts as idle."""
+        begin = time.monotonic()
+        yield
+        self.idle += time.monotonic() - begin
+
+    def idle_fraction(self) -> float:
+        """Share of the time since the last call that was idle."""
+        now = time.monotonic()
+        fraction = self.idle / max(now - self.since, 1e-9)
+        self.since, self.idle = now, 0.0
+        return fraction
+
+
+def score_metrics(score: float, env: str) -> dict[str, float]:
+    """The score on the scales that are known for the environment: human_normalised, oracle_normalised; both in %."""
+    scales = {"human_normalised": human_normalised(score, env), "oracle_normalised": oracle_normalised(score, env)}
+    return {name: value for name, value in scales.items() if value is not None}
+
+
+def action_repeat(env: str) -> int:
+    """Environment frames per agent step."""
+    envs = make_vector(env, 1)
+    try:
+        return int(envs.metadata.get("action_repeat", 1))
+    finally:
+        envs.close()
