@@ -4,7 +4,7 @@ A spec is "kind:name" or "kind:name,field=value,...". The environments are in `r
 mean is in `scores.py`.
 """
 
-from envs.registry import make_vector, parse_spec
-from envs.scores import human_normalised, reference_scores
+from envs.registry import make_vector, parse_spec, prepare
+from envs.scores import human_normalised, oracle_normalised, reference_scores
 
-__all__ = ["human_normalised", "make_vector", "parse_spec", "reference_scores"]
+__all__ = ["human_normalised", "make_vector", "oracle_normalised", "parse_spec", "prepare", "reference_scores"]

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 from gymnasium.vector import VectorEnv
 
 from envs.rooms import RoomsConfig, RoomsVectorEnv
@@ -40,7 +41,10 @@ def parse_spec(spec: str) -> Spec:
 
 
 def rooms_config(name: str, overrides: dict[str, str]) -> RoomsConfig:
-    """A variant of the rooms level with some fields replaced; shapes are written "cube+sphere", colours "ff0000+00ff00"."""
+    """A variant of the rooms level with some fields replaced.
+
+    Shapes are written as "cube+sphere", colours as "ff0000+00ff00", all else as in Python.
+    """
     config = resolve(name)
     types = {f.name: f.type for f in dataclasses.fields(RoomsConfig)}
     changes: dict[str, Any] = {}
@@ -78,3 +82,13 @@ def make_vector(spec: str, num_envs: int) -> VectorEnv:
     """
     kind, name, overrides = parse_spec(spec)
     return KINDS[kind](name, overrides, num_envs)
+
+
+def prepare(spec: str) -> None:
+    """Does what only the first environment on a machine costs (compiling, caching), before processes need it at once."""
+    envs = make_vector(spec, 1)
+    try:
+        envs.reset(seed=0)
+        envs.step(np.zeros(1, np.int64))
+    finally:
+        envs.close()

@@ -37,3 +37,10 @@ def human_normalised(score: float, spec: str) -> float | None:
     reference = reference_scores(spec)
     human, random = reference["human"], reference["random"]
     return None if human is None or random is None else 100.0 * (score - random) / (human - random)
+
+
+def oracle_normalised(score: float, spec: str) -> float | None:
+    """100 * (score - random) / (oracle - random), or None where either has not been measured."""
+    reference = reference_scores(spec)
+    oracle, random = reference["oracle"], reference["random"]
+    return None if oracle is None or random is None else 100.0 * (score - random) / (oracle - random)

@@ -119,12 +119,12 @@ class RoomsConfig:
                 "RoomsConfig.shapes: expected at least 2 objects (shapes x colours), since a choice needs a pair, got 1"
             )
         check("object_scale", 0.1 <= self.object_scale <= 8, "0.1 to 8")
-        check("pickup_scale", 0 < self.pickup_scale, "more than 0")
+        check("pickup_scale", self.pickup_scale > 0, "more than 0")
         touching = 2 * 36.0 * self.pickup_scale / 256.0
         check("pickup_scale", self.pickup_scale * 50 < 300 * self.distance_scale and touching < self.distance_scale,
               f"pickup zones that touch neither each other nor the arrival at distance_scale={self.distance_scale}")
         check("hover_height", self.hover_height >= 0, "0 or more")
-        check("bob_height", 0 <= self.bob_height, "0 or more")
+        check("bob_height", self.bob_height >= 0, "0 or more")
         check("spin_seconds", self.spin_seconds > 0, "more than 0")
         check("glow_pulse", 0 <= self.glow_pulse <= 1, "0 to 1")
         check("distance_scale", 0.3 <= self.distance_scale <= 4, "0.3 to 4 (the player is 30 u wide)")
@@ -133,7 +133,7 @@ class RoomsConfig:
         check("run_speed", 0 < self.run_speed <= 2000, "more than 0, up to 2000")
         check("look_pixels", 0 <= self.look_pixels <= 512, "0 to 512")
         check("throw_speed", 0 <= self.throw_speed <= 2000, "0 to 2000")
-        check("throw_seconds", 0 <= self.throw_seconds, "0 or more")
+        check("throw_seconds", self.throw_seconds >= 0, "0 or more")
 
     @property
     def num_objects(self) -> int:
@@ -157,11 +157,12 @@ VARIANTS: dict[str, RoomsConfig] = {
         shapes=("sphere",),
         colours=DISTINCT_COLOURS,
         object_scale=1.75,
-        pickup_scale=1.0,
+        pickup_scale=1.1,
         hover_height=12.0,
         glow_pulse=0.0,
         distance_scale=0.35,
         wall_height=80.0,
+        throw_seconds=0.0,
     ),
 }
 

@@ -47,7 +47,7 @@ class RoomsEnv(gymnasium.Env[NDArray[np.uint8], int]):
         observation, reward, terminated, _, _ = self.vector.step(np.array([action]))
         return observation[0], float(reward[0]), bool(terminated[0]), False, self._info()
 
-    def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]
+    def render(self) -> NDArray[np.uint8] | None:
         """The current view, with render mode "rgb_array"."""
         return self.vector.render()[0] if self.render_mode == "rgb_array" else None
 

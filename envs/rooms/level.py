@@ -61,12 +61,12 @@ PICKUP = (-50.0, 44.0, 36.0)
 ACTION_NAMES = (
     "forward",
     "backward",
-    "strafe_left",
-    "strafe_right",
-    "look_left",
-    "look_right",
-    "look_left_forward",
-    "look_right_forward",
+    "strafe left",
+    "strafe right",
+    "look left",
+    "look right",
+    "look left, forward",
+    "look right, forward",
     "fire",
 )
 ACTIONS: NDArray[np.int64] = np.array(
@@ -137,8 +137,8 @@ def build(config: RoomsConfig) -> Level:
         solids=np.array(SOLIDS) * scale + grow,
         examples=np.array(EXAMPLES) * scale,
         choices=np.array(CHOICES) * scale,
-        start=np.array(START) * scale,
-        arrival=np.array(ARRIVAL) * scale,
+        start=_clear_of_wall(START, BOUNDS[0], scale),
+        arrival=_clear_of_wall(ARRIVAL, BOUNDS[1], scale),
         pad=np.array(PAD) * scale + grow,
         pickup=np.array(PICKUP) * config.pickup_scale,
         actions=(ACTIONS * look).astype(np.float64),
@@ -150,6 +150,11 @@ def build(config: RoomsConfig) -> Level:
         throw_speed=float(config.throw_speed * scale),
         throw_moves=round(config.throw_seconds / physics.MOVE_SECONDS),
     )
+
+
+def _clear_of_wall(position: tuple[int, int], bounds: tuple[int, int, int, int], scale: float) -> NDArray[np.float64]:
+    """The position, scaled, but with room for the player between him and the wall behind him (matters below 0.63)."""
+    return np.array([max(position[0] * scale, bounds[0] * scale + physics.HALF_WIDTH), position[1] * scale])
 
 
 def allocate(num_envs: int) -> State:

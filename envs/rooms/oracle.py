@@ -6,10 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.rooms import level
+from envs.rooms.physics import DEGREES_PER_PIXEL
 from envs.rooms.vector import RoomsVectorEnv
 
 _FORWARD, _LEFT_FORWARD, _RIGHT_FORWARD = (
-    level.ACTION_NAMES.index(name) for name in ("forward", "look_left_forward", "look_right_forward")
+    level.ACTION_NAMES.index(name) for name in ("forward", "look left, forward", "look right, forward")
 )
 
 
@@ -31,8 +32,7 @@ def oracle_actions(env: RoomsVectorEnv, choose_match: NDArray[np.bool_] | None =
     goal_x = goal[:, 0] + 0.9 * plan.pickup[0]
     goal_x = np.where(first, (plan.pad[0] + plan.pad[2]) / 2, goal_x)
     goal_y = np.where(first, (plan.pad[1] + plan.pad[3]) / 2, goal_y)
-    # Where the momentum carries the player while he turns counts for more than where he looks: aim from a little ahead.
     bearing = np.degrees(np.arctan2(goal_y - state.y, np.maximum(goal_x - state.x, 1.0)))
     off = (bearing - state.yaw + 180.0) % 360.0 - 180.0
-    step = 0.5 * abs(plan.actions[level.ACTION_NAMES.index("look_left"), 0]) * 0.1056 * plan.action_repeat
+    step = 0.5 * plan.actions[_RIGHT_FORWARD, 0] * DEGREES_PER_PIXEL * plan.action_repeat
     return np.where(off > step, _LEFT_FORWARD, np.where(off < -step, _RIGHT_FORWARD, _FORWARD))

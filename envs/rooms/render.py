@@ -20,6 +20,8 @@ from envs.rooms.physics import FRAMES_PER_SECOND
 
 #: Size in u of one unit of `shapes.distances` at object scale 1.
 UNIT = 16.0
+#: Distance from a surface, in a shape's units, that counts as on it.
+NEAR = 0.02
 BOB_SECONDS, PULSE_SECONDS = 1.257, 5.0
 TRIM = (46.0, 48.0, 58.0)
 TEXEL, LEVELS, TILE = textures.TEXEL, textures.LEVELS, textures.TILE
@@ -85,32 +87,24 @@ def build(config: RoomsConfig) -> Scene:
 
 @register_jitable
 def trace(kind, x, y, z, dx, dy, dz, t0, t1):
-    """The t in t0..t1 at which the ray (x, y, z) + t (dx, dy, dz) meets a shape, in its own units, or -1."""
+    """Follow the ray (x, y, z) + t (dx, dy, dz), t in t0..t1, to a shape, all in the shape's units.
+
+    Returns (hit, glow, light): whether it meets the shape, whether there it meets the glowing body rather than the
+    trim, and the cosine 0..1 between the surface's normal and the ray's reverse, which is how fast the distance falls.
+    """
     inverse = 1.0 / math.sqrt(dx * dx + dy * dy + dz * dz)
     t = t0
     for _ in range(40):
         glow, trim = shapes.distances(kind, x + t * dx, y + t * dy, z + t * dz)
         near = min(glow, trim)
-        if near < 0.012:
-            return t
+        if near < NEAR:
+            back = t - 0.02 * inverse
+            glow_back, trim_back = shapes.distances(kind, x + back * dx, y + back * dy, z + back * dz)
+            return True, glow <= trim, min(max((min(glow_back, trim_back) - near) * 50.0, 0.0), 1.0)
         t += near * inverse
         if t > t1:
             break
-    return -1.0
-
-
-@register_jitable
-def facing(kind, x, y, z, dx, dy, dz):
-    """Cosine between the ray's reverse and the shape's normal at a point (differences on a tetrahedron)."""
-    e = 0.01
-    g1, h1 = shapes.distances(kind, x + e, y - e, z - e)
-    g2, h2 = shapes.distances(kind, x - e, y - e, z + e)
-    g3, h3 = shapes.distances(kind, x - e, y + e, z - e)
-    g4, h4 = shapes.distances(kind, x + e, y + e, z + e)
-    d1, d2, d3, d4 = min(g1, h1), min(g2, h2), min(g3, h3), min(g4, h4)
-    nx, ny, nz = d1 - d2 - d3 + d4, -d1 - d2 + d3 + d4, -d1 + d2 - d3 + d4
-    size = math.sqrt((nx * nx + ny * ny + nz * nz) * (dx * dx + dy * dy + dz * dz))
-    return -(nx * dx + ny * dy + nz * dz) / size if size > 0.0 else 1.0
+    return False, False, 0.0
 
 
 @register_jitable
@@ -134,8 +128,8 @@ def draw_object(scene, item, ox, oy, frame, x, y, dx, dy, wall_depth, horizon, c
     centre = scene.hover + half + scene.bob * math.sin(2.0 * math.pi * seconds / BOB_SECONDS) - scene.eye
     top, bottom = centre + half, centre - half
     slope_max, slope_min = max(top / t0, top / t1), min(bottom / t0, bottom / t1)
-    first = max(int(math.floor(horizon - slope_max * scene.focal)), 0)
-    last = min(int(math.ceil(horizon - slope_min * scene.focal)), image.shape[0])
+    first = max(math.floor(horizon - slope_max * scene.focal), 0)
+    last = min(math.ceil(horizon - slope_min * scene.focal), image.shape[0])
     # The ray in the object's own frame, which spins.
     cos, sin = math.cos(scene.spin * frame), math.sin(scene.spin * frame)
     inverse = 1.0 / scene.unit
@@ -145,28 +139,30 @@ def draw_object(scene, item, ox, oy, frame, x, y, dx, dy, wall_depth, horizon, c
     pulse = 1.0 - 0.5 * scene.pulse * (1.0 - math.cos(2.0 * math.pi * seconds / PULSE_SECONDS))
     for row in range(first, last):
         ldz = (horizon - row - 0.5) / scene.focal * inverse
-        t = trace(kind, lx, ly, lz, ldx, ldy, ldz, t0, t1)
-        if t < 0.0:
+        hit, glow, light = trace(kind, lx, ly, lz, ldx, ldy, ldz, t0, t1)
+        if not hit:
             continue
-        px, py, pz = lx + t * ldx, ly + t * ldy, lz + t * ldz
-        light = max(facing(kind, px, py, pz, ldx, ldy, ldz), 0.0)
-        glow, trim = shapes.distances(kind, px, py, pz)
         for c in range(3):
-            value = scene.colours[colour, c] * pulse * (0.62 + 0.38 * light) if glow <= trim else TRIM[c] * (0.4 + light)
+            value = scene.colours[colour, c] * pulse * (0.62 + 0.38 * light) if glow else TRIM[c] * (0.4 + light)
             image[row, column, c] = np.uint8(min(value, 255.0))
 
 
 @register_jitable
-def draw_column(scene, plan, state, i, column, image):
+def look(scene, state, i, height):
+    """Environment i's view, which its columns share: cosine and sine of the yaw, and the row of the horizon."""
+    yaw, pitch = math.radians(state.yaw[i]), math.radians(state.pitch[i])
+    return math.cos(yaw), math.sin(yaw), 0.5 * height - math.tan(pitch) * scene.focal
+
+
+@register_jitable
+def draw_column(scene, plan, state, i, view, column, image):
     """Draw one column of environment i's view into image [H, W, 3] uint8, all but the head-up display."""
     height, width = image.shape[0], image.shape[1]
     x, y = state.x[i], state.y[i]
     room = 0 if state.room[i] == level.ROOM_1 else 1
-    yaw = math.radians(state.yaw[i])
-    side = (column + 0.5 - 0.5 * width) / scene.focal
-    dx = math.cos(yaw) + side * math.sin(yaw)
-    dy = math.sin(yaw) - side * math.cos(yaw)
-    horizon = 0.5 * height - math.tan(math.radians(state.pitch[i])) * scene.focal
+    cos, sin, horizon = view
+    across = (column + 0.5 - 0.5 * width) / scene.focal
+    dx, dy = cos + across * sin, sin - across * cos
 
     depth, along, fixed_y = 1e9, 0.0, 0
     for k in range(scene.wall_counts[room]):
@@ -184,10 +180,10 @@ def draw_column(scene, plan, state, i, column, image):
                 depth, along, fixed_y = t, met, int(axis)
 
     pixels = scene.focal / depth  # of one u at the wall
-    top = min(max(int(math.ceil(horizon - (scene.wall_height - scene.eye) * pixels - 0.5)), 0), height)
-    foot = min(max(int(math.ceil(horizon + scene.eye * pixels - 0.5)), top), height)
+    top = min(max(math.ceil(horizon - (scene.wall_height - scene.eye) * pixels - 0.5), 0), height)
+    foot = min(max(math.ceil(horizon + scene.eye * pixels - 0.5), top), height)
 
-    sky_column = int((math.atan2(dy, dx) / (2.0 * math.pi) + 0.5) * SKY_COLUMNS) % SKY_COLUMNS
+    sky_column = int((math.atan2(dy, dx) / (2.0 * math.pi) + 0.5) * SKY_COLUMNS) & (SKY_COLUMNS - 1)
     rise = SKY_ROWS / textures.SKY_SLOPE / (scene.focal * math.sqrt(dx * dx + dy * dy))
     for row in range(top):
         r = min(max(int((horizon - row - 0.5) * rise), 0), SKY_ROWS - 1)
@@ -195,11 +191,11 @@ def draw_column(scene, plan, state, i, column, image):
             image[row, column, c] = scene.sky[r, sky_column, c]
 
     blur = _blur(1.0 / pixels)
-    tile_column = int(math.floor(along / TEXEL)) % TILE
+    tile_column = math.floor(along / TEXEL) & (TILE - 1)
     step = 1.0 / (pixels * TEXEL)
     tile_row = (top + 0.5 - horizon) * step + (scene.wall_height - scene.eye) / TEXEL
     for row in range(top, foot):
-        r = int(tile_row) % TILE
+        r = int(tile_row) & (TILE - 1)
         tile_row += step
         for c in range(3):
             image[row, column, c] = scene.wall[fixed_y, blur, tile_column, r, c]
@@ -214,21 +210,17 @@ def draw_column(scene, plan, state, i, column, image):
         for c in range(3):
             image[row, column, c] = scene.floors[room, blur, u, v, c]
 
-    frame, match, other = state.frame[i], state.match[i], state.other[i]
     if room == 0:
-        s = state.example_side[i]
-        draw_object(
-            scene, match, plan.examples[s, 0], plan.examples[s, 1], frame, x, y, dx, dy, depth, horizon, column, image
-        )
+        item, spot = state.match[i], plan.examples[state.example_side[i]]
+        draw_object(scene, item, spot[0], spot[1], state.frame[i], x, y, dx, dy, depth, horizon, column, image)
     else:
-        first = 0 if y <= plan.choices[:, 1].mean() else 1  # the farther one, which the nearer may hide
+        first = 0 if y <= plan.arrival[1] else 1  # the farther one, which the nearer may hide
         for k in range(2):
-            s = first if k == 0 else 1 - first
-            if s != state.taken[i]:
-                item = match if s == state.match_side[i] else other
-                draw_object(
-                    scene, item, plan.choices[s, 0], plan.choices[s, 1], frame, x, y, dx, dy, depth, horizon, column, image
-                )
+            side = first if k == 0 else 1 - first
+            if side != state.taken[i]:
+                item = state.match[i] if side == state.match_side[i] else state.other[i]
+                spot = plan.choices[side]
+                draw_object(scene, item, spot[0], spot[1], state.frame[i], x, y, dx, dy, depth, horizon, column, image)
 
 
 @register_jitable
@@ -278,7 +270,7 @@ def draw_hud(plan, state, i, image):
     _number(image, 100, bottom, 18, 255, 220, 90)
     _glyph(image, CROSS, bottom, 22, 90, 160, 255)
     _number(image, 0, bottom, 30, 255, 220, 90)
-    _number(image, int(round(state.score[i])), bottom, width - 1, 255, 255, 255)
+    _number(image, round(state.score[i]), bottom, width - 1, 255, 255, 255)
     left = -((state.frame[i] - plan.episode_frames) // FRAMES_PER_SECOND)
     seconds = left % 60
     _glyph(image, seconds % 10, 2, width - 5, 255, 255, 255)

@@ -1,7 +1,7 @@
-"""The twelve shapes of the level's objects, as signed distances: original designs, each a glowing body with dark trim.
+"""The twelve shapes of the level's objects, as signed distances: original designs, glowing bodies with dark trim.
 
-Lengths are in units of 16 u at object scale 1, so most shapes are 2 units tall; z is up and the spin axis. The functions
-are scalar and do not know which target compiles them. Placement, spin and colour are the renderer's business.
+Lengths are in units of 16 u at object scale 1, so most shapes are 2 units tall; z is up and the spin axis. The
+functions are scalar and do not know which target compiles them. Placement, spin and colour are the renderer's business.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SHAPES: dict[str, tuple[int, float, float]] = {
     "coil": (1, 0.86, 1.02),
     "cone": (2, 0.96, 1.02),
     "crossbar": (3, 1.02, 1.02),
-    "cube": (4, 1.14, 0.80),
+    "cube": (4, 1.02, 0.72),
     "cylinder": (5, 0.72, 1.54),
     "double_prism": (6, 1.02, 0.48),
     "glow_ball": (7, 0.94, 0.94),
@@ -26,7 +26,11 @@ SHAPES: dict[str, tuple[int, float, float]] = {
     "toroid": (11, 1.02, 1.02),
 }
 
-FAR = 1e3
+
+@register_jitable
+def _length(a: float, b: float) -> float:
+    """math.hypot without its care for overflow, which costs a library call."""
+    return math.sqrt(a * a + b * b)
 
 
 @register_jitable
@@ -47,7 +51,7 @@ def _tube(across: float, along: float, radius: float, half: float) -> float:
 @register_jitable
 def _ring(across: float, along: float, major: float, minor: float) -> float:
     """Signed distance to a torus around the axis, from the distance to its axis and the coordinate along it."""
-    return math.hypot(across - major, along) - minor
+    return _length(across - major, along) - minor
 
 
 @register_jitable
@@ -61,7 +65,7 @@ def distances(shape: int, x: float, y: float, z: float) -> tuple[float, float]:
         pitch = 0.6
         turn = z / pitch - math.atan2(y, x) / (2.0 * math.pi)
         off = (turn - round(min(max(turn, -1.0), 1.0))) * pitch
-        glow = 0.8 * (math.hypot(r - 0.64, off) - 0.2)
+        glow = 0.8 * (_length(r - 0.64, off) - 0.2)
         return max(glow, abs(z) - 1.0), _tube(r, z, 0.14, 0.95)
     if shape == 2:  # cone on a ring
         glow = max(0.9 * (r * 0.91 + (z - 1.0) * 0.41), -z - 0.9)
@@ -70,15 +74,15 @@ def distances(shape: int, x: float, y: float, z: float) -> tuple[float, float]:
         glow = min(_box(x, y, z, 1.0, 0.22, 0.22), min(_box(x, y, z, 0.22, 1.0, 0.22), _box(x, y, z, 0.22, 0.22, 1.0)))
         return glow, _box(x, y, z, 0.34, 0.34, 0.34)
     if shape == 4:  # cube with dark posts at its corners
-        return _box(x, y, z, 0.72, 0.72, 0.72), _box(abs(x) - 0.7, abs(y) - 0.7, z, 0.1, 0.1, 0.78)
+        return _box(x, y, z, 0.64, 0.64, 0.64), _box(abs(x) - 0.62, abs(y) - 0.62, z, 0.09, 0.09, 0.7)
     if shape == 5:  # cylinder with dark caps
         return _tube(r, z, 0.62, 1.4), _tube(r, abs(z) - 1.38, 0.7, 0.14)
     if shape == 6:  # double prism: two flat pyramids, base to base, in a dark belt
-        glow = 0.9 * (0.42 * (abs(x) + abs(y)) * 0.7071 + 0.907 * (abs(z) - 0.45))
-        return max(glow, (abs(x) + abs(y)) * 0.7071 - 0.95), _ring(r, z, 0.9, 0.1)
+        s = (abs(x) + abs(y)) * 0.7071
+        return max(0.42 * s + 0.907 * (abs(z) - 0.45), s - 0.68), _length(s - 0.64, z) - 0.09
     if shape == 7:  # glow ball: a ball in two dark hoops
         ball = math.sqrt(r * r + z * z)
-        hoop = min(math.hypot(math.sqrt(x * x + z * z) - 0.82, y), math.hypot(r - 0.82, z)) - 0.1
+        hoop = min(_length(math.sqrt(x * x + z * z) - 0.82, y), _length(r - 0.82, z)) - 0.1
         return ball - 0.78, hoop
     if shape == 8:  # pot cone: a pot, wider at its dark rim
         glow = max(0.9 * (r * 0.95 - 0.31 * (z + 1.0) - 0.28), abs(z) - 0.95)
@@ -89,9 +93,9 @@ def distances(shape: int, x: float, y: float, z: float) -> tuple[float, float]:
         spike_y = math.sqrt(x * x + z * z) * 0.96 + 0.28 * (abs(y) - 1.0)
         return min(spike_x, min(spike_y, spike_z)), math.sqrt(r * r + z * z) - 0.36
     if shape == 10:  # sphere on a dark foot
-        return math.sqrt(r * r + z * z) - 1.0, _tube(r, z + 0.93, 0.4, 0.08)
+        return math.sqrt(x * x + y * y + z * z) - 1.0, _tube(r, z + 0.93, 0.4, 0.08)
     # toroid: an upright ring in four dark collars
-    glow = math.hypot(math.sqrt(x * x + z * z) - 0.74, y) - 0.25
+    glow = _length(math.sqrt(x * x + z * z) - 0.74, y) - 0.25
     arm = abs(abs(x) - abs(z)) * 0.7071
     along = (abs(x) + abs(z)) * 0.7071
-    return glow, max(math.hypot(along - 0.74, y) - 0.29, arm - 0.1)
+    return glow, max(_length(along - 0.74, y) - 0.29, arm - 0.1)

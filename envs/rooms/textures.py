@@ -67,7 +67,7 @@ def _hexagons(x: NDArray[np.float64], y: NDArray[np.float64], width: float) -> t
 
 
 def floor(room: int, plan: level.Level, scale: float) -> NDArray[np.uint8]:
-    """[LEVELS, X, Y, 3]: a room's floor, orange hexagons with the pads on it; texel (0, 0) is at the room's lowest x, y."""
+    """[LEVELS, X, Y, 3]: a room's floor, orange hexagons and its pads; texel (0, 0) is at the lowest x, y."""
     x0, y0, x1, y1 = np.array(level.BOUNDS[room]) * scale
     x, y = np.meshgrid(np.arange(x0 + TEXEL / 2, x1, TEXEL), np.arange(y0 + TEXEL / 2, y1, TEXEL), indexing="ij")
     edge, cell = _hexagons(x, y, 40.0)
