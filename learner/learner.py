@@ -1,0 +1,384 @@
+"""One step of IMPALA's learner: trajectories in, gradients, new weights out.
+
+The learner owns the agent's weights and the optimiser and nothing else: no processes, files or environments.
+Checkpoints are made of its `state_dict()` by `checkpoints`, curves of the metrics it returns by `metrics`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args, get_origin
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from agent.core.state import detach_state, leaves, state_to
+from agent.trajectory import Trajectory, acted, validate
+from learner import losses
+from learner.vtrace import VTraceReturns, action_log_probs, vtrace
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """How the learner learns. Impossible values raise a ValueError that names field, expectation and value."""
+
+    optimiser: Literal["adam", "rmsprop"] = "adam"
+    """Optimiser. The IMPALA paper used rmsprop; transformers are usually trained with adam."""
+    learning_rate: float = 1e-4
+    """Learning rate at the first step."""
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"
+    """constant, or linear to 0 over the run's total steps."""
+    adam_beta1: float = 0.9
+    """Adam: decay of the mean of the gradient."""
+    adam_beta2: float = 0.999
+    """Adam: decay of the mean of the squared gradient."""
+    adam_epsilon: float = 1e-6
+    """Adam: added to the root of the mean squared gradient."""
+    rmsprop_decay: float = 0.99
+    """RMSProp: decay of the mean of the squared gradient."""
+    rmsprop_epsilon: float = 0.1
+    """RMSProp: added to the root of the mean squared gradient (PyTorch's; TensorFlow's stands under the root)."""
+    rmsprop_momentum: float = 0.0
+    """RMSProp: momentum."""
+    discount: float = 0.99
+    """Gamma, per agent step."""
+    entropy_cost: float = 2e-3
+    """Weight of the entropy bonus at the first step."""
+    entropy_cost_end: float | None = None
+    """If given, the weight of the entropy bonus goes linearly to this over the run's total steps."""
+    baseline_cost: float = 0.5
+    """Weight of the value function's loss, itself half the squared error."""
+    reward_clipping: Literal["none", "abs_one", "soft_asymmetric"] = "none"
+    """How rewards are clipped before they are learned. What the run reports as return is never clipped."""
+    reward_scale: float = 1.0
+    """Factor of the rewards after clipping."""
+    max_gradient_norm: float | None = 2.5
+    """Gradients longer than this are scaled to it, those of the compression apart from all others; none to not clip.
+    It depends on the reduction: the IMPALA paper clips sums at 40."""
+    clip_rho: float | None = 1.0
+    """Threshold rho-bar of the importance weights of the value targets; none to not clip."""
+    clip_c: float | None = 1.0
+    """Threshold c-bar of the importance weights of the traces; none to not clip."""
+    clip_pg_rho: float | None = 1.0
+    """Threshold of the importance weights of the policy gradient; none to not clip."""
+    lambda_: float = 1.0
+    """Factor of the V-trace traces; 1 is IMPALA."""
+    reduction: Literal["sum", "mean"] = "mean"
+    """sum over batch and time as IMPALA, or mean over the steps that acted."""
+    device: str = "auto"
+    """Where to learn: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if get_origin(field.type) is Literal and value not in get_args(field.type):
+                raise ValueError(f"{field.name}: expected one of {list(get_args(field.type))}, got {value!r}")
+        for name in ("learning_rate", "adam_epsilon", "rmsprop_epsilon"):
+            self._require(name, getattr(self, name) > 0, "a positive number")
+        for name in ("max_gradient_norm", "clip_rho", "clip_c", "clip_pg_rho"):
+            value = getattr(self, name)
+            self._require(name, value is None or value > 0, "a positive number or none")
+        for name in ("adam_beta1", "adam_beta2", "rmsprop_decay", "rmsprop_momentum"):
+            self._require(name, 0 <= getattr(self, name) < 1, "a number in [0, 1)")
+        for name in ("discount", "lambda_"):
+            self._require(name, 0 <= getattr(self, name) <= 1, "a number in [0, 1]")
+        for name in ("entropy_cost", "baseline_cost"):
+            self._require(name, getattr(self, name) >= 0, "a number of at least 0")
+        end = self.entropy_cost_end
+        self._require("entropy_cost_end", end is None or end >= 0, "a number of at least 0 or none")
+        self._require("reward_scale", self.reward_scale > 0, "a positive number")
+
+    def _require(self, name: str, condition: bool, expected: str) -> None:
+        if not condition:
+            raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
+
+
+class Learner:
+    """Trains an agent on trajectories with V-trace.
+
+    The loss is policy gradient + baseline_cost * baseline - entropy_cost * entropy + the sum of the agent's own
+    losses. The last need no weight: no parameter receives gradient from both them and the rest. For the same reason the
+    gradient of `agent.compression_parameters()` is clipped apart from that of all other parameters: neither changes the
+    other.
+
+    Attributes:
+        agent: the module that is trained, moved to the device. Its interface is `agent(observation, last_action,
+            last_reward, reset, state)` and `agent.compression_parameters()`.
+        version: updates made, which is the version of the weights.
+        steps: agent steps learned from, of those that acted.
+    """
+
+    def __init__(self, agent: nn.Module, config: LearnerConfig, total_steps: int) -> None:
+        """Makes a learner at version 0.
+
+        Args:
+            agent: see the class.
+            config: how to learn.
+            total_steps: agent steps at which the schedules end.
+
+        Raises:
+            ValueError: if `total_steps` is not positive, or a compression parameter is not a parameter of the agent.
+        """
+        if total_steps < 1:
+            raise ValueError(f"total_steps: expected at least 1, got {total_steps}")
+        self.config = config
+        self.total_steps = total_steps
+        self.device = resolve_device(config.device)
+        self.agent = agent.to(self.device)
+        self.version = 0
+        self.steps = 0
+        self._main_parameters, self._compression_parameters = _split_parameters(self.agent)
+        self._optimiser = _make_optimiser(config, self._main_parameters, self._compression_parameters)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next update."""
+        if self.config.learning_rate_schedule == "constant":
+            return self.config.learning_rate
+        return self.config.learning_rate * (1 - self._progress)
+
+    @property
+    def entropy_cost(self) -> float:
+        """The weight of the entropy bonus in the next update."""
+        start, end = self.config.entropy_cost, self.config.entropy_cost_end
+        return start if end is None else start + (end - start) * self._progress
+
+    @property
+    def _progress(self) -> float:
+        return min(1.0, self.steps / self.total_steps)
+
+    def update(self, trajectory: Trajectory) -> dict[str, float]:
+        """Learns from one batch.
+
+        Args:
+            trajectory: T steps of B rows on any device; see `agent.trajectory`.
+
+        Returns:
+            metrics by name: losses as they enter the total (weighted, reduced as configured), those of the compression
+            by layer, entropy in nats a step, gradient norms before clipping, importance weights, mean value over the
+            steps that acted, policy lag in versions, learning rate, entropy cost.
+
+        Raises:
+            ValueError: if the trajectory, or what the agent makes of it, does not have the shapes of the contract.
+            FloatingPointError: if a loss or a gradient is not finite; names which. The weights, the optimiser and the
+                counters are then as they were before the call.
+        """
+        rows, _ = validate(trajectory)
+        for leaf in leaves(trajectory.core_state):
+            _check_shape("core_state", leaf, (rows, *leaf.shape[1:]))
+        trajectory = state_to(trajectory, self.device)
+        self.agent.train()
+        self._optimiser.zero_grad(set_to_none=True)
+        measured = self._losses(trajectory)
+        measured["loss/total"].backward()
+        main_norm = _gradient_norm(self._main_parameters)
+        compression_norm = _gradient_norm(self._compression_parameters)
+
+        measured["gradient/norm"] = main_norm
+        measured["gradient/compression_norm"] = compression_norm
+        names = list(measured)
+        stacked = torch.stack([value.detach().to(main_norm) for value in measured.values()])
+        metrics: dict[str, float] = dict(zip(names, stacked.tolist()))  # the only wait for the device
+        self._require_finite(metrics, trajectory)
+
+        if self.config.max_gradient_norm is not None:
+            clip_grads_with_norm_(self._main_parameters, self.config.max_gradient_norm, main_norm)
+            clip_grads_with_norm_(self._compression_parameters, self.config.max_gradient_norm, compression_norm)
+        metrics["learning_rate"] = self.learning_rate
+        metrics["entropy_cost"] = self.entropy_cost
+        for group in self._optimiser.param_groups:
+            group["lr"] = self.learning_rate
+        self._optimiser.step()
+        self.version += 1
+        self.steps += round(metrics.pop("steps"))
+        return metrics
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of the agent's parameters and buffers on the CPU, by name: for actors and for checkpoints."""
+        return {name: _to_cpu(tensor) for name, tensor in self.agent.state_dict().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on exactly: copies, on the CPU, of weights and optimiser, and the counters."""
+        return {
+            "weights": self.weights(),
+            "optimiser": _copy_to_cpu(self._optimiser.state_dict()),
+            "version": self.version,
+            "steps": self.steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up the state that `state_dict` gave. The configuration and `total_steps` stay those of this learner.
+
+        Raises:
+            RuntimeError, ValueError: from torch, if weights or optimiser are those of another agent.
+        """
+        self.agent.load_state_dict(state["weights"])
+        self._optimiser.load_state_dict(_copy_to_cpu(state["optimiser"]))
+        self.version = int(state["version"])
+        self.steps = int(state["steps"])
+
+    def _losses(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        """Forward pass and losses: scalars on the device, by the name of their metric."""
+        config = self.config
+        output = self.agent(
+            trajectory.observation,
+            trajectory.last_action,
+            trajectory.reward,
+            trajectory.reset,
+            detach_state(trajectory.core_state),
+        )
+        logits = output.policy_logits[:, :-1]
+        if logits.shape != trajectory.policy_logits.shape:
+            expected, actual = list(trajectory.policy_logits.shape), list(logits.shape)
+            raise ValueError(f"policy_logits of the agent: expected {expected} as the trajectory's, got {actual}")
+        if output.value.shape != trajectory.reward.shape:
+            expected, actual = list(trajectory.reward.shape), list(output.value.shape)
+            raise ValueError(f"value of the agent: expected {expected}, got {actual}")
+
+        mask = acted(trajectory)
+        values, actions = output.value[:, :-1], trajectory.action
+        returns = self._returns(trajectory, logits, output.value, mask)
+        policy = losses.policy_gradient_loss(logits, actions, returns.pg_advantages, mask, config.reduction)
+        baseline = losses.baseline_loss(values, returns.vs, mask, config.reduction)
+        entropy = losses.entropy_loss(logits, mask, config.reduction)
+        measured = {
+            "loss/policy": policy,
+            "loss/baseline": config.baseline_cost * baseline,
+            "loss/entropy": self.entropy_cost * entropy,
+            **{f"loss/{name}": value for name, value in output.losses.items()},
+        }
+        measured["loss/total"] = torch.stack([value.float() for value in measured.values()]).sum()
+        with torch.no_grad():
+            lag = (self.version - trajectory.version).float()
+            measured |= {
+                "steps": mask.sum(),
+                "policy/entropy": losses.reduce(losses.entropy(logits), mask, "mean"),
+                "value/mean": losses.reduce(values, mask, "mean"),
+                "value/target_mean": losses.reduce(returns.vs, mask, "mean"),
+                "importance/mean_rho": returns.mean_rho,
+                "importance/clipped_fraction": returns.clipped_fraction,
+                "policy_lag/mean": lag.mean(),
+                "policy_lag/max": lag.max(),
+            }
+        return measured
+
+    def _returns(self, trajectory: Trajectory, logits: Tensor, values: Tensor, mask: Tensor) -> VTraceReturns:
+        """V-trace of the first T entries; the last is the bootstrap."""
+        config = self.config
+        actions = trajectory.action
+        with torch.no_grad():
+            target = action_log_probs(logits, actions)
+            behaviour = action_log_probs(trajectory.policy_logits, actions)
+            return vtrace(
+                log_rhos=target - behaviour,
+                discounts=config.discount * trajectory.discount[:, 1:],
+                rewards=config.reward_scale * losses.REWARD_CLIPPING[config.reward_clipping](trajectory.reward[:, 1:]),
+                values=values[:, :-1],
+                bootstrap_value=values[:, -1],
+                acted=mask,
+                clip_rho_threshold=config.clip_rho,
+                clip_c_threshold=config.clip_c,
+                clip_pg_rho_threshold=config.clip_pg_rho,
+                lambda_=config.lambda_,
+            )
+
+    def _require_finite(self, metrics: dict[str, float], trajectory: Trajectory) -> None:
+        bad = [name for name in metrics if name.startswith(("loss/", "gradient/")) and not _is_finite(metrics[name])]
+        if not bad:
+            return
+        parameters = [
+            name
+            for name, parameter in self.agent.named_parameters()
+            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
+        ]
+        inputs = [
+            name
+            for name, value in trajectory._asdict().items()
+            if isinstance(value, Tensor) and value.is_floating_point() and not bool(value.isfinite().all())
+        ]
+        self._optimiser.zero_grad(set_to_none=True)
+        raise FloatingPointError(
+            f"update {self.version + 1} is not finite: {', '.join(f'{name} = {metrics[name]}' for name in bad)}; "
+            f"parameters with such gradients: {_shorten(parameters)}; "
+            f"fields of the trajectory that are not finite: {_shorten(inputs)}. The weights were not changed."
+        )
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device named, where "auto" is a GPU if there is one and the CPU otherwise.
+
+    Raises:
+        ValueError: if torch knows no such device, or it is a GPU and there is none.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device: expected 'auto' or a torch device, got {device!r}") from error
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: expected one that is present, got {device!r} and torch finds no GPU")
+    return resolved
+
+
+def _split_parameters(agent: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The trained parameters (main, compression), each in the order of `agent.named_parameters()`."""
+    compression = {id(parameter) for parameter in agent.compression_parameters()}  # type: ignore[operator]
+    every = list(agent.parameters())
+    strangers = compression - {id(parameter) for parameter in every}
+    if strangers:
+        raise ValueError(f"compression_parameters: expected parameters of the agent, got {len(strangers)} others")
+    trained = [parameter for parameter in every if parameter.requires_grad]
+    return (
+        [parameter for parameter in trained if id(parameter) not in compression],
+        [parameter for parameter in trained if id(parameter) in compression],
+    )
+
+
+def _make_optimiser(
+    config: LearnerConfig, main: list[nn.Parameter], compression: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    groups = [{"params": main}, {"params": compression}]
+    if config.optimiser == "adam":
+        betas = (config.adam_beta1, config.adam_beta2)
+        return torch.optim.Adam(groups, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon)
+    return torch.optim.RMSprop(
+        groups,
+        lr=config.learning_rate,
+        alpha=config.rmsprop_decay,
+        eps=config.rmsprop_epsilon,
+        momentum=config.rmsprop_momentum,
+    )
+
+
+def _gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """The Euclidean norm of the gradients as one vector: a scalar on their device."""
+    return get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+
+
+def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+    if tensor.shape != expected:
+        raise ValueError(f"{name}: expected {list(expected)}, got {list(tensor.shape)}")
+
+
+def _is_finite(value: float) -> bool:
+    return float("-inf") < value < float("inf")
+
+
+def _shorten(names: list[str]) -> str:
+    listed = ", ".join(names[:5]) or "none"
+    return f"{listed} and {len(names) - 5} more" if len(names) > 5 else listed
+
+
+def _to_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _copy_to_cpu(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return _to_cpu(tree)
+    if isinstance(tree, dict):
+        return {key: _copy_to_cpu(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_copy_to_cpu(value) for value in tree)
+    return tree
