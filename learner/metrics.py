@@ -1,0 +1,117 @@
+"""What a run measures over time: one row a call, in `metrics.jsonl` for programs and as TensorBoard events for people.
+
+Names are `group/name`: `episode/return`, `loss/policy`, `speed/frames_per_second`. What is measured is the business of
+the callers.
+"""
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+FILE = "metrics.jsonl"
+
+
+class MetricsWriter:
+    """Appends rows of metrics to a run, in a `with` block.
+
+    A row is one line of `metrics.jsonl`, an object with "step" (agent steps), "time" (seconds since 1970) and a number
+    for each metric (null where it is not finite). It is flushed before `write` returns. TensorBoard events lie in the
+    run's folder itself.
+    """
+
+    def __init__(self, run: Path | str, resumed_step: int | None = None) -> None:
+        """Opens a run for rows.
+
+        Args:
+            run: the run's folder; made if it does not exist.
+            resumed_step: the step from which the run goes on (0 if it begins anew): rows of later steps, which an
+                interrupted run wrote after its last checkpoint, are removed, and hidden in TensorBoard. None keeps
+                all. A torn last line is removed in any case.
+        """
+        run = Path(run)
+        run.mkdir(parents=True, exist_ok=True)
+        path = run / FILE
+        resuming = path.exists()
+        if resuming:
+            _truncate(path, resumed_step)
+        self._file = path.open("a")
+        purge = resumed_step + 1 if resuming and resumed_step is not None else None
+        self._events = SummaryWriter(str(run), purge_step=purge, flush_secs=10)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes one row.
+
+        Args:
+            step: agent steps so far.
+            metrics: numbers by name.
+
+        Raises:
+            ValueError: if a name is not `group/name`-like (empty, or "step" or "time", which rows have anyway).
+        """
+        for name in metrics:
+            if name in ("", "step", "time"):
+                raise ValueError(f"metrics: expected names like 'group/name', got {name!r}")
+        now = time.time()
+        row: dict[str, Any] = {"step": step, "time": now}
+        row |= {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        for name, value in metrics.items():
+            self._events.add_scalar(name, value, step, walltime=now)
+
+    def close(self) -> None:
+        """Flushes and closes both files; more calls do nothing."""
+        self._file.close()
+        self._events.close()
+
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_metrics(run: Path | str) -> list[dict[str, Any]]:
+    """The rows of a run in the order in which they were written, with NaN where a metric was not finite.
+
+    The file may be written to meanwhile: a torn last line is left out.
+
+    Raises:
+        FileNotFoundError: if the folder has no metrics.
+    """
+    path = Path(run) / FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such file; expected the folder of a run that has begun to learn")
+    rows = [row for line in path.read_bytes().splitlines(keepends=True) if (row := _parse(line)) is not None]
+    return [{name: math.nan if value is None else value for name, value in row.items()} for row in rows]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The row of a line, None for a torn one."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and "step" in row else None
+
+
+def _truncate(path: Path, last_step: int | None) -> None:
+    """Keeps the rows up to a step (None for all of them), less what is torn; the file is replaced in one go."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    rows = [(line, _parse(line)) for line in lines]
+    kept = [line for line, row in rows if row is not None and (last_step is None or row["step"] <= last_step)]
+    if len(kept) == len(lines):
+        return
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(b"".join(kept))
+    temporary.replace(path)
