@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from envs import dmlab
 from envs.rooms import RoomsConfig, RoomsVectorEnv
 from envs.rooms.config import resolve
 
@@ -70,8 +71,18 @@ def _rooms(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
     return RoomsVectorEnv(num_envs, rooms_config(name, overrides))
 
 
+def _dmlab(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
+    fields = ("image_height", "image_width", "action_repeat", "renderer")
+    for field in overrides:
+        if field not in fields:
+            raise ValueError(f"a level of DeepMind Lab has no field {field!r}; there are: {', '.join(fields)}")
+    if not name:
+        raise ValueError("expected the name of a level, as in dmlab:rooms_select_nonmatching_object, got none")
+    return dmlab.make(name, num_envs, **{f: v if f == "renderer" else int(v) for f, v in overrides.items()})
+
+
 #: Kind -> function (name, overrides, num_envs) -> batch of environments.
-KINDS: dict[str, Callable[[str, dict[str, str], int], VectorEnv]] = {"rooms": _rooms}
+KINDS: dict[str, Callable[[str, dict[str, str], int], VectorEnv]] = {"rooms": _rooms, "dmlab": _dmlab}
 
 
 def make_vector(spec: str, num_envs: int) -> VectorEnv:
@@ -85,7 +96,7 @@ def make_vector(spec: str, num_envs: int) -> VectorEnv:
 
 
 def prepare(spec: str) -> None:
-    """Does what only the first environment on a machine costs (compiling, caching), before processes need it at once."""
+    """Do what only a machine's first environment costs (compiling, caching), before processes need it at once."""
     envs = make_vector(spec, 1)
     try:
         envs.reset(seed=0)

@@ -119,15 +119,15 @@ class RoomsConfig:
                 "RoomsConfig.shapes: expected at least 2 objects (shapes x colours), since a choice needs a pair, got 1"
             )
         check("object_scale", 0.1 <= self.object_scale <= 8, "0.1 to 8")
+        check("distance_scale", 0.3 <= self.distance_scale <= 4, "0.3 to 4 (the player is 30 u wide)")
         check("pickup_scale", self.pickup_scale > 0, "more than 0")
-        touching = 2 * 36.0 * self.pickup_scale / 256.0
-        check("pickup_scale", self.pickup_scale * 50 < 300 * self.distance_scale and touching < self.distance_scale,
-              f"pickup zones that touch neither each other nor the arrival at distance_scale={self.distance_scale}")
+        apart = max(self.pickup_scale * 72 / 256, self.pickup_scale * 50 / 300) < self.distance_scale
+        zones = f"pickup zones that touch neither each other nor the arrival at distance_scale={self.distance_scale}"
+        check("pickup_scale", apart, zones)
         check("hover_height", self.hover_height >= 0, "0 or more")
         check("bob_height", self.bob_height >= 0, "0 or more")
         check("spin_seconds", self.spin_seconds > 0, "more than 0")
         check("glow_pulse", 0 <= self.glow_pulse <= 1, "0 to 1")
-        check("distance_scale", 0.3 <= self.distance_scale <= 4, "0.3 to 4 (the player is 30 u wide)")
         check("eye_height", self.eye_height > 0, "more than 0")
         check("wall_height", self.wall_height > self.eye_height, f"more than eye_height={self.eye_height}")
         check("run_speed", 0 < self.run_speed <= 2000, "more than 0, up to 2000")

@@ -158,10 +158,12 @@ def _clear_of_wall(position: tuple[int, int], bounds: tuple[int, int, int, int],
 
 
 def allocate(num_envs: int) -> State:
-    """The state of environments that have not begun an episode: the first step or reset begins one."""
+    """The state of environments that have not begun an episode: their first step or reset begins one."""
     types = {"done": np.bool_, "rng": np.uint64}
     floats = {"x", "y", "vx", "vy", "yaw", "pitch", "score"}
-    return State(*(np.zeros(num_envs, types.get(f, np.float64 if f in floats else np.int64)) for f in State._fields))
+    state = State(*(np.zeros(num_envs, types.get(f, np.float64 if f in floats else np.int64)) for f in State._fields))
+    state.done[:] = True
+    return state
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

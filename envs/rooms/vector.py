@@ -124,7 +124,7 @@ class RoomsVectorEnv(VectorEnv):
             if len(seeds) != self.num_envs:
                 raise ValueError(f"seed: expected {self.num_envs} seeds, got {len(seeds)}")
         for i, entropy in enumerate(seeds):
-            if mask[i] and (entropy is not None or not self._reset_once):
+            if (mask[i] and entropy is not None) or not self._reset_once:
                 self.state.rng[i] = np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]
         self._reset_once = True
         _run(self.level, self.scene, self.state, mask, np.full(self.num_envs, -1), self._rewards, self._images)

@@ -1,0 +1,226 @@
+"""The rules of the rooms level against the facts measured on the original: timing, zones, rewards, draws, scores."""
+
+import numpy as np
+import pytest
+
+from envs.rooms import RoomsConfig, RoomsVectorEnv, oracle_actions
+from envs.rooms.level import ACTION_NAMES, CHOICES, CHOSEN, ROOM_1, ROOM_2
+
+FORWARD, LEFT, RIGHT, FIRE = (ACTION_NAMES.index(n) for n in ("forward", "look left", "look right", "fire"))
+#: One frame a step, and hardly a picture: for tests of the rules.
+FRAMES = RoomsConfig(image_height=8, image_width=8, hud=False, action_repeat=1)
+STEPS = RoomsConfig(image_height=8, image_width=8, hud=False)
+
+
+def start(config=FRAMES, num_envs=1, seed=0, **state):
+    env = RoomsVectorEnv(num_envs, config)
+    env.reset(seed=seed)
+    for name, value in state.items():
+        getattr(env.state, name)[:] = value
+    return env
+
+
+def step(env, action):
+    _, reward, terminated, truncated, infos = env.step(np.full(env.num_envs, action))
+    assert not truncated.any()
+    return reward, terminated, infos
+
+
+def play(env, policy, steps=None):
+    """Scores [N] of one episode and its infos; policy(env) -> actions [N]."""
+    scores, infos = np.zeros(env.num_envs), {}
+    for _ in range(steps or env.config.episode_steps):
+        _, reward, terminated, _, infos = env.step(policy(env))
+        scores += reward
+    if steps is None:
+        assert terminated.all()
+    return scores, infos
+
+
+def test_the_trial_starts_at_minus_232_minus_64_looking_along_x():
+    env = start()
+    assert (env.state.x[0], env.state.y[0], env.state.yaw[0]) == (-232, -64, 0)
+    assert env.state.room[0] == ROOM_1
+
+
+def test_walking_straight_reaches_the_pad_in_about_53_frames():
+    env = start()
+    rewards = [step(env, FORWARD)[0][0] for _ in range(60)]
+    # 257 u at 320 u/s take 48.2 frames; accelerating costs about 4 more.
+    assert set(rewards) == {0.0, 1.0}
+    assert 51 <= rewards.index(1.0) + 1 <= 55
+
+
+def test_the_teleporter_leads_to_288_minus_64_looking_along_x():
+    env = start(x=24.0, y=-50.0, vx=320.0, yaw=40.0)
+    assert step(env, FORWARD)[0][0] == 1.0
+    assert env.state.room[0] == ROOM_2
+    assert (env.state.x[0], env.state.y[0], env.state.yaw[0], env.state.vx[0]) == (288, -64, 0, 400)
+
+
+def test_a_passive_player_is_thrown_at_400_without_friction_for_160_ms_and_slides_to_440():
+    env = start(x=24.0, vx=320.0)
+    assert step(env, FORWARD)[0][0] == 1.0
+    for _ in range(9):  # 150 ms
+        step(env, FIRE)
+        assert env.state.vx[0] == 400.0
+    assert env.state.x[0] == pytest.approx(288 + 9 * 400 / 60)
+    for _ in range(100):
+        step(env, FIRE)
+    assert env.state.vx[0] == 0.0
+    assert env.state.x[0] == pytest.approx(440, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "fires"),
+    [
+        (24.9, -64, False),
+        (25.1, -64, True),
+        (60, -25.1, True),
+        (60, -24.9, False),
+        (60, -102.9, True),
+        (60, -103.1, False),
+    ],
+)
+def test_pad_trigger(x, y, fires):
+    env = start(x=x, y=y)
+    assert step(env, FIRE)[0][0] == float(fires)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize(
+    ("dx", "dy", "touches"),
+    [
+        (-50.1, 0, False),
+        (-49.9, 0, True),
+        (24.9, 0, True),
+        (0, 35.9, True),
+        (0, 36.1, False),
+        (0, -35.9, True),
+        (0, -36.1, False),
+    ],
+)
+def test_pickup_zone(side, dx, dy, touches):
+    x, y = CHOICES[side]
+    env = start(num_envs=2, room=ROOM_2, x=x + dx, y=y + dy)
+    env.state.match_side[:] = (side, 1 - side)
+    reward, _, infos = step(env, FIRE)
+    assert reward.tolist() == ([-10.0, 10.0] if touches else [0.0, 0.0])
+    assert infos["wrong_choices"].tolist() == [int(touches), 0]
+    assert infos["correct_choices"].tolist() == [0, int(touches)]
+
+
+def test_the_example_cannot_be_touched():
+    """Running at the example from every side ends at its fence."""
+    for x, y, yaw in ((-200, 64, 0), (40, -20, 90), (112, 110, 180), (-60, 64, 0)):
+        env = start(x=x, y=y, yaw=yaw, example_side=0)
+        for _ in range(120):
+            if step(env, FORWARD)[0][0]:
+                break
+            inside = -15 < env.state.x[0] < 95 and 9 < env.state.y[0] < 119
+            assert not inside
+
+
+def test_the_frame_after_a_choice_is_a_new_trial():
+    env = start(room=ROOM_2, x=600.0, y=64.0, yaw=30.0, vx=50.0)
+    match = env.state.match[0]
+    assert abs(step(env, FORWARD)[0][0]) == 10.0
+    assert env.state.room[0] == CHOSEN
+    assert step(env, FORWARD)[0][0] == 0.0
+    assert env.state.room[0] == ROOM_1
+    assert (env.state.x[0], env.state.y[0], env.state.yaw[0], env.state.vx[0]) == (-232, -64, 0, 0)
+    assert env.state.match[0] == match
+
+
+def test_with_action_repeat_the_step_of_a_choice_shows_the_new_trial():
+    env = start(STEPS, room=ROOM_2, x=600.0, y=64.0)
+    assert abs(step(env, FIRE)[0][0]) == 10.0
+    assert env.state.room[0] == ROOM_1
+
+
+def test_a_look_step_turns_8_4_degrees():
+    env = start(STEPS)
+    step(env, RIGHT)
+    assert env.state.yaw[0] == pytest.approx(-8.448)
+    step(env, LEFT)
+    assert env.state.yaw[0] == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(("repeat", "steps"), [(4, 180), (1, 720), (7, 103)])
+def test_an_episode_lasts_720_frames(repeat, steps):
+    env = start(RoomsConfig(image_height=8, image_width=8, hud=False, action_repeat=repeat))
+    for count in range(1, steps + 1):
+        assert env.state.frame[0] < 720
+        _, terminated, _ = step(env, FIRE)
+        assert terminated[0] == (count == steps)
+    assert env.state.frame[0] == 720
+    reward, terminated, infos = step(env, FORWARD)  # ignored: the first observation of the next episode
+    assert (reward[0], terminated[0], env.state.frame[0], env.state.x[0]) == (0.0, False, 0, -232)
+    assert infos["correct_choices"][0] == infos["wrong_choices"][0] == 0
+
+
+def test_oracle_scores_66_or_67_on_every_seed():
+    scores, infos = play(start(STEPS, 32, seed=1), oracle_actions)
+    assert set(scores) <= {66.0, 67.0}
+    assert (infos["correct_choices"] == 6).all()
+    assert (infos["wrong_choices"] == 0).all()
+
+
+def test_the_same_walker_choosing_at_random_scores_about_6():
+    env, rng = start(STEPS, 256, seed=2), np.random.default_rng(0)
+    wrong = rng.random((8, 256)) < 0.5
+    scores, infos = play(env, lambda e: oracle_actions(e, wrong[e.state.correct + e.state.wrong, np.arange(256)]))
+    assert scores.mean() == pytest.approx(7.0, abs=4.0)  # 6 or 7 teleports; 10 sqrt(6 / 256) = 1.5 is one deviation
+    assert (infos["correct_choices"] + infos["wrong_choices"] == 6).all()
+
+
+def test_uniform_random_scores_about_1():
+    rng = np.random.default_rng(0)
+    scores, _ = play(start(STEPS, 512, seed=3), lambda e: rng.integers(0, 9, 512))
+    assert scores.mean() == pytest.approx(1.0, abs=1.0)
+    assert 2 < scores.std() < 10
+
+
+def trials(num_envs=64, rounds=60, config=STEPS):
+    """Draws of many trials: dict of arrays [rounds, num_envs]; each trial is cut short by walking over a choice."""
+    env = start(config, num_envs, seed=4)
+    seen = {name: [] for name in ("match", "other", "example_side", "match_side")}
+    for _ in range(rounds):
+        for name, values in seen.items():
+            values.append(getattr(env.state, name).copy())
+        env.state.room[:], env.state.taken[:], env.state.frame[:] = CHOSEN, 0, 0
+        step(env, FIRE)
+    return {name: np.array(values) for name, values in seen.items()}
+
+
+def test_draws_of_a_trial():
+    seen = trials()
+    match, other = seen["match"], seen["other"]
+    assert (match == match[0]).all(), "the match object is fixed for the episode"
+    assert (match != other).all(), "a pair is never identical"
+    assert np.mean(match % 3 == other % 3) == pytest.approx(0.32, abs=0.03)
+    assert np.mean(match // 3 == other // 3) == pytest.approx(0.055, abs=0.02)
+    for name in ("example_side", "match_side"):
+        assert seen[name].mean() == pytest.approx(0.5, abs=0.03)
+    agree = np.mean(seen["example_side"] == seen["match_side"])
+    assert agree == pytest.approx(0.5, abs=0.03), "sides are independent"
+    # Uniform over the other 35: chi-square with 34 degrees of freedom (99.9 % below 66).
+    rank = (other - match) % 36
+    counts = np.bincount(rank.ravel(), minlength=36)[1:]
+    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 66
+    repeats = np.mean(seen["match_side"][1:] == seen["match_side"][:-1])
+    assert repeats == pytest.approx(0.5, abs=0.03), "nothing to predict from the trial before"
+
+
+def test_the_match_object_is_uniform_over_episodes():
+    match = start(STEPS, 3600, seed=5).state.match
+    counts = np.bincount(match, minlength=36)
+    assert ((counts - 100.0) ** 2 / 100.0).sum() < 67
+
+
+def test_a_new_episode_draws_a_new_match_object():
+    env = start(RoomsConfig(image_height=8, image_width=8, hud=False, episode_frames=4), 64)
+    before = env.state.match.copy()
+    step(env, FIRE)
+    step(env, FIRE)
+    assert (env.state.match != before).mean() > 0.8

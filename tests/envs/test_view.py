@@ -1,0 +1,124 @@
+"""What can be seen, and what must not be: visibility of the objects, no leak between the rooms, the display."""
+
+import numpy as np
+import pytest
+
+from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv
+from envs.rooms.config import LEVEL_COLOURS
+from envs.rooms.level import ROOM_1, ROOM_2
+
+
+def view(config="full", **state):
+    """The view of one environment with parts of its state set."""
+    env = RoomsVectorEnv(1, config)
+    env.reset(seed=0)
+    env.state.match[:], env.state.other[:], env.state.example_side[:], env.state.match_side[:] = 0, 1, 0, 0
+    for name, value in state.items():
+        getattr(env.state, name)[:] = value
+    return env.set_state(env.get_state())[0].astype(int)
+
+
+def at_arrival(config="full", **state):
+    env = RoomsVectorEnv(1, config)
+    return view(config, room=ROOM_2, x=env.level.arrival[0], y=env.level.arrival[1], **state)
+
+
+def columns(a, b):
+    """The columns in which two views differ."""
+    return np.flatnonzero((a != b).any((0, 2)))
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_the_example_is_seen_from_the_start_on_its_side(variant):
+    width = VARIANTS[variant].image_width
+    left = columns(view(variant, match=0), view(variant, match=1))
+    right = columns(view(variant, match=0, example_side=1), view(variant, match=1, example_side=1))
+    assert len(left) >= 3
+    assert len(right) >= 3
+    assert left.max() < width / 2 <= right.min()
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_both_choices_are_seen_on_arrival(variant):
+    width = VARIANTS[variant].image_width
+    match = columns(at_arrival(variant, match=0, other=2), at_arrival(variant, match=1, other=2))
+    other = columns(at_arrival(variant, other=1), at_arrival(variant, other=2))
+    assert len(match) >= 3
+    assert len(other) >= 3
+    assert match.max() < width / 2 <= other.min()
+
+
+def test_at_arrival_an_object_is_5_to_6_pixels_wide_on_the_full_level():
+    """312 u away; a sphere is 32 u wide: 96 / 2 * 32 / 312 = 4.9 pixels, and what part of pixels add."""
+    sphere = 3 * 10
+    seen = columns(at_arrival(match=sphere, other=1), at_arrival(match=sphere + 1, other=1))
+    assert 4 <= len(seen) <= 6
+
+
+def test_objects_on_the_small_level_fill_a_good_part_of_the_view():
+    seen = (at_arrival("small", other=1) != at_arrival("small", other=2)).any(2)
+    assert seen.sum() >= 40
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_room_1_shows_nothing_of_the_choice(variant):
+    a = view(variant, other=1, match_side=0)
+    assert (a == view(variant, other=2, match_side=1)).all()
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_room_2_shows_nothing_of_the_example(variant):
+    a = at_arrival(variant, match=0, other=1, match_side=0, example_side=0)
+    b = at_arrival(variant, match=1, other=0, match_side=1, example_side=1)
+    assert (a == b).all(), "the same two objects look the same, whichever is the match"
+
+
+def test_every_yaw_and_place_of_a_room_can_be_drawn():
+    config = RoomsConfig(image_height=24, image_width=32, hud=False)
+    env = RoomsVectorEnv(512, config)
+    env.reset(seed=1)
+    rng = np.random.default_rng(0)
+    env.state.yaw[:] = rng.uniform(-180, 180, 512)
+    env.state.pitch[:] = rng.uniform(-60, 60, 512)
+    env.state.room[:] = np.repeat([ROOM_1, ROOM_2], 256)
+    env.state.x[:] = np.concatenate([rng.uniform(-240, 112, 256), rng.uniform(400, 625, 256)])
+    env.state.y[:] = rng.uniform(-230, 112, 512)
+    images = env.set_state(env.get_state())
+    assert images.shape == (512, 24, 32, 3)
+    assert (images.max((1, 2, 3)) > images.min((1, 2, 3))).all()
+
+
+@pytest.mark.parametrize("colour", range(3))
+def test_objects_show_their_colour(colour):
+    sphere = 3 * 10 + colour
+    near = view(room=ROOM_2, x=510.0, y=64.0, match=sphere, frame=0)
+    wanted = np.array(LEVEL_COLOURS[colour])
+    cosine = (near @ wanted) / np.linalg.norm(near, axis=2) / np.linalg.norm(wanted)
+    assert ((cosine > 0.9995) & (near.max(2) > 0.7 * wanted.max())).sum() > 150
+
+
+def test_objects_spin_once_in_2_048_seconds_and_bob():
+    cube = 3 * 4
+    frames = [view(room=ROOM_2, x=510.0, y=64.0, match=cube, frame=f) for f in (0, 10, 20)]
+    assert (frames[0] != frames[1]).any()
+    assert (frames[1] != frames[2]).any()
+    still = RoomsConfig(hud=False, bob_height=0.0, glow_pulse=0.0, spin_seconds=2.0)
+    a, b = (view(still, room=ROOM_2, x=510.0, y=64.0, match=cube, frame=f) for f in (0, 120))
+    assert (a != b).any(2).sum() <= 2, "but for rounding at an edge"
+
+
+def test_the_display_shows_the_running_score_bottom_right_and_the_clock_top_right():
+    off = view(RoomsConfig(hud=False))
+    assert set(columns(view(), off)) <= {*range(2, 30), *range(78, 96)}
+    changed = view(score=37.0) != view(score=0.0)
+    assert changed[60:, 80:].any()
+    assert not changed[:60].any()
+    late = view(frame=0) != view(frame=0, x=-232.0)
+    assert not late.any()
+    on, off = view(frame=300), view(RoomsConfig(hud=False), frame=300)
+    assert (on[:10, 78:] != off[:10, 78:]).any()
+
+
+def test_negative_and_long_scores_fit():
+    for score in (-120.0, 9999.0):
+        assert (view(score=score) != view(score=0.0)).any()
