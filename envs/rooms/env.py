@@ -27,7 +27,7 @@ class RoomsEnv(gymnasium.Env[NDArray[np.uint8], int]):
     def __init__(self, config: RoomsConfig | str = "full", render_mode: str | None = None) -> None:
         self.vector = RoomsVectorEnv(1, config)
         self.config = self.vector.config
-        self.metadata = {**self.metadata, "render_fps": 60 / self.config.action_repeat}
+        self.metadata = {name: value for name, value in self.vector.metadata.items() if name != "autoreset_mode"}
         self.observation_space = self.vector.single_observation_space
         self.action_space = self.vector.single_action_space
         self.render_mode = render_mode

@@ -238,6 +238,8 @@ def test_reference_scores():
     for variant in VARIANTS:
         scores = envs.reference_scores(f"rooms:{variant}")
         assert scores["oracle"] > scores["random"]
+        assert envs.oracle_normalised(scores["oracle"], f"rooms:{variant}") == pytest.approx(100.0)
+    assert envs.oracle_normalised(1.0, "rooms:small,object_scale=2.0") is None
     assert envs.reference_scores("rooms:small,object_scale=2.0") == {"human": None, "random": None, "oracle": None}
     assert envs.human_normalised(65.9, "rooms:full") == pytest.approx(100.0)
     assert envs.human_normalised(0.312, "rooms:full") == pytest.approx(0.0)
@@ -246,8 +248,7 @@ def test_reference_scores():
         envs.reference_scores("rooms:large")
 
 
-def test_small_is_quick_and_hides_nothing_in_code():
-    """22 trials of 8 steps for an oracle: what makes it learnable on a CPU, all in fields of its config."""
+def test_an_oracle_has_about_20_trials_an_episode_on_the_small_level():
     env = RoomsVectorEnv(8, "small")
     env.reset(seed=0)
     scores = np.zeros(8)

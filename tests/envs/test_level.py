@@ -110,6 +110,20 @@ def test_pickup_zone(side, dx, dy, touches):
     assert infos["correct_choices"].tolist() == [0, int(touches)]
 
 
+def test_nobody_leaves_the_rooms():
+    """Random players stay out of every solid, and within the room they are in."""
+    env, rng = start(STEPS, 64), np.random.default_rng(1)
+    hurried = rng.integers(0, 9, 64)
+    for _ in range(170):
+        hurried = np.where(rng.random(64) < 0.1, rng.integers(0, 9, 64), hurried)
+        env.step(hurried)
+        x, y, solids = env.state.x, env.state.y, env.level.solids
+        inside = (solids[:, :1] < x) & (x < solids[:, 2:3]) & (solids[:, 1:2] < y) & (y < solids[:, 3:])
+        assert not inside.any()
+        assert ((x < 200) == (env.state.room == ROOM_1)).all()
+    assert (env.state.x > 200).any()
+
+
 def test_the_example_cannot_be_touched():
     """Running at the example from every side ends at its fence."""
     for x, y, yaw in ((-200, 64, 0), (40, -20, 90), (112, 110, 180), (-60, 64, 0)):
