@@ -5,6 +5,7 @@ has fresh environments and fresh memory. Ray itself is started and stopped by th
 """
 
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,10 @@ class RemoteActor:
         self.unroll_length = config.unroll_length
         self.actor = make_actor(actor_id, incarnation)
         self.version = -1
+
+    def pid(self) -> int:
+        """The process."""
+        return os.getpid()
 
     def unroll(self, weights: dict[str, np.ndarray], version: int) -> Unroll:
         """Unrolls with the given weights, which are loaded only if they are new."""

@@ -72,5 +72,5 @@ class Vision(nn.Module):
                 f"got {images.dtype} {list(images.shape)}"
             )
         # NHWC memory is what channels_last means: the permuted view needs no copy.
-        scaled = images.to(self.linear.weight.dtype).mul_(1 / 255).permute(0, 3, 1, 2)
+        scaled = images.to(self.linear.weight.dtype).sub_(127.5).mul_(1 / 63.75).permute(0, 3, 1, 2)
         return torch.relu(self.linear(self.convolutions(scaled).flatten(1)))

@@ -5,6 +5,7 @@ Bad input ends with one line on standard error and exit status 2, before any wor
 
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(f"expected a command out of {', '.join(commands)}, got {name!r}")
     handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S")
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
+    # The commands say themselves which checkpoints they skipped.
+    warnings.filterwarnings("ignore", message="skipped checkpoint")
     try:
         commands[name](rest)
     except UserError as error:

@@ -1,6 +1,6 @@
 """The whole configuration of a run, and its way into `config.json` and back.
 
-What each part means stands beside what it configures (`agent`, `actors`, `learner`, `envs`); presets are in `presets.py`.
+What each part means stands beside what it configures (`agent`, `actors`, `learner`, `envs`); presets are elsewhere.
 """
 
 import dataclasses
@@ -67,20 +67,20 @@ class RunConfig:
         return next(name for name, (config, _) in CORES.items() if type(self.agent.core) is config)
 
 
-def to_json(config: RunConfig) -> str:
-    """The configuration as text; the core's name stands beside its fields."""
+def to_plain(config: RunConfig) -> dict[str, Any]:
+    """The configuration as JSON can hold it; the core's name stands beside its fields."""
     plain = dataclasses.asdict(config)
     plain["agent"]["core"] = {"name": config.core_name, **plain["agent"]["core"]}
-    return json.dumps(plain, indent=2)
+    return plain
 
 
-def from_json(text: str) -> RunConfig:
-    """The configuration that `to_json` wrote.
+def from_plain(plain: dict[str, Any]) -> RunConfig:
+    """The configuration that `to_plain` took apart.
 
     Raises:
-        ValueError: if it is not JSON or a field is unknown, missing or impossible.
+        ValueError: if a field is unknown or impossible, or the core has no name that is known.
     """
-    return _build(RunConfig, json.loads(text), "config")
+    return _build(RunConfig, plain, "config")
 
 
 def _build(kind: Any, plain: Any, where: str) -> Any:
@@ -111,6 +111,6 @@ def read_config(run: Path) -> RunConfig:
     if not path.is_file():
         raise FileNotFoundError(f"{run} is not a run: expected a folder with config.json, made by `compressive launch`")
     try:
-        return from_json(path.read_text())
+        return from_plain(json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error

@@ -1,5 +1,6 @@
 """`compressive launch`: trains an agent, then evaluates and films it. The loop itself is in `training.py`."""
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -11,18 +12,14 @@ import torch
 import tyro
 from rich.console import Console
 
-from agent.core import CORES
 from commands import UserError
-from commands.config import RunConfig, read_config, to_json
+from commands.config import RunConfig, read_config, to_plain
 from commands.display import TerminalDisplay, quantity, table
 from commands.evaluate import evaluation_rows, evaluation_summary, film, play
 from commands.presets import make_preset
 from commands.training import Trainer, stop_on_signals
 from envs import make_vector, prepare
 from learner import checkpoints
-
-NameOfCore = str
-CORE_NAMES = ", ".join(CORES)
 
 
 @dataclass(frozen=True)
@@ -35,13 +32,12 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(RunConfig):
     """Trains an agent with IMPALA; then evaluates it and writes a video.
 
     The options' defaults are those of the preset and core that are named; `--preset paper --help` shows the paper's.
     """
 
-    config: tyro.conf.OmitArgPrefixes[RunConfig]
     core: str = "compressive"
     """Recurrent core: compressive, transformer-xl, lstm or memoryless."""
     run: Path | None = None
@@ -54,6 +50,11 @@ class Options:
     """Join the Ray cluster at this address instead of starting one on this machine."""
     threads: int = 1
     """CPU threads of the learner."""
+
+    @property
+    def config(self) -> RunConfig:
+        """What belongs to the run, without what belongs to this launch of it."""
+        return RunConfig(**{field.name: getattr(self, field.name) for field in dataclasses.fields(RunConfig)})
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -70,8 +71,8 @@ def parse(arguments: Sequence[str]) -> Options:
             Options,
             prog="compressive launch",
             args=list(arguments),
-            default=Options(config, core=start.core),
-            config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
+            default=Options(**vars(config), core=start.core),
+            config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
         )
     except (ValueError, FileNotFoundError) as error:
         raise UserError(str(error)) from error
@@ -95,8 +96,8 @@ def launch(arguments: Sequence[str]) -> None:
         except (ValueError, ImportError) as error:
             raise UserError(str(error)) from error
     with _lock(run, resume=options.resume is not None):
-        checkpoints.write_text(run / "config.json", to_json(config))
-        _train(options, config, run, console, envs.single_observation_space.shape)
+        checkpoints.write_json(run / "config.json", to_plain(config))
+        _train(options, config, run, console, envs.single_observation_space.shape or ())
 
 
 def _train(options: Options, config: RunConfig, run: Path, console: Console, shape: tuple[int, ...]) -> None:
@@ -131,7 +132,7 @@ def _train(options: Options, config: RunConfig, run: Path, console: Console, sha
         console.print(f"stopped at {quantity(trainer.frames)} frames; go on with: compressive launch --resume {run}")
         return
     seconds = time.monotonic() - begin
-    agent = trainer.learner.agent.to("cpu")
+    agent = trainer.agent.to("cpu")
     with console.status(f"evaluating {config.eval_episodes} episodes"):
         summary = evaluation_summary(play(config, agent, config.eval_episodes), config.env)
     checkpoints.write_json(run / "evaluation.json", summary)
@@ -142,7 +143,7 @@ def _train(options: Options, config: RunConfig, run: Path, console: Console, sha
         with console.status("filming"):
             video = film(config, agent, run / "videos" / "final.mp4", config.video_episodes)
         rows["video"] = str(video)
-    rows["checkpoint"] = str(checkpoints.list_checkpoints(run)[-1])
+    rows["checkpoint"] = str(trainer.saved)
     rows["curves"] = f"tensorboard --logdir {run}"
     rows["metrics"] = str(run / "metrics.jsonl")
     rows["again"] = f"compressive evaluate {run}"

@@ -5,7 +5,14 @@ from typing import Any
 
 from actors import ActorsConfig
 from agent import AgentConfig
-from agent.core import CORES, CompressiveTransformerConfig, LSTMConfig, MemorylessConfig, TransformerXLConfig
+from agent.core import (
+    CORES,
+    CompressiveTransformerConfig,
+    CoreConfig,
+    LSTMConfig,
+    MemorylessConfig,
+    TransformerXLConfig,
+)
 from commands.config import RunConfig
 from learner.learner import LearnerConfig
 
@@ -23,7 +30,7 @@ def cpu(core: str = "compressive") -> RunConfig:
         "segment_size": 16,
         "norm": "pre",
     }
-    cores = {
+    cores: dict[str, CoreConfig] = {
         "compressive": CompressiveTransformerConfig(
             **transformer, memory_size=16, compressed_size=16, compression_rate=4
         ),
@@ -58,7 +65,7 @@ def paper(core: str = "compressive") -> RunConfig:
         "norm": "pre",
         "gate": "gru",
     }
-    cores = {
+    cores: dict[str, CoreConfig] = {
         "compressive": CompressiveTransformerConfig(
             **transformer, memory_size=64, compressed_size=64, compression_rate=4
         ),

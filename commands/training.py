@@ -4,7 +4,6 @@ Everything that is specific to a command line or a terminal is elsewhere (`launc
 """
 
 import dataclasses
-import json
 import logging
 import math
 import signal
@@ -20,18 +19,19 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from learner.metrics import MetricsWriter
 from torch import Tensor
 
 from actors import Actor, Episode, LocalPool, Pool, PoolStatus
+from actors.actor import check_environment
 from actors.evaluation import correct_fraction
 from agent import Agent
 from agent.core import concatenate_states
-from commands.config import RunConfig, to_json
+from commands.config import RunConfig, to_plain
 from envs import human_normalised, make_vector, oracle_normalised
 from learner import checkpoints
 from learner.diagnostics import attention_mass
 from learner.learner import Learner
+from learner.metrics import MetricsWriter
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,8 @@ def make_agent(config: RunConfig) -> Agent:
     """The run's network with fresh weights (from torch's global generator)."""
     envs = make_vector(config.env, 1)
     try:
-        return Agent(config.agent, envs.single_observation_space.shape, int(envs.single_action_space.n))
+        check_environment(envs)
+        return Agent(config.agent, envs.single_observation_space.shape or (), int(envs.single_action_space.n))  # type: ignore[attr-defined]
     finally:
         envs.close()
 
@@ -139,12 +140,14 @@ class Trainer:
         self.config, self.run, self.local = config, run, local
         torch.manual_seed(config.seed)
         self.action_repeat = action_repeat(config.env)
-        self.learner = Learner(make_agent(config), config.learner, max(1, config.frames // self.action_repeat))
+        self.agent = make_agent(config)
+        self.learner = Learner(self.agent, config.learner, max(1, config.frames // self.action_repeat))
         self.episodes = 0
         self.recent: deque[Episode] = deque(maxlen=200)
         self.generation = 0
         self.pool_state: dict[str, Tensor] = {}
         self.restored: checkpoints.Checkpoint | None = None
+        self.saved: Path | None = None
         if resume:
             self._restore(checkpoints.load_latest(run))
 
@@ -173,9 +176,10 @@ class Trainer:
             "generation": self.generation,
             "recent": [dataclasses.asdict(episode) for episode in self.recent],
             "rng": checkpoints.rng_state(),
-            "config": json.loads(to_json(self.config)),
+            "config": to_plain(self.config),
         }
-        return checkpoints.save(self.run, self.learner.steps, parts, state, self.config.keep_checkpoints)
+        self.saved = checkpoints.save(self.run, self.learner.steps, parts, state, self.config.keep_checkpoints)
+        return self.saved
 
     def train(self, display: Display, stop: StopRequest) -> None:
         """Trains until the run's frames are reached or a stop is requested; leaves a checkpoint either way."""
@@ -196,7 +200,7 @@ class Trainer:
                     self.episodes += len(unroll.episodes)
                 display.update(self._progress(clock.rate(learner.steps), pool.status()))
                 if learner.version % config.log_every == 0:
-                    metrics |= attention_mass(learner.agent, trajectory) | self._row(clock, pool.status())
+                    metrics |= attention_mass(self.agent, trajectory) | self._row(clock, pool.status())
                     writer.write(learner.steps, metrics)
                 if time.monotonic() - saved > config.checkpoint_seconds:
                     self.save(pool)

@@ -1,0 +1,52 @@
+# The two commands that matter: `make train` and `make test`. Each sets up a virtual environment in .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+TORCH := $(shell grep -o 'torch==[0-9.]*' pyproject.toml)
+CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv train test lint format bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@echo "  options of a command: make train ARGS='--core lstm --seed 1'"
+
+venv: $(READY)  ## create .venv with everything that training and tests need
+
+# Without a GPU the CPU build of torch is taken, from wherever pip finds one, so that no CUDA packages are downloaded.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 11) <= v <= (3, 13) and f"Python 3.11 to 3.13 is needed, {sys.executable} is {v[0]}.{v[1]}; name another: make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (once; a few minutes)"
+	@if ! command -v nvidia-smi >/dev/null 2>&1 && ! $(BIN)/python -c 'import torch' 2>/dev/null; then \
+		if $(BIN)/pip install --quiet --dry-run --no-deps --report - $(TORCH) | grep -q '+cpu'; \
+		then $(BIN)/pip install --quiet $(TORCH); \
+		else $(BIN)/pip install --quiet --extra-index-url $(CPU_INDEX) $(TORCH); fi; fi
+	@$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+train: venv  ## train the Compressive Transformer agent on two CPU cores, about 20 minutes
+	$(BIN)/compressive launch --preset cpu $(ARGS)
+
+test: venv  ## run all tests, under 10 minutes on two cores
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: venv  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: venv  ## mend the style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: venv  ## side-by-side speed measurements, one JSON object each
+	@for script in benchmarks/*.py; do echo "# $$script" >&2; $(BIN)/python $$script || exit 1; done
+
+clean:  ## remove caches, not runs
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

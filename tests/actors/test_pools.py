@@ -1,0 +1,219 @@
+"""One contract suite for every pool, with an environment that counts and an agent that notices a wrong state."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import ray
+import torch
+from gymnasium.vector import AutoresetMode
+
+from actors import ActorsConfig, LocalPool, Pool, Unroll
+from actors.actor import Actor
+from actors.ray_pool import MAX_FAILURES, RayPool
+from agent.trajectory import acted, validate
+from tests.actors import counting
+from tests.actors.counting import CountingAgent, CountingEnv, make_counting_actor
+
+ENVS, LENGTH = 3, 8
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
+    ray.cloudpickle.register_pickle_by_value(counting)
+    yield
+    ray.shutdown()
+
+
+MakePool = Callable[..., Any]
+
+
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def make_pool(request: pytest.FixtureRequest) -> MakePool:
+    if request.param == "ray":
+        request.getfixturevalue("cluster")
+
+    @contextmanager
+    def make(build: Any = None, **config: int) -> Iterator[Pool]:
+        actors = ActorsConfig(**{"num_actors": 2, "envs_per_actor": ENVS, "unroll_length": LENGTH, **config})
+        build = build or partial(make_counting_actor, ENVS)
+        if request.param == "ray":
+            pool: Pool = RayPool(build, actors, {"num_cpus": 0.5})
+        else:
+            pool = LocalPool(build, actors)
+        with pool:
+            yield pool
+
+    return make
+
+
+def weights(marker: float) -> dict[str, torch.Tensor]:
+    return {"marker": torch.tensor([marker])}
+
+
+def no_wrong_state(unroll: Unroll) -> None:
+    validate(unroll.trajectory)
+    assert not unroll.trajectory.policy_logits.any(), "an environment got a state that is not its own"
+
+
+def test_no_environment_receives_the_state_of_another(make_pool: MakePool) -> None:
+    with make_pool() as pool:
+        pool.publish(weights(0), 0)
+        for update in range(12):
+            unroll = pool.get()
+            no_wrong_state(unroll)
+            trajectory = unroll.trajectory
+            # The learner replays from the state at the trajectory's first step: it must agree, too.
+            replayed = CountingAgent()(
+                trajectory.observation,
+                trajectory.last_action,
+                trajectory.reward,
+                trajectory.reset,
+                trajectory.core_state,
+            )
+            assert not replayed.policy_logits.any()
+            pool.publish(weights(update), update + 1)
+
+
+def test_a_shuffled_state_is_noticed() -> None:
+    actor = make_counting_actor(ENVS, 0, 0)
+    actor.unroll(LENGTH)
+    actor.core_state = actor.core_state._replace(last=actor.core_state.last.flip(0))
+    assert actor.unroll(LENGTH).trajectory.policy_logits.any()
+
+
+def test_unrolls_of_an_actor_follow_each_other(make_pool: MakePool) -> None:
+    last: dict[int, torch.Tensor] = {}
+    with make_pool(in_flight=2) as pool:
+        pool.publish(weights(0), 0)
+        for unrolls in range(10_000):  # processes do not start at the same time
+            if unrolls >= 10 and len(last) == 2:
+                break
+            trajectory = pool.get().trajectory
+            actor = int(trajectory.actor_id[0])
+            if actor in last:
+                torch.testing.assert_close(trajectory.observation[:, 0], last[actor])
+            last[actor] = trajectory.observation[:, -1]
+    assert set(last) == {0, 1}
+
+
+def test_trajectory_says_when_episodes_begin_and_end(make_pool: MakePool) -> None:
+    with make_pool(num_actors=1) as pool:
+        pool.publish(weights(0), 0)
+        unrolls = [pool.get() for _ in range(4)]
+    parts = [unroll.trajectory for unroll in unrolls]
+    steps = torch.cat([part.observation[:, :-1, 2] for part in parts], dim=1)
+    episode = torch.cat([part.observation[:, :-1, 1] for part in parts], dim=1)
+    discount = torch.cat([part.discount[:, :-1] for part in parts], dim=1)
+    effective = torch.cat([acted(part) for part in parts], dim=1)
+    reset = torch.cat([part.reset[:, :-1] for part in parts], dim=1)
+    lengths = torch.arange(ENVS)[:, None] + 5
+    assert torch.equal(reset, steps == 0)
+    assert torch.equal(effective, steps < lengths)
+    # Even episodes terminate, odd ones are truncated and keep their discount.
+    assert torch.equal(discount == 0, (steps == lengths) & (episode % 2 == 0))
+    ended = [episode for unroll in unrolls for episode in unroll.episodes]
+    assert ended
+    for one in ended:
+        length = 5 + one.environment
+        assert one.steps == length
+        assert one.score == length * (length + 1) / 2
+        assert one.metrics == {"evens": length // 2}
+
+
+def test_weights_arrive_with_their_version(make_pool: MakePool) -> None:
+    with make_pool(num_actors=1) as pool:
+        pool.publish(weights(0), 0)
+        seen = []
+        for version in range(1, 6):
+            trajectory = pool.get().trajectory
+            seen.append(int(trajectory.version[0]))
+            pool.publish(weights(float(version)), version)
+        assert seen == sorted(seen)
+        assert seen[-1] >= 3, "new weights must reach the actor within the unrolls in flight"
+
+
+@pytest.mark.ray
+def test_killed_actor_comes_back_with_fresh_memory(cluster: None) -> None:
+    config = ActorsConfig(num_actors=2, envs_per_actor=ENVS, unroll_length=LENGTH)
+    with RayPool(partial(make_counting_actor, ENVS), config, {"num_cpus": 0.5}) as pool:
+        victim = ray.get(pool.handles[0].pid.remote())
+        pool.publish(weights(0), 0)
+        for _ in range(6):
+            no_wrong_state(pool.get())
+        os.kill(victim, signal.SIGKILL)
+        begin, uids = time.monotonic(), set()
+        while not (pool.status().restarts == 1 and pool.status().alive == 2):
+            unroll = pool.get()
+            no_wrong_state(unroll)
+            assert time.monotonic() - begin < 60, "the actor did not come back"
+        for _ in range(6):
+            unroll = pool.get()
+            no_wrong_state(unroll)
+            uids |= set(unroll.trajectory.observation[:, 0, 0].long().tolist())
+        assert len(uids) == 2 * ENVS, "both actors deliver"
+        assert ray.get(pool.handles[0].pid.remote()) != victim
+
+
+@pytest.mark.ray
+def test_a_bug_in_an_actor_is_raised_and_not_retried(cluster: None) -> None:
+    def broken(actor_id: int, incarnation: int) -> Actor:
+        actor = make_counting_actor(ENVS, actor_id, incarnation)
+        actor.envs.step = lambda actions: 1 / 0  # type: ignore[method-assign]
+        return actor
+
+    with RayPool(broken, ActorsConfig(num_actors=1, envs_per_actor=ENVS), {"num_cpus": 0.5}) as pool:
+        pool.publish(weights(0), 0)
+        with pytest.raises(ray.exceptions.RayTaskError, match="division by zero"):
+            pool.get()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_actor_that_dies_again_and_again_stops_the_run(cluster: None) -> None:
+    def suicidal(actor_id: int, incarnation: int) -> Actor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    with RayPool(suicidal, ActorsConfig(num_actors=1, envs_per_actor=ENVS), {"num_cpus": 0.5}) as pool:
+        pool.publish(weights(0), 0)
+        with pytest.raises(RuntimeError, match=f"actor 0 died {MAX_FAILURES + 1} times in a row"):
+            pool.get()
+
+
+def test_resumed_actor_goes_on_exactly_where_it_can_and_afresh_where_it_cannot() -> None:
+    actor = make_counting_actor(ENVS, 0, 0)
+    actor.unroll(LENGTH)
+    again = make_counting_actor(ENVS, 0, 1)
+    again.load_state_dict(actor.state_dict())  # the counting environment has no get_state: fresh episodes, fresh memory
+    assert not again.unroll(LENGTH).trajectory.policy_logits.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metadata": {"autoreset_mode": AutoresetMode.SAME_STEP}}, "autoreset_mode: expected"),
+        ({"single_action_space": CountingEnv(1).single_observation_space}, "action space: expected Discrete"),
+        ({"single_observation_space": CountingEnv(1).single_action_space}, "observation space: expected a Box"),
+    ],
+)
+def test_unsupported_environments_are_refused(change: dict[str, Any], message: str) -> None:
+    envs = CountingEnv(2)
+    for name, value in change.items():
+        setattr(envs, name, value)
+    with pytest.raises(ValueError, match=message):
+        Actor(envs, CountingAgent(), 0, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("field", ["num_actors", "envs_per_actor", "unroll_length", "in_flight"])
+def test_impossible_numbers_are_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        ActorsConfig(**{field: 0})

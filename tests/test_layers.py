@@ -1,0 +1,34 @@
+"""Imports go one way only: the table of docs/decisions.md, kept by reading every import statement."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ALLOWED = {
+    "agent": set(),
+    "envs": set(),
+    "actors": {"agent", "envs"},
+    "learner": {"agent"},
+    "commands": {"agent", "envs", "actors", "learner"},
+}
+RAY_ALLOWED = {"actors/ray_pool.py", "commands/launch.py"}
+
+
+def imported(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.split(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_imports_follow_the_layers(package: str) -> None:
+    files = list((ROOT / package).rglob("*.py"))
+    assert files
+    for path in files:
+        ours = imported(path) & set(ALLOWED) - {package}
+        assert ours <= ALLOWED[package], f"{path.relative_to(ROOT)} imports {ours - ALLOWED[package]}"
+        if "ray" in imported(path):
+            assert str(path.relative_to(ROOT)) in RAY_ALLOWED, f"{path.relative_to(ROOT)} imports ray"
