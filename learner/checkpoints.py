@@ -158,7 +158,7 @@ def _read(path: Path) -> Checkpoint:
         content = json.loads((path / "state.json").read_bytes())
         digest = content.pop("sha256")
         intact = digest == _digest_json(content)
-    except (ValueError, AttributeError, KeyError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise ValueError("state.json is damaged") from error
     if not intact:
         raise ValueError("state.json is not what was written (its SHA-256 differs)")

@@ -1,0 +1,419 @@
+"""One update against the same update written out, what it must not touch, and three problems it must learn."""
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from agent.trajectory import Trajectory
+from learner.learner import Learner, LearnerConfig, resolve_device
+
+CPU = LearnerConfig(device="cpu")
+
+
+def make(agent, total_steps: int = 1000, **changes) -> Learner:
+    return Learner(agent, dataclasses.replace(CPU, **changes), total_steps)
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def literal_targets(batch: Trajectory, rewards, values, logits, gamma):
+    """V-trace with thresholds of 1, step by step in Python floats."""
+    rows, steps = batch.action.shape
+    vs, advantages = values.clone(), torch.zeros(rows, steps)
+    for b in range(rows):
+        for t in reversed(range(steps)):
+            if batch.reset[b, t + 1]:
+                continue
+            action = batch.action[b, t]
+            rho = min(1.0, (logits[b, t].softmax(-1)[action] / batch.policy_logits[b, t].softmax(-1)[action]).item())
+            discount = gamma * batch.discount[b, t + 1]
+            advantages[b, t] = rho * (rewards[b, t + 1] + discount * vs[b, t + 1] - values[b, t])
+            delta = rho * (rewards[b, t + 1] + discount * values[b, t + 1] - values[b, t])
+            vs[b, t] = values[b, t] + delta + discount * rho * (vs[b, t + 1] - values[b, t + 1])
+    return vs, advantages
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_an_update_is_what_the_paper_says(tiny_agent, trajectory, reduction, clip):
+    batch, agent, reference = trajectory(4, 6), tiny_agent(), tiny_agent()
+    learner = make(
+        agent,
+        reduction=reduction,
+        max_gradient_norm=clip,
+        discount=0.9,
+        entropy_cost=0.01,
+        baseline_cost=0.7,
+        reward_clipping="abs_one",
+        reward_scale=0.5,
+        learning_rate=0.01,
+    )
+    metrics = learner.update(batch)
+    assert agent.calls == 1
+
+    output = reference(batch.observation, batch.last_action, batch.reward, batch.reset, batch.core_state)
+    values, logits = output.value.detach(), output.policy_logits.detach()
+    vs, advantages = literal_targets(batch, 0.5 * batch.reward.clamp(-1, 1), values, logits, 0.9)
+    acting = [(b, t) for b in range(4) for t in range(6) if not batch.reset[b, t + 1]]
+    count = len(acting)
+    assert 0 < count < 24
+    log_pi = output.policy_logits.log_softmax(-1)
+    scale = 1 / count if reduction == "mean" else 1.0
+    policy = scale * sum(-log_pi[b, t, batch.action[b, t]] * advantages[b, t] for b, t in acting)
+    baseline = scale * 0.7 * sum(0.5 * (vs[b, t] - output.value[b, t]) ** 2 for b, t in acting)
+    entropy = -sum((log_pi[b, t].exp() * log_pi[b, t]).sum() for b, t in acting)
+    total = policy + baseline - scale * 0.01 * entropy + output.losses["compression/layer_0"]
+    total.backward()
+    compression = reference.compression_parameters()
+    main = [parameter for name, parameter in reference.named_parameters() if not name.startswith("compression")]
+    norms = [math.sqrt(sum(p.grad.square().sum().item() for p in group)) for group in (main, compression)]
+    if clip is not None:
+        assert min(norms) > clip
+        for group, norm in zip((main, compression), norms):
+            for parameter in group:
+                parameter.grad *= clip / norm
+    torch.optim.Adam(reference.parameters(), lr=0.01, betas=(0.9, 0.999), eps=1e-6).step()
+
+    for name, parameter in reference.named_parameters():
+        torch.testing.assert_close(learner.weights()[name], parameter.detach(), rtol=1e-4, atol=1e-5)
+    assert metrics["loss/total"] == pytest.approx(total.item(), rel=1e-5)
+    assert metrics["loss/policy"] == pytest.approx(policy.item(), rel=1e-4)
+    assert metrics["loss/baseline"] == pytest.approx(baseline.item(), rel=1e-5)
+    assert metrics["loss/entropy"] == pytest.approx(-0.01 * scale * entropy.item(), rel=1e-5)
+    assert metrics["loss/compression/layer_0"] == pytest.approx(output.losses["compression/layer_0"].item())
+    assert metrics["policy/entropy"] == pytest.approx(entropy.item() / count, rel=1e-5)
+    assert metrics["gradient/norm"] == pytest.approx(norms[0], rel=1e-4)
+    assert metrics["gradient/compression_norm"] == pytest.approx(norms[1], rel=1e-4)
+    assert metrics["value/mean"] == pytest.approx(sum(values[b, t].item() for b, t in acting) / count, rel=1e-4)
+    assert learner.steps == count
+    assert learner.version == 1
+
+
+def test_compression_and_task_do_not_touch_each_other(tiny_agent, trajectory):
+    """Either may be multiplied by a million, and be clipped for it, and the other learns exactly the same numbers."""
+
+    def learn(updates, compression_scale=1.0, baseline_cost=0.5):
+        learner = make(tiny_agent(compression_scale), max_gradient_norm=0.1, baseline_cost=baseline_cost)
+        norms = [learner.update(trajectory(4, 6, seed)) for seed in range(updates)][-1]
+        every = learner.weights()
+        compression = {name: every.pop(name) for name in list(every) if name.startswith("compression")}
+        return every, compression, norms["gradient/norm"], norms["gradient/compression_norm"]
+
+    main, _, _, norm = learn(3)
+    main_beside_loud, _, _, loud_norm = learn(3, compression_scale=1e6)
+    assert loud_norm > 1e5 * norm > 0.1
+    assert same(main, main_beside_loud)
+    # Only the first update: after it, another task has made other features for the compression to learn.
+    _, compression, norm, _ = learn(1)
+    _, compression_beside_loud, loud_norm, _ = learn(1, baseline_cost=1e6)
+    assert loud_norm > 1e5 * norm > 0.1
+    assert same(compression, compression_beside_loud)
+
+
+def test_steps_that_do_not_act_teach_nothing(tiny_agent, trajectory):
+    batch = trajectory(8, 10)
+    idle = batch.reset[:, 1:]
+    assert idle.any()
+    changed = batch._replace(
+        action=torch.where(idle, 1 - batch.action, batch.action),
+        policy_logits=torch.where(idle[..., None], 50.0 * batch.policy_logits, batch.policy_logits),
+    )
+    learners = [make(tiny_agent()) for _ in range(2)]
+    metrics = [learner.update(each) for learner, each in zip(learners, (batch, changed))]
+    assert metrics[0] == metrics[1]
+    assert same(learners[0].weights(), learners[1].weights())
+    assert learners[0].steps == int((~idle).sum())
+
+
+def test_the_state_is_detached_and_left_as_it_was(tiny_agent, trajectory):
+    batch = trajectory(2, 4)
+    hidden = batch.core_state.hidden.clone().requires_grad_()
+    make(tiny_agent()).update(batch._replace(core_state=batch.core_state._replace(hidden=hidden * 1.0)))
+    assert hidden.grad is None
+    assert torch.equal(hidden, batch.core_state.hidden)
+
+
+def test_policy_lag_is_in_versions(tiny_agent, trajectory):
+    learner = make(tiny_agent())
+    learner.version = 10
+    metrics = learner.update(trajectory(3, 4)._replace(version=torch.tensor([10, 9, 5])))
+    assert metrics["policy_lag/mean"] == 2.0
+    assert metrics["policy_lag/max"] == 5.0
+
+
+def test_on_policy_weights_are_one(tiny_agent, trajectory):
+    batch, agent = trajectory(3, 5), tiny_agent()
+    with torch.no_grad():
+        output = agent(batch.observation, batch.last_action, batch.reward, batch.reset, batch.core_state)
+    metrics = make(agent).update(batch._replace(policy_logits=output.policy_logits[:, :-1] + 3.0))
+    assert metrics["importance/mean_rho"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_schedules_are_linear_in_steps_and_end(tiny_agent, trajectory):
+    learner = make(
+        tiny_agent(),
+        total_steps=100,
+        learning_rate=0.5,
+        learning_rate_schedule="linear",
+        entropy_cost=0.3,
+        entropy_cost_end=0.1,
+    )
+    assert (learner.learning_rate, learner.entropy_cost) == (0.5, 0.3)
+    learner.steps = 50
+    assert (learner.learning_rate, learner.entropy_cost) == (pytest.approx(0.25), pytest.approx(0.2))
+    metrics = learner.update(trajectory(1, 2))
+    assert (metrics["learning_rate"], metrics["entropy_cost"]) == (pytest.approx(0.25), pytest.approx(0.2))
+    learner.steps = 1000
+    before = learner.weights()
+    assert (learner.learning_rate, learner.entropy_cost) == (0.0, pytest.approx(0.1))
+    learner.update(trajectory(1, 2))
+    assert same(before, learner.weights())
+
+
+@pytest.mark.parametrize("changes", [{}, {"optimiser": "rmsprop", "rmsprop_momentum": 0.5}])
+def test_a_restored_learner_goes_on_exactly(tiny_agent, trajectory, changes):
+    changes |= {"learning_rate_schedule": "linear", "learning_rate": 0.01}
+    straight = make(tiny_agent(), **changes)
+    for seed in range(3):
+        straight.update(trajectory(4, 6, seed))
+    saved = straight.state_dict()
+    kept = copy.deepcopy(saved)
+    expected = [straight.update(trajectory(4, 6, seed)) for seed in range(3, 6)]
+
+    agent = tiny_agent()
+    with torch.no_grad():
+        for parameter in agent.parameters():
+            parameter.add_(1.0)
+    resumed = make(agent, **changes)
+    resumed.load_state_dict(saved)
+    assert resumed.version == 3
+    assert [resumed.update(trajectory(4, 6, seed)) for seed in range(3, 6)] == expected
+    assert same(straight.weights(), resumed.weights())
+    assert resumed.steps == straight.steps
+    # Neither learner wrote into the state that they shared.
+    assert same(saved["weights"], kept["weights"])
+    for index, slots in kept["optimiser"]["state"].items():
+        assert same(slots, saved["optimiser"]["state"][index])
+
+
+def test_weights_are_copies(tiny_agent, trajectory):
+    learner = make(tiny_agent())
+    weights = learner.weights()
+    before = {name: tensor.clone() for name, tensor in weights.items()}
+    learner.update(trajectory(2, 3))
+    assert same(weights, before)
+    assert not same(weights, learner.weights())
+    assert weights.keys() == dict(learner.agent.named_parameters()).keys()
+    assert not any(tensor.requires_grad for tensor in weights.values())
+
+
+class TestNotFinite:
+    """A spoilt batch raises before anything is changed, and the next good one goes on as if it had never been."""
+
+    def check(self, learner, good, bad, message):
+        twin = copy.deepcopy(learner)
+        with pytest.raises(FloatingPointError, match=message):
+            learner.update(bad)
+        assert (learner.version, learner.steps) == (twin.version, twin.steps)
+        assert same(learner.weights(), twin.weights())
+        assert learner.update(good) == twin.update(good)
+        assert same(learner.weights(), twin.weights())
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf])
+    def test_reward(self, tiny_agent, trajectory, value):
+        learner, batch = make(tiny_agent()), trajectory(2, 4)
+        learner.update(batch)
+        bad = batch._replace(reward=batch.reward.clone())
+        bad.reward[1, 2] = value
+        self.check(learner, batch, bad, r"update 2 is not finite: loss/.*trajectory that are not finite: reward")
+
+    def test_gradient_alone(self, tiny_agent, trajectory):
+        agent = tiny_agent()
+        learner, batch, fail = make(agent), trajectory(2, 4), [False]
+        learner.update(batch)
+        agent.policy.weight.register_hook(lambda gradient: gradient * math.nan if fail[0] else gradient)
+        before = learner.state_dict()
+        fail[0] = True
+        expected = r"not finite: gradient/norm = nan; parameters with such gradients: policy.weight;.*finite: none"
+        with pytest.raises(FloatingPointError, match=expected):
+            learner.update(batch)
+        assert same(before["weights"], learner.weights())
+        fail[0] = False
+        learner.update(batch)
+
+    def test_compression(self, tiny_agent, trajectory):
+        agent = tiny_agent()
+        learner, batch = make(agent), trajectory(2, 4)
+        learner.update(batch)
+        before = learner.weights()
+        agent.compression_scale = math.inf
+        with pytest.raises(FloatingPointError, match=r"loss/compression/layer_0 = inf"):
+            learner.update(batch)
+        assert same(before, learner.weights())
+
+
+class TestErrors:
+    def test_trajectory(self, tiny_agent, trajectory):
+        learner, batch = make(tiny_agent()), trajectory(2, 4)
+        with pytest.raises(ValueError, match="reward: expected"):
+            learner.update(batch._replace(reward=batch.reward[:, :-1]))
+        state = batch.core_state._replace(hidden=batch.core_state.hidden[:1])
+        with pytest.raises(ValueError, match=r"core_state: expected \[2, 8\], got \[1, 8\]"):
+            learner.update(batch._replace(core_state=state))
+        with pytest.raises(ValueError, match=r"policy_logits of the agent: expected \[2, 4, 3\].*, got \[2, 4, 2\]"):
+            learner.update(batch._replace(policy_logits=torch.zeros(2, 4, 3)))
+        assert learner.version == 0
+
+    def test_compression_parameters_of_another_agent(self, tiny_agent):
+        agent, other = tiny_agent(), tiny_agent()
+        agent.compression_parameters = other.compression_parameters
+        with pytest.raises(ValueError, match="compression_parameters: expected parameters of the agent, got 2 others"):
+            make(agent)
+
+    def test_total_steps(self, tiny_agent):
+        with pytest.raises(ValueError, match="total_steps: expected at least 1, got 0"):
+            make(tiny_agent(), total_steps=0)
+
+    @pytest.mark.parametrize(
+        ("field", "value", "expected"),
+        [
+            ("optimiser", "sgd", r"one of \['adam', 'rmsprop'\], got 'sgd'"),
+            ("learning_rate_schedule", "cosine", r"one of \['constant', 'linear'\], got 'cosine'"),
+            ("reward_clipping", "tanh", r"one of \['none', 'abs_one', 'soft_asymmetric'\], got 'tanh'"),
+            ("reduction", "max", r"one of \['sum', 'mean'\], got 'max'"),
+            ("learning_rate", 0.0, r"a positive number, got 0.0"),
+            ("learning_rate", math.nan, r"a positive number, got nan"),
+            ("discount", 1.01, r"a number in \[0, 1\], got 1.01"),
+            ("lambda_", -0.1, r"a number in \[0, 1\], got -0.1"),
+            ("adam_beta2", 1.0, r"a number in \[0, 1\), got 1.0"),
+            ("max_gradient_norm", -1.0, r"a positive number or none, got -1.0"),
+            ("clip_rho", 0.0, r"a positive number or none, got 0.0"),
+            ("entropy_cost", -1e-3, r"a number of at least 0, got -0.001"),
+            ("entropy_cost_end", -1.0, r"a number of at least 0 or none, got -1.0"),
+            ("reward_scale", 0.0, r"a positive number, got 0.0"),
+        ],
+    )
+    def test_config(self, field, value, expected):
+        with pytest.raises(ValueError, match=f"{field}: expected {expected}"):
+            dataclasses.replace(CPU, **{field: value})
+
+    def test_device(self):
+        assert resolve_device("cpu") == torch.device("cpu")
+        assert resolve_device("auto").type in ("cpu", "cuda")
+        with pytest.raises(ValueError, match="device: expected 'auto' or a torch device, got 'abacus'"):
+            resolve_device("abacus")
+
+
+def play(agent, state, begin, rows: int, steps: int, env):
+    """Acts in `env(position, cue, action) -> (reward, over, terminated)`, whose episodes reset on the next step.
+
+    `begin` is (position, cue, over, last_action, reward, discount, reset); returns the one after, and the state.
+    """
+    position, cue, over, last_action, reward, discount, reset = begin
+    columns = {name: [] for name in ("observation", "last_action", "reward", "discount", "reset")}
+    actions, logits = [], []
+    first_state = state
+    for t in range(steps + 1):
+        observation = torch.stack([(position == 0) * cue, (position == 0) * 1.0, (position == 2) * 1.0], dim=1)
+        for name, value in zip(columns, (observation, last_action, reward, discount, reset)):
+            columns[name].append(value)
+        if t == steps:
+            break
+        with torch.no_grad():
+            output = agent(observation[:, None], last_action[:, None], reward[:, None], reset[:, None], state)
+        state = output.state
+        action = torch.distributions.Categorical(logits=output.policy_logits[:, 0]).sample()
+        actions.append(action)
+        logits.append(output.policy_logits[:, 0])
+        earned, ends, terminated = env(position, cue, action)
+        fresh = over
+        reset = fresh
+        last_action = action.masked_fill(fresh, -1)
+        reward = torch.where(fresh, 0.0, earned)
+        discount = torch.where(fresh, 1.0, 1.0 - terminated.float())
+        position = torch.where(fresh, 0, position + 1)
+        cue = torch.where(fresh, torch.randint(2, (rows,)) * 2.0 - 1.0, cue)
+        over = ends & ~fresh
+    batch = Trajectory(
+        **{name: torch.stack(column, dim=1) for name, column in columns.items()},
+        action=torch.stack(actions, dim=1),
+        policy_logits=torch.stack(logits, dim=1),
+        core_state=first_state,
+        actor_id=torch.zeros(rows, dtype=torch.int64),
+        version=torch.zeros(rows, dtype=torch.int64),
+    )
+    return batch, state, (position, cue, over, last_action, reward, discount, reset)
+
+
+def start(rows: int):
+    return (
+        torch.zeros(rows, dtype=torch.int64),
+        torch.randint(2, (rows,)) * 2.0 - 1.0,
+        torch.zeros(rows, dtype=torch.bool),
+        torch.full((rows,), -1),
+        torch.zeros(rows),
+        torch.ones(rows),
+        torch.ones(rows, dtype=torch.bool),
+    )
+
+
+def train(agent, env, updates: int, rows: int = 32, steps: int = 9, **changes) -> list[Trajectory]:
+    learner = make(agent, max_gradient_norm=1.0, **changes)
+    state, begin, batches = agent.initial_state(rows), start(rows), []
+    for _ in range(updates):
+        batch, state, begin = play(agent, state, begin, rows, steps, env)
+        learner.update(batch)
+        batches.append(batch)
+    return batches
+
+
+@pytest.fixture
+def _seeded():
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        yield
+
+
+@pytest.mark.usefixtures("_seeded")
+@pytest.mark.parametrize("optimiser", [{"learning_rate": 0.01}, {"optimiser": "rmsprop", "learning_rate": 0.02}])
+def test_learns_to_remember(tiny_agent, optimiser):
+    """A cue is seen at the first step only; at the third the action that it names earns 1, the other -1."""
+
+    def env(position, cue, action):
+        right = action * 2.0 - 1.0 == cue
+        at_end = position == 2
+        return torch.where(at_end, right * 2.0 - 1.0, 0.0), at_end, at_end
+
+    batches = train(tiny_agent(), env, 150, discount=0.9, entropy_cost=0.01, **optimiser)
+
+    def score(part):
+        rewards = torch.cat([batch.reward[:, 1:].flatten() for batch in part])
+        return rewards[rewards != 0].mean().item()
+
+    assert abs(score(batches[:3])) < 0.3
+    assert score(batches[-5:]) > 0.9
+
+
+@pytest.mark.usefixtures("_seeded")
+@pytest.mark.parametrize(("ends_by_termination", "expected"), [(True, [1.75, 1.5, 1.0]), (False, [2.0, 2.0, 2.0])])
+def test_values_tell_truncation_from_termination(tiny_agent, ends_by_termination, expected):
+    """Every step earns 1, episodes have 3 steps, gamma is 1/2: an episode that is only cut off is worth 2 = 1 / (1 -
+    gamma) everywhere, one that terminates 1 + 1/2 + 1/4, 1 + 1/2 and 1."""
+
+    def env(position, cue, action):
+        at_end = position == 2
+        return torch.ones_like(cue), at_end, at_end & ends_by_termination
+
+    agent = tiny_agent()
+    batch = train(agent, env, 150, learning_rate=0.02, discount=0.5, entropy_cost=0.1, baseline_cost=1.0)[-1]
+    with torch.no_grad():
+        values = agent(batch.observation, batch.last_action, batch.reward, batch.reset, batch.core_state).value
+    first = batch.reset & (torch.arange(batch.reset.shape[1]) <= batch.reset.shape[1] - 3)
+    row, step = first.nonzero()[:, 0], first.nonzero()[:, 1]
+    got = [values[row, step + offset].mean().item() for offset in range(3)]
+    assert got == pytest.approx(expected, abs=0.15)
