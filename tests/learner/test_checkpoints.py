@@ -240,6 +240,8 @@ def save(run, step, content):
     checkpoints.save(run, step, parts, {"content": content}, keep=1)
 
 def load(run):
+    for folder in (run / "checkpoints").iterdir():  # nothing half written or half removed looks like a checkpoint
+        assert folder.suffix == ".tmp" or len(list(folder.iterdir())) == 3, folder
     loaded = checkpoints.load_latest(run)
     content = loaded.state["content"]
     for part in loaded.parts.values():
