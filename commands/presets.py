@@ -44,13 +44,17 @@ def cpu(core: str = "compressive") -> RunConfig:
         frames=12_000_000,
         agent=AgentConfig(torso="small", torso_size=128, core=cores[core]),
         learner=LearnerConfig(
-            learning_rate=5e-4,
-            discount=0.97,
-            entropy_cost=1e-2,
-            reward_scale=0.1,
+            learning_rate=1e-3,
+            learning_rate_schedule="linear",
+            discount=0.92,
+            lambda_=0.85,
+            entropy_cost=3e-2,
+            entropy_cost_end=3e-3,
+            baseline_cost=1.0,
+            reward_clipping="abs_one",
             max_gradient_norm=1.0,
         ),
-        actors=ActorsConfig(num_actors=2, envs_per_actor=32, unroll_length=64),
+        actors=ActorsConfig(num_actors=2, envs_per_actor=64, unroll_length=32),
     )
 
 
