@@ -26,7 +26,7 @@ import numpy as np
 import safetensors
 import torch
 from safetensors.torch import load as parse_safetensors
-from safetensors.torch import save_file as save_safetensors
+from safetensors.torch import save as format_safetensors
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
@@ -90,15 +90,15 @@ def save(run: Path | str, step: int, parts: dict[str, dict[str, Tensor]], state:
     try:
         files = {}
         for part, tensors in parts.items():
-            path = temporary / f"{part}.safetensors"
             # Copies, as safetensors refuses tensors that share memory.
-            save_safetensors(
-                {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, path
-            )
-            _flush(path)
-            files[path.name] = {"size": path.stat().st_size, "sha256": _digest_file(path)}
+            copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+            data = format_safetensors(copies)
+            file = f"{part}.safetensors"
+            _write_and_flush(temporary / file, data)
+            files[file] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         content = {"format": FORMAT, "step": step, "files": files, "state": state}
-        _write_and_flush(temporary / "state.json", json.dumps({**content, "sha256": _digest_json(content)}, indent=1))
+        text = json.dumps({**content, "sha256": _digest_json(content)}, indent=1)
+        _write_and_flush(temporary / "state.json", text.encode())
         _flush(temporary)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -218,16 +218,11 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _write_and_flush(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
+def _write_and_flush(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _digest_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest_json(value: Any) -> str:
@@ -245,7 +240,7 @@ def write_json(path: Path | str, value: Any) -> None:
     path = Path(path)
     text = json.dumps(value, indent=2)
     temporary = path.with_name(f"{path.name}{_TEMPORARY}")
-    _write_and_flush(temporary, text + "\n")
+    _write_and_flush(temporary, (text + "\n").encode())
     temporary.replace(path)
     _flush(path.parent)
 

@@ -30,6 +30,7 @@ def attention_mass(agent: Agent, trajectory: Trajectory, rows: int = 4) -> dict[
     if not isinstance(core, CompressiveTransformer):
         return {}
     part = index_state(trajectory, slice(0, rows))
+    agent.eval()  # without dropout, and without drawing from the random stream of training
     with torch.no_grad():
         output = agent(part.observation, part.last_action, part.reward, part.reset, detach_state(part.core_state), True)
     assert output.attention is not None
