@@ -86,8 +86,18 @@ class Agent(nn.Module):
             reset: [B, T] bool, where an episode begins.
             state: the core's state before the first step.
             return_attention: also return attention weights (slower).
+
+        Raises:
+            ValueError: if the leading axes of the arguments differ; names the argument, the expected and actual shape.
         """
+        if reset.ndim != 2:
+            raise ValueError(f"reset: expected [B, T], got {list(reset.shape)}")
         batch, time = reset.shape
+        if observation.shape[:2] != reset.shape:
+            raise ValueError(f"observation: expected leading axes [{batch}, {time}], got {list(observation.shape)}")
+        for name, value in (("last_action", last_action), ("last_reward", last_reward)):
+            if value.shape != reset.shape:
+                raise ValueError(f"{name}: expected [{batch}, {time}], got {list(value.shape)}")
         seen = self.vision(observation.flatten(0, 1)).unflatten(0, (batch, time))
         action = F.one_hot(last_action + 1, self.num_actions + 1)[..., 1:].to(seen.dtype)
         reward = last_reward.clamp(-1, 1)[..., None].to(seen.dtype)

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from agent.core.state import State
+from agent.core.state import State, leaves
 
 
 class Trajectory(NamedTuple):
@@ -80,6 +80,13 @@ def validate(trajectory: Trajectory) -> tuple[int, int]:
             raise ValueError(f"{name}: expected leading axes [{rows}, {steps + extra}], got {list(value.shape)}")
         if dtype is not None and value.dtype != dtype:
             raise ValueError(f"{name}: expected {dtype}, got {value.dtype}")
+    if trajectory.policy_logits.ndim != 3:
+        raise ValueError(f"policy_logits: expected [{rows}, {steps}, A], got {list(trajectory.policy_logits.shape)}")
+    if trajectory.observation.dtype not in (torch.uint8, torch.float32):
+        raise ValueError(f"observation: expected torch.uint8 or torch.float32, got {trajectory.observation.dtype}")
+    for leaf in leaves(trajectory.core_state):
+        if leaf.shape[0] != rows:
+            raise ValueError(f"core_state: expected batch size {rows}, got {list(leaf.shape)}")
     for name in ("actor_id", "version"):
         value = getattr(trajectory, name)
         if value.shape != (rows,) or value.dtype != torch.int64:

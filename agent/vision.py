@@ -1,7 +1,7 @@
 """Vision torsos: images to features. IMPALA's deep residual network, and a small one for small images.
 
-A torso maps uint8 images [N, height, width, channels] to features [N, size], ReLU applied. Images are scaled to [0, 1]
-here and nowhere else. A new torso is one class and one line in `TORSOS`.
+A torso maps uint8 images [N, height, width, channels] to features [N, size], ReLU applied. Images are scaled to [-2, 2]
+here and nowhere else (docs/decisions.md says why). A new torso is one class and one line in `TORSOS`.
 """
 
 from collections.abc import Callable, Sequence

@@ -122,7 +122,8 @@ class GRUGate(nn.Module):
         stream_r, stream_z = self.stream(stream).chunk(2, dim=-1)
         r = torch.sigmoid(branch_r + stream_r)
         z = torch.sigmoid(branch_z + stream_z - self.bias)
-        return torch.lerp(stream, torch.tanh(branch_h + self.candidate(r * stream)), z)
+        # Not torch.lerp: under autocast the stream may be wider than the branch.
+        return stream + z * (torch.tanh(branch_h + self.candidate(r * stream)) - stream)
 
 
 class Residual(nn.Module):
@@ -255,6 +256,7 @@ class CompressiveTransformer(Core):
     ) -> CoreOutput:
         """See `agent.core.contract.Core`; losses are `compression/layer_<i>`, means over the segments of the call."""
         check_call(inputs, reset, state, self.config.model_size)
+        self._check_sizes(state)
         features, attention, start = [], [], 0
         losses: dict[str, list[Tensor]] = {}
         while start < inputs.shape[1]:
@@ -268,6 +270,17 @@ class CompressiveTransformer(Core):
         joined = tuple(torch.cat(layer, dim=2) for layer in zip(*attention)) if return_attention else None
         means = {name: torch.stack(values).mean() for name, values in losses.items()}
         return CoreOutput(self.final_norm(torch.cat(features, dim=1)), state, means, joined)
+
+    def _check_sizes(self, state: CompressiveState) -> None:
+        config = self.config
+        expected = (config.segment_size, config.memory_size, config.compressed_size)
+        valid = (state.segment_valid, state.memory_valid, state.compressed_valid)
+        sizes = tuple(mask.shape[1] for mask in valid)
+        if sizes != expected or len(state.segment) != config.num_layers:
+            raise ValueError(
+                f"state: expected slots (segment, memory, compressed) {expected} in {config.num_layers} layers, "
+                f"got {sizes} in {len(state.segment)}"
+            )
 
     def _visible(self, reset: Tensor, state: CompressiveState) -> tuple[Tensor, Tensor, Tensor]:
         """Which slots [compressed | memory | segment] each new step may see: [B, 1, T, S]; then what stays valid:

@@ -66,11 +66,16 @@ def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int) -> 
         raise ValueError(f"reset: expected {list(inputs.shape[:2])}, got {list(reset.shape)}")
     if reset.dtype != torch.bool:
         raise ValueError(f"reset: expected torch.bool, got {reset.dtype}")
+    if reset.device != inputs.device:
+        raise ValueError(f"reset: expected device {inputs.device}, got {reset.device}")
     for leaf in leaves(state):
         if leaf.shape[0] != inputs.shape[0]:
             raise ValueError(f"state: expected batch size {inputs.shape[0]}, got {leaf.shape[0]}")
         if leaf.device != inputs.device:
             raise ValueError(f"state: expected device {inputs.device}, got {leaf.device}")
+        other = leaf.is_floating_point() and leaf.dtype != inputs.dtype
+        if other and not torch.is_autocast_enabled(inputs.device.type):
+            raise ValueError(f"state: expected {inputs.dtype} as inputs, got {leaf.dtype}")
 
 
 def check_positive(config: Any, *names: str) -> None:

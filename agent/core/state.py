@@ -1,7 +1,8 @@
 """Operations on recurrent states that do not depend on the core they belong to.
 
-A state is a nest of (named) tuples whose tensors (in transport: numpy arrays) are batch first. Host integers (the phase of a segment) are shared by
-the batch, and None marks an absent cache. What a state means is the business of the core that made it.
+A state is a nest of (named) tuples whose tensors (in transport: numpy arrays) are batch first. Host integers (the phase
+of a segment) are shared by the batch, and None marks an absent cache. What a state means is the business of the core
+that made it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +19,16 @@ def map_state(function: Callable[..., Any], *states: State) -> State:
     """Applies `function` to the corresponding tensors of equally built states and returns a state of the results.
 
     Raises:
-        ValueError: if host integers differ, which means that the states are not at the same point of their segments.
+        ValueError: if host integers differ, which means that the states are not at the same point of their segments,
+            or if only some of the states have a cache.
         TypeError: if a leaf is neither a tensor, an int nor None.
     """
     first = states[0]
     if isinstance(first, (Tensor, np.ndarray)):
         return function(*states)
-    if first is None:
+    if any(state is None for state in states):
+        if any(state is not None for state in states):
+            raise ValueError("states: expected all of them with a cache or none, got both")
         return None
     if isinstance(first, int):
         if any(other != first for other in states):

@@ -1,0 +1,611 @@
+"""The Compressive Transformer against the paper, transcribed slowly: one query, one head and one slot at a time.
+
+`Literal` is Algorithm 1 with Transformer-XL's relative attention and `literal_loss` is Algorithm 2 (Rae et al. 2020).
+They know no masks, no batches and no fixed shapes: memories are python lists that grow, each member remembers its
+episode, and what is of another episode is left out of the sum.
+"""
+
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from agent.core import CompressiveState, CompressiveTransformer, CompressiveTransformerConfig, TransformerXLConfig
+from agent.core.attention import relative_shift, sinusoids
+from agent.core.compressive_transformer import Layer
+
+SIZE, HEADS = 4, 2
+NORMS, GATES, POSITIONS = ("post", "pre"), ("residual", "gru"), ("slot", "time")
+
+
+def config_of(n_s: int = 4, n_m: int = 4, n_cm: int = 4, c: int = 2, **fields: Any) -> CompressiveTransformerConfig:
+    defaults = {"model_size": SIZE, "num_layers": 2, "num_heads": HEADS, "mlp_size": 6}
+    sizes = {"segment_size": n_s, "memory_size": n_m, "compressed_size": n_cm, "compression_rate": c}
+    return CompressiveTransformerConfig(**{**defaults, **sizes, **fields})
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def resets(rows: int, steps: int, *places: tuple[int, int]) -> Tensor:
+    reset = torch.zeros(rows, steps, dtype=torch.bool)
+    for row, step in places:
+        reset[row, step] = True
+    return reset
+
+
+def assert_same(actual: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+
+# The literal transcription.
+
+
+class Slot(NamedTuple):
+    """A layer input [D] and the episode that it belongs to; None: nothing valid went into it."""
+
+    vector: Tensor
+    episode: int | None
+
+
+def literal_norm(norm: torch.nn.LayerNorm, x: Tensor) -> Tensor:
+    mean = sum(x) / len(x)
+    variance = sum((element - mean) ** 2 for element in x) / len(x)
+    return (x - mean) / torch.sqrt(variance + norm.eps) * norm.weight + norm.bias
+
+
+def literal_gate(gate: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Parisotto et al. 2019, section 3.2: the gated recurrent unit."""
+    w_r, w_z, w_g = gate.branch.weight.chunk(3)
+    u_r, u_z = gate.stream.weight.chunk(2)
+    r = torch.sigmoid(w_r @ y + u_r @ x)
+    z = torch.sigmoid(w_z @ y + u_z @ x - gate.bias)
+    h = torch.tanh(w_g @ y + gate.candidate.weight @ (r * x))
+    return (1 - z) * x + z * h
+
+
+def literal_encoding(distance: int) -> Tensor:
+    angles = [distance / 10000 ** (2 * k / SIZE) for k in range(SIZE // 2)]
+    return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
+
+
+def literal_attention(layer: Layer, query: Tensor, slots: list[tuple[Tensor, int]]) -> Tensor:
+    """Dai et al. 2019, section 3.3, of one query over (slot, distance):
+
+    A_ij = q_i k_j + q_i W_R R_(i-j) + u k_j + v W_R R_(i-j), its softmax over j weighs the values.
+    """
+    attention = layer.attention
+    w_k, w_v = attention.key_value.weight.chunk(2)
+    size = SIZE // HEADS
+    joined = []
+    for head in range(HEADS):
+        part = slice(head * size, (head + 1) * size)
+        q = (attention.query.weight @ query)[part]
+        u, v = attention.content_bias[head, 0], attention.position_bias[head, 0]
+        scores = []
+        for slot, distance in slots:
+            k = (w_k @ slot)[part]
+            r = (attention.position.weight @ literal_encoding(distance))[part]
+            scores.append((q @ k + q @ r + u @ k + v @ r) / math.sqrt(size))
+        weights = [score.exp() / sum(other.exp() for other in scores) for score in scores]
+        joined.append(sum(weight * (w_v @ slot)[part] for weight, (slot, _) in zip(weights, slots)))
+    return attention.output.weight @ torch.cat(joined)
+
+
+def literal_compression(layer: Layer, kind: str, group: list[Tensor]) -> Tensor:
+    if kind == "mean":
+        return sum(group) / len(group)
+    if kind == "max":
+        return torch.stack([max(column) for column in zip(*group)])
+    # A convolution with kernel and stride c: one matrix for each place in the group.
+    kernel = layer.compression.group
+    return sum(kernel.weight[:, k * SIZE : (k + 1) * SIZE] @ x for k, x in enumerate(group)) + kernel.bias
+
+
+def literal_loss(layer: Layer, pre_norm: bool, h: list[Tensor], old: list[Tensor], new: list[Tensor]) -> Tensor:
+    """Algorithm 2 of one layer: content-based attention over old memories and over compressed ones, compared."""
+    w_q, (w_k, w_v) = layer.attention.query.weight, layer.attention.key_value.weight.chunk(2)
+    size = SIZE // HEADS
+    if pre_norm:
+        h, old, new = ([literal_norm(layer.attention_norm, x) for x in xs] for xs in (h, old, new))
+
+    def attend(query: Tensor, slots: list[Tensor]) -> Tensor:
+        joined = []
+        for head in range(HEADS):
+            part = slice(head * size, (head + 1) * size)
+            scores = [(w_q @ query)[part] @ (w_k @ slot)[part] / math.sqrt(size) for slot in slots]
+            weights = torch.stack(scores).softmax(dim=0)
+            joined.append(sum(weight * (w_v @ slot)[part] for weight, slot in zip(weights, slots)))
+        return torch.cat(joined)
+
+    errors = [(attend(query, old) - attend(query, new)) ** 2 for query in h]
+    return sum(error.sum() for error in errors) / (len(h) * SIZE)
+
+
+class Literal:
+    """Algorithm 1 for one row. `losses[layer]` has an entry a full segment: None where nothing valid was evicted."""
+
+    def __init__(self, core: CompressiveTransformer) -> None:
+        self.core, self.config = core, core.config
+        self.memory: list[list[Slot]] = [[] for _ in core.layers]
+        self.compressed: list[list[Slot]] = [[] for _ in core.layers]
+        self.losses: list[list[Tensor | None]] = [[] for _ in core.layers]
+
+    def run(self, inputs: Tensor, reset: Tensor) -> Tensor:
+        episodes = list(itertools.accumulate(int(begins) for begins in reset))
+        n_s, features = self.config.segment_size, []
+        for begin in range(0, len(inputs), n_s):
+            h = [Slot(x, episode) for x, episode in zip(inputs[begin : begin + n_s], episodes[begin : begin + n_s])]
+            for index, layer in enumerate(self.core.layers):
+                outputs = [self.step(index, layer, h, t) for t in range(len(h))]
+                if len(h) == n_s:
+                    self.remember(index, layer, h)
+                h = [slot._replace(vector=output) for slot, output in zip(h, outputs)]
+            features += [slot.vector for slot in h]
+        if self.config.norm == "pre":
+            features = [literal_norm(self.core.final_norm, x) for x in features]
+        return torch.stack(features)
+
+    def step(self, index: int, layer: Layer, h: list[Slot], t: int) -> Tensor:
+        """Lines 5, 6, 7 and 12 for one step."""
+        config, memory, compressed = self.config, self.memory[index], self.compressed[index]
+        pre_norm, x = config.norm == "pre", h[t].vector
+        width = config.compression_rate if config.compressed_position == "time" else 1
+        slots = [(slot, t + len(memory) + width * (len(compressed) - j)) for j, slot in enumerate(compressed)]
+        slots += [(slot, t + len(memory) - j) for j, slot in enumerate(memory)]
+        slots += [(slot, t - j) for j, slot in enumerate(h[: t + 1])]
+        own = [(slot.vector, distance) for slot, distance in slots if slot.episode == h[t].episode]
+
+        def sub_layer(x: Tensor, norm: Any, gate: Any, branch: Any) -> Tensor:
+            y = branch(literal_norm(norm, x) if pre_norm else x)
+            joined = literal_gate(gate, x, y.clamp(min=0)) if config.gate == "gru" else x + y
+            return joined if pre_norm else literal_norm(norm, joined)
+
+        def attend(query: Tensor) -> Tensor:
+            keys = [(literal_norm(layer.attention_norm, s) if pre_norm else s, distance) for s, distance in own]
+            return literal_attention(layer, query, keys)
+
+        def mlp(a: Tensor) -> Tensor:
+            up, _, down = layer.mlp
+            return down.weight @ (up.weight @ a + up.bias).clamp(min=0) + down.bias
+
+        a = sub_layer(x, layer.attention_norm, layer.attention_gate, attend)
+        return sub_layer(a, layer.mlp_norm, layer.mlp_gate, mlp)
+
+    def remember(self, index: int, layer: Layer, h: list[Slot]) -> None:
+        """Lines 8 to 11, and Algorithm 2: `now` is the episode that the next segment begins in."""
+        config, now = self.config, h[-1].episode
+        c, n_s = config.compression_rate, config.segment_size
+        both = self.memory[index] + h
+        count = max(0, len(both) - config.memory_size)
+        evicted, self.memory[index] = both[:count], both[count:]
+        if not config.compressed_size:
+            return
+        if not evicted:
+            self.losses[index].append(None)
+            return
+        # Line 1: before anything was seen there were zeros.
+        zero = torch.zeros(SIZE, dtype=torch.float64)
+        evicted = [Slot(zero, None)] * (n_s - count) + evicted
+        old = [slot.vector if slot.episode == now else zero for slot in evicted]
+        alive = [slot.episode == now for slot in evicted]
+        new = [literal_compression(layer, config.compression, old[g : g + c]) for g in range(0, n_s, c)]
+        slots = [Slot(x, now if any(alive[g * c : (g + 1) * c]) else None) for g, x in enumerate(new)]
+        self.compressed[index] = (self.compressed[index] + slots)[-config.compressed_size :]
+        loss = literal_loss(layer, config.norm == "pre", [slot.vector for slot in h], old, new)
+        self.losses[index].append(loss if any(alive) else None)
+
+
+def literal_call(core: CompressiveTransformer, inputs: Tensor, reset: Tensor) -> tuple[Tensor, dict, list[Literal]]:
+    rows = [Literal(core) for _ in inputs]
+    with torch.no_grad():
+        features = torch.stack([row.run(x, begins) for row, x, begins in zip(rows, inputs, reset)])
+        losses = {}
+        for index in range(core.config.num_layers):
+            segments = []
+            for of_rows in zip(*(row.losses[index] for row in rows)):
+                present = [loss for loss in of_rows if loss is not None]
+                segments.append(sum(present) / len(present) if present else 0.0)
+            if segments:
+                losses[f"compression/layer_{index}"] = sum(segments) / len(segments)
+    return features, losses, rows
+
+
+def check_against_literal(core: CompressiveTransformer, inputs: Tensor, reset: Tensor) -> None:
+    features, losses, rows = literal_call(core, inputs, reset)
+    output = core(inputs, reset, core.initial_state(len(inputs)))
+    assert_same(output.features.detach(), features)
+    assert output.losses.keys() == losses.keys()
+    for name, loss in losses.items():
+        assert output.losses[name].item() == pytest.approx(float(loss), abs=1e-12)
+    state = output.state
+    final = reset.long().sum(dim=1)
+    for row, literal in enumerate(rows):
+        for stored, valid, lists in (
+            (state.memory, state.memory_valid, literal.memory),
+            (state.compressed, state.compressed_valid, literal.compressed),
+        ):
+            for layer, slots in enumerate(lists):
+                alive = [slot.episode == int(final[row]) for slot in slots]
+                assert valid[row].tolist() == [False] * (valid.shape[1] - len(alive)) + alive
+                for slot, actual in zip(reversed(slots), reversed(stored[layer][row])):
+                    assert_same(actual, slot.vector)
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("compression", ["convolution", "mean", "max"])
+def test_equals_algorithms_1_and_2(build, norm, gate, position, compression) -> None:
+    core = build(config_of(norm=norm, gate=gate, compressed_position=position, compression=compression))
+    check_against_literal(core, normal(1, 23, SIZE), resets(1, 23))
+
+
+@pytest.mark.parametrize(
+    ("n_s", "n_m", "n_cm", "c"),
+    [(4, 4, 4, 4), (4, 3, 4, 2), (4, 1, 2, 1), (4, 0, 3, 2), (4, 6, 3, 4), (2, 5, 3, 2), (1, 2, 3, 1), (6, 2, 2, 3)],
+)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_equals_algorithm_1_at_any_size(build, n_s, n_m, n_cm, c, position) -> None:
+    core = build(config_of(n_s, n_m, n_cm, c, compressed_position=position))
+    check_against_literal(core, normal(1, 21, SIZE), resets(1, 21))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("n_m", [0, 3, 7])
+def test_equals_transformer_xl(build, n_m, norm) -> None:
+    core = build(config_of(4, n_m, 0, 3, norm=norm))
+    check_against_literal(core, normal(2, 18, SIZE), resets(2, 18, (1, 6)))
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> CompressiveTransformerConfig:
+    c = draw(st.sampled_from([1, 2, 3]))
+    sizes = c * draw(st.integers(1, 2)), draw(st.integers(0, 6)), draw(st.integers(1, 4)), c
+    names = ("norm", NORMS), ("gate", GATES), ("compressed_position", POSITIONS)
+    compression = draw(st.sampled_from(["convolution", "mean", "max"]))
+    return config_of(*sizes, compression=compression, **{name: draw(st.sampled_from(values)) for name, values in names})
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(config=configs(), steps=st.integers(1, 20), data=st.data())
+def test_equals_the_literal_with_resets(build, config, steps, data) -> None:
+    places = st.tuples(st.integers(0, 1), st.integers(0, steps - 1))
+    reset = resets(2, steps, *data.draw(st.sets(places, max_size=4)))
+    check_against_literal(build(config), normal(2, steps, SIZE, seed=steps), reset)
+
+
+# Memory, seen at layer 0, whose inputs are the core's.
+
+
+def remembered(core: CompressiveTransformer, inputs: Tensor, reset: Tensor) -> CompressiveState:
+    with torch.no_grad():
+        return core(inputs, reset, core.initial_state(len(inputs))).state
+
+
+@pytest.mark.parametrize("n_m", [0, 1, 3, 4, 6, 9])
+@pytest.mark.parametrize("n_cm", [1, 3, 20])
+def test_the_oldest_steps_are_evicted_and_the_oldest_compressed_slots_dropped(build, n_m, n_cm) -> None:
+    n_s, c, steps = 4, 2, 24
+    core = build(config_of(n_s, n_m, n_cm, c, compression="mean"))
+    inputs = normal(2, steps, SIZE)
+    stream = torch.cat([torch.zeros(2, n_m, SIZE).double(), inputs], dim=1)
+    evicted, memory = stream[:, :steps], stream[:, steps:]
+    state = remembered(core, inputs, resets(2, steps))
+    assert_same(state.memory[0], memory)
+    compressed = torch.cat([torch.zeros(2, n_cm, SIZE).double(), evicted.unflatten(1, (-1, c)).mean(dim=2)], dim=1)
+    assert_same(state.compressed[0], compressed[:, -n_cm:])
+    seen = torch.arange(steps) >= n_m
+    valid = torch.cat([torch.zeros(n_cm, dtype=torch.bool), seen.view(-1, c).any(dim=1)])
+    assert torch.equal(state.compressed_valid, valid[-n_cm:].expand(2, -1))
+    assert torch.equal(state.memory_valid, torch.ones(2, n_m, dtype=torch.bool))
+
+
+def test_members_of_a_group_that_precede_a_reset_are_zeroed(build) -> None:
+    core = build(config_of(4, 0, 4, 4, compression="mean"))
+    inputs = normal(2, 12, SIZE)
+    state = remembered(core, inputs, resets(2, 12, (0, 6)))
+    kept = inputs.clone()
+    kept[0, 4:6] = 0
+    groups = kept.unflatten(1, (3, 4)).mean(dim=2)
+    assert_same(state.compressed[0][:, 1:], groups)
+    assert state.compressed_valid.tolist() == [[False, False, True, True], [False, True, True, True]]
+
+    # What is evicted after the reset is zeroed, although it was remembered long before.
+    core = build(config_of(4, 4, 4, 2, compression="mean"))
+    state = remembered(core, inputs, resets(2, 12, (0, 7)))
+    means = inputs.unflatten(1, (6, 2)).mean(dim=2)
+    means[0, :3] = 0
+    means[0, 3] = inputs[0, 7] / 2
+    assert_same(state.compressed[0], means[:, :4])
+    assert state.compressed_valid.tolist() == [[False, False, False, True], [True, True, True, True]]
+    assert state.memory_valid.all()
+
+
+def test_a_reset_invalidates_what_was_compressed_before(build) -> None:
+    core = build(config_of())
+    inputs = normal(1, 17, SIZE)
+    assert remembered(core, inputs, resets(1, 17)).compressed_valid.all()
+    state = remembered(core, inputs, resets(1, 17, (0, 16)))
+    assert not state.compressed_valid.any()
+    assert not state.memory_valid.any()
+    assert state.segment_valid.tolist() == [[True, False, False, False]]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("phase", [1, 2, 3, 7])
+def test_where_in_a_segment_an_episode_begins_does_not_matter_before_it_is_compressed(
+    build, norm, position, phase
+) -> None:
+    core = build(config_of(4, 9, 4, 2, norm=norm, compressed_position=position))
+    episode, before = normal(1, 9, SIZE), normal(1, phase, SIZE, seed=1)
+    fresh = core(episode, resets(1, 9), core.initial_state(1)).features
+    later = core(torch.cat([before, episode], dim=1), resets(1, 9 + phase, (0, phase)), core.initial_state(1)).features
+    assert_same(later[:, phase:], fresh)
+
+
+@pytest.mark.parametrize(("n_m", "n_cm"), [(0, 1), (2, 9), (11, 2)])
+def test_memory_sizes_can_change_without_retraining(build, n_m, n_cm) -> None:
+    trained = build(config_of())
+    core = build(config_of(n_m=n_m, n_cm=n_cm), seed=1)
+    core.load_state_dict(trained.state_dict(), strict=True)
+    check_against_literal(core, normal(1, 18, SIZE), resets(1, 18))
+
+
+# Who trains what.
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("compression", ["convolution", "mean"])
+def test_each_loss_trains_its_own_parameters_and_nothing_else(build, norm, gate, compression) -> None:
+    core = build(config_of(norm=norm, gate=gate, compression=compression)).train()
+    inputs = normal(2, 24, SIZE).requires_grad_()
+    mine = {id(parameter) for parameter in core.compression_parameters()}
+    assert bool(mine) == (compression == "convolution")
+
+    output = core(inputs, resets(2, 24, (0, 9)), core.initial_state(2))
+    assert len(output.losses) == 2
+    total = sum(output.losses.values())
+    assert total > 0
+    if mine:
+        total.backward(retain_graph=True)
+        for name, parameter in core.named_parameters():
+            if id(parameter) in mine:
+                assert parameter.grad.abs().sum() > 0, name
+            else:
+                assert parameter.grad is None, name
+    else:
+        assert not total.requires_grad
+    assert inputs.grad is None
+
+    core.zero_grad(set_to_none=True)
+    output.features.square().sum().backward()
+    for name, parameter in core.named_parameters():
+        assert (parameter.grad is None) == (id(parameter) in mine), name
+    assert inputs.grad.abs().sum() > 0
+
+
+def test_what_is_compressed_matters_to_the_features(build) -> None:
+    """Or the test above would say nothing."""
+    core, inputs = build(config_of()), normal(1, 24, SIZE)
+    features = core(inputs, resets(1, 24), core.initial_state(1)).features
+    for parameter in core.compression_parameters():
+        parameter.data += 0.1
+    changed = core(inputs, resets(1, 24), core.initial_state(1)).features
+    assert_same(changed[:, :8], features[:, :8])
+    assert (changed[:, 8:] - features[:, 8:]).abs().amin(dim=(0, 2)).min() > 1e-6
+
+
+def test_gradients_flow_through_memory_and_stop_at_compression(build) -> None:
+    core = build(config_of(4, 4, 4, 2, num_layers=1))
+    inputs = normal(1, 12, SIZE).requires_grad_()
+    features = core(inputs, resets(1, 12), core.initial_state(1)).features
+    features[0, 11].square().sum().backward()
+    reached = inputs.grad.abs().sum(dim=2)[0]
+    assert not reached[:4].any()  # compressed when step 11 sees them
+    assert reached[4:8].all()  # memory
+    assert reached[8:].all()  # segment
+
+
+def test_losses_are_means_over_the_segments_of_a_call(build) -> None:
+    core, inputs, reset = build(config_of()), normal(2, 16, SIZE), resets(2, 16, (1, 5))
+    whole = core(inputs, reset, core.initial_state(2)).losses
+    state, parts = core.initial_state(2), []
+    for begin in range(0, 16, 2):
+        output = core(inputs[:, begin : begin + 2], reset[:, begin : begin + 2], state)
+        state = output.state
+        assert bool(output.losses) == (begin % 4 == 2)
+        parts += [output.losses] if output.losses else []
+    for name, loss in whole.items():
+        assert_same(torch.stack([part[name] for part in parts]).mean(), loss)
+    assert not parts[0]["compression/layer_0"]  # nothing evicted
+
+
+def test_the_compression_learns_to_reconstruct_attention(build) -> None:
+    core = build(config_of()).train()
+    optimiser = torch.optim.Adam(core.compression_parameters(), lr=1e-2)
+    inputs, history = normal(4, 32, SIZE), []
+    for _ in range(40):
+        loss = sum(core(inputs, resets(4, 32), core.initial_state(4)).losses.values())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        history.append(loss.item())
+    assert history[-1] < 0.5 * history[0]
+
+
+# Attention.
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("cached", [False, True])
+def test_attention_that_is_returned_is_the_attention_that_is_used(build, norm, position, cached) -> None:
+    core = build(config_of(4, 6, 3, 2, norm=norm, compressed_position=position))
+    inputs, reset = normal(2, 30, SIZE), resets(2, 30, (0, 13), (1, 22))
+    state = core.initial_state(2)
+    with torch.no_grad():
+        begin = core.with_cache(state) if cached else state
+        fast, shown = core(inputs, reset, state), core(inputs, reset, begin, return_attention=True)
+    assert fast.attention is None
+    assert_same(shown.features, fast.features)
+    for actual, expected in zip(shown.state[0] + shown.state[1] + shown.state[2], sum(fast.state[:3], ())):
+        assert_same(actual, expected)
+    assert len(shown.attention) == 2
+    for weights in shown.attention:
+        assert weights.shape == (2, HEADS, 30, 3 + 6 + 4)
+        assert_same(weights.sum(dim=-1), torch.ones(2, HEADS, 30).double())
+
+
+def test_attention_is_zero_exactly_where_a_slot_is_invalid(build) -> None:
+    core = build(config_of(4, 6, 3, 2))
+    inputs, reset = normal(2, 40, SIZE), resets(2, 40, (0, 13), (1, 22), (1, 23))
+    whole = core(inputs, reset, core.initial_state(2), return_attention=True).attention
+    state = core.initial_state(2)
+    for t in range(40):
+        begins = reset[:, t, None]
+        valid = torch.cat([state.compressed_valid, state.memory_valid, state.segment_valid], dim=1) & ~begins
+        valid[:, 3 + 6 + state.phase] = True
+        output = core(inputs[:, t : t + 1], reset[:, t : t + 1], state, return_attention=True)
+        for weights, of_whole in zip(output.attention, whole):
+            assert torch.equal(weights[:, :, 0] > 0, valid[:, None].expand(-1, HEADS, -1))
+            assert_same(of_whole[:, :, t], weights[:, :, 0])
+        state = output.state
+    assert not torch.cat([state.compressed_valid, state.memory_valid], dim=1).logical_not().any()
+
+
+@pytest.mark.parametrize(("queries", "slots"), [(1, 1), (1, 6), (2, 2), (2, 5), (4, 4), (4, 9)])
+def test_relative_shift_aligns_distances_with_keys(queries, slots) -> None:
+    scores = normal(2, 3, queries, slots)
+    shifted = relative_shift(scores)
+    assert shifted.shape == scores.shape
+    for t in range(queries):
+        for s in range(slots - queries + t + 1):
+            distance = (slots - queries + t) - s
+            assert torch.equal(shifted[..., t, s], scores[..., t, slots - 1 - distance])
+
+
+@pytest.mark.parametrize("size", [2, 6, 8])
+def test_sinusoids_are_those_of_transformer_xl(size) -> None:
+    distances = [0, 1, 7, 1500]
+    table = sinusoids(torch.tensor(distances), size)
+    assert table.shape == (4, size)
+    for row, distance in zip(table, distances):
+        for k in range(size // 2):
+            angle = distance / 10000 ** (2 * k / size)
+            assert float(row[k]) == pytest.approx(math.sin(angle), abs=1e-12)
+            assert float(row[size // 2 + k]) == pytest.approx(math.cos(angle), abs=1e-12)
+
+
+def test_a_cache_means_that_only_new_steps_are_projected(build) -> None:
+    core, inputs, reset = build(config_of()), normal(1, 12, SIZE), resets(1, 12)
+    projected = []
+    core.layers[0].attention.key_value.register_forward_hook(lambda _, given, __: projected.append(given[0].shape[1]))
+    with torch.no_grad():
+        state = core.with_cache(remembered(core, inputs, reset))
+        for t in range(8):
+            projected.clear()
+            state = core(inputs[:, t : t + 1], reset[:, t : t + 1], state).state
+            # A full segment enters memory: all is projected again, empty segment included.
+            assert projected == ([1] if t % 4 != 3 else [1, 8, 4])
+
+
+# Precision.
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("cached", [False, True])
+def test_runs_in_mixed_precision(build, norm, gate, cached) -> None:
+    core = build(config_of(norm=norm, gate=gate, compressed_position="time"), torch.float32)
+    inputs, reset, state = normal(2, 24, SIZE).float(), resets(2, 24, (0, 9)), core.initial_state(2)
+    expected = core(inputs, reset, state).features
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = core(inputs, reset, core.with_cache(state) if cached else state)
+    (output.features.float().square().mean() + sum(output.losses.values())).backward()
+    assert_same(output.features.float(), expected, 0.2)
+    assert {leaf.dtype for leaf in sum(output.state[:3], ())} == {torch.float32}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_gpu_gives_the_same(build, norm, position) -> None:
+    core = build(config_of(5, 7, 3, 5, model_size=16, norm=norm, gate="gru", compressed_position=position))
+    inputs, reset = normal(3, 33, 16), resets(3, 33, (0, 13), (2, 22))
+
+    def run(device: str, dtype: torch.dtype) -> Tensor:
+        core.to(device, dtype).zero_grad()
+        output = core(inputs.to(device, dtype), reset.to(device), core.initial_state(3))
+        (output.features.square().mean() + sum(output.losses.values())).backward()
+        grads = [parameter.grad.flatten() for parameter in core.parameters()]
+        return torch.cat([output.features.detach().flatten(), *grads]).double().cpu()
+
+    expected = run("cpu", torch.float64)
+    assert_same(run("cuda", torch.float64), expected, 1e-6)
+    assert_same(run("cuda", torch.float32), expected, 1e-3)
+
+
+# Configs.
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"c": 3}, "compression_rate: expected a divisor of segment_size = 4, got 3"),
+        ({"model_size": 5}, "model_size: expected a multiple of num_heads = 2, got 5"),
+        ({"model_size": 5, "num_heads": 1}, "model_size: expected an even number .*, got 5"),
+        ({"num_layers": 0}, "num_layers: expected a positive integer, got 0"),
+        ({"mlp_size": 1.5}, "mlp_size: expected a positive integer, got 1.5"),
+        ({"n_s": True}, "segment_size: expected a positive integer, got True"),
+        ({"n_m": -1}, "memory_size: expected 0 or more, got -1"),
+        ({"n_cm": -2}, "compressed_size: expected 0 or more, got -2"),
+        ({"compression": "most"}, "compression: expected one of convolution, .*mean.*, got 'most'"),
+        ({"compression_loss": "l2"}, "compression_loss: expected one of attention, .*none, got 'l2'"),
+        ({"norm": "rms"}, "norm: expected one of pre, post, got 'rms'"),
+        ({"gate": "lstm"}, "gate: expected one of residual, gru, got 'lstm'"),
+        ({"compressed_position": "far"}, "compressed_position: expected one of slot, time, got 'far'"),
+        ({"dropout": 1.0}, "dropout: expected 0 <= dropout < 1, got 1.0"),
+    ],
+)
+def test_config_errors_name_the_field(fields, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        config_of(**fields)
+
+
+def test_a_rate_that_is_not_used_may_be_anything() -> None:
+    assert config_of(4, 4, 0, 3).compressed_size == 0
+
+
+def test_transformer_xl_has_no_compressed_memory() -> None:
+    with pytest.raises(ValueError, match="compressed_size: expected 0 for Transformer-XL, got 4"):
+        TransformerXLConfig(compressed_size=4)
+
+
+def test_dropout_acts_while_training_only(build) -> None:
+    core, inputs, reset = build(config_of(dropout=0.5)), normal(1, 6, SIZE), resets(1, 6)
+
+    def features() -> Tensor:
+        return core(inputs, reset, core.initial_state(1)).features
+
+    assert torch.equal(features(), features())
+    core.train()
+    assert not torch.equal(features(), features())
+
+
+def test_a_convolution_is_the_convolution_of_torch(build) -> None:
+    core, slots = build(config_of(c=2)), normal(3, 8, SIZE)
+    group = core.layers[0].compression.group
+    kernel = group.weight.unflatten(1, (2, SIZE)).transpose(1, 2)
+    expected = F.conv1d(slots.transpose(1, 2), kernel, group.bias, stride=2).transpose(1, 2)
+    assert_same(core.layers[0].compression(slots), expected)

@@ -1,0 +1,445 @@
+"""The contract of `agent.core.contract`, once, for every core in `CORES` and several configs of each.
+
+A new core adds its configs to `CONFIGS` and inherits all of this. Comparisons are in float64 unless they say otherwise:
+what must not matter at all may matter by 1e-12 at most, which is how far the order of additions reaches.
+"""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from agent.core import (
+    CORES,
+    CompressiveTransformerConfig,
+    Core,
+    LSTMConfig,
+    MemorylessConfig,
+    TransformerXLConfig,
+    concatenate_states,
+    detach_state,
+    index_state,
+    leaves,
+    make_core,
+    map_state,
+    state_bytes,
+    state_to,
+)
+
+SIZE = 8
+CYCLE = 60  # a multiple of every segment below, so that a state that consumed it has phase 0
+
+
+def compressive(**fields: Any) -> CompressiveTransformerConfig:
+    return CompressiveTransformerConfig(model_size=SIZE, num_layers=2, num_heads=2, mlp_size=12, **fields)
+
+
+def transformer_xl(**fields: Any) -> TransformerXLConfig:
+    return TransformerXLConfig(model_size=SIZE, num_layers=2, num_heads=2, mlp_size=12, **fields)
+
+
+def sizes(n_s: int, n_m: int, n_cm: int = 0, c: int = 1) -> dict[str, int]:
+    return {"segment_size": n_s, "memory_size": n_m, "compressed_size": n_cm, "compression_rate": c}
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "compressive": {
+        "post": compressive(**sizes(4, 4, 4, 2)),
+        "pre-mean": compressive(**sizes(4, 4, 3, 2), norm="pre", compression="mean"),
+        "pre-gru-time": compressive(**sizes(4, 6, 3, 4), norm="pre", gate="gru", compressed_position="time"),
+        "pre-time-max-short-memory": compressive(
+            **sizes(6, 2, 2, 2), norm="pre", compression="max", compressed_position="time"
+        ),
+        "post-gru-no-memory": compressive(**sizes(4, 0, 5, 2), gate="gru"),
+        "post-time-one-step": compressive(**sizes(1, 3, 2, 1), compressed_position="time"),
+        "no-compressed": compressive(**sizes(4, 5)),
+        "no-loss": compressive(**sizes(2, 3, 4, 2), compression_loss="none"),
+    },
+    "transformer-xl": {
+        "post": transformer_xl(**sizes(4, 8)),
+        "pre-gru-short-memory": transformer_xl(**sizes(5, 3), norm="pre", gate="gru"),
+        "no-memory": transformer_xl(**sizes(4, 0)),
+    },
+    "lstm": {"one-layer": LSTMConfig(SIZE, 1), "three-layers": LSTMConfig(SIZE, 3)},
+    "memoryless": {"two-blocks": MemorylessConfig(SIZE, 2, 12)},
+}
+CASES = {f"{core}/{name}": config for core, configs in CONFIGS.items() for name, config in configs.items()}
+WITH_PHASE = {name: config for name, config in CASES.items() if hasattr(config, "segment_size")}
+FORGETFUL = ("memoryless/two-blocks",)
+
+every_core = pytest.mark.parametrize("config", CASES.values(), ids=CASES)
+every_core_with_phase = pytest.mark.parametrize("config", WITH_PHASE.values(), ids=WITH_PHASE)
+few = settings(max_examples=8, deadline=None, derandomize=True)
+
+
+class Sequence:
+    """Random inputs [B, T, D] and resets [B, T]; prints as what hypothesis drew."""
+
+    def __init__(self, rows: int, steps: int, resets: set[tuple[int, int]], seed: int = 0) -> None:
+        self.arguments = rows, steps, resets, seed
+        generator = torch.Generator().manual_seed(seed)
+        self.inputs = torch.randn(rows, steps, SIZE, generator=generator, dtype=torch.float64)
+        self.reset = torch.zeros(rows, steps, dtype=torch.bool)
+        for row, step in resets:
+            self.reset[row, step] = True
+
+    def __repr__(self) -> str:
+        return f"Sequence{self.arguments}"
+
+
+@st.composite
+def sequences(draw: st.DrawFn, min_rows: int = 1, min_steps: int = 1, max_steps: int = 24) -> Sequence:
+    rows, steps = draw(st.integers(min_rows, 3)), draw(st.integers(min_steps, max_steps))
+    places = st.tuples(st.integers(0, rows - 1), st.integers(0, steps - 1))
+    return Sequence(rows, steps, draw(st.sets(places, max_size=4)), draw(st.integers(0, 99)))
+
+
+def assert_same(actual: Tensor, expected: Tensor, tolerance: float = 1e-12) -> Tensor:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+    return actual
+
+
+def assert_same_state(actual: Any, expected: Any, tolerance: float = 1e-12) -> None:
+    map_state(lambda a, b: assert_same(a, b, tolerance), actual, expected)
+
+
+def run(core: Core, inputs: Tensor, reset: Tensor, state: Any = None, stops: tuple[int, ...] = ()) -> tuple:
+    """Features and final state of the calls that end at `stops` and at the end."""
+    state = core.initial_state(len(inputs)) if state is None else state
+    features, start = [], 0
+    for stop in (*stops, inputs.shape[1]):
+        output = core(inputs[:, start:stop], reset[:, start:stop], state)
+        features.append(output.features)
+        state, start = output.state, stop
+    return torch.cat(features, dim=1), state
+
+
+def steps_of(sequence: Sequence) -> tuple[int, ...]:
+    return tuple(range(1, sequence.inputs.shape[1]))
+
+
+def warm_state(core: Core, rows: int, steps: int, seed: int = 7) -> Any:
+    """The state after `steps` random steps."""
+    before = Sequence(rows, steps, {(0, steps // 2)}, seed)
+    with torch.no_grad():
+        return run(core, before.inputs, before.reset)[1]
+
+
+def test_every_core_is_tested() -> None:
+    assert CONFIGS.keys() == CORES.keys()
+    for name, configs in CONFIGS.items():
+        for config in configs.values():
+            assert type(config) is CORES[name][0]
+            assert isinstance(make_core(config), Core)
+
+
+def test_a_config_of_no_core_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"core: expected a config of compressive, .*, got dict"):
+        make_core({})
+
+
+# One path: acting, learning and everything between are the same function.
+
+
+@every_core
+@few
+@given(data=st.data())
+def test_any_cutting_gives_the_same(build, config, data) -> None:
+    sequence = data.draw(sequences())
+    steps = sequence.inputs.shape[1]
+    stops = tuple(sorted(data.draw(st.sets(st.integers(1, max(1, steps - 1)), max_size=5)) - {steps}))
+    core = build(config)
+    features, state = run(core, sequence.inputs, sequence.reset)
+    cut_features, cut_state = run(core, sequence.inputs, sequence.reset, stops=stops)
+    assert_same(cut_features, features)
+    assert_same_state(cut_state, state)
+
+
+@every_core
+def test_any_cutting_gives_the_same_in_float32(build, config) -> None:
+    core = build(config, torch.float32)
+    sequence = Sequence(3, 40, {(0, 3), (1, 17), (1, 18), (2, 0)})
+    inputs = sequence.inputs.float()
+    features, state = run(core, inputs, sequence.reset)
+    for stops in (steps_of(sequence), (1, 2, 20), (7, 14, 21, 28)):
+        cut_features, cut_state = run(core, inputs, sequence.reset, stops=stops)
+        assert_same(cut_features, features, 1e-5)
+        assert_same_state(cut_state, state, 1e-5)
+
+
+@every_core
+@few
+@given(sequence=sequences(), phase=st.integers(0, 7))
+def test_stepping_with_a_cache_equals_one_call(build, config, sequence, phase) -> None:
+    core = build(config)
+    begin = warm_state(core, len(sequence.inputs), 20 + phase)
+    features, state = run(core, sequence.inputs, sequence.reset, begin)
+    with torch.no_grad():
+        stepped, cached = run(core, sequence.inputs, sequence.reset, core.with_cache(begin), steps_of(sequence))
+        assert_same(stepped, features)
+        assert_same_state(core.without_cache(cached), state)
+        assert_same_state(cached, core.with_cache(state))
+        assert_same(run(core, sequence.inputs, sequence.reset, core.with_cache(begin))[0], features)
+
+
+# Rows are strangers.
+
+
+@every_core
+@few
+@given(sequence=sequences(min_rows=2), order=st.permutations(range(3)), keep=st.integers(0, 1))
+def test_rows_do_not_depend_on_each_other(build, config, sequence, order, keep) -> None:
+    core = build(config)
+    rows = len(sequence.inputs)
+    begin = warm_state(core, rows, 22)
+    features, state = run(core, sequence.inputs, sequence.reset, begin)
+
+    order = [row for row in order if row < rows]
+    permuted = run(core, sequence.inputs[order], sequence.reset[order], index_state(begin, order))
+    assert_same(permuted[0], features[order])
+    assert_same_state(permuted[1], index_state(state, order))
+
+    alone = run(core, sequence.inputs[[keep]], sequence.reset[[keep]], index_state(begin, [keep]))
+    assert_same(alone[0], features[[keep]])
+    assert_same_state(alone[1], index_state(state, [keep]))
+
+    # Other rows with other inputs, other resets and another past.
+    others = torch.arange(rows) != keep
+    inputs, reset = sequence.inputs.clone(), sequence.reset.clone()
+    inputs[others] = 100 * inputs[others].flip(1)
+    reset[others] = ~reset[others]
+    strangers = warm_state(core, rows, 22, seed=8)
+    mixed = map_state(lambda a, b: torch.where(others.view(-1, *[1] * (a.ndim - 1)), b, a), begin, strangers)
+    changed = run(core, inputs, reset, mixed)
+    assert_same(changed[0][keep], features[keep])
+    assert_same_state(index_state(changed[1], [keep]), index_state(state, [keep]))
+
+
+# A reset forgets everything.
+
+
+@every_core
+@few
+@given(sequence=sequences(min_rows=2, max_steps=8), later=sequences(min_rows=3, min_steps=20))
+def test_nothing_before_a_reset_reaches_anything_after(build, config, sequence, later) -> None:
+    core = build(config)
+    rows, begin = len(sequence.inputs), sequence.inputs.shape[1]
+    inputs = torch.cat([sequence.inputs, later.inputs[:rows]], dim=1)
+    reset = torch.cat([sequence.reset, later.reset[:rows]], dim=1)
+    reset[0, begin] = True
+    features, _ = run(core, inputs, reset, warm_state(core, rows, 20))
+
+    inputs[0, :begin] *= -100
+    reset[0, :begin] = ~reset[0, :begin]
+    changed, _ = run(core, inputs, reset, warm_state(core, rows, 20, seed=8))
+    assert_same(changed[0, begin:], features[0, begin:])
+
+
+@every_core
+def test_a_reset_equals_a_fresh_start(build, config) -> None:
+    core = build(config)
+    sequence = Sequence(2, 40, {(1, 9)})
+    fresh, _ = run(core, sequence.inputs, sequence.reset)
+    sequence.reset[:, 0] = True
+    assert_same(run(core, sequence.inputs, sequence.reset)[0], fresh)
+    assert_same(run(core, sequence.inputs, sequence.reset, warm_state(core, 2, CYCLE))[0], fresh)
+
+
+@every_core
+@pytest.mark.parametrize("begin", [1, 5, 8, 13])
+def test_no_gradient_crosses_a_reset_or_rows_or_runs_backwards(build, config, begin) -> None:
+    core = build(config)
+    sequence = Sequence(2, 26, {(0, begin)})
+    # A state that asks for gradients, as no learner's does, shows whether it is reached.
+    state = map_state(
+        lambda leaf: leaf.requires_grad_() if leaf.is_floating_point() else leaf, detach_state(warm_state(core, 2, 13))
+    )
+    inputs = sequence.inputs.requires_grad_()
+    features, _ = run(core, inputs, sequence.reset, state)
+
+    def reached(part: Tensor) -> tuple[Tensor, list[Tensor]]:
+        floats = [leaf for leaf in leaves(state) if leaf.requires_grad]
+        grads = torch.autograd.grad(
+            part.square().sum(), [inputs, *floats], retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        return grads[0].abs().sum(dim=2), [grad[0] for grad in grads[1:]]
+
+    on_inputs, on_state = reached(features[0, begin:])
+    assert not on_inputs[0, :begin].any()
+    assert not on_inputs[1].any()
+    assert not any(grad.any() for grad in on_state)
+    assert on_inputs[0, begin:].all()
+
+    on_inputs, on_state = reached(features[0, :begin])
+    assert not on_inputs[0, begin:].any()
+    assert config in [CASES[name] for name in FORGETFUL] or any(grad.any() for grad in on_state)
+
+
+@every_core
+def test_a_core_with_memory_remembers(build, config) -> None:
+    """Without it the tests above would pass for a core that forgets everything."""
+    core = build(config)
+    sequence = Sequence(1, 4, set())
+    features, _ = run(core, sequence.inputs, sequence.reset)
+    sequence.inputs[:, :3] *= torch.randn(SIZE).double()
+    changed, _ = run(core, sequence.inputs, sequence.reset)
+    segment_alone = getattr(config, "segment_size", 4) == 1 and not config.memory_size
+    forgets = config in [CASES[name] for name in FORGETFUL] or segment_alone
+    assert torch.allclose(changed[:, 3], features[:, 3], atol=1e-9) == forgets
+
+
+# Time runs forwards.
+
+
+@every_core
+@few
+@given(sequence=sequences(min_steps=2), data=st.data())
+def test_nothing_later_reaches_anything_earlier(build, config, sequence, data) -> None:
+    core = build(config)
+    now = data.draw(st.integers(1, sequence.inputs.shape[1] - 1))
+    begin = warm_state(core, len(sequence.inputs), 21)
+    features, _ = run(core, sequence.inputs, sequence.reset, begin)
+    inputs, reset = sequence.inputs.clone(), sequence.reset.clone()
+    inputs[:, now:] *= -100
+    reset[:, now:] = ~reset[:, now:]
+    changed, _ = run(core, inputs, reset, begin)
+    assert_same(changed[:, :now], features[:, :now])
+
+
+# Learning.
+
+
+@every_core
+def test_every_parameter_still_learns_after_many_segments(build, config) -> None:
+    core = build(config).train()
+    state = core.initial_state(2)
+    for seed in range(4):
+        core.zero_grad(set_to_none=True)
+        sequence = Sequence(2, 12, {(1, 5)} if seed == 1 else set(), seed)
+        output = core(sequence.inputs, sequence.reset, detach_state(state))
+        state = output.state
+        target = Sequence(2, 12, set(), seed + 50).inputs
+        ((output.features - target).square().mean() + sum(output.losses.values())).backward()
+        assert all(loss.shape == () for loss in output.losses.values())
+    untrained = set(core.compression_parameters()) if getattr(config, "compression_loss", "") == "none" else set()
+    for name, parameter in core.named_parameters():
+        assert parameter.requires_grad, name
+        if parameter in untrained:
+            assert parameter.grad is None, name
+        else:
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().sum() > 0, name
+
+
+@every_core
+def test_there_are_no_losses_without_gradients(build, config) -> None:
+    core = build(config)
+    sequence = Sequence(1, 12, set())
+    with torch.no_grad():
+        assert core(sequence.inputs, sequence.reset, core.initial_state(1)).losses == {}
+
+
+# States.
+
+
+@every_core
+def test_states_are_batch_first_and_of_fixed_shape(build, config) -> None:
+    core = build(config)
+
+    def description(state: Any) -> list[tuple]:
+        return [(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves(state)]
+
+    begin = core.initial_state(3)
+    for cache in (core.without_cache, core.with_cache):
+        expected = description(cache(begin))
+        assert all(shape[0] == 3 for shape, _, _ in expected)
+        for steps in (1, 3, 4, 17, 40):
+            sequence = Sequence(3, steps, {(1, steps // 2)})
+            with torch.no_grad():
+                features, state = run(core, sequence.inputs, sequence.reset, cache(begin))
+            assert features.shape == sequence.inputs.shape
+            assert description(state) == expected
+    assert 3 * state_bytes(core.initial_state(1)) == state_bytes(begin)
+
+
+@every_core
+def test_a_call_does_not_change_its_arguments(build, config) -> None:
+    core = build(config)
+    sequence = Sequence(2, 20, {(0, 4)})
+    with torch.no_grad():
+        begin = core.with_cache(warm_state(core, 2, 5))
+        before = map_state(torch.clone, begin)
+        inputs, reset = sequence.inputs.clone(), sequence.reset.clone()
+        run(core, inputs, reset, begin)
+    assert_same_state(begin, before, 0)
+    assert_same(inputs, sequence.inputs, 0)
+    assert_same(reset, sequence.reset, 0)
+
+
+@every_core
+def test_states_can_be_taken_apart_and_joined(build, config) -> None:
+    core = build(config)
+    state = warm_state(core, 3, 14)
+    rows = [index_state(state, [row]) for row in range(3)]
+    assert_same_state(concatenate_states(rows), state, 0)
+    assert_same_state(concatenate_states([index_state(state, slice(1, 3)), rows[0]]), index_state(state, [1, 2, 0]), 0)
+    sequence = Sequence(3, 9, set())
+    features, _ = run(core, sequence.inputs, sequence.reset, concatenate_states(rows))
+    assert_same(features, run(core, sequence.inputs, sequence.reset, state)[0])
+
+
+@every_core_with_phase
+def test_states_of_different_phases_do_not_join(build, config) -> None:
+    core = build(config)
+    period = config.segment_size
+    one, two = warm_state(core, 1, 20), warm_state(core, 1, 21)
+    if period == 1:
+        concatenate_states([one, two])
+        return
+    with pytest.raises(ValueError, match=r"states are at different phases: \[\d+, \d+\]; expected one phase"):
+        concatenate_states([one, two])
+
+
+# Bad input.
+
+
+def refused(core: Core, message: str, inputs: Any = None, reset: Any = None, state: Any = None) -> None:
+    sequence = Sequence(2, 3, set())
+    inputs = sequence.inputs if inputs is None else inputs
+    reset = sequence.reset if reset is None else reset
+    state = core.initial_state(2) if state is None else state
+    with pytest.raises(ValueError, match=re.escape(message)):
+        core(inputs, reset, state)
+
+
+@every_core
+def test_bad_input_is_named(build, config) -> None:
+    core = build(config)
+    good = Sequence(2, 3, set())
+    refused(core, "inputs: expected [B, T >= 1, 8], got [3, 8]", inputs=good.inputs[0])
+    refused(core, "inputs: expected [B, T >= 1, 8], got [2, 3, 7]", inputs=good.inputs[..., :7])
+    refused(core, "inputs: expected [B, T >= 1, 8], got [2, 0, 8]", inputs=good.inputs[:, :0], reset=good.reset[:, :0])
+    refused(core, "inputs: expected a floating-point tensor, got torch.int64", inputs=good.inputs.long())
+    refused(core, "reset: expected [2, 3], got [3, 2]", reset=good.reset.T)
+    refused(core, "reset: expected [2, 3], got [2]", reset=good.reset[:, 0])
+    refused(core, "reset: expected torch.bool, got torch.float64", reset=good.reset.double())
+    refused(core, "reset: expected device cpu, got meta", reset=good.reset.to("meta"))
+    if list(leaves(core.initial_state(1))):
+        refused(core, "state: expected batch size 2, got 3", state=core.initial_state(3))
+        refused(core, "state: expected device cpu, got meta", state=state_to(core.initial_state(2), "meta"))
+        refused(core, "state: expected torch.float32 as inputs, got torch.float64", inputs=good.inputs.float())
+
+
+@every_core_with_phase
+def test_the_state_of_another_size_is_named(build, config) -> None:
+    core = build(config)
+    n_s, n_m, n_cm = config.segment_size, config.memory_size, config.compressed_size
+    other = make_core(type(config)(**{**vars(config), "memory_size": n_m + 2})).double()
+    expected = f"state: expected slots (segment, memory, compressed) ({n_s}, {n_m}, {n_cm}) in 2 layers, "
+    refused(core, f"{expected}got ({n_s}, {n_m + 2}, {n_cm}) in 2", state=other.initial_state(2))
+    other = make_core(type(config)(**{**vars(config), "num_layers": 3})).double()
+    refused(core, f"{expected}got ({n_s}, {n_m}, {n_cm}) in 3", state=other.initial_state(2))
