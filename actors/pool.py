@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from actors.actor import Actor, Unroll
@@ -102,14 +103,20 @@ class LocalPool(Pool):
         return PoolStatus(alive=len(self.actors), restarts=0, waiting=0)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {
+        arrays = {
             f"{index}/{name}": value
             for index, actor in enumerate(self.actors)
             for name, value in actor.state_dict().items()
         }
+        return {"turn": torch.tensor(self.turn), **arrays}
 
     def load_state_dict(self, arrays: dict[str, Tensor]) -> None:
+        self.turn = int(arrays["turn"])
         for index, actor in enumerate(self.actors):
             prefix = f"{index}/"
             own = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
             actor.load_state_dict(own)
+
+    def close(self) -> None:
+        for actor in self.actors:
+            actor.envs.close()

@@ -4,6 +4,7 @@ Bad input ends with one line on standard error and exit status 2, before any wor
 """
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,12 +14,15 @@ from rich.logging import RichHandler
 
 USAGE = """usage: compressive COMMAND [OPTIONS]
 
-IMPALA with a Compressive Transformer memory.
+Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as memory.
 
-  launch     train an agent: on this machine, or on a Ray cluster
-  evaluate   play episodes with a trained agent and report scores
+  launch     train an agent, on this machine or on a Ray cluster, then evaluate and film it
+  evaluate   play episodes with a trained agent and report its scores
 
-`compressive COMMAND --help` explains a command's options.
+`compressive COMMAND --help` explains a command's options. To begin:
+
+  compressive launch                 train on two CPU cores, about 20 minutes
+  compressive evaluate runs/NAME     the agent of that run once more
 """
 
 
@@ -36,26 +40,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return
-    name, rest = arguments[0], arguments[1:]
-    commands = _commands()
-    if name not in commands:
-        _fail(f"expected a command out of {', '.join(commands)}, got {name!r}")
     handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S")
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
     # The commands say themselves which checkpoints they skipped.
     warnings.filterwarnings("ignore", message="skipped checkpoint")
     try:
+        name, rest = arguments[0], arguments[1:]
+        commands = _commands()
+        if name not in commands:
+            raise UserError(f"expected a command out of {', '.join(commands)}, got {name!r} (see compressive --help)")
         commands[name](rest)
+        sys.stdout.flush()
     except UserError as error:
-        _fail(str(error))
+        print(f"compressive: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # whoever read our output, such as `head`, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
 
 
 class UserError(Exception):
     """What the user can mend: shown as one line, without a traceback."""
-
-
-def _fail(message: str) -> None:
-    print(f"compressive: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)

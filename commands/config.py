@@ -22,9 +22,10 @@ class RunConfig:
     """A training run; `compressive launch` writes it, resolved, to the run's `config.json`."""
 
     preset: str = "cpu"
-    """The preset that the other values began as."""
+    """Where all other defaults come from: cpu (a small level, two CPU cores) or paper (section 5.7, DeepMind Lab)."""
     env: str = "rooms:small"
-    """Environment: KIND:NAME, optionally with ,FIELD=VALUE,... after it."""
+    """Environment: rooms:small, rooms:full (the level itself, re-created) or dmlab:LEVEL (needs DeepMind Lab).
+    Its fields are changed behind the name, as in rooms:full,hud=False."""
     frames: int = 10_000_000
     """Environment frames to train for (agent steps times the action repeat)."""
     seed: int = 0
@@ -34,11 +35,11 @@ class RunConfig:
     log_every: int = 20
     """Updates between two rows of metrics."""
     checkpoint_seconds: float = 60.0
-    """Time between checkpoints."""
+    """Time between two checkpoints; the last one, at the end or at Ctrl-C, is written in any case."""
     keep_checkpoints: int = 3
-    """Checkpoints that are kept."""
+    """How many of the newest checkpoints are kept."""
     eval_episodes: int = 128
-    """Episodes of the evaluation at the end."""
+    """Episodes of the evaluation at the end, rounded up to a multiple of the environments that are played together."""
     video_episodes: int = 2
     """Episodes in the video at the end; 0 for none."""
     agent: AgentConfig = field(default_factory=AgentConfig)
@@ -52,8 +53,9 @@ class RunConfig:
         for name in ("frames", "unrolls_per_update", "log_every", "keep_checkpoints", "eval_episodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
-        if self.seed < 0:
-            raise ValueError(f"seed: expected 0 or more, got {self.seed}")
+        for name in ("seed", "checkpoint_seconds", "video_episodes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
         segment = getattr(self.agent.core, "segment_size", 1)
         if self.actors.unroll_length % segment:
             raise ValueError(
@@ -84,20 +86,34 @@ def from_plain(plain: dict[str, Any]) -> RunConfig:
 
 
 def _build(kind: Any, plain: Any, where: str) -> Any:
-    if isinstance(kind, types.UnionType) and CORES["compressive"][0] in typing.get_args(kind):
+    is_core = isinstance(kind, types.UnionType) and CORES["compressive"][0] in typing.get_args(kind)
+    if not is_core and not dataclasses.is_dataclass(kind):
+        if not _fits(plain, kind):
+            raise ValueError(f"{where}: expected {kind.__name__ if isinstance(kind, type) else kind}, got {plain!r}")
+        return plain
+    if not isinstance(plain, dict):
+        raise ValueError(f"{where}: expected an object, got {plain!r}")
+    if is_core:
         plain = dict(plain)
         name = plain.pop("name", None)
         if name not in CORES:
             raise ValueError(f"{where}: expected a core out of {', '.join(CORES)}, got {name!r}")
         kind = CORES[name][0]
-    if not dataclasses.is_dataclass(kind):
-        return plain
     hints = typing.get_type_hints(kind)
     unknown = set(plain) - {f.name for f in dataclasses.fields(kind)}
     if unknown:
         raise ValueError(f"{where}: unknown fields {', '.join(sorted(unknown))}")
     built: Any = kind
     return built(**{name: _build(hints[name], value, f"{where}.{name}") for name, value in plain.items()})
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether JSON's value is of a type: a plain one, a union of such, or a Literal."""
+    if isinstance(kind, types.UnionType):
+        return any(_fits(value, part) for part in typing.get_args(kind))
+    if typing.get_origin(kind) is typing.Literal:
+        return value in typing.get_args(kind)
+    return type(value) in ((int, float) if kind is float else (kind,))
 
 
 def read_config(run: Path) -> RunConfig:
@@ -111,6 +127,10 @@ def read_config(run: Path) -> RunConfig:
     if not path.is_file():
         raise FileNotFoundError(f"{run} is not a run: expected a folder with config.json, made by `compressive launch`")
     try:
-        return from_plain(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
+        plain = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path}: expected JSON, got: {error}") from error
+    try:
+        return from_plain(plain)
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

@@ -1,11 +1,13 @@
 """How a run looks in a terminal: a live progress line, or plain lines where the output is not a terminal."""
 
+import logging
 import math
 import time
 
-from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.logging import RichHandler
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -38,69 +40,74 @@ def score_text(progress: Progress) -> str:
     return f"return {progress.score:.1f}{correct}"
 
 
-class _Status(ProgressColumn):
-    """The run's own fields."""
-
-    def render(self, task: object) -> Text:
-        progress: Progress | None = getattr(task, "fields", {}).get("progress")
-        if progress is None:
-            return Text("waiting for the first unroll", style="dim")
-        pool = progress.pool
-        restarts = f" ({pool.restarts} restarted)" if pool.restarts else ""
-        return Text.assemble(
-            (f"{quantity(progress.frames)}/{quantity(progress.total_frames)} frames", "bold"),
-            f"  {quantity(progress.steps)} steps  {quantity(progress.frames_per_second)} frames/s  ",
-            (score_text(progress), "bold green"),
-            f"  {pool.alive} actors{restarts}",
-        )
-
-
 class TerminalDisplay:
-    """Shows progress on a console; a context manager."""
+    """Shows progress on a console; a context manager.
+
+    In a terminal one line is redrawn in place, or two where it is too narrow for one; elsewhere plain lines are added.
+    """
 
     def __init__(self, console: Console, total_frames: int) -> None:
         self.console = console
         self.total_frames = total_frames
-        self.live = console.is_terminal
+        self.progress: Progress | None = None
         self.printed = -math.inf
         self.started = time.monotonic()
-        self.first_frames: int | None = None
-        self.bar = RichProgress(
-            TextColumn("training"),
-            BarColumn(bar_width=24),
-            _Status(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not self.live,
-        )
-        self.task: TaskID = self.bar.add_task("training", total=total_frames, progress=None)
+        self.live = Live(self, console=console, refresh_per_second=4) if console.is_terminal else None
+        self.handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, RichHandler)]
+        self.consoles = [handler.console for handler in self.handlers]
 
     def __enter__(self) -> "TerminalDisplay":
-        self.bar.start()
+        if self.live:
+            for handler in self.handlers:  # messages go above the line instead of through it
+                handler.console = self.console
+            self.live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+        if self.live:
+            self.live.stop()
+            for handler, console in zip(self.handlers, self.consoles):
+                handler.console = console
 
     def update(self, progress: Progress) -> None:
         """See `commands.training.Display`."""
-        self.bar.update(self.task, completed=progress.frames, progress=progress)
+        self.progress = progress
         now = time.monotonic()
         done = progress.frames >= self.total_frames
         if self.live or (now - self.printed < PLAIN_SECONDS and not done):
             return
         self.printed = now
-        left = (self.total_frames - progress.frames) / max(progress.frames_per_second, 1e-9)
+        head, fields = self._texts(progress)
+        line = "  ".join((f"{duration(now - self.started):>8}", f"{100 * self._share():5.1f} %", head, *fields))
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+    def __rich__(self) -> RenderableType:
+        if self.progress is None:
+            return Text("training  waiting for the first unroll", style="dim", no_wrap=True, overflow="ellipsis")
+        head, fields = self._texts(self.progress)
+        bar = ProgressBar(total=1.0, completed=self._share(), width=max(10, min(24, self.console.width - 40)))
+        while len("  ".join(fields)) > self.console.width:
+            fields.pop()
+        rest = Text("  ".join(fields))
+        rows = Table.grid(padding=(0, 2))
+        one_line = len("training") + (bar.width or 0) + len(head) + rest.cell_len + 6 <= self.console.width
+        rows.add_row(Text("training"), bar, Text(head, style="bold", no_wrap=True), *([rest] if one_line else []))
+        return rows if one_line else Group(rows, rest)
+
+    def _share(self) -> float:
+        return min(1.0, self.progress.frames / self.total_frames) if self.progress else 0.0
+
+    def _texts(self, progress: Progress) -> tuple[str, list[str]]:
+        """How far it is, and the other fields, the most important first."""
+        head = f"{quantity(progress.frames)}/{quantity(self.total_frames)} frames"
+        left = max(0, self.total_frames - progress.frames) / max(progress.frames_per_second, 1e-9)
         restarts = f", {progress.pool.restarts} restarted" if progress.pool.restarts else ""
-        self.console.print(
-            f"{duration(now - self.started):>8}  {100 * progress.frames / self.total_frames:5.1f} %  "
-            f"{quantity(progress.frames)} frames  {quantity(progress.steps)} steps  "
-            f"{quantity(progress.frames_per_second)} frames/s  {score_text(progress)}  "
-            f"{progress.pool.alive} actors{restarts}  left {duration(left)}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        return f"{head}  left {duration(left)}", [
+            f"{quantity(progress.steps)} steps",
+            f"{quantity(progress.frames_per_second)} frames/s",
+            score_text(progress),
+            f"{progress.pool.alive} actors{restarts}",
+        ]
 
 
 def table(title: str, rows: dict[str, str]) -> Table:

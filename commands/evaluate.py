@@ -17,7 +17,8 @@ from agent import Agent
 from commands import UserError
 from commands.config import RunConfig, read_config
 from commands.display import table
-from commands.training import make_agent, score_metrics
+from commands.options import parse
+from commands.training import interface, make_agent, score_metrics
 from envs import make_vector, prepare
 from learner import checkpoints
 
@@ -29,43 +30,67 @@ EVALUATION_SEED = 2
 class Options:
     """Plays episodes with the agent of a run and reports its scores with 95 % bootstrap intervals."""
 
-    run: Annotated[Path, tyro.conf.Positional]
-    """Folder of the run."""
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """Folder of the run, as `compressive launch` made it; its last readable checkpoint is taken."""
     episodes: int = 128
     """Episodes, rounded up to a multiple of the environments that are played together (up to 64)."""
     greedy: bool = False
     """Take the most probable action rather than a sample of the policy."""
     seed: int = 0
     """Seed of the episodes; never shared with training."""
-    env: str | None = None
-    """Another environment than the run's."""
-    video: Path | None = None
+    env: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
+    """Another environment than the run's own, with the same observations and actions."""
+    video: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Also film two episodes to this MP4."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise ValueError(f"episodes: expected 1 or more, got {self.episodes}")
+        if self.seed < 0:
+            raise ValueError(f"seed: expected 0 or more, got {self.seed}")
+        if self.video and self.video.is_dir():
+            raise ValueError(f"video: expected a file to write, got the folder {self.video}")
 
 
 def evaluate(arguments: Sequence[str]) -> None:
     """Runs the command."""
-    options = tyro.cli(Options, prog="compressive evaluate", args=list(arguments))
+    options = parse(Options, "compressive evaluate", args=list(arguments), config=(tyro.conf.FlagCreatePairsOff,))
     console = Console()
     torch.set_num_threads(1)
     try:
         config = read_config(options.run)
         env = options.env or config.env
         prepare(env)
+        _require_same_interface(config.env, env)
         agent = make_agent(config)
         checkpoint = checkpoints.load_latest(options.run)
         agent.load_state_dict(checkpoint.parts["weights"])
-        with console.status(f"playing {options.episodes} episodes"):
-            episodes = play(config, agent, options.episodes, options.seed, not options.greedy, env)
     except (ValueError, FileNotFoundError, ImportError) as error:
         raise UserError(str(error)) from error
+    except (RuntimeError, KeyError) as error:
+        raise UserError(f"{checkpoint.path} does not fit {options.run / 'config.json'}: {error}") from error
+    for skipped in checkpoint.skipped:
+        console.print(f"[yellow]skipped checkpoint[/] {skipped}", highlight=False, soft_wrap=True)
+    with console.status(f"playing {options.episodes} episodes"):
+        episodes = play(config, agent, options.episodes, options.seed, not options.greedy, env)
     summary = evaluation_summary(episodes, env)
     rows = {"checkpoint": str(checkpoint.path), "environment": env} | evaluation_rows(summary)
     if options.video:
-        rows["video"] = str(film(config, agent, options.video, 2, options.seed))
-    for skipped in checkpoint.skipped:
-        console.print(f"[yellow]skipped checkpoint[/] {skipped}", highlight=False)
+        with console.status("filming"):
+            try:
+                rows["video"] = str(film(config, agent, options.video, 2, options.seed, not options.greedy, env))
+            except OSError as error:
+                raise UserError(f"video: {error}") from error
     console.print(table("evaluation", rows))
+
+
+def _require_same_interface(trained: str, other: str) -> None:
+    expected, actual = interface(trained), interface(other)
+    if (expected.observation_shape, expected.num_actions) != (actual.observation_shape, actual.num_actions):
+        raise ValueError(
+            f"env: expected observations {list(expected.observation_shape)} and {expected.num_actions} actions as in "
+            f"{trained}, got {list(actual.observation_shape)} and {actual.num_actions} in {other}"
+        )
 
 
 def make_evaluator(config: RunConfig, agent: Agent, rows: int, seed: int, sample: bool, env: str, film: bool) -> Actor:
@@ -87,9 +112,17 @@ def play(
         actor.envs.close()
 
 
-def film(config: RunConfig, agent: Agent, path: Path, episodes: int, seed: int = 0) -> Path:
+def film(
+    config: RunConfig,
+    agent: Agent,
+    path: Path,
+    episodes: int,
+    seed: int = 0,
+    sample: bool = True,
+    env: str | None = None,
+) -> Path:
     """Films episodes and returns the path of the video."""
-    actor = make_evaluator(config, agent, 1, seed, True, config.env, film=True)
+    actor = make_evaluator(config, agent, 1, seed, sample, env or config.env, film=True)
     try:
         names = actor.envs.metadata.get("action_names") or tuple(map(str, range(agent.num_actions)))
         record_episodes(actor, episodes, path, names, fps=round(60 / actor.envs.metadata.get("action_repeat", 4)))
@@ -111,10 +144,10 @@ def evaluation_summary(episodes: list[Episode], env: str) -> dict[str, Any]:
         **score_metrics(mean, env),
     }
     if correct + wrong:
-        fractions = np.array([episode.metrics["correct_choices"] for episode in episodes])
-        choices = np.array([sum(episode.metrics.values()) for episode in episodes])
+        right = np.array([episode.metrics.get("correct_choices", 0.0) for episode in episodes])
+        choices = right + np.array([episode.metrics.get("wrong_choices", 0.0) for episode in episodes])
         picks = np.random.default_rng(0).integers(len(episodes), size=(2000, len(episodes)))
-        ratios = fractions[picks].sum(axis=1) / np.maximum(choices[picks].sum(axis=1), 1)
+        ratios = right[picks].sum(axis=1) / np.maximum(choices[picks].sum(axis=1), 1)
         low, high = np.percentile(ratios, [2.5, 97.5])
         summary["correct_choices"] = {"mean": correct_fraction(episodes), "low": float(low), "high": float(high)}
         summary["choices_per_episode"] = float(choices.mean())

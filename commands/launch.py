@@ -1,12 +1,17 @@
 """`compressive launch`: trains an agent, then evaluates and films it. The loop itself is in `training.py`."""
 
 import dataclasses
+import errno
+import logging
 import os
+import shlex
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 import tyro
@@ -16,10 +21,17 @@ from commands import UserError
 from commands.config import RunConfig, read_config, to_plain
 from commands.display import TerminalDisplay, quantity, table
 from commands.evaluate import evaluation_rows, evaluation_summary, film, play
+from commands.options import parse as parse_options
 from commands.presets import make_preset
-from commands.training import Trainer, stop_on_signals
-from envs import make_vector, prepare
+from commands.training import Trainer, interface, stop_on_signals
+from envs import prepare
 from learner import checkpoints
+
+FIXED = ("preset", "env", "seed", "agent.", "learner.optimiser")
+"""What a resumed run cannot change: its checkpoints depend on it."""
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+"""Errors of writing that the user can mend."""
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 
 
 @dataclass(frozen=True)
@@ -33,20 +45,28 @@ class Start:
 
 @dataclass(frozen=True)
 class Options(RunConfig):
-    """Trains an agent with IMPALA; then evaluates it and writes a video.
+    """Trains an agent with IMPALA on this machine or a Ray cluster; then evaluates it and films two episodes.
 
-    The options' defaults are those of the preset and core that are named; `--preset paper --help` shows the paper's.
+    Every number has an option. The defaults below are those of the preset and the core that are named beside --help.
+
+      compressive launch                                    a small level on two CPU cores, about 20 minutes
+      compressive launch --core lstm --seed 1               the same with another memory
+      compressive launch --resume runs/NAME                 go on where a run stopped
+      compressive launch --preset paper                     section 5.7 of the paper, on DeepMind Lab
+      compressive launch --preset paper --env rooms:full    the same on the re-created level
+      compressive launch --preset paper --core lstm --help  the defaults of that preset and core
     """
 
     core: str = "compressive"
     """Recurrent core: compressive, transformer-xl, lstm or memoryless."""
-    run: Path | None = None
-    """Folder of the run; by default a new one in runs/."""
-    resume: Path | None = None
-    """Go on with the run in this folder, from its last readable checkpoint and with its own configuration."""
+    run: Folder = None
+    """Folder of the run, new or empty; if not given, runs/DATE-TIME-CORE."""
+    resume: Folder = None
+    """Go on with the run in this folder, from its last readable checkpoint and with its own configuration.
+    Agent, environment and seed stay as they are; --frames and most other values may be changed."""
     local: bool = False
     """Act and learn in this one process, without Ray: slower, deterministic, and exactly resumable."""
-    ray_address: str | None = None
+    ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """Join the Ray cluster at this address instead of starting one on this machine."""
     threads: int = 1
     """CPU threads of the learner."""
@@ -63,74 +83,125 @@ def parse(arguments: Sequence[str]) -> Options:
     Raises:
         UserError: if a value is impossible.
     """
+    prog = "compressive launch"
     known = [argument for argument in arguments if argument not in ("-h", "--help")]
-    start, _ = tyro.cli(Start, args=known, return_unknown_args=True)
+    start, _ = parse_options(Start, prog, args=known, return_unknown_args=True)
     try:
         config = read_config(start.resume) if start.resume else make_preset(start.preset, start.core)
-        return tyro.cli(
-            Options,
-            prog="compressive launch",
-            args=list(arguments),
-            default=Options(**vars(config), core=start.core),
-            config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
-        )
     except (ValueError, FileNotFoundError) as error:
         raise UserError(str(error)) from error
+    options = parse_options(
+        Options,
+        prog,
+        args=list(arguments),
+        default=Options(**vars(config), core=config.core_name),
+        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
+    )
+    if options.threads < 1:
+        raise UserError(f"threads: expected 1 or more, got {options.threads}")
+    if options.run and options.resume:
+        raise UserError("--run names a new run and --resume an old one: give only one of them")
+    if options.local and options.ray_address:
+        raise UserError("--local acts in this process and --ray-address on a cluster: give only one of them")
+    if options.core != config.core_name:
+        raise UserError(f"core: expected {config.core_name} as in {options.resume}, got {options.core}")
+    if options.resume:
+        for name, old, new in _differences(to_plain(config), to_plain(options.config)):
+            if name.startswith(FIXED):
+                raise UserError(f"{name}: expected {old} as in {options.resume}, got {new}")
+    return options
+
+
+def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Name, old and new value of all that differs between two configurations, as `to_plain` gives them."""
+    if isinstance(old, dict):
+        for key in old:
+            yield from _differences(old[key], new[key], f"{name}.{key}" if name else key)
+    elif old != new:
+        yield name, old, new
 
 
 def launch(arguments: Sequence[str]) -> None:
     """Runs the command."""
     options = parse(arguments)
     config, console = options.config, Console()
-    if options.run and options.resume:
-        raise UserError("--run names a new run and --resume an old one: give only one of them")
-    if options.local and options.ray_address:
-        raise UserError("--local acts in this process and --ray-address on a cluster: give only one of them")
     torch.set_num_threads(options.threads)
     run = options.resume or options.run or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.core_name}"
-    console.print(f"[bold]run[/]          {run}", highlight=False)
-    with console.status("preparing the environment (compiled once, then cached)"):
+    with console.status("preparing the environment (compiled once, then cached)"), _user_errors():
+        prepare(config.env)
+        trainer = Trainer(config, run, options.local)
+    with _claim(run, new=options.resume is None):
+        if options.resume:
+            with _user_errors():
+                trainer.restore()
+        _describe(options, trainer, console)
         try:
-            prepare(config.env)
-            envs = make_vector(config.env, 1)
-        except (ValueError, ImportError) as error:
-            raise UserError(str(error)) from error
-    with _lock(run, resume=options.resume is not None):
-        checkpoints.write_json(run / "config.json", to_plain(config))
-        _train(options, config, run, console, envs.single_observation_space.shape or ())
+            _train(options, trainer, console)
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            raise UserError(f"{run} cannot be written to: {error}; then: {_again(options, run)}") from error
+        except KeyboardInterrupt:
+            if trainer.saved:
+                console.print(f"interrupted; go on from {trainer.saved} with: {_again(options, run)}", soft_wrap=True)
+            raise
 
 
-def _train(options: Options, config: RunConfig, run: Path, console: Console, shape: tuple[int, ...]) -> None:
+@contextmanager
+def _user_errors() -> Iterator[None]:
     try:
-        trainer = Trainer(config, run, resume=options.resume is not None, local=options.local)
-    except FileNotFoundError as error:
+        yield
+    except (ValueError, FileNotFoundError, ImportError) as error:
         raise UserError(str(error)) from error
-    parameters = sum(parameter.numel() for parameter in trainer.learner.agent.parameters())
-    image = " x ".join(map(str, shape))
-    console.print(
-        f"[bold]environment[/]  {config.env} ({image}), {trainer.action_repeat} frames a step\n"
-        f"[bold]agent[/]        {config.core_name} core, {quantity(parameters)} parameters, "
-        f"learning on {trainer.learner.device}\n"
-        f"[bold]actors[/]       {config.actors.num_actors} x {config.actors.envs_per_actor} environments "
-        f"{'in this process' if options.local else 'on Ray'}\n"
-        f"[bold]curves[/]       tensorboard --logdir {run.parent}\n"
-        f"[bold]stop[/]         Ctrl-C; go on later with: compressive launch --resume {run}",
-        highlight=False,
-    )
+
+
+def _again(options: Options, run: Path) -> str:
+    """The command that goes on with a run."""
+    return f"compressive launch --resume {shlex.quote(str(run))}{' --local' if options.local else ''}"
+
+
+def _describe(options: Options, trainer: Trainer, console: Console) -> None:
+    config, run = trainer.config, trainer.run
+    parameters = sum(parameter.numel() for parameter in trainer.agent.parameters())
+    image = " x ".join(map(str, interface(config.env).observation_shape))
+    lines = {
+        "run": str(run),
+        "environment": f"{config.env} ({image}), {trainer.action_repeat} frames a step",
+        "agent": f"{config.core_name} core, {quantity(parameters)} parameters, learning on {trainer.learner.device}",
+        "actors": f"{config.actors.num_actors} x {config.actors.envs_per_actor} environments "
+        f"{'in this process' if options.local else 'on Ray'}",
+        "curves": f"tensorboard --logdir {run.parent}",
+        "stop": f"Ctrl-C, then go on with: {_again(options, run)}",
+    }
+    for name, value in lines.items():
+        console.print(f"[bold]{name:<11}[/]  {value}", highlight=False, soft_wrap=True)
     if trainer.restored:
         for skipped in trainer.restored.skipped:
-            console.print(f"[yellow]skipped checkpoint[/] {skipped}", highlight=False)
-        console.print(f"resumed from {trainer.restored.path} at {quantity(trainer.frames)} frames", highlight=False)
+            console.print(f"[yellow]skipped checkpoint[/] {skipped}", highlight=False, soft_wrap=True)
+        console.print(
+            f"resumed from {trainer.restored.path} at {quantity(trainer.frames)} frames",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _train(options: Options, trainer: Trainer, console: Console) -> None:
+    config, run = trainer.config, trainer.run
     begin = time.monotonic()
     with (
         _ray(options, config, console),
         stop_on_signals() as stop,
         TerminalDisplay(console, config.frames) as display,
     ):
+        checkpoints.write_json(run / "config.json", to_plain(config))
         trainer.train(display, stop)
-    if stop.requested and trainer.frames < config.frames:
-        console.print(f"stopped at {quantity(trainer.frames)} frames; go on with: compressive launch --resume {run}")
-        return
+    if stop.signal and trainer.frames < config.frames:
+        console.print(
+            f"stopped at {quantity(trainer.frames)} frames; go on with: {_again(options, run)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        sys.exit(128 + stop.signal)
     seconds = time.monotonic() - begin
     agent = trainer.agent.to("cpu")
     with console.status(f"evaluating {config.eval_episodes} episodes"):
@@ -151,41 +222,69 @@ def _train(options: Options, config: RunConfig, run: Path, console: Console, sha
 
 
 @contextmanager
-def _lock(run: Path, resume: bool) -> Iterator[None]:
-    """Keeps a second process from writing to the same run."""
+def _claim(run: Path, new: bool) -> Iterator[None]:
+    """Keeps other processes from a run; a new one's folder is made, and removed if it ends before its first checkpoint.
+
+    Raises:
+        UserError: if the folder cannot be made or written to, is not new or is in use.
+    """
     import fcntl
 
-    if not resume and run.exists() and any(run.iterdir()):
-        raise UserError(f"{run} already exists and is not empty: expected a new folder, or --resume {run}")
-    run.mkdir(parents=True, exist_ok=True)
-    with open(run / ".lock", "w") as lock:
+    try:
+        if new and run.exists() and any(run.iterdir()):
+            raise UserError(f"{run} already exists and is not empty: expected a new folder, or --resume {run}")
+        made = not run.exists()
+        run.mkdir(parents=True, exist_ok=True)
+        lock = (run / ".lock").open("w")
+    except OSError as error:
+        raise UserError(f"{run}: expected a folder that can be written to, got: {error.strerror}") from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise UserError(f"{run} is in use by another process") from error
-        yield
+        try:
+            yield
+        finally:
+            if new and not any((run / "checkpoints").glob("*")):
+                for path in (run / "config.json", run / ".lock"):
+                    path.unlink(missing_ok=True)
+                for folder in (run / "checkpoints", run)[: 2 if made else 1]:
+                    with suppress(OSError):  # not there, or not empty
+                        folder.rmdir()
 
 
 @contextmanager
 def _ray(options: Options, config: RunConfig, console: Console) -> Iterator[None]:
-    """Starts Ray on this machine or joins a cluster; nothing with --local."""
+    """Starts Ray on this machine or joins a cluster; nothing with --local. Ray itself tells of errors only.
+
+    Raises:
+        UserError: if there is no cluster at the address.
+    """
     if options.local:
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    logging.getLogger("ray").setLevel(logging.ERROR)
     with console.status("starting Ray" if options.ray_address is None else f"joining {options.ray_address}"):
         if options.ray_address is None:
+            # "local": whatever cluster the environment names or an earlier one left behind in the temporary folder.
             # Actors may outnumber the cores: the operating system shares these better than an idle queue does.
             ray.init(
+                address="local",
                 num_cpus=max(os.cpu_count() or 1, config.actors.num_actors),
                 include_dashboard=False,
-                log_to_driver=False,
                 object_store_memory=512 << 20,
+                **quiet,
             )
         else:
-            ray.init(address=options.ray_address)
+            try:
+                ray.init(address=options.ray_address, **quiet)
+            except (ConnectionError, ValueError) as error:
+                raise UserError(f"ray-address: expected a Ray cluster, got {options.ray_address}: {error}") from error
     try:
         yield
     finally:

@@ -4,18 +4,19 @@ Everything that is specific to a command line or a terminal is elsewhere (`launc
 """
 
 import dataclasses
+import functools
 import logging
 import math
+import os
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -62,25 +63,36 @@ class Display(Protocol):
 
 
 class StopRequest:
-    """Whether the user asked to stop; see `stop_on_signals`."""
+    """Whether the user asked to stop, and by which signal; see `stop_on_signals`."""
 
     def __init__(self) -> None:
-        self.requested = False
+        self.signal: int | None = None
+
+    @property
+    def requested(self) -> bool:
+        """True from the first signal on."""
+        return self.signal is not None
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop cleanly; the second acts as usual."""
+    """Turns the first Ctrl-C, SIGTERM or hang-up of the terminal into a request to stop cleanly.
+
+    The second acts as usual. What is ignored, as hang-ups are under nohup, stays so.
+    """
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    previous = {number: handler for number, handler in previous.items() if handler != signal.SIG_IGN}
 
     def request(number: int, frame: Any) -> None:
-        stop.requested = True
+        stop.signal = number
         for each, handler in previous.items():
             signal.signal(each, handler)
+        if number == signal.SIGHUP:
+            _leave_terminal()
         logger.warning("stopping after this update, with a checkpoint; once more to stop at once")
 
     for number in previous:
@@ -92,14 +104,44 @@ def stop_on_signals() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def make_agent(config: RunConfig) -> Agent:
-    """The run's network with fresh weights (from torch's global generator)."""
-    envs = make_vector(config.env, 1)
+def _leave_terminal() -> None:
+    """After a hang-up nobody reads, and writing to a terminal that is gone, or its next signal, must not stop us."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
+class Interface(NamedTuple):
+    """What must be known of an environment to build an agent for it, and its frames per agent step."""
+
+    observation_shape: tuple[int, ...]
+    num_actions: int
+    action_repeat: int
+
+
+@functools.cache
+def interface(env: str) -> Interface:
+    """Of an environment by name, which is made once to look at it.
+
+    Raises:
+        ValueError: if there is no such environment or it is not supported.
+        ImportError: if it needs what is not installed.
+    """
+    envs = make_vector(env, 1)
     try:
         check_environment(envs)
-        return Agent(config.agent, envs.single_observation_space.shape or (), int(envs.single_action_space.n))  # type: ignore[attr-defined]
+        shape, actions = envs.single_observation_space.shape or (), int(envs.single_action_space.n)  # type: ignore[attr-defined]
+        return Interface(shape, actions, int(envs.metadata.get("action_repeat", 1)))
     finally:
         envs.close()
+
+
+def make_agent(config: RunConfig) -> Agent:
+    """The run's network with fresh weights (from torch's global generator)."""
+    shape, num_actions, _ = interface(config.env)
+    return Agent(config.agent, shape, num_actions)
 
 
 def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: int) -> Actor:
@@ -118,7 +160,7 @@ def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: i
 
 def make_pool(config: RunConfig, generation: int, local: bool) -> Pool:
     """The run's actors, in this process or on the Ray cluster that this process is connected to."""
-    build = partial(make_actor, config, generation)
+    build = functools.partial(make_actor, config, generation)
     if local:
         return LocalPool(build, config.actors)
     from actors.ray_pool import RayPool
@@ -131,15 +173,17 @@ class Trainer:
 
     Args:
         config: the run.
-        run: its folder, where `config.json` already is.
-        resume: go on from the last readable checkpoint.
+        run: its folder; nothing is written before `train`.
         local: whether actors live in this process; only then is a resumed run identical to an uninterrupted one.
+
+    Raises:
+        ValueError: if there is no such environment or network.
     """
 
-    def __init__(self, config: RunConfig, run: Path, resume: bool, local: bool) -> None:
+    def __init__(self, config: RunConfig, run: Path, local: bool) -> None:
         self.config, self.run, self.local = config, run, local
         torch.manual_seed(config.seed)
-        self.action_repeat = action_repeat(config.env)
+        self.action_repeat = interface(config.env).action_repeat
         self.agent = make_agent(config)
         self.learner = Learner(self.agent, config.learner, max(1, config.frames // self.action_repeat))
         self.episodes = 0
@@ -148,22 +192,31 @@ class Trainer:
         self.pool_state: dict[str, Tensor] = {}
         self.restored: checkpoints.Checkpoint | None = None
         self.saved: Path | None = None
-        if resume:
-            self._restore(checkpoints.load_latest(run))
 
     @property
     def frames(self) -> int:
         """Environment frames learned from."""
         return self.learner.steps * self.action_repeat
 
-    def _restore(self, checkpoint: checkpoints.Checkpoint) -> None:
-        self.learner.load_state_dict(checkpoints.unpack_learner(checkpoint))
+    def restore(self) -> None:
+        """Goes on from the run's last readable checkpoint. Actors begin afresh if their number has changed.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            ValueError: if it does not fit the configuration.
+        """
+        checkpoint = checkpoints.load_latest(self.run)
+        try:
+            self.learner.load_state_dict(checkpoints.unpack_learner(checkpoint))
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise ValueError(f"{checkpoint.path} does not fit {self.run / 'config.json'}: {error}") from error
         self.episodes = int(checkpoint.state["episodes"])
         self.generation = int(checkpoint.state["generation"]) + 1
         self.recent.extend(Episode(**episode) for episode in checkpoint.state["recent"])
-        self.pool_state = checkpoint.parts.get("actors", {})
-        checkpoints.restore_rng(checkpoint.state["rng"])
-        self.restored = checkpoint
+        actors = checkpoint.state["config"]["actors"]
+        if all(actors[name] == getattr(self.config.actors, name) for name in ("num_actors", "envs_per_actor")):
+            self.pool_state = checkpoint.parts.get("actors", {})
+        self.restored, self.saved = checkpoint, checkpoint.path
 
     def save(self, pool: Pool) -> Path:
         """Writes a checkpoint and returns its folder."""
@@ -182,11 +235,23 @@ class Trainer:
         return self.saved
 
     def train(self, display: Display, stop: StopRequest) -> None:
-        """Trains until the run's frames are reached or a stop is requested; leaves a checkpoint either way."""
+        """Trains until the run's frames are reached or a stop is requested; leaves a checkpoint either way.
+
+        A new run begins with one, so that it can be resumed whatever happens, and a full disk shows at once.
+
+        Raises:
+            OSError: if the run's folder cannot be written to.
+        """
         config, learner = self.config, self.learner
-        with make_pool(config, self.generation, self.local) as pool, MetricsWriter(self.run, learner.steps) as writer:
+        with ExitStack() as stack:
+            pool = stack.enter_context(make_pool(config, self.generation, self.local))
             if self.pool_state:
                 pool.load_state_dict(self.pool_state)
+            if self.restored:  # last, for making actors draws random numbers
+                checkpoints.restore_rng(self.restored.state["rng"])
+            if self.saved is None:
+                self.save(pool)
+            writer = stack.enter_context(MetricsWriter(self.run, learner.steps))
             pool.publish(learner.weights(), learner.version)
             clock, saved = Clock(learner.steps), time.monotonic()
             while self.frames < config.frames and not stop.requested:
@@ -199,7 +264,7 @@ class Trainer:
                     self.recent.extend(unroll.episodes)
                     self.episodes += len(unroll.episodes)
                 display.update(self._progress(clock.rate(learner.steps), pool.status()))
-                if learner.version % config.log_every == 0:
+                if learner.version % config.log_every == 0 or self.frames >= config.frames:
                     metrics |= attention_mass(self.agent, trajectory) | self._row(clock, pool.status())
                     writer.write(learner.steps, metrics)
                 if time.monotonic() - saved > config.checkpoint_seconds:
@@ -279,8 +344,4 @@ def score_metrics(score: float, env: str) -> dict[str, float]:
 
 def action_repeat(env: str) -> int:
     """Environment frames per agent step."""
-    envs = make_vector(env, 1)
-    try:
-        return int(envs.metadata.get("action_repeat", 1))
-    finally:
-        envs.close()
+    return interface(env).action_repeat
