@@ -41,15 +41,13 @@ def cpu(core: str = "compressive") -> RunConfig:
     return RunConfig(
         preset="cpu",
         env="rooms:small",
-        frames=12_000_000,
-        agent=AgentConfig(torso="small", torso_size=128, core=cores[core]),
+        frames=8_000_000,
+        agent=AgentConfig(torso="small", torso_size=256, core=cores[core]),
         learner=LearnerConfig(
             learning_rate=1e-3,
-            learning_rate_schedule="linear",
             discount=0.92,
             lambda_=0.85,
             entropy_cost=3e-2,
-            entropy_cost_end=3e-3,
             baseline_cost=1.0,
             reward_clipping="abs_one",
             max_gradient_norm=1.0,
