@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import shlex
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -259,7 +260,7 @@ def _ray(options: Options, config: RunConfig, console: Console) -> Iterator[None
     """Starts Ray on this machine or joins a cluster; nothing with --local. Ray itself tells of errors only.
 
     Raises:
-        UserError: if there is no cluster at the address.
+        UserError: if Ray does not start, or there is no cluster at the address.
     """
     if options.local:
         yield
@@ -274,19 +275,30 @@ def _ray(options: Options, config: RunConfig, console: Console) -> Iterator[None
         if options.ray_address is None:
             # "local": whatever cluster the environment names or an earlier one left behind in the temporary folder.
             # Actors may outnumber the cores: the operating system shares these better than an idle queue does.
-            ray.init(
-                address="local",
-                num_cpus=max(os.cpu_count() or 1, config.actors.num_actors),
-                include_dashboard=False,
-                object_store_memory=512 << 20,
-                **quiet,
-            )
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=max(os.cpu_count() or 1, config.actors.num_actors),
+                    include_dashboard=False,
+                    object_store_memory=512 << 20,
+                    **quiet,
+                )
+            except Exception as error:  # Ray raises just this where the machine is too busy, for instance
+                raise UserError(f"Ray did not start (--local does without it): {error}") from error
         else:
             try:
+                _knock(options.ray_address)
                 ray.init(address=options.ray_address, **quiet)
-            except (ConnectionError, ValueError) as error:
+            except (OSError, ValueError, RuntimeError) as error:
                 raise UserError(f"ray-address: expected a Ray cluster, got {options.ray_address}: {error}") from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raises an OSError where nobody answers at HOST:PORT; Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
