@@ -94,10 +94,10 @@ class RelativeAttention(nn.Module):
         query = self._heads(self.query(queries))
         content_query = query + self.content_bias
         position_query = query + self.position_bias
-        bias = relative_shift(position_query @ self._positions(encoding))
+        bias = relative_shift(self._position_scores(position_query, encoding))
         if compressed is not None:
             table, index = compressed
-            far = position_query @ self._positions(table)
+            far = self._position_scores(position_query, table)
             far = far.gather(-1, index.expand(*far.shape[:2], -1, -1))
             bias = torch.cat([far, bias[..., far.shape[-1] :]], dim=-1)
         if len(parts) == 1 and not return_weights:
@@ -113,8 +113,13 @@ class RelativeAttention(nn.Module):
             attended = sum((share @ part.values for share, part in zip(shares, parts)), torch.zeros(()).to(query))
         return self.output(attended.transpose(1, 2).flatten(2)), weights
 
-    def _positions(self, encoding: Tensor) -> Tensor:
-        return self.position(encoding).unflatten(-1, (self.num_heads, self.head_size)).permute(1, 2, 0)
+    def _position_scores(self, query: Tensor, encoding: Tensor) -> Tensor:
+        """Scores [B, H, T, N] of queries [B, H, T, K] with the projected encodings [N, D]."""
+        if query[..., 0].numel() < encoding.shape[-1]:
+            # The same product in the order that is cheaper for few queries, i.e. when acting.
+            weight = self.position.weight.unflatten(0, (self.num_heads, self.head_size))
+            return torch.einsum("bhtk,hkd->bhtd", query, weight) @ encoding.T
+        return query @ self.position(encoding).unflatten(-1, (self.num_heads, self.head_size)).permute(1, 2, 0)
 
     def reconstruct(self, queries: Tensor, slots: Tensor) -> Tensor:
         """Content-based attention of `queries` [B, T, D] over `slots` [B, S, D] with constant weights (Algorithm 2).

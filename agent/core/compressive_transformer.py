@@ -240,11 +240,16 @@ class CompressiveTransformer(Core):
         For acting, evaluation and sampling: the cache is right as long as the weights stay as they are, and states that
         come out of a call with a cache carry one.
         """
+
+        def project(layer: Layer, slots: Tensor) -> KeyValue:
+            # Contiguous, or each step's product with them would copy them all.
+            return KeyValue(*(part.contiguous() for part in layer.project(slots)))
+
         memory = tuple(
-            layer.project(torch.cat([compressed, memory], dim=1))
+            project(layer, torch.cat([compressed, memory], dim=1))
             for layer, compressed, memory in zip(self.layers, state.compressed, state.memory)
         )
-        segment = tuple(layer.project(slots) for layer, slots in zip(self.layers, state.segment))
+        segment = tuple(project(layer, slots) for layer, slots in zip(self.layers, state.segment))
         return state._replace(cache=Cache(memory, segment))
 
     def without_cache(self, state: CompressiveState) -> CompressiveState:
@@ -315,21 +320,21 @@ class CompressiveTransformer(Core):
         segments, attention, cached = [], [], []
         for index, layer in enumerate(self.layers):
             past = state.segment[index]
-            own = torch.cat([past[:, :begin], stream], dim=1)
+            segments.append(torch.cat([past[:, :begin], stream, past[:, end:]], dim=1))
+            queries = layer.attention_norm(stream) if layer.pre_norm else stream
             if state.cache is None:
-                parts = [layer.project(torch.cat([state.compressed[index], state.memory[index], own], dim=1))]
-                queries = layer.attention_norm(stream) if layer.pre_norm else stream
+                slots = torch.cat([state.compressed[index], state.memory[index], segments[-1][:, :end]], dim=1)
+                parts = [layer.project(slots)]
             else:
-                queries = layer.attention_norm(stream) if layer.pre_norm else stream
                 new = layer.attention.project(queries)
                 earlier = state.cache.segment[index]
-                segment = KeyValue(*(torch.cat([a[:, :, :begin], b], dim=2) for a, b in zip(earlier, new)))
-                parts = [state.cache.memory[index], segment]
-                cached.append(KeyValue(*(torch.cat([a, b[:, :, end:]], dim=2) for a, b in zip(segment, earlier))))
+                cached.append(
+                    KeyValue(*(torch.cat([a[:, :, :begin], b, a[:, :, end:]], dim=2) for a, b in zip(earlier, new)))
+                )
+                parts = [state.cache.memory[index], KeyValue(*(part[:, :, :end] for part in cached[-1]))]
             attended, weights = layer.attention(queries, parts, encoding, visible, far, return_attention)
             if return_attention:
                 attention.append(F.pad(weights, (0, config.segment_size - end)))
-            segments.append(torch.cat([own, past[:, end:]], dim=1))
             stream = layer(stream, attended)
         compressed_valid, memory_valid, segment_valid = old_valid.split(
             [config.compressed_size, config.memory_size, begin], dim=1

@@ -7,6 +7,8 @@ episode, and what is of another episode is left out of the sum.
 
 import itertools
 import math
+import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -481,6 +483,17 @@ def test_attention_is_zero_exactly_where_a_slot_is_invalid(build) -> None:
             assert_same(of_whole[:, :, t], weights[:, :, 0])
         state = output.state
     assert not torch.cat([state.compressed_valid, state.memory_valid], dim=1).logical_not().any()
+
+
+def test_the_drawing_in_the_documentation_is_right(build) -> None:
+    drawing = (Path(__file__).parents[2] / "docs" / "core.md").read_text()
+    rows = re.findall(r"^ +step (\d+) ((?: +[x.|])+)", drawing, flags=re.MULTILINE)
+    assert len(rows) == 8
+    core = build(config_of(4, 4, 2, 2))
+    output = core(normal(1, 24, SIZE), resets(1, 24, (0, 14)), core.initial_state(1), return_attention=True)
+    for step, marks in rows:
+        drawn = [mark == "x" for mark in marks if mark in "x."]
+        assert (output.attention[0][0, 0, int(step)] > 0).tolist() == drawn, step
 
 
 @pytest.mark.parametrize(("queries", "slots"), [(1, 1), (1, 6), (2, 2), (2, 5), (4, 4), (4, 9)])
