@@ -15,9 +15,8 @@ RGB = tuple[int, int, int]
 
 #: The three glow colours of the level: pink, light blue, green.
 LEVEL_COLOURS: tuple[RGB, ...] = ((250, 50, 135), (125, 208, 236), (88, 230, 150))
-#: Magenta, yellow and cyan: three colours that differ from each other equally, each pair in two of the channels.
-#: (With red, yellow and green an agent told red from the others and stayed at chance between those two.)
-DISTINCT_COLOURS: tuple[RGB, ...] = ((255, 0, 255), (255, 230, 0), (0, 255, 255))
+#: Red, yellow and green, for images of a few hundred pixels: far apart in RGB and, but for the last two, in brightness.
+DISTINCT_COLOURS: tuple[RGB, ...] = ((255, 0, 60), (255, 235, 0), (0, 255, 70))
 
 
 @dataclasses.dataclass(frozen=True)
