@@ -31,12 +31,12 @@ def map_state(function: Callable[..., Any], *states: State) -> State:
         TypeError: if a leaf is neither a tensor, an int, None nor Shared.
     """
     first = states[0]
-    if isinstance(first, (Tensor, np.ndarray)):
-        return function(*states)
     if any(state is None for state in states):
         if any(state is not None for state in states):
             raise ValueError("states: expected all of them with a cache or none, got both")
         return None
+    if isinstance(first, (Tensor, np.ndarray)):
+        return function(*states)
     if isinstance(first, Shared):
         return first
     if isinstance(first, int):
