@@ -12,12 +12,11 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from actors.actor import Actor
-from agent.core import CompressiveTransformer
+from agent.core import ATTENTION_KINDS, CompressiveTransformer
 
 HEIGHT, VIEW_WIDTH, PANEL_WIDTH = 360, 480, 280
 BACKGROUND, TEXT, FAINT = (18, 20, 26), (235, 237, 240), (130, 136, 148)
 COLOURS = {"compressed": (226, 122, 63), "memory": (69, 178, 157), "segment": (90, 140, 230)}
-BUCKETS = tuple(COLOURS)
 
 
 def record_episodes(
@@ -75,10 +74,8 @@ def _attention(actor: Actor, weights: tuple[torch.Tensor, ...] | None) -> dict[s
     core = actor.agent.core
     if weights is None or not isinstance(core, CompressiveTransformer):
         return {}
-    mean = torch.stack([layer[0, :, 0] for layer in weights]).mean(dim=(0, 1))
-    config = core.config
-    parts = mean.split([config.compressed_size, config.memory_size, config.segment_size])
-    return {kind: float(part.sum()) for kind, part in zip(BUCKETS, parts)}
+    means = core.attention_by_kind(weights)[:, 0, :, 0].mean(dim=(0, 1)).tolist()
+    return dict(zip(ATTENTION_KINDS, means))
 
 
 def draw(view: np.ndarray, lines: dict[str, str], attention: dict[str, float]) -> np.ndarray:

@@ -88,9 +88,10 @@ def from_plain(plain: dict[str, Any]) -> RunConfig:
 def _build(kind: Any, plain: Any, where: str) -> Any:
     is_core = isinstance(kind, types.UnionType) and CORES["compressive"][0] in typing.get_args(kind)
     if not is_core and not dataclasses.is_dataclass(kind):
-        if not _fits(plain, kind):
+        value = tuple(plain) if isinstance(plain, list) else plain  # JSON has no tuples
+        if not _fits(value, kind):
             raise ValueError(f"{where}: expected {kind.__name__ if isinstance(kind, type) else kind}, got {plain!r}")
-        return plain
+        return value
     if not isinstance(plain, dict):
         raise ValueError(f"{where}: expected an object, got {plain!r}")
     if is_core:
@@ -108,11 +109,13 @@ def _build(kind: Any, plain: Any, where: str) -> Any:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether JSON's value is of a type: a plain one, a union of such, or a Literal."""
+    """Whether a value is of a type: a plain one, a union of such, a tuple of any length, or a Literal."""
     if isinstance(kind, types.UnionType):
         return any(_fits(value, part) for part in typing.get_args(kind))
     if typing.get_origin(kind) is typing.Literal:
         return value in typing.get_args(kind)
+    if typing.get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_fits(part, typing.get_args(kind)[0]) for part in value)
     return type(value) in ((int, float) if kind is float else (kind,))
 
 

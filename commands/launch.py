@@ -60,7 +60,7 @@ class Options(RunConfig):
     """
 
     core: str = "compressive"
-    """Recurrent core: compressive, transformer-xl, lstm or memoryless."""
+    """Recurrent core: compressive, transformer-xl, gated-transformer-xl, lstm, gru, mingru or memoryless."""
     run: Folder = None
     """Folder of the run, new or empty; if not given, runs/DATE-TIME-CORE."""
     resume: Folder = None

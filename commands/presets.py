@@ -9,8 +9,11 @@ from agent.core import (
     CORES,
     CompressiveTransformerConfig,
     CoreConfig,
+    GatedTransformerXLConfig,
+    GRUConfig,
     LSTMConfig,
     MemorylessConfig,
+    MinGRUConfig,
     TransformerXLConfig,
 )
 from commands.config import RunConfig
@@ -35,7 +38,10 @@ def cpu(core: str = "compressive") -> RunConfig:
             **transformer, memory_size=16, compressed_size=16, compression_rate=4
         ),
         "transformer-xl": TransformerXLConfig(**transformer, memory_size=32),
+        "gated-transformer-xl": GatedTransformerXLConfig(**transformer, memory_size=32),
         "lstm": LSTMConfig(model_size=64),
+        "gru": GRUConfig(model_size=64),
+        "mingru": MinGRUConfig(model_size=64, num_layers=2, mlp_size=128),
         "memoryless": MemorylessConfig(model_size=64, num_layers=2, mlp_size=128),
     }
     return RunConfig(
@@ -72,7 +78,10 @@ def paper(core: str = "compressive") -> RunConfig:
             **transformer, memory_size=64, compressed_size=64, compression_rate=4
         ),
         "transformer-xl": TransformerXLConfig(**transformer, memory_size=128),
+        "gated-transformer-xl": GatedTransformerXLConfig(**transformer, memory_size=128),
         "lstm": LSTMConfig(model_size=256),
+        "gru": GRUConfig(model_size=256),
+        "mingru": MinGRUConfig(model_size=256, num_layers=4, mlp_size=1024),
         "memoryless": MemorylessConfig(model_size=256, num_layers=4, mlp_size=1024),
     }
     return RunConfig(

@@ -5,12 +5,28 @@ A new core is one file and one line in `CORES`; it then runs under the same test
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from agent.core.baselines import LSTM, LSTMConfig, Memoryless, MemorylessConfig
-from agent.core.compressive_transformer import CompressiveState, CompressiveTransformer, CompressiveTransformerConfig
+from agent.core.baselines import (
+    GRU,
+    LSTM,
+    GRUConfig,
+    LSTMConfig,
+    Memoryless,
+    MemorylessConfig,
+    MinGRU,
+    MinGRUConfig,
+)
+from agent.core.compressive_transformer import (
+    ATTENTION_KINDS,
+    CompressiveState,
+    CompressiveTransformer,
+    CompressiveTransformerConfig,
+    Sizes,
+)
 from agent.core.contract import Core, CoreOutput
 from agent.core.state import (
+    Shared,
     State,
     concatenate_states,
     detach_state,
@@ -26,23 +42,49 @@ from agent.core.state import (
 class TransformerXLConfig(CompressiveTransformerConfig):
     """Transformer-XL: the same class without compressed memory (which is what is paid for by more memory)."""
 
-    memory_size: int = 128
-    """Slots of memory a layer (n_m)."""
-    compressed_size: int = 0
+    memory_size: Sizes = 128
+    """Slots of memory (n_m), one number or one a layer."""
+    compressed_size: Sizes = 0
     """Always 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.compressed_size:
+        if any(self.by_layer("compressed_size")):
             raise ValueError(f"compressed_size: expected 0 for Transformer-XL, got {self.compressed_size}")
 
 
-CoreConfig = CompressiveTransformerConfig | TransformerXLConfig | LSTMConfig | MemorylessConfig
+@dataclass(frozen=True)
+class GatedTransformerXLConfig(TransformerXLConfig):
+    """GTrXL (Parisotto et al. 2019): Transformer-XL with the norm at the input of each sub-layer, and GRU gates."""
+
+    norm: Literal["pre", "post"] = "pre"
+    """Layer normalisation before each sub-layer, as in GTrXL, or after it."""
+    gate: Literal["residual", "gru"] = "gru"
+    """Always gru."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gate != "gru":
+            raise ValueError(f"gate: expected gru for gated Transformer-XL, got {self.gate!r}")
+
+
+CoreConfig = (
+    CompressiveTransformerConfig
+    | TransformerXLConfig
+    | GatedTransformerXLConfig
+    | LSTMConfig
+    | GRUConfig
+    | MinGRUConfig
+    | MemorylessConfig
+)
 
 CORES: dict[str, tuple[type, Callable[[Any], Core]]] = {
     "compressive": (CompressiveTransformerConfig, CompressiveTransformer),
     "transformer-xl": (TransformerXLConfig, CompressiveTransformer),
+    "gated-transformer-xl": (GatedTransformerXLConfig, CompressiveTransformer),
     "lstm": (LSTMConfig, LSTM),
+    "gru": (GRUConfig, GRU),
+    "mingru": (MinGRUConfig, MinGRU),
     "memoryless": (MemorylessConfig, Memoryless),
 }
 
@@ -60,7 +102,9 @@ def make_core(config: Any) -> Core:
 
 
 __all__ = [
+    "ATTENTION_KINDS",
     "CORES",
+    "GRU",
     "LSTM",
     "CompressiveState",
     "CompressiveTransformer",
@@ -68,9 +112,15 @@ __all__ = [
     "Core",
     "CoreConfig",
     "CoreOutput",
+    "GRUConfig",
+    "GatedTransformerXLConfig",
     "LSTMConfig",
     "Memoryless",
     "MemorylessConfig",
+    "MinGRU",
+    "MinGRUConfig",
+    "Shared",
+    "Sizes",
     "State",
     "TransformerXLConfig",
     "concatenate_states",

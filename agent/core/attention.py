@@ -68,13 +68,17 @@ class RelativeAttention(nn.Module):
         keys, values = self.key_value(slots).chunk(2, dim=-1)
         return KeyValue(self._heads(keys), self._heads(values))
 
+    def project_positions(self, encoding: Tensor) -> Tensor:
+        """Projects encodings of distances [S, D] to [H, K, S]; they depend on the weights alone."""
+        return self.position(encoding).unflatten(-1, (self.num_heads, self.head_size)).permute(1, 2, 0)
+
     def forward(
         self,
         queries: Tensor,
         parts: list[KeyValue],
-        encoding: Tensor,
+        positions: Tensor,
         visible: Tensor,
-        compressed: tuple[Tensor, Tensor] | None = None,
+        far: tuple[Tensor, Tensor] | None = None,
         return_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Attends from queries to all parts.
@@ -82,10 +86,10 @@ class RelativeAttention(nn.Module):
         Args:
             queries: [B, T, D].
             parts: keys and values whose slots, joined, are S slots in temporal order; the last T are the queries' own.
-            encoding: [S, D], encodings of the distances S - 1, ..., 0.
+            positions: [H, K, S], projected encodings of the distances S - 1, ..., 0.
             visible: [B, 1, T, S] bool, which slots a query may see; at least one each.
-            compressed: where the first N slots have distances of their own: encodings [M, D] and, for every query and
-                slot, which of them is its distance, [T, N] int64.
+            far: where the first N slots have distances of their own: projected encodings [H, K, M] and, for every
+                query and slot, which of them is its distance, [T, N] int64.
             return_weights: also return the attention weights [B, H, T, S].
 
         Returns:
@@ -93,13 +97,15 @@ class RelativeAttention(nn.Module):
         """
         query = self._heads(self.query(queries))
         content_query = query + self.content_bias
-        position_query = query + self.position_bias
-        bias = relative_shift(self._position_scores(position_query, encoding))
-        if compressed is not None:
-            table, index = compressed
-            far = self._position_scores(position_query, table)
-            far = far.gather(-1, index.expand(*far.shape[:2], -1, -1))
-            bias = torch.cat([far, bias[..., far.shape[-1] :]], dim=-1)
+        # Heads first: the positions are the same for all rows, and so is then one matrix product a head.
+        position_query = (query + self.position_bias).transpose(0, 1)
+        bias = relative_shift(_by_head(position_query, positions))
+        if far is not None:
+            table, index = far
+            scores = _by_head(position_query, table)
+            scores = scores.gather(-1, index.expand(*scores.shape[:2], -1, -1))
+            bias = torch.cat([scores, bias[..., index.shape[1] :]], dim=-1)
+        bias = bias.transpose(0, 1)
         if len(parts) == 1 and not return_weights:
             bias = (bias * self.scale).masked_fill(~visible, float("-inf"))
             attended = F.scaled_dot_product_attention(content_query, *parts[0], attn_mask=bias)
@@ -108,18 +114,11 @@ class RelativeAttention(nn.Module):
             content = torch.cat([content_query @ part.keys.transpose(-1, -2) for part in parts], dim=-1)
             scores = ((content + bias) * self.scale).masked_fill(~visible, float("-inf"))
             weights = scores.softmax(dim=-1)
-            sizes = [part.values.shape[2] for part in parts]
-            shares = weights.split(sizes, dim=-1)
-            attended = sum((share @ part.values for share, part in zip(shares, parts)), torch.zeros(()).to(query))
+            shares = weights.split([part.values.shape[2] for part in parts], dim=-1)
+            attended = shares[0] @ parts[0].values
+            for share, part in zip(shares[1:], parts[1:]):
+                attended = attended + share @ part.values
         return self.output(attended.transpose(1, 2).flatten(2)), weights
-
-    def _position_scores(self, query: Tensor, encoding: Tensor) -> Tensor:
-        """Scores [B, H, T, N] of queries [B, H, T, K] with the projected encodings [N, D]."""
-        if query[..., 0].numel() < encoding.shape[-1]:
-            # The same product in the order that is cheaper for few queries, i.e. when acting.
-            weight = self.position.weight.unflatten(0, (self.num_heads, self.head_size))
-            return torch.einsum("bhtk,hkd->bhtd", query, weight) @ encoding.T
-        return query @ self.position(encoding).unflatten(-1, (self.num_heads, self.head_size)).permute(1, 2, 0)
 
     def reconstruct(self, queries: Tensor, slots: Tensor) -> Tensor:
         """Content-based attention of `queries` [B, T, D] over `slots` [B, S, D] with constant weights (Algorithm 2).
@@ -130,3 +129,9 @@ class RelativeAttention(nn.Module):
         keys, values = F.linear(slots, self.key_value.weight.detach()).chunk(2, dim=-1)
         attended = F.scaled_dot_product_attention(query, self._heads(keys), self._heads(values))
         return attended.transpose(1, 2).flatten(2)
+
+
+def _by_head(queries: Tensor, positions: Tensor) -> Tensor:
+    """Scores [H, B, T, S] of queries [H, B, T, K] with positions [H, K, S]."""
+    heads, rows, steps, size = queries.shape
+    return (queries.reshape(heads, rows * steps, size) @ positions).unflatten(1, (rows, steps))

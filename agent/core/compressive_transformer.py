@@ -1,11 +1,13 @@
 """The Compressive Transformer (Rae et al. 2020) as a recurrent core, and Transformer-XL, which is the same without
-compressed memory. `docs/core.md` explains the semantics with drawings; the attention itself lives in `attention.py`,
-compression functions in `compression.py`.
+compressed memory. `docs/core.md` explains the semantics with drawings; its layers live in `layer.py`, attention in
+`attention.py`, compression functions in `compression.py`.
 
 Axes: B batch, T time, L layers, S slots, H heads, K features a head, D features (model_size).
-Sizes: n_s segment_size, n_m memory_size, n_cm compressed_size, c compression_rate.
+Sizes: n_s segment_size, n_m memory_size, n_cm compressed_size, c compression_rate; all but n_s may differ by layer.
 """
 
+import copy
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -14,9 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.core.attention import KeyValue, RelativeAttention, sinusoids
-from agent.core.compression import COMPRESSIONS, compress_valid
+from agent.core.attention import KeyValue, sinusoids
+from agent.core.compression import COMPRESSIONS, MostUsed
 from agent.core.contract import Core, CoreOutput, check_call, check_positive
+from agent.core.layer import COMPRESSION_LOSSES, Layer, LayerSizes
+from agent.core.state import Shared
+
+Sizes = int | tuple[int, ...]
+
+ATTENTION_KINDS = ("compressed", "memory", "segment")
+"""The kinds of slots, in their order in attention weights."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +42,17 @@ class CompressiveTransformerConfig:
     """Hidden features of each layer's MLP."""
     segment_size: int = 64
     """Steps processed in parallel before they enter memory (n_s)."""
-    memory_size: int = 64
-    """Slots of uncompressed memory a layer (n_m)."""
-    compressed_size: int = 64
-    """Slots of compressed memory a layer (n_cm); 0 for none."""
-    compression_rate: int = 4
-    """Evicted memories that become one compressed slot (c); divides segment_size."""
-    compression: Literal["convolution", "mean", "max"] = "convolution"
+    memory_size: Sizes = 64
+    """Slots of uncompressed memory (n_m), one number or one a layer."""
+    compressed_size: Sizes = 64
+    """Slots of compressed memory (n_cm), one number or one a layer; 0 for none."""
+    compression_rate: Sizes = 4
+    """Evicted memories that become one compressed slot (c), one number or one a layer; divides segment_size."""
+    compression: Literal["convolution", "dilated", "mean", "max", "most-used"] = "convolution"
     """Compression function."""
-    compression_loss: Literal["attention", "none"] = "attention"
-    """What trains the compression function: attention reconstruction (Algorithm 2) or nothing."""
+    compression_loss: Literal["attention", "autoencoding", "bptt", "none"] = "attention"
+    """What trains the compression function: attention reconstruction (Algorithm 2), auto-encoding, the task's own
+    gradients through time, or nothing. Losses of functions without parameters are reported but train nothing."""
     norm: Literal["pre", "post"] = "post"
     """Layer normalisation before each sub-layer, or after the residual sum as in Algorithm 1."""
     gate: Literal["residual", "gru"] = "residual"
@@ -53,22 +63,23 @@ class CompressiveTransformerConfig:
     """Dropout on the output of each sub-layer while training."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "model_size", "num_layers", "num_heads", "mlp_size", "segment_size", "compression_rate")
-        for name in ("memory_size", "compressed_size"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
+        check_positive(self, "model_size", "num_layers", "num_heads", "mlp_size", "segment_size")
+        for name, least in (("memory_size", 0), ("compressed_size", 0), ("compression_rate", 1)):
+            for value in self.by_layer(name):
+                if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                    raise ValueError(f"{name}: expected {least} or more, got {getattr(self, name)}")
         if self.model_size % self.num_heads:
             raise ValueError(f"model_size: expected a multiple of num_heads = {self.num_heads}, got {self.model_size}")
         if self.model_size % 2:
             raise ValueError(f"model_size: expected an even number (sines and cosines), got {self.model_size}")
-        if self.compressed_size and self.segment_size % self.compression_rate:
-            raise ValueError(
-                f"compression_rate: expected a divisor of segment_size = {self.segment_size}, "
-                f"got {self.compression_rate}"
-            )
+        for compressed, rate in zip(self.by_layer("compressed_size"), self.by_layer("compression_rate")):
+            if compressed and self.segment_size % rate:
+                raise ValueError(
+                    f"compression_rate: expected a divisor of segment_size = {self.segment_size}, got {rate}"
+                )
         for name, allowed in (
             ("compression", tuple(COMPRESSIONS)),
-            ("compression_loss", ("attention", "none")),
+            ("compression_loss", COMPRESSION_LOSSES),
             ("norm", ("pre", "post")),
             ("gate", ("residual", "gru")),
             ("compressed_position", ("slot", "time")),
@@ -78,12 +89,28 @@ class CompressiveTransformerConfig:
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout: expected 0 <= dropout < 1, got {self.dropout}")
 
+    def by_layer(self, name: str) -> tuple[int, ...]:
+        """The values of memory_size, compressed_size or compression_rate, one a layer."""
+        value = getattr(self, name)
+        if not isinstance(value, (tuple, list)):
+            return (value,) * self.num_layers
+        if len(value) != self.num_layers:
+            raise ValueError(f"{name}: expected one number or {self.num_layers} (num_layers), got {tuple(value)}")
+        return tuple(value)
+
+    @property
+    def layer_sizes(self) -> tuple[LayerSizes, ...]:
+        """Segment, memory and compressed slots and rate of each layer."""
+        names = ("memory_size", "compressed_size", "compression_rate")
+        return tuple(LayerSizes(self.segment_size, *sizes) for sizes in zip(*(self.by_layer(name) for name in names)))
+
 
 class Cache(NamedTuple):
-    """Keys and values that stay as they are until the segment is full; a tuple entry a layer."""
+    """What stays as it is until the segment is full, or (positions) as long as the weights do; an entry a layer."""
 
     memory: tuple[KeyValue, ...]
     segment: tuple[KeyValue, ...]
+    positions: Shared
 
 
 class CompressiveState(NamedTuple):
@@ -92,147 +119,71 @@ class CompressiveState(NamedTuple):
     segment: [B, n_s, D], of which the first `phase` steps are filled.
     memory: [B, n_m, D].
     compressed: [B, n_cm, D].
-    segment_valid, memory_valid, compressed_valid: [B, n] bool, shared by the layers: what belongs to the row's episode.
+    age: [B] int64, steps of the row's episode so far. Every slot's distance in time is known, so this one number says
+        which slots belong to the episode: it is the validity mask of all of them.
     phase: steps into the segment, a host integer shared by the batch.
-    cache: projected keys and values while weights do not change (see `CompressiveTransformer.with_cache`), else None.
+    usage: [B, n_m + n_s], attention received so far by memory and segment; only for most-used compression.
+    source: [B, n_cm] int64, which of the n_s memories evicted together a slot was; only for most-used compression.
+    cache: projected keys, values and positions while weights do not change (see `with_cache`), else None.
     """
 
     segment: tuple[Tensor, ...]
     memory: tuple[Tensor, ...]
     compressed: tuple[Tensor, ...]
-    segment_valid: Tensor
-    memory_valid: Tensor
-    compressed_valid: Tensor
+    age: Tensor
     phase: int
+    usage: tuple[Tensor, ...] = ()
+    source: tuple[Tensor, ...] = ()
     cache: Cache | None = None
-
-
-class GRUGate(nn.Module):
-    """GTrXL's gate (Parisotto et al. 2019, section 3.2): a GRU cell whose bias starts it near the identity."""
-
-    def __init__(self, model_size: int, bias: float = 2.0) -> None:
-        super().__init__()
-        self.branch = nn.Linear(model_size, 3 * model_size, bias=False)
-        self.stream = nn.Linear(model_size, 2 * model_size, bias=False)
-        self.candidate = nn.Linear(model_size, model_size, bias=False)
-        self.bias = nn.Parameter(torch.full((model_size,), bias))
-
-    def forward(self, stream: Tensor, branch: Tensor) -> Tensor:
-        branch_r, branch_z, branch_h = self.branch(branch).chunk(3, dim=-1)
-        stream_r, stream_z = self.stream(stream).chunk(2, dim=-1)
-        r = torch.sigmoid(branch_r + stream_r)
-        z = torch.sigmoid(branch_z + stream_z - self.bias)
-        # Not torch.lerp: under autocast the stream may be wider than the branch.
-        return stream + z * (torch.tanh(branch_h + self.candidate(r * stream)) - stream)
-
-
-class Residual(nn.Module):
-    """The plain residual sum."""
-
-    def forward(self, stream: Tensor, branch: Tensor) -> Tensor:
-        return stream + branch
-
-
-class Layer(nn.Module):
-    """One layer: attention over the slots, then the MLP, each joined to the stream; plus its compression function."""
-
-    def __init__(self, config: CompressiveTransformerConfig) -> None:
-        super().__init__()
-        size = config.model_size
-        self.pre_norm = config.norm == "pre"
-        # GTrXL: with the norm at the input, a ReLU on each branch keeps two linear maps from following each other.
-        self.rectify = config.gate == "gru"
-        self.dropout = config.dropout
-        self.attention = RelativeAttention(size, config.num_heads)
-        self.attention_norm = nn.LayerNorm(size)
-        self.attention_gate = GRUGate(size) if config.gate == "gru" else Residual()
-        self.mlp = nn.Sequential(nn.Linear(size, config.mlp_size), nn.ReLU(), nn.Linear(config.mlp_size, size))
-        self.mlp_norm = nn.LayerNorm(size)
-        self.mlp_gate = GRUGate(size) if config.gate == "gru" else Residual()
-        self.compression: nn.Module | None = None
-        if config.compressed_size:
-            self.compression = COMPRESSIONS[config.compression](size, config.compression_rate)
-
-    def project(self, slots: Tensor) -> KeyValue:
-        """Keys and values of layer inputs [B, S, D]."""
-        return self.attention.project(self.attention_norm(slots) if self.pre_norm else slots)
-
-    def join(self, gate: nn.Module, norm: nn.LayerNorm, stream: Tensor, branch: Tensor) -> Tensor:
-        """Joins a branch to the stream."""
-        branch = F.dropout(F.relu(branch) if self.rectify else branch, self.dropout, self.training)
-        joined = gate(stream, branch)
-        return joined if self.pre_norm else norm(joined)
-
-    def forward(self, stream: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output, given its input and what its attention returned, both [B, T, D]."""
-        stream = self.join(self.attention_gate, self.attention_norm, stream, attended)
-        mixed = self.mlp(self.mlp_norm(stream) if self.pre_norm else stream)
-        return self.join(self.mlp_gate, self.mlp_norm, stream, mixed)
-
-    def reconstruction_loss(self, queries: Tensor, evicted: Tensor, compressed: Tensor, present: Tensor) -> Tensor:
-        """Attention-reconstruction loss (Algorithm 2): a mean squared error over rows that evicted something.
-
-        Args:
-            queries: [B, n_s, D], the layer inputs of the segment that displaced the memories.
-            evicted: [B, n_s, D].
-            compressed: [B, n_s / c, D], the only argument that receives a gradient.
-            present: [B] bool, whether any evicted memory of the row is valid.
-        """
-        if self.pre_norm:
-            norm = self.attention_norm
-            weight, bias = norm.weight.detach(), norm.bias.detach()
-            queries, evicted, compressed = (
-                F.layer_norm(slots, norm.normalized_shape, weight, bias, norm.eps)
-                for slots in (queries.detach(), evicted.detach(), compressed)
-            )
-        with torch.no_grad():
-            target = self.attention.reconstruct(queries, evicted)
-        error = (self.attention.reconstruct(queries.detach(), compressed) - target).square().mean(dim=(1, 2))
-        return (error * present).sum() / present.sum().clamp(min=1)
 
 
 class CompressiveTransformer(Core):
     """Maps inputs [B, T, model_size] and a state to features [B, T, model_size] and the next state.
 
     Any way of cutting a sequence into calls gives the same features and state; acting is the call with T = 1. Gradients
-    flow through memory between the segments of one call and stop at compression and at the state that came in only if
-    the caller detached it (learners do).
+    flow through memory between the segments of one call. They stop at compression (unless BPTT was asked for), and at
+    the state that comes in only if the caller detached it, as learners do.
     """
 
     encoding: Tensor
-    time_encoding: Tensor
 
     def __init__(self, config: CompressiveTransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.layers: Sequence[Layer] = nn.ModuleList(Layer(config) for _ in range(config.num_layers))  # type: ignore[assignment]
+        layers = nn.ModuleList(Layer(config, sizes) for sizes in config.layer_sizes)
+        self.layers: Sequence[Layer] = layers  # type: ignore[assignment]
         self.final_norm = nn.LayerNorm(config.model_size) if config.norm == "pre" else nn.Identity()
-        farthest = config.compressed_size + config.memory_size + config.segment_size
-        encoding = sinusoids(torch.arange(farthest - 1, -1, -1), config.model_size)
-        self.register_buffer("encoding", encoding.to(torch.get_default_dtype()), persistent=False)
-        if config.compressed_position == "time":
-            farthest += (config.compression_rate - 1) * config.compressed_size
-            table = sinusoids(torch.arange(farthest + 1), config.model_size)
-            self.register_buffer("time_encoding", table.to(torch.get_default_dtype()), persistent=False)
+        self._make_encoding(torch.empty(()))
+
+    def _make_encoding(self, like: Tensor) -> None:
+        farthest = max(sizes.slots for sizes in self.config.layer_sizes)
+        encoding = sinusoids(torch.arange(farthest - 1, -1, -1), self.config.model_size)
+        self.register_buffer("encoding", encoding.to(like), persistent=False)
 
     def compression_parameters(self) -> list[nn.Parameter]:
-        """The parameters that only the compression loss trains."""
-        return [
-            parameter
-            for layer in self.layers
-            if isinstance(layer, Layer) and layer.compression is not None
-            for parameter in layer.compression.parameters()
-        ]
+        """The parameters that only the compression loss trains; none of them if gradients flow through time."""
+        if self.config.compression_loss == "bptt":
+            return []
+        modules = [module for layer in self.layers for module in (layer.compression, layer.decoder)]
+        return [parameter for module in modules if module is not None for parameter in module.parameters()]
 
     def initial_state(self, batch_size: int) -> CompressiveState:
-        """Zero slots, all of them invalid, at phase 0."""
-        config = self.config
-        sizes = (config.segment_size, config.memory_size, config.compressed_size)
-        segment, memory, compressed = (
-            tuple(self.encoding.new_zeros(batch_size, size, config.model_size) for _ in self.layers) for size in sizes
+        """Zero slots, none of which belongs to an episode, at phase 0."""
+        zeros, size = self.encoding.new_zeros, self.config.model_size
+        most_used = self.config.compression == "most-used"
+        return CompressiveState(
+            segment=tuple(zeros(batch_size, layer.sizes.segment, size) for layer in self.layers),
+            memory=tuple(zeros(batch_size, layer.sizes.memory, size) for layer in self.layers),
+            compressed=tuple(zeros(batch_size, layer.sizes.compressed, size) for layer in self.layers),
+            age=zeros(batch_size, dtype=torch.int64),
+            phase=0,
+            usage=tuple(
+                zeros(batch_size, layer.sizes.memory + layer.sizes.segment) for layer in self.layers if most_used
+            ),
+            source=tuple(
+                zeros(batch_size, layer.sizes.compressed, dtype=torch.int64) for layer in self.layers if most_used
+            ),
         )
-        valid = (self.encoding.new_zeros(batch_size, size, dtype=torch.bool) for size in sizes)
-        return CompressiveState(segment, memory, compressed, *valid, phase=0)  # type: ignore[misc, arg-type]
 
     def with_cache(self, state: CompressiveState) -> CompressiveState:
         """Projects the state's keys and values once, so that calls that follow do not project them again.
@@ -240,7 +191,9 @@ class CompressiveTransformer(Core):
         For acting, evaluation and sampling: the cache is right as long as the weights stay as they are, and states that
         come out of a call with a cache carry one.
         """
+        return self._project(state, Shared(self._positions()))
 
+    def _project(self, state: CompressiveState, positions: Shared) -> CompressiveState:
         def project(layer: Layer, slots: Tensor) -> KeyValue:
             # Contiguous, or each step's product with them would copy them all.
             return KeyValue(*(part.contiguous() for part in layer.project(slots)))
@@ -250,11 +203,78 @@ class CompressiveTransformer(Core):
             for layer, compressed, memory in zip(self.layers, state.compressed, state.memory)
         )
         segment = tuple(project(layer, slots) for layer, slots in zip(self.layers, state.segment))
-        return state._replace(cache=Cache(memory, segment))
+        return state._replace(cache=Cache(memory, segment, positions))
 
     def without_cache(self, state: CompressiveState) -> CompressiveState:
         """Drops the cache."""
         return state._replace(cache=None)
+
+    def resized(
+        self, memory_size: Sizes | None = None, compressed_size: Sizes | None = None
+    ) -> "CompressiveTransformer":
+        """A copy with other memory sizes and the same weights, which do not depend on them (paper, tables 8 and 9).
+
+        Raises:
+            ValueError: if a layer would gain or lose its compressed memory, and so its compression function.
+        """
+        changes = {"memory_size": memory_size, "compressed_size": compressed_size}
+        config = dataclasses.replace(
+            self.config,
+            **{name: size for name, size in changes.items() if size is not None},  # type: ignore[arg-type]
+        )
+        for old, new in zip(self.config.layer_sizes, config.layer_sizes):
+            if (old.compressed > 0) != (new.compressed > 0):
+                raise ValueError(
+                    f"compressed_size: expected 0 exactly where it was 0 before ({self.config.compressed_size}), "
+                    f"got {config.compressed_size}"
+                )
+        # Not a new core: that would draw from the random stream.
+        resized = copy.deepcopy(self)
+        resized.config = config
+        resized._make_encoding(self.encoding)
+        for layer, sizes in zip(resized.layers, config.layer_sizes):
+            layer.resize(config, sizes, self.encoding)
+        return resized
+
+    def slot_ages(self, layer: int, phase: int = 0, state: CompressiveState | None = None) -> Tensor:
+        """How many steps before the step at `phase` the oldest and the newest member of each slot were taken in.
+
+        Slots are those of the attention weights, [compressed | memory | segment]; later steps of the segment have
+        negative ages. So slot s of a query at time t holds the steps t - oldest, ..., t - newest.
+
+        Args:
+            layer: which layer.
+            phase: the query's step in its segment.
+            state: with most-used compression, the state before that segment, to tell which step a slot was; without
+                it a slot's ages span all steps that it may have been.
+
+        Returns:
+            [S, 2] int64; [B, S, 2] with most-used compression and a state.
+        """
+        sizes = self.layers[layer].sizes
+        device = self.encoding.device
+        recent = torch.arange(sizes.memory, -sizes.segment, -1, device=device)
+        block = torch.arange(sizes.compressed - 1, -1, -1, device=device)
+        if self.config.compression == "most-used" and sizes.compressed:
+            first = sizes.memory + block // (sizes.segment // sizes.rate) * sizes.segment
+            far = torch.stack([first + sizes.segment, first + 1], dim=-1)
+            if state is not None:
+                age = first + sizes.segment - state.source[layer]
+                far = torch.stack([age, age], dim=-1)
+                near = torch.stack([recent, recent], dim=-1).expand(far.shape[0], -1, -1)
+                return torch.cat([far, near], dim=1) + phase
+        else:
+            newest = sizes.memory + sizes.rate * block + 1
+            far = torch.stack([newest + sizes.rate - 1, newest], dim=-1)
+        return torch.cat([far, torch.stack([recent, recent], dim=-1)], dim=0) + phase
+
+    def attention_by_kind(self, attention: tuple[Tensor, ...]) -> Tensor:
+        """Sums attention weights, one [B, H, T, S] a layer, over each of `ATTENTION_KINDS`: [L, B, H, T, 3]."""
+        parts = [
+            weights.split([layer.sizes.compressed, layer.sizes.memory, layer.sizes.segment], dim=-1)
+            for layer, weights in zip(self.layers, attention)
+        ]
+        return torch.stack([torch.stack([kind.sum(dim=-1) for kind in layer], dim=-1) for layer in parts])
 
     def forward(
         self, inputs: Tensor, reset: Tensor, state: CompressiveState, return_attention: bool = False
@@ -262,11 +282,14 @@ class CompressiveTransformer(Core):
         """See `agent.core.contract.Core`; losses are `compression/layer_<i>`, means over the segments of the call."""
         check_call(inputs, reset, state, self.config.model_size)
         self._check_sizes(state)
+        positions = self._positions() if state.cache is None else state.cache.positions.value
         features, attention, start = [], [], 0
         losses: dict[str, list[Tensor]] = {}
         while start < inputs.shape[1]:
             stop = min(start + self.config.segment_size - state.phase, inputs.shape[1])
-            stream, state, weights = self._advance(inputs[:, start:stop], reset[:, start:stop], state, return_attention)
+            stream, state, weights = self._advance(
+                inputs[:, start:stop], reset[:, start:stop], state, positions, return_attention
+            )
             features.append(stream)
             attention.append(weights)
             if state.phase == self.config.segment_size:
@@ -277,113 +300,118 @@ class CompressiveTransformer(Core):
         return CoreOutput(self.final_norm(torch.cat(features, dim=1)), state, means, joined)
 
     def _check_sizes(self, state: CompressiveState) -> None:
-        config = self.config
-        expected = (config.segment_size, config.memory_size, config.compressed_size)
-        valid = (state.segment_valid, state.memory_valid, state.compressed_valid)
-        sizes = tuple(mask.shape[1] for mask in valid)
-        if sizes != expected or len(state.segment) != config.num_layers:
-            raise ValueError(
-                f"state: expected slots (segment, memory, compressed) {expected} in {config.num_layers} layers, "
-                f"got {sizes} in {len(state.segment)}"
+        expected = [(layer.sizes.segment, layer.sizes.memory, layer.sizes.compressed) for layer in self.layers]
+        slots = zip(state.segment, state.memory, state.compressed)
+        sizes = [tuple(part.shape[1] for part in layer) for layer in slots]
+        if sizes != expected:
+            raise ValueError(f"state: expected slots (segment, memory, compressed) by layer {expected}, got {sizes}")
+
+    def _positions(self) -> tuple[tuple[Tensor, Tensor | None], ...]:
+        """Projected encodings of all distances, one pair (near, far) a layer; see `RelativeAttention`."""
+        return tuple(
+            (
+                layer.attention.project_positions(self.encoding[-layer.sizes.slots :]),
+                None if layer.far_encoding is None else layer.attention.project_positions(layer.far_encoding),
             )
-
-    def _visible(self, reset: Tensor, state: CompressiveState) -> tuple[Tensor, Tensor, Tensor]:
-        """Which slots [compressed | memory | segment] each new step may see: [B, 1, T, S]; then what stays valid:
-        old slots [B, S - T] and new steps [B, T]."""
-        resets = reset.long().cumsum(dim=1)
-        old = torch.cat([state.compressed_valid, state.memory_valid, state.segment_valid[:, : state.phase]], dim=1)
-        visible_old = old[:, None, :] & (resets == 0)[:, :, None]
-        same = resets[:, :, None] == resets[:, None, :]
-        visible_new = same & torch.ones_like(same[0]).tril()
-        visible = torch.cat([visible_old, visible_new], dim=2)[:, None]
-        return visible, visible_old[:, -1], same[:, -1]
-
-    def _time_positions(self, steps: int, phase: int) -> tuple[Tensor, Tensor] | None:
-        """Encodings and distances of compressed slots that count as c steps each, or None."""
-        config = self.config
-        if config.compressed_position == "slot" or not config.compressed_size:
-            return None
-        device = self.encoding.device
-        queries = torch.arange(phase, phase + steps, device=device)
-        ages = config.memory_size + config.compression_rate * torch.arange(config.compressed_size, 0, -1, device=device)
-        return self.time_encoding, queries[:, None] + ages
+            for layer in self.layers
+        )
 
     def _advance(
-        self, stream: Tensor, reset: Tensor, state: CompressiveState, return_attention: bool
+        self,
+        stream: Tensor,
+        reset: Tensor,
+        state: CompressiveState,
+        positions: tuple[tuple[Tensor, Tensor | None], ...],
+        return_attention: bool,
     ) -> tuple[Tensor, CompressiveState, list[Tensor]]:
         """Runs the layers over steps that lie within the segment in progress."""
-        config, steps, begin = self.config, stream.shape[1], state.phase
-        end = begin + steps
-        visible, old_valid, new_valid = self._visible(reset, state)
-        encoding = self.encoding[config.segment_size - end :]
-        far = self._time_positions(steps, begin)
-        segments, attention, cached = [], [], []
+        begin, end = state.phase, state.phase + stream.shape[1]
+        resets = reset.long().cumsum(dim=1)
+        unbroken = resets == 0
+        own = resets[:, :, None] == resets[:, None, :]
+        own = own & torch.ones_like(own[0]).tril()
+        masks: dict[LayerSizes, Tensor] = {}
+        segments, attention, cached, usage = [], [], [], []
         for index, layer in enumerate(self.layers):
+            if layer.sizes not in masks:
+                old = (state.age[:, None] >= layer.old_ages(begin))[:, None, :] & unbroken[:, :, None]
+                masks[layer.sizes] = torch.cat([old, own], dim=2)[:, None]
             past = state.segment[index]
-            segments.append(torch.cat([past[:, :begin], stream, past[:, end:]], dim=1))
-            queries = layer.attention_norm(stream) if layer.pre_norm else stream
+            joined = torch.cat([past[:, :begin], stream], dim=1)
+            queries = layer.normalised(stream)
             if state.cache is None:
-                slots = torch.cat([state.compressed[index], state.memory[index], segments[-1][:, :end]], dim=1)
-                parts = [layer.project(slots)]
+                parts = [layer.project(torch.cat([state.compressed[index], state.memory[index], joined], dim=1))]
             else:
-                new = layer.attention.project(queries)
-                earlier = state.cache.segment[index]
-                cached.append(
-                    KeyValue(*(torch.cat([a[:, :, :begin], b, a[:, :, end:]], dim=2) for a, b in zip(earlier, new)))
-                )
-                parts = [state.cache.memory[index], KeyValue(*(part[:, :, :end] for part in cached[-1]))]
-            attended, weights = layer.attention(queries, parts, encoding, visible, far, return_attention)
-            if return_attention:
-                attention.append(F.pad(weights, (0, config.segment_size - end)))
+                new, earlier = layer.attention.project(queries), state.cache.segment[index]
+                segment = KeyValue(*(torch.cat([a[:, :, :begin], b], dim=2) for a, b in zip(earlier, new)))
+                parts = [state.cache.memory[index], segment]
+                cached.append(KeyValue(*(torch.cat([a, b[:, :, end:]], dim=2) for a, b in zip(segment, earlier))))
+            near, far = positions[index]
+            slots = layer.sizes.slots - layer.sizes.segment + end
+            attended, weights = layer.attention(
+                queries,
+                parts,
+                near[..., -slots:],
+                masks[layer.sizes],
+                None if far is None else (far, layer.far_index(begin, end)),
+                return_attention or bool(state.usage),
+            )
+            if weights is not None:
+                weights = F.pad(weights, (0, layer.sizes.segment - end))
+                attention.append(weights)
+            if state.usage:
+                received = weights.detach().mean(dim=1).sum(dim=1)[:, layer.sizes.compressed :]
+                usage.append(state.usage[index] + received)
+            segments.append(torch.cat([joined, past[:, end:]], dim=1))
             stream = layer(stream, attended)
-        compressed_valid, memory_valid, segment_valid = old_valid.split(
-            [config.compressed_size, config.memory_size, begin], dim=1
-        )
         state = state._replace(
             segment=tuple(segments),
-            compressed_valid=compressed_valid,
-            memory_valid=memory_valid,
-            segment_valid=torch.cat([segment_valid, new_valid, state.segment_valid[:, end:]], dim=1),
+            age=own[:, -1].sum(dim=1) + state.age * unbroken[:, -1],
             phase=end,
-            cache=None if state.cache is None else Cache(state.cache.memory, tuple(cached)),
+            usage=tuple(usage),
+            cache=None if state.cache is None else state.cache._replace(segment=tuple(cached)),
         )
         return stream, state, attention
 
     def _turn(self, state: CompressiveState, losses: dict[str, list[Tensor]]) -> CompressiveState:
         """A full segment enters memory; what no longer fits is compressed (Algorithm 1, lines 8 to 11)."""
         config = self.config
-        sizes = [config.segment_size, config.memory_size]
-        evicted_valid, memory_valid = torch.cat([state.memory_valid, state.segment_valid], dim=1).split(sizes, dim=1)
-        present = evicted_valid.any(dim=1)
-        memories, compressed = [], []
+        through_time = config.compression_loss == "bptt"
+        learns = torch.is_grad_enabled() and config.compression_loss in ("attention", "autoencoding")
+        memories, compressed, usages, sources = [], [], [], list(state.source)
         for index, layer in enumerate(self.layers):
-            segment = state.segment[index]
-            evicted, memory = torch.cat([state.memory[index], segment], dim=1).split(sizes, dim=1)
+            sizes, segment = layer.sizes, state.segment[index]
+            ages = torch.arange(sizes.memory + sizes.segment, 0, -1, device=segment.device)
+            valid = (state.age[:, None] >= ages)[:, : sizes.segment]
+            evicted, memory = torch.cat([state.memory[index], segment], dim=1).split([sizes.segment, sizes.memory], 1)
             memories.append(memory)
+            kept = state.compressed[index]
+            if state.usage:
+                mean_usage = (state.usage[index] / ages)[:, : sizes.segment]
+                usages.append(F.pad(state.usage[index][:, sizes.segment :], (0, sizes.segment)))
             if layer.compression is None:
-                compressed.append(state.compressed[index])
+                compressed.append(kept)
                 continue
-            # The task's loss must not train the compression, nor the compression's loss the network.
-            evicted = evicted.detach() * evicted_valid[:, :, None]
-            new = layer.compression(evicted)
-            if torch.is_grad_enabled() and config.compression_loss == "attention":
-                loss = layer.reconstruction_loss(segment, evicted, new, present)
+            # What precedes a reset is zeroed. The task's loss must not train the compression, nor the compression's
+            # loss the network.
+            evicted = (evicted if through_time else evicted.detach()) * valid[:, :, None]
+            if isinstance(layer.compression, MostUsed):
+                chosen = layer.compression.select(mean_usage, valid)
+                new = layer.compression.gather(evicted, chosen)
+                sources[index] = torch.cat([state.source[index], chosen], dim=1)[:, -sizes.compressed :]
+            else:
+                new = layer.compression(evicted)
+            if learns:
+                loss = layer.compression_loss(config.compression_loss, segment, evicted, new, valid)
                 losses.setdefault(f"compression/layer_{index}", []).append(loss)
-            kept = torch.cat([state.compressed[index], new.detach()], dim=1)
-            compressed.append(kept[:, -config.compressed_size :])
-        if config.compressed_size:
-            new_valid = compress_valid(evicted_valid, config.compression_rate)
-            kept_valid = torch.cat([state.compressed_valid, new_valid], dim=1)[:, -config.compressed_size :]
-        else:
-            kept_valid = state.compressed_valid
-        empty = self.initial_state(evicted_valid.shape[0])
-        turned = CompressiveState(
-            segment=empty.segment,
+            kept = torch.cat([kept, new if through_time else new.detach()], dim=1)
+            compressed.append(kept[:, -sizes.compressed :])
+        turned = state._replace(
+            segment=tuple(torch.zeros_like(segment) for segment in state.segment),
             memory=tuple(memories),
             compressed=tuple(compressed),
-            segment_valid=empty.segment_valid,
-            memory_valid=memory_valid,
-            compressed_valid=kept_valid,
             phase=0,
+            usage=tuple(usages),
+            source=tuple(sources),
         )
-        return turned if state.cache is None else self.with_cache(turned)
+        return turned if state.cache is None else self._project(turned, state.cache.positions)

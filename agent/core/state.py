@@ -15,21 +15,30 @@ from torch import Tensor
 State = Any
 
 
+class Shared:
+    """A part of a state that belongs to the whole batch, whatever its rows: operations on rows pass it on as it is."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 def map_state(function: Callable[..., Any], *states: State) -> State:
     """Applies `function` to the corresponding tensors of equally built states and returns a state of the results.
 
     Raises:
         ValueError: if host integers differ, which means that the states are not at the same point of their segments,
             or if only some of the states have a cache.
-        TypeError: if a leaf is neither a tensor, an int nor None.
+        TypeError: if a leaf is neither a tensor, an int, None nor Shared.
     """
     first = states[0]
-    if isinstance(first, (Tensor, np.ndarray)):
-        return function(*states)
     if any(state is None for state in states):
         if any(state is not None for state in states):
             raise ValueError("states: expected all of them with a cache or none, got both")
         return None
+    if isinstance(first, (Tensor, np.ndarray)):
+        return function(*states)
+    if isinstance(first, Shared):
+        return first
     if isinstance(first, int):
         if any(other != first for other in states):
             raise ValueError(f"states are at different phases: {sorted(set(states))}; expected one phase for the batch")
@@ -37,7 +46,7 @@ def map_state(function: Callable[..., Any], *states: State) -> State:
     if isinstance(first, tuple):
         children = [map_state(function, *parts) for parts in zip(*states, strict=True)]
         return type(first)(*children) if hasattr(first, "_fields") else tuple(children)
-    raise TypeError(f"a state holds tensors, ints, None and tuples of them; got {type(first).__name__}")
+    raise TypeError(f"a state holds tensors, ints, None, Shared and tuples of them; got {type(first).__name__}")
 
 
 def leaves(state: State) -> Iterator[Tensor]:

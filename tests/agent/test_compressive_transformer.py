@@ -2,14 +2,14 @@
 
 `Literal` is Algorithm 1 with Transformer-XL's relative attention and `literal_loss` is Algorithm 2 (Rae et al. 2020).
 They know no masks, no batches and no fixed shapes: memories are python lists that grow, each member remembers its
-episode, and what is of another episode is left out of the sum.
+episode and the attention that it got, and what is of another episode is left out of the sum.
 """
 
+import dataclasses
 import itertools
 import math
-import re
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -18,15 +18,27 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from agent.core import CompressiveState, CompressiveTransformer, CompressiveTransformerConfig, TransformerXLConfig
+from agent.core import (
+    CompressiveState,
+    CompressiveTransformer,
+    CompressiveTransformerConfig,
+    GatedTransformerXLConfig,
+    Sizes,
+    TransformerXLConfig,
+    index_state,
+)
 from agent.core.attention import relative_shift, sinusoids
-from agent.core.compressive_transformer import Layer
+from agent.core.compression import COMPRESSIONS
+from agent.core.layer import Layer
 
 SIZE, HEADS = 4, 2
 NORMS, GATES, POSITIONS = ("post", "pre"), ("residual", "gru"), ("slot", "time")
+TRAINED = ("convolution", "dilated")  # the compression functions with parameters
 
 
-def config_of(n_s: int = 4, n_m: int = 4, n_cm: int = 4, c: int = 2, **fields: Any) -> CompressiveTransformerConfig:
+def config_of(
+    n_s: int = 4, n_m: Sizes = 4, n_cm: Sizes = 4, c: Sizes = 2, **fields: Any
+) -> CompressiveTransformerConfig:
     defaults = {"model_size": SIZE, "num_layers": 2, "num_heads": HEADS, "mlp_size": 6}
     sizes = {"segment_size": n_s, "memory_size": n_m, "compressed_size": n_cm, "compression_rate": c}
     return CompressiveTransformerConfig(**{**defaults, **sizes, **fields})
@@ -47,14 +59,31 @@ def assert_same(actual: Tensor, expected: Tensor, tolerance: float = 1e-12) -> N
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
 
 
+def validity(core: CompressiveTransformer, state: CompressiveState, layer: int = 0) -> tuple[Tensor, ...]:
+    """Which slots belong to their row's episode, [B, n_cm], [B, n_m] and [B, n_s]."""
+    sizes = core.layers[layer].sizes
+    filled = state.age[:, None] >= core.layers[layer].old_ages(state.phase)
+    unfilled = torch.zeros(len(filled), sizes.segment - state.phase, dtype=torch.bool)
+    return torch.cat([filled, unfilled], dim=1).split([sizes.compressed, sizes.memory, sizes.segment], dim=1)
+
+
 # The literal transcription.
 
 
-class Slot(NamedTuple):
-    """A layer input [D] and the episode that it belongs to; None: nothing valid went into it."""
+@dataclass(eq=False)
+class Slot:
+    """A layer input [D], the episode that it belongs to (None: nothing valid went into it), and its use so far."""
 
     vector: Tensor
     episode: int | None
+    received: float = 0.0
+    """Attention, the mean over heads, summed over queries."""
+    queries: int = 0
+    """How many queries could attend to it."""
+
+    @property
+    def usage(self) -> float:
+        return self.received / self.queries
 
 
 def literal_norm(norm: torch.nn.LayerNorm, x: Tensor) -> Tensor:
@@ -78,15 +107,15 @@ def literal_encoding(distance: int) -> Tensor:
     return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
 
 
-def literal_attention(layer: Layer, query: Tensor, slots: list[tuple[Tensor, int]]) -> Tensor:
-    """Dai et al. 2019, section 3.3, of one query over (slot, distance):
+def literal_attention(layer: Layer, query: Tensor, slots: list[tuple[Tensor, int]]) -> tuple[Tensor, list[float]]:
+    """Dai et al. 2019, section 3.3, of one query over (slot, distance), and each slot's mean weight over heads:
 
     A_ij = q_i k_j + q_i W_R R_(i-j) + u k_j + v W_R R_(i-j), its softmax over j weighs the values.
     """
     attention = layer.attention
     w_k, w_v = attention.key_value.weight.chunk(2)
     size = SIZE // HEADS
-    joined = []
+    joined, mean_weights = [], [0.0] * len(slots)
     for head in range(HEADS):
         part = slice(head * size, (head + 1) * size)
         q = (attention.query.weight @ query)[part]
@@ -98,10 +127,11 @@ def literal_attention(layer: Layer, query: Tensor, slots: list[tuple[Tensor, int
             scores.append((q @ k + q @ r + u @ k + v @ r) / math.sqrt(size))
         weights = [score.exp() / sum(other.exp() for other in scores) for score in scores]
         joined.append(sum(weight * (w_v @ slot)[part] for weight, (slot, _) in zip(weights, slots)))
-    return attention.output.weight @ torch.cat(joined)
+        mean_weights = [mean + float(weight) / HEADS for mean, weight in zip(mean_weights, weights)]
+    return attention.output.weight @ torch.cat(joined), mean_weights
 
 
-def literal_compression(layer: Layer, kind: str, group: list[Tensor]) -> Tensor:
+def literal_group(layer: Layer, kind: str, group: list[Tensor]) -> Tensor:
     if kind == "mean":
         return sum(group) / len(group)
     if kind == "max":
@@ -109,6 +139,45 @@ def literal_compression(layer: Layer, kind: str, group: list[Tensor]) -> Tensor:
     # A convolution with kernel and stride c: one matrix for each place in the group.
     kernel = layer.compression.group
     return sum(kernel.weight[:, k * SIZE : (k + 1) * SIZE] @ x for k, x in enumerate(group)) + kernel.bias
+
+
+def literal_dilation(layer: Layer, old: list[Tensor]) -> list[Tensor]:
+    """Two convolutions of width 3 over all that is evicted, zeros beyond it; ReLU and residual sum after each."""
+    for convolution, dilation in zip(layer.compression.dilated, (1, 2)):
+        new = []
+        for place, x in enumerate(old):
+            y = convolution.bias
+            for k, neighbour in enumerate((place - dilation, place, place + dilation)):
+                if 0 <= neighbour < len(old):
+                    y = y + convolution.weight[:, :, k] @ old[neighbour]
+            new.append(x + y.clamp(min=0))
+        old = new
+    return old
+
+
+def literal_compression(layer: Layer, kind: str, evicted: list[Slot], now: int) -> list[Slot]:
+    """Section 3.2: from n_s slots, those that are not of this episode zeroed, to n_s / c."""
+    c = layer.sizes.rate
+    if kind == "most-used":
+        # Of this episode the most used; of equals, and where there are too few, the newest.
+        ranks = [(slot.usage if slot.episode == now else -1.0, place) for place, slot in enumerate(evicted)]
+        kept = sorted(place for _, place in sorted(ranks, reverse=True)[: len(evicted) // c])
+        return [Slot(evicted[place].vector, evicted[place].episode) for place in kept]
+    vectors = [slot.vector for slot in evicted]
+    if kind == "dilated":
+        vectors = literal_dilation(layer, vectors)
+    new = []
+    for g in range(0, len(evicted), c):
+        alive = any(slot.episode == now for slot in evicted[g : g + c])
+        new.append(Slot(literal_group(layer, kind, vectors[g : g + c]), now if alive else None))
+    return new
+
+
+def literal_decoding(layer: Layer, new: list[Tensor]) -> list[Tensor]:
+    """The mirror of the convolution: one matrix for each place in the group."""
+    decoder, c = layer.decoder, layer.sizes.rate
+    parts = [slice(k * SIZE, (k + 1) * SIZE) for k in range(c)]
+    return [decoder.weight[part] @ x + decoder.bias[part] for x in new for part in parts]
 
 
 def literal_loss(layer: Layer, pre_norm: bool, h: list[Tensor], old: list[Tensor], new: list[Tensor]) -> Tensor:
@@ -132,13 +201,17 @@ def literal_loss(layer: Layer, pre_norm: bool, h: list[Tensor], old: list[Tensor
 
 
 class Literal:
-    """Algorithm 1 for one row. `losses[layer]` has an entry a full segment: None where nothing valid was evicted."""
+    """Algorithm 1 for one row.
+
+    `losses[layer]` has an entry a full segment, a list of the terms that the loss is the mean of: one (attention), one
+    for every valid memory (auto-encoding), none where nothing valid was evicted.
+    """
 
     def __init__(self, core: CompressiveTransformer) -> None:
         self.core, self.config = core, core.config
         self.memory: list[list[Slot]] = [[] for _ in core.layers]
         self.compressed: list[list[Slot]] = [[] for _ in core.layers]
-        self.losses: list[list[Tensor | None]] = [[] for _ in core.layers]
+        self.losses: list[list[list[Tensor]]] = [[] for _ in core.layers]
 
     def run(self, inputs: Tensor, reset: Tensor) -> Tensor:
         episodes = list(itertools.accumulate(int(begins) for begins in reset))
@@ -149,7 +222,7 @@ class Literal:
                 outputs = [self.step(index, layer, h, t) for t in range(len(h))]
                 if len(h) == n_s:
                     self.remember(index, layer, h)
-                h = [slot._replace(vector=output) for slot, output in zip(h, outputs)]
+                h = [Slot(output, slot.episode) for slot, output in zip(h, outputs)]
             features += [slot.vector for slot in h]
         if self.config.norm == "pre":
             features = [literal_norm(self.core.final_norm, x) for x in features]
@@ -159,11 +232,11 @@ class Literal:
         """Lines 5, 6, 7 and 12 for one step."""
         config, memory, compressed = self.config, self.memory[index], self.compressed[index]
         pre_norm, x = config.norm == "pre", h[t].vector
-        width = config.compression_rate if config.compressed_position == "time" else 1
+        width = layer.sizes.rate if config.compressed_position == "time" else 1
         slots = [(slot, t + len(memory) + width * (len(compressed) - j)) for j, slot in enumerate(compressed)]
         slots += [(slot, t + len(memory) - j) for j, slot in enumerate(memory)]
         slots += [(slot, t - j) for j, slot in enumerate(h[: t + 1])]
-        own = [(slot.vector, distance) for slot, distance in slots if slot.episode == h[t].episode]
+        own = [(slot, distance) for slot, distance in slots if slot.episode == h[t].episode]
 
         def sub_layer(x: Tensor, norm: Any, gate: Any, branch: Any) -> Tensor:
             y = branch(literal_norm(norm, x) if pre_norm else x)
@@ -171,8 +244,15 @@ class Literal:
             return joined if pre_norm else literal_norm(norm, joined)
 
         def attend(query: Tensor) -> Tensor:
-            keys = [(literal_norm(layer.attention_norm, s) if pre_norm else s, distance) for s, distance in own]
-            return literal_attention(layer, query, keys)
+            keys = [
+                (literal_norm(layer.attention_norm, slot.vector) if pre_norm else slot.vector, distance)
+                for slot, distance in own
+            ]
+            attended, weights = literal_attention(layer, query, keys)
+            for (slot, _), weight in zip(own, weights):
+                slot.received += weight
+                slot.queries += 1
+            return attended
 
         def mlp(a: Tensor) -> Tensor:
             up, _, down = layer.mlp
@@ -183,26 +263,30 @@ class Literal:
 
     def remember(self, index: int, layer: Layer, h: list[Slot]) -> None:
         """Lines 8 to 11, and Algorithm 2: `now` is the episode that the next segment begins in."""
-        config, now = self.config, h[-1].episode
-        c, n_s = config.compression_rate, config.segment_size
+        config, sizes, now = self.config, layer.sizes, h[-1].episode
         both = self.memory[index] + h
-        count = max(0, len(both) - config.memory_size)
+        count = max(0, len(both) - sizes.memory)
         evicted, self.memory[index] = both[:count], both[count:]
-        if not config.compressed_size:
+        if not sizes.compressed:
             return
         if not evicted:
-            self.losses[index].append(None)
+            self.losses[index].append([])
             return
         # Line 1: before anything was seen there were zeros.
         zero = torch.zeros(SIZE, dtype=torch.float64)
-        evicted = [Slot(zero, None)] * (n_s - count) + evicted
-        old = [slot.vector if slot.episode == now else zero for slot in evicted]
+        evicted = [Slot(zero, None)] * (sizes.segment - count) + evicted
+        evicted = [slot if slot.episode == now else Slot(zero, None) for slot in evicted]
         alive = [slot.episode == now for slot in evicted]
-        new = [literal_compression(layer, config.compression, old[g : g + c]) for g in range(0, n_s, c)]
-        slots = [Slot(x, now if any(alive[g * c : (g + 1) * c]) else None) for g, x in enumerate(new)]
-        self.compressed[index] = (self.compressed[index] + slots)[-config.compressed_size :]
-        loss = literal_loss(layer, config.norm == "pre", [slot.vector for slot in h], old, new)
-        self.losses[index].append(loss if any(alive) else None)
+        slots = literal_compression(layer, config.compression, evicted, now)
+        self.compressed[index] = (self.compressed[index] + slots)[-sizes.compressed :]
+        old, new = [slot.vector for slot in evicted], [slot.vector for slot in slots]
+        if config.compression_loss == "attention":
+            loss = literal_loss(layer, config.norm == "pre", [slot.vector for slot in h], old, new)
+            self.losses[index].append([loss] if any(alive) else [])
+        if config.compression_loss == "autoencoding":
+            decoded = literal_decoding(layer, new)
+            errors = [((x - y) ** 2).sum() / SIZE for x, y in zip(decoded, old)]
+            self.losses[index].append([error for error, present in zip(errors, alive) if present])
 
 
 def literal_call(core: CompressiveTransformer, inputs: Tensor, reset: Tensor) -> tuple[Tensor, dict, list[Literal]]:
@@ -213,9 +297,9 @@ def literal_call(core: CompressiveTransformer, inputs: Tensor, reset: Tensor) ->
         for index in range(core.config.num_layers):
             segments = []
             for of_rows in zip(*(row.losses[index] for row in rows)):
-                present = [loss for loss in of_rows if loss is not None]
-                segments.append(sum(present) / len(present) if present else 0.0)
-            if segments:
+                terms = [term for of_row in of_rows for term in of_row]
+                segments.append(sum(terms) / len(terms) if terms else 0.0)
+            if segments and core.config.compression_loss in ("attention", "autoencoding"):
                 losses[f"compression/layer_{index}"] = sum(segments) / len(segments)
     return features, losses, rows
 
@@ -230,24 +314,33 @@ def check_against_literal(core: CompressiveTransformer, inputs: Tensor, reset: T
     state = output.state
     final = reset.long().sum(dim=1)
     for row, literal in enumerate(rows):
-        for stored, valid, lists in (
-            (state.memory, state.memory_valid, literal.memory),
-            (state.compressed, state.compressed_valid, literal.compressed),
-        ):
-            for layer, slots in enumerate(lists):
+        for index in range(core.config.num_layers):
+            compressed_valid, memory_valid, _ = validity(core, state, index)
+            for stored, valid, slots in (
+                (state.memory[index], memory_valid, literal.memory[index]),
+                (state.compressed[index], compressed_valid, literal.compressed[index]),
+            ):
                 alive = [slot.episode == int(final[row]) for slot in slots]
                 assert valid[row].tolist() == [False] * (valid.shape[1] - len(alive)) + alive
-                for slot, actual in zip(reversed(slots), reversed(stored[layer][row])):
+                for slot, actual in zip(reversed(slots), reversed(stored[row])):
                     assert_same(actual, slot.vector)
 
 
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("compression", ["convolution", "mean", "max"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_equals_algorithms_1_and_2(build, norm, gate, position, compression) -> None:
     core = build(config_of(norm=norm, gate=gate, compressed_position=position, compression=compression))
     check_against_literal(core, normal(1, 23, SIZE), resets(1, 23))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("loss", ["autoencoding", "bptt", "none"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_equals_the_literal_with_every_loss(build, norm, loss, compression) -> None:
+    core = build(config_of(6, 5, 4, 3, norm=norm, compression_loss=loss, compression=compression))
+    check_against_literal(core, normal(2, 26, SIZE), resets(2, 26, (1, 9)))
 
 
 @pytest.mark.parametrize(
@@ -267,13 +360,21 @@ def test_equals_transformer_xl(build, n_m, norm) -> None:
     check_against_literal(core, normal(2, 18, SIZE), resets(2, 18, (1, 6)))
 
 
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_equals_algorithm_1_with_sizes_by_layer(build, compression) -> None:
+    sizes = 4, (0, 5, 3), (3, 0, 4), (2, 3, 4)
+    core = build(config_of(*sizes, num_layers=3, compression=compression, compressed_position="time"))
+    check_against_literal(core, normal(2, 23, SIZE), resets(2, 23, (0, 10)))
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> CompressiveTransformerConfig:
-    c = draw(st.sampled_from([1, 2, 3]))
-    sizes = c * draw(st.integers(1, 2)), draw(st.integers(0, 6)), draw(st.integers(1, 4)), c
-    names = ("norm", NORMS), ("gate", GATES), ("compressed_position", POSITIONS)
-    compression = draw(st.sampled_from(["convolution", "mean", "max"]))
-    return config_of(*sizes, compression=compression, **{name: draw(st.sampled_from(values)) for name, values in names})
+    n_s = draw(st.sampled_from([1, 2, 3, 4, 6]))
+    rates = st.sampled_from([c for c in range(1, n_s + 1) if n_s % c == 0])
+    n_m, n_cm, c = (draw(st.tuples(of, of)) for of in (st.integers(0, 6), st.integers(0, 4), rates))
+    names = ("norm", NORMS), ("gate", GATES), ("compressed_position", POSITIONS), ("compression", tuple(COMPRESSIONS))
+    names += (("compression_loss", ("attention", "autoencoding", "none")),)
+    return config_of(n_s, n_m, n_cm, c, **{name: draw(st.sampled_from(values)) for name, values in names})
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -306,8 +407,9 @@ def test_the_oldest_steps_are_evicted_and_the_oldest_compressed_slots_dropped(bu
     assert_same(state.compressed[0], compressed[:, -n_cm:])
     seen = torch.arange(steps) >= n_m
     valid = torch.cat([torch.zeros(n_cm, dtype=torch.bool), seen.view(-1, c).any(dim=1)])
-    assert torch.equal(state.compressed_valid, valid[-n_cm:].expand(2, -1))
-    assert torch.equal(state.memory_valid, torch.ones(2, n_m, dtype=torch.bool))
+    compressed_valid, memory_valid, _ = validity(core, state)
+    assert torch.equal(compressed_valid, valid[-n_cm:].expand(2, -1))
+    assert torch.equal(memory_valid, torch.ones(2, n_m, dtype=torch.bool))
 
 
 def test_members_of_a_group_that_precede_a_reset_are_zeroed(build) -> None:
@@ -318,7 +420,7 @@ def test_members_of_a_group_that_precede_a_reset_are_zeroed(build) -> None:
     kept[0, 4:6] = 0
     groups = kept.unflatten(1, (3, 4)).mean(dim=2)
     assert_same(state.compressed[0][:, 1:], groups)
-    assert state.compressed_valid.tolist() == [[False, False, True, True], [False, True, True, True]]
+    assert validity(core, state)[0].tolist() == [[False, False, True, True], [False, True, True, True]]
 
     # What is evicted after the reset is zeroed, although it was remembered long before.
     core = build(config_of(4, 4, 4, 2, compression="mean"))
@@ -327,18 +429,19 @@ def test_members_of_a_group_that_precede_a_reset_are_zeroed(build) -> None:
     means[0, :3] = 0
     means[0, 3] = inputs[0, 7] / 2
     assert_same(state.compressed[0], means[:, :4])
-    assert state.compressed_valid.tolist() == [[False, False, False, True], [True, True, True, True]]
-    assert state.memory_valid.all()
+    compressed_valid, memory_valid, _ = validity(core, state)
+    assert compressed_valid.tolist() == [[False, False, False, True], [True, True, True, True]]
+    assert memory_valid.all()
 
 
 def test_a_reset_invalidates_what_was_compressed_before(build) -> None:
     core = build(config_of())
     inputs = normal(1, 17, SIZE)
-    assert remembered(core, inputs, resets(1, 17)).compressed_valid.all()
-    state = remembered(core, inputs, resets(1, 17, (0, 16)))
-    assert not state.compressed_valid.any()
-    assert not state.memory_valid.any()
-    assert state.segment_valid.tolist() == [[True, False, False, False]]
+    assert validity(core, remembered(core, inputs, resets(1, 17)))[0].all()
+    compressed_valid, memory_valid, segment_valid = validity(core, remembered(core, inputs, resets(1, 17, (0, 16))))
+    assert not compressed_valid.any()
+    assert not memory_valid.any()
+    assert segment_valid.tolist() == [[True, False, False, False]]
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -362,17 +465,112 @@ def test_memory_sizes_can_change_without_retraining(build, n_m, n_cm) -> None:
     check_against_literal(core, normal(1, 18, SIZE), resets(1, 18))
 
 
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize(("n_m", "n_cm"), [(0, 1), (11, (2, 0)), ((3, 5), None), (None, (9, 0))])
+def test_resized_equals_a_core_built_with_these_sizes(build, n_m, n_cm, compression, position) -> None:
+    before = config_of(4, 4, (4, 0), compression=compression, compressed_position=position)
+    if n_cm == 1:
+        before = config_of(4, 4, 4, compression=compression, compressed_position=position)
+    trained = build(before).train()
+    random = torch.get_rng_state()
+    core = trained.resized(n_m, n_cm)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert core.training
+    changes = {"memory_size": n_m, "compressed_size": n_cm}
+    config = dataclasses.replace(before, **{name: size for name, size in changes.items() if size is not None})
+    built = build(config, seed=1)
+    built.load_state_dict(trained.state_dict(), strict=True)
+    assert core.config == built.config
+    inputs, reset = normal(2, 30, SIZE), resets(2, 30, (1, 13))
+    actual, expected = (c.eval()(inputs, reset, c.initial_state(2)) for c in (core, built))
+    assert_same(actual.features, expected.features, 0)
+    assert actual.losses == expected.losses
+    # It shares nothing with the core that it came from.
+    for parameter in core.parameters():
+        parameter.data.zero_()
+    assert all(parameter.any() for parameter in trained.parameters())
+    assert trained.config == before
+    check_against_literal(trained.eval(), inputs[:1, :9], reset[:1, :9])
+
+
+def test_resized_neither_gains_nor_loses_compression(build) -> None:
+    core = build(config_of(n_cm=(4, 0)))
+    for size in (0, 4, (0, 4), (0, 0)):
+        with pytest.raises(ValueError, match="compressed_size: expected 0 exactly where it was 0 before"):
+            core.resized(compressed_size=size)
+    with pytest.raises(ValueError, match=r"memory_size: expected one number or 2 \(num_layers\), got \(1, 2, 3\)"):
+        core.resized(memory_size=(1, 2, 3))
+
+
+# Where a slot came from: all inputs differ, so layer 0's slots tell which steps they are made of.
+
+
+@pytest.mark.parametrize("n_m", [0, 1, 3, 6])
+@pytest.mark.parametrize("c", [1, 2, 4])
+def test_slot_ages_are_those_of_the_steps_in_the_slots(build, n_m, c) -> None:
+    core = build(config_of(4, (n_m, 2), (5, 3), (c, 4), compression="mean"))
+    inputs, traced = normal(1, 40, SIZE), 0
+    for t in range(40):
+        state, phase = remembered(core, inputs[:, :t], resets(1, t)) if t else core.initial_state(1), t % 4
+        ages = core.slot_ages(0, phase)
+        slots = torch.cat([state.compressed[0], state.memory[0], state.segment[0]], dim=1)[0]
+        slots[5 + n_m + phase] = inputs[0, t]
+        assert ages.shape == (len(slots), 2)
+        valid = torch.cat(validity(core, state), dim=1)[0]
+        valid[5 + n_m + phase] = True
+        for slot, (oldest, newest), present in zip(slots, ages.tolist(), valid.tolist()):
+            assert present == (0 <= newest <= t)
+            if oldest <= t and newest >= 0:
+                assert_same(slot, inputs[0, t - oldest : t - newest + 1].mean(dim=0))
+                traced += 1
+    assert traced > 200
+    assert core.slot_ages(1, 2).shape == (3 + 2 + 4, 2)
+
+
+@pytest.mark.parametrize("n_m", [0, 3, 6])
+@pytest.mark.parametrize("c", [1, 2, 4])
+def test_slot_ages_with_most_used_compression_are_those_of_the_state(build, n_m, c) -> None:
+    core = build(config_of(4, n_m, 5, c, compression="most-used"))
+    inputs, sources = normal(2, 40, SIZE), set()
+    for t in range(4, 40):
+        begin, phase = t - t % 4, t % 4
+        before = remembered(core, inputs[:, :begin], resets(2, begin))
+        ages, spans = core.slot_ages(0, phase, before), core.slot_ages(0, phase)
+        assert ages.shape == (2, 5 + n_m + 4, 2)
+        assert spans.shape == (5 + n_m + 4, 2)
+        assert torch.equal(ages[..., 0], ages[..., 1])
+        assert (ages[..., 0] <= spans[:, 0]).all()
+        assert (ages[..., 1] >= spans[:, 1]).all()
+        slots = torch.cat([before.compressed[0], before.memory[0], inputs[:, begin : begin + 4]], dim=1)
+        valid = torch.cat(validity(core, before), dim=1)
+        valid[:, 5 + n_m :] = True
+        for row in range(2):
+            for slot, (age, _), present in zip(slots[row], ages[row].tolist(), valid[row].tolist()):
+                if present:
+                    assert_same(slot, inputs[row, t - age], 0)
+        sources |= set(before.source[0][valid[:, :5]].tolist())
+    assert c == 1 or len(sources) > 4 // c  # or it would always have kept the same
+
+
+def test_slot_ages_survive_taking_rows(build) -> None:
+    core = build(config_of(compression="most-used"))
+    state = remembered(core, normal(3, 24, SIZE), resets(3, 24))
+    assert torch.equal(core.slot_ages(1, 0, index_state(state, [2])), core.slot_ages(1, 0, state)[[2]])
+
+
 # Who trains what.
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("compression", ["convolution", "mean"])
-def test_each_loss_trains_its_own_parameters_and_nothing_else(build, norm, gate, compression) -> None:
-    core = build(config_of(norm=norm, gate=gate, compression=compression)).train()
+@pytest.mark.parametrize("loss", ["attention", "autoencoding"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_each_loss_trains_its_own_parameters_and_nothing_else(build, norm, gate, loss, compression) -> None:
+    core = build(config_of(norm=norm, gate=gate, compression=compression, compression_loss=loss)).train()
     inputs = normal(2, 24, SIZE).requires_grad_()
     mine = {id(parameter) for parameter in core.compression_parameters()}
-    assert bool(mine) == (compression == "convolution")
+    assert bool(mine) == (compression in TRAINED or loss == "autoencoding")
 
     output = core(inputs, resets(2, 24, (0, 9)), core.initial_state(2))
     assert len(output.losses) == 2
@@ -416,6 +614,56 @@ def test_gradients_flow_through_memory_and_stop_at_compression(build) -> None:
     assert not reached[:4].any()  # compressed when step 11 sees them
     assert reached[4:8].all()  # memory
     assert reached[8:].all()  # segment
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_with_bptt_the_task_trains_everything(build, norm, gate, compression) -> None:
+    core = build(config_of(norm=norm, gate=gate, compression=compression, compression_loss="bptt")).train()
+    assert core.compression_parameters() == []
+    output = core(normal(2, 24, SIZE), resets(2, 24, (0, 9)), core.initial_state(2))
+    assert output.losses == {}
+    output.features.square().sum().backward()
+    for name, parameter in core.named_parameters():
+        assert parameter.grad.abs().sum() > 0, name
+    names = {name for name, _ in core.named_parameters() if ".compression." in name}
+    assert bool(names) == (compression in TRAINED)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_the_gradients_of_bptt_are_those_of_the_literal(build, norm, compression) -> None:
+    core = build(config_of(4, 2, 3, 2, norm=norm, compression=compression, compression_loss="bptt"))
+    inputs, reset = normal(1, 14, SIZE).requires_grad_(), resets(1, 14, (0, 5))
+    wanted = [inputs, *core.parameters()]
+    features = core(inputs, reset, core.initial_state(1)).features
+    literal = Literal(core).run(inputs[0], reset[0])[None]
+    of_core, of_literal = (torch.autograd.grad(part.square().sum(), wanted) for part in (features, literal))
+    for actual, expected in zip(of_core, of_literal):
+        assert_same(actual, expected, 1e-9)
+
+
+def test_gradients_flow_through_compression_with_bptt(build) -> None:
+    core = build(config_of(4, 4, 4, 2, num_layers=1, compression_loss="bptt"))
+    inputs = normal(1, 12, SIZE).requires_grad_()
+    features = core(inputs, resets(1, 12), core.initial_state(1)).features
+    features[0, 11].square().sum().backward()
+    assert inputs.grad.abs().sum(dim=2)[0].all()
+
+
+@pytest.mark.parametrize("compression", ["convolution", "dilated"])
+def test_the_compression_learns_to_reconstruct_memories(build, compression) -> None:
+    core = build(config_of(compression=compression, compression_loss="autoencoding")).train()
+    optimiser = torch.optim.Adam(core.compression_parameters(), lr=1e-2)
+    inputs, history = normal(4, 32, SIZE), []
+    for _ in range(40):
+        loss = sum(core(inputs, resets(4, 32), core.initial_state(4)).losses.values())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        history.append(loss.item())
+    assert history[-1] < 0.8 * history[0]
 
 
 def test_losses_are_means_over_the_segments_of_a_call(build) -> None:
@@ -475,25 +723,27 @@ def test_attention_is_zero_exactly_where_a_slot_is_invalid(build) -> None:
     state = core.initial_state(2)
     for t in range(40):
         begins = reset[:, t, None]
-        valid = torch.cat([state.compressed_valid, state.memory_valid, state.segment_valid], dim=1) & ~begins
+        valid = torch.cat(validity(core, state), dim=1) & ~begins
         valid[:, 3 + 6 + state.phase] = True
         output = core(inputs[:, t : t + 1], reset[:, t : t + 1], state, return_attention=True)
         for weights, of_whole in zip(output.attention, whole):
             assert torch.equal(weights[:, :, 0] > 0, valid[:, None].expand(-1, HEADS, -1))
             assert_same(of_whole[:, :, t], weights[:, :, 0])
         state = output.state
-    assert not torch.cat([state.compressed_valid, state.memory_valid], dim=1).logical_not().any()
+    assert torch.cat(validity(core, state)[:2], dim=1).all()
 
 
-def test_the_drawing_in_the_documentation_is_right(build) -> None:
-    drawing = (Path(__file__).parents[2] / "docs" / "core.md").read_text()
-    rows = re.findall(r"^ +step (\d+) ((?: +[x.|])+)", drawing, flags=re.MULTILINE)
-    assert len(rows) == 8
-    core = build(config_of(4, 4, 2, 2))
-    output = core(normal(1, 24, SIZE), resets(1, 24, (0, 14)), core.initial_state(1), return_attention=True)
-    for step, marks in rows:
-        drawn = [mark == "x" for mark in marks if mark in "x."]
-        assert (output.attention[0][0, 0, int(step)] > 0).tolist() == drawn, step
+def test_attention_by_kind_is_the_mass_on_each_kind(build) -> None:
+    core = build(config_of(4, (6, 1), (3, 4), 2))
+    output = core(normal(2, 30, SIZE), resets(2, 30, (0, 13)), core.initial_state(2), return_attention=True)
+    assert [weights.shape for weights in output.attention] == [(2, HEADS, 30, 13), (2, HEADS, 30, 9)]
+    kinds = core.attention_by_kind(output.attention)
+    assert kinds.shape == (2, 2, HEADS, 30, 3)
+    for of_layer, weights, (n_m, n_cm) in zip(kinds, output.attention, ((6, 3), (1, 4))):
+        for kind, part in enumerate((slice(0, n_cm), slice(n_cm, n_cm + n_m), slice(n_cm + n_m, None))):
+            assert_same(of_layer[..., kind], weights[..., part].sum(dim=-1))
+    assert_same(kinds.sum(dim=-1), torch.ones(2, 2, HEADS, 30).double())
+    assert not kinds[:, 0, :, 13, :2].any()
 
 
 @pytest.mark.parametrize(("queries", "slots"), [(1, 1), (1, 6), (2, 2), (2, 5), (4, 4), (4, 9)])
@@ -549,6 +799,16 @@ def test_runs_in_mixed_precision(build, norm, gate, cached) -> None:
     assert {leaf.dtype for leaf in sum(output.state[:3], ())} == {torch.float32}
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_usage_is_kept_in_full_precision(build, cached) -> None:
+    core = build(config_of(compression="most-used"), torch.float32)
+    state = core.with_cache(core.initial_state(2)) if cached else core.initial_state(2)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        output = core(normal(2, 22, SIZE).float(), resets(2, 22, (0, 9)), state)
+    assert output.features.isfinite().all()
+    assert {leaf.dtype for leaf in output.state.usage} == {torch.float32}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("norm", NORMS)
@@ -589,6 +849,10 @@ def test_a_gpu_gives_the_same(build, norm, position) -> None:
         ({"gate": "lstm"}, "gate: expected one of residual, gru, got 'lstm'"),
         ({"compressed_position": "far"}, "compressed_position: expected one of slot, time, got 'far'"),
         ({"dropout": 1.0}, "dropout: expected 0 <= dropout < 1, got 1.0"),
+        ({"n_m": (1, 2, 3)}, r"memory_size: expected one number or 2 \(num_layers\), got \(1, 2, 3\)"),
+        ({"n_cm": (4, -1)}, r"compressed_size: expected 0 or more, got \(4, -1\)"),
+        ({"c": (2, 0)}, r"compression_rate: expected 1 or more, got \(2, 0\)"),
+        ({"c": (2, 3)}, "compression_rate: expected a divisor of segment_size = 4, got 3"),
     ],
 )
 def test_config_errors_name_the_field(fields, message) -> None:
@@ -603,6 +867,19 @@ def test_a_rate_that_is_not_used_may_be_anything() -> None:
 def test_transformer_xl_has_no_compressed_memory() -> None:
     with pytest.raises(ValueError, match="compressed_size: expected 0 for Transformer-XL, got 4"):
         TransformerXLConfig(compressed_size=4)
+    assert TransformerXLConfig(2, 2, 1, compressed_size=(0, 0)).layer_sizes[1].compressed == 0
+
+
+def test_gated_transformer_xl_is_transformer_xl_with_norms_at_the_input_and_gates(build) -> None:
+    sizes = {"model_size": SIZE, "num_layers": 2, "num_heads": HEADS, "mlp_size": 6, "segment_size": 4}
+    gated = build(GatedTransformerXLConfig(**sizes, memory_size=5))
+    check_against_literal(gated, normal(2, 18, SIZE), resets(2, 18, (1, 6)))
+    inputs, reset = normal(2, 18, SIZE), resets(2, 18, (1, 6))
+    same = build(TransformerXLConfig(**sizes, memory_size=5, norm="pre", gate="gru"))
+    expected = same(inputs, reset, same.initial_state(2)).features
+    assert_same(gated(inputs, reset, gated.initial_state(2)).features, expected, 0)
+    with pytest.raises(ValueError, match="gate: expected gru for gated Transformer-XL, got 'residual'"):
+        GatedTransformerXLConfig(gate="residual")
 
 
 def test_dropout_acts_while_training_only(build) -> None:

@@ -4,6 +4,7 @@ A new core adds its configs to `CONFIGS` and inherits all of this. Comparisons a
 what must not matter at all may matter by 1e-12 at most, which is how far the order of additions reaches.
 """
 
+import dataclasses
 import re
 from typing import Any
 
@@ -17,8 +18,12 @@ from agent.core import (
     CORES,
     CompressiveTransformerConfig,
     Core,
+    GatedTransformerXLConfig,
+    GRUConfig,
     LSTMConfig,
     MemorylessConfig,
+    MinGRUConfig,
+    Sizes,
     TransformerXLConfig,
     concatenate_states,
     detach_state,
@@ -42,7 +47,7 @@ def transformer_xl(**fields: Any) -> TransformerXLConfig:
     return TransformerXLConfig(model_size=SIZE, num_layers=2, num_heads=2, mlp_size=12, **fields)
 
 
-def sizes(n_s: int, n_m: int, n_cm: int = 0, c: int = 1) -> dict[str, int]:
+def sizes(n_s: int, n_m: Sizes, n_cm: Sizes = 0, c: Sizes = 1) -> dict[str, Any]:
     return {"segment_size": n_s, "memory_size": n_m, "compressed_size": n_cm, "compression_rate": c}
 
 
@@ -58,13 +63,40 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "post-time-one-step": compressive(**sizes(1, 3, 2, 1), compressed_position="time"),
         "no-compressed": compressive(**sizes(4, 5)),
         "no-loss": compressive(**sizes(2, 3, 4, 2), compression_loss="none"),
+        "dilated": compressive(**sizes(4, 3, 5, 2), compression="dilated"),
+        "most-used": compressive(**sizes(4, 5, 5, 2), compression="most-used"),
+        "pre-most-used-short-memory": compressive(
+            **sizes(6, 1, 5, 3), norm="pre", compression="most-used", compressed_position="time"
+        ),
+        "autoencoding": compressive(**sizes(4, 4, 4, 4), compression_loss="autoencoding"),
+        "pre-dilated-autoencoding": compressive(
+            **sizes(6, 4, 4, 3), norm="pre", compression="dilated", compression_loss="autoencoding"
+        ),
+        "mean-autoencoding": compressive(**sizes(4, 2, 4, 2), compression="mean", compression_loss="autoencoding"),
+        "bptt": compressive(**sizes(4, 4, 4, 2), compression_loss="bptt"),
+        "pre-gru-dilated-bptt": compressive(
+            **sizes(4, 2, 4, 2), norm="pre", gate="gru", compression="dilated", compression_loss="bptt"
+        ),
+        "max-bptt": compressive(**sizes(4, 3, 3, 2), compression="max", compression_loss="bptt"),
+        "most-used-bptt": compressive(**sizes(4, 0, 4, 2), compression="most-used", compression_loss="bptt"),
+        "by-layer": compressive(**sizes(4, (1, 6), (3, 5), (2, 4)), compressed_position="time"),
+        "pre-memory-in-one-layer": compressive(**sizes(4, (4, 0), (0, 3), (3, 2)), norm="pre", gate="gru"),
+        "by-layer-most-used": compressive(**sizes(4, (5, 2), (3, 0), (2, 1)), compression="most-used"),
+        "by-layer-bptt": compressive(**sizes(6, (2, 7), (4, 2), (2, 3)), compression_loss="bptt"),
     },
     "transformer-xl": {
         "post": transformer_xl(**sizes(4, 8)),
         "pre-gru-short-memory": transformer_xl(**sizes(5, 3), norm="pre", gate="gru"),
         "no-memory": transformer_xl(**sizes(4, 0)),
+        "by-layer": transformer_xl(**sizes(4, (0, 6))),
+    },
+    "gated-transformer-xl": {
+        "default": GatedTransformerXLConfig(SIZE, 2, 2, 12, segment_size=4, memory_size=6),
+        "post": GatedTransformerXLConfig(SIZE, 2, 2, 12, segment_size=3, memory_size=5, norm="post"),
     },
     "lstm": {"one-layer": LSTMConfig(SIZE, 1), "three-layers": LSTMConfig(SIZE, 3)},
+    "gru": {"one-layer": GRUConfig(SIZE, 1), "three-layers": GRUConfig(SIZE, 3)},
+    "mingru": {"one-layer": MinGRUConfig(SIZE, 1, 12), "three-layers": MinGRUConfig(SIZE, 3, 12)},
     "memoryless": {"two-blocks": MemorylessConfig(SIZE, 2, 12)},
 }
 CASES = {f"{core}/{name}": config for core, configs in CONFIGS.items() for name, config in configs.items()}
@@ -287,7 +319,7 @@ def test_a_core_with_memory_remembers(build, config) -> None:
     features, _ = run(core, sequence.inputs, sequence.reset)
     sequence.inputs[:, :3] *= torch.randn(SIZE).double()
     changed, _ = run(core, sequence.inputs, sequence.reset)
-    segment_alone = getattr(config, "segment_size", 4) == 1 and not config.memory_size
+    segment_alone = getattr(config, "segment_size", 4) == 1 and not any(config.by_layer("memory_size"))
     forgets = config in [CASES[name] for name in FORGETFUL] or segment_alone
     assert torch.allclose(changed[:, 3], features[:, 3], atol=1e-9) == forgets
 
@@ -437,9 +469,14 @@ def test_bad_input_is_named(build, config) -> None:
 @every_core_with_phase
 def test_the_state_of_another_size_is_named(build, config) -> None:
     core = build(config)
-    n_s, n_m, n_cm = config.segment_size, config.memory_size, config.compressed_size
-    other = make_core(type(config)(**{**vars(config), "memory_size": n_m + 2})).double()
-    expected = f"state: expected slots (segment, memory, compressed) ({n_s}, {n_m}, {n_cm}) in 2 layers, "
-    refused(core, f"{expected}got ({n_s}, {n_m + 2}, {n_cm}) in 2", state=other.initial_state(2))
-    other = make_core(type(config)(**{**vars(config), "num_layers": 3})).double()
-    refused(core, f"{expected}got ({n_s}, {n_m}, {n_cm}) in 3", state=other.initial_state(2))
+    mine = [layer[:3] for layer in config.layer_sizes]
+    larger = tuple(n_m + 2 for _, n_m, _ in mine)
+    other = make_core(dataclasses.replace(config, memory_size=larger)).double()
+    expected = f"state: expected slots (segment, memory, compressed) by layer {[tuple(layer) for layer in mine]}, got "
+    got = [(n_s, n_m + 2, n_cm) for n_s, n_m, n_cm in mine]
+    refused(core, f"{expected}{got}", state=other.initial_state(2))
+    names = ("memory_size", "compressed_size", "compression_rate")
+    longer = {name: (*config.by_layer(name), config.by_layer(name)[0]) for name in names}
+    other = make_core(dataclasses.replace(config, num_layers=3, **longer)).double()
+    got = [tuple(layer) for layer in (*mine, mine[0])]
+    refused(core, f"{expected}{got}", state=other.initial_state(2))

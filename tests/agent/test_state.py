@@ -7,8 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from agent.core import concatenate_states, detach_state, index_state, leaves, map_state, state_bytes, state_to
-from agent.core.state import State
+from agent.core import (
+    Shared,
+    State,
+    concatenate_states,
+    detach_state,
+    index_state,
+    leaves,
+    map_state,
+    state_bytes,
+    state_to,
+)
 
 
 class Example(NamedTuple):
@@ -59,10 +68,30 @@ def test_detach_cuts_the_graph() -> None:
     assert not detach_state(grown).layers[0].requires_grad
 
 
+def test_shared_parts_belong_to_no_row() -> None:
+    shared = Shared(torch.arange(5.0))
+    state = (torch.arange(6.0).view(3, 2), shared)
+    joined = concatenate_states([state, state])
+    assert joined[0].shape == (6, 2)
+    for result in (joined, index_state(state, [1]), detach_state(state), map_state(torch.clone, state)):
+        assert result[1] is shared
+    (only,) = leaves(state)
+    assert only is state[0]
+    assert state_bytes(state) == 24
+
+
+@pytest.mark.parametrize("cache", [torch.zeros(1), (torch.zeros(1),), Shared(0), 3])
+def test_states_with_and_without_a_cache_do_not_mix(cache) -> None:
+    one, other = example(1), example(1)._replace(cache=cache)
+    for mixed in ([one, other], [other, one], [other, other, one]):
+        with pytest.raises(ValueError, match="states: expected all of them with a cache or none, got both"):
+            concatenate_states(mixed)
+    assert concatenate_states([one, one]).cache is None
+    assert concatenate_states([other, other]).cache is not None
+
+
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"states are at different phases: \[3, 4\]; expected one phase"):
         concatenate_states([example(1), example(1, phase=4)])
-    with pytest.raises(ValueError, match="states: expected all of them with a cache or none, got both"):
-        concatenate_states([example(1), example(1)._replace(cache=(torch.zeros(1),))])
-    with pytest.raises(TypeError, match="a state holds tensors, ints, None and tuples of them; got list"):
+    with pytest.raises(TypeError, match="a state holds tensors, ints, None, Shared and tuples of them; got list"):
         map_state(torch.clone, [torch.zeros(1)])
