@@ -56,14 +56,15 @@ def record_episodes(
                 "value": f"{float(output.value[0, 0]):+.2f}",
                 "score": f"{score:+.0f}",
             }
-            picture = draw(view, lines, _attention(actor, output.attention))
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            if step >= 0:
+                picture = draw(view, lines, _attention(actor, output.attention))
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
             ended = actor.step(action)
             score, step = score + float(actor.moment.reward[0]), step + 1
             for episode in ended:
                 if episode.environment == 0:
                     scores.append(episode.score)
-                    score, step = 0.0, -1  # the step that only resets shows the last view of the old episode
+                    score, step = 0.0, -1  # not shown: the step that only resets, still with the old episode's view
         container.mux(stream.encode(None))
     temporary.replace(path)
     return scores

@@ -26,7 +26,9 @@ def quantity(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as 1:02:03 or 2:03."""
+    """Seconds as 1:02:03 or 2:03, and ? where nobody knows."""
+    if not math.isfinite(seconds):
+        return "?"
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
@@ -84,14 +86,18 @@ class TerminalDisplay:
     def __rich__(self) -> RenderableType:
         if self.progress is None:
             return Text("training  waiting for the first unroll", style="dim", no_wrap=True, overflow="ellipsis")
+        width = self.console.width
         head, fields = self._texts(self.progress)
-        bar = ProgressBar(total=1.0, completed=self._share(), width=max(10, min(24, self.console.width - 40)))
-        while len("  ".join(fields)) > self.console.width:
+        while len("  ".join(fields)) > width:
             fields.pop()
         rest = Text("  ".join(fields))
+        room = width - len(f"training    {head}")
+        one_line = room - 24 >= len(rest) + 2
+        cells: list[RenderableType] = [Text(head, style="bold"), *([rest] if one_line else [])]
+        if room > 3:
+            cells = ["training", ProgressBar(total=1.0, completed=self._share(), width=min(24, room)), *cells]
         rows = Table.grid(padding=(0, 2))
-        one_line = len("training") + (bar.width or 0) + len(head) + rest.cell_len + 6 <= self.console.width
-        rows.add_row(Text("training"), bar, Text(head, style="bold", no_wrap=True), *([rest] if one_line else []))
+        rows.add_row(*cells)
         return rows if one_line else Group(rows, rest)
 
     def _share(self) -> float:
@@ -100,7 +106,8 @@ class TerminalDisplay:
     def _texts(self, progress: Progress) -> tuple[str, list[str]]:
         """How far it is, and the other fields, the most important first."""
         head = f"{quantity(progress.frames)}/{quantity(self.total_frames)} frames"
-        left = max(0, self.total_frames - progress.frames) / max(progress.frames_per_second, 1e-9)
+        rate = progress.frames_per_second
+        left = max(0, self.total_frames - progress.frames) / rate if rate else math.inf
         restarts = f", {progress.pool.restarts} restarted" if progress.pool.restarts else ""
         return f"{head}  left {duration(left)}", [
             f"{quantity(progress.steps)} steps",

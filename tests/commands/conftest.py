@@ -1,0 +1,40 @@
+"""One finished tiny run for all that only read it, and a process as it was after commands ran in it."""
+
+import logging
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.commands.cli import TINY, frames, run
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A finished run of 30 updates in one process, and what it printed."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    result = run("launch", "--local", "--run", folder, "--frames", frames(30), *TINY, "--video-episodes=2")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return folder, result.stdout
+
+
+@pytest.fixture
+def copied(finished: tuple[Path, str], tmp_path: Path) -> Callable[[str], Path]:
+    """Copies the finished run: `copied("name")`."""
+    return lambda name="run": shutil.copytree(finished[0], tmp_path / name)  # type: ignore[misc]
+
+
+@pytest.fixture(autouse=True)
+def _process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("COLUMNS", "200")
+    root, threads = logging.getLogger(), torch.get_num_threads()
+    handlers, level = root.handlers[:], root.level
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        yield
+    root.handlers, root.level = handlers, level
+    torch.set_num_threads(threads)

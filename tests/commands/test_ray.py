@@ -1,0 +1,90 @@
+"""`compressive launch` on a real Ray cluster of this machine, whose processes are killed."""
+
+import os
+import signal
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from learner.metrics import read_metrics
+from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, last_row, saved_steps, start, wait_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def marked(mark: str, title: str = "") -> list[int]:
+    """Processes that were started, however indirectly, with a mark in their environment, and are called so."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"MARK={mark}" in (entry / "environ").read_text() and title in (entry / "cmdline").read_text():
+                found.append(int(entry.name))
+        except OSError:
+            continue  # not ours, or gone meanwhile
+    return found
+
+
+def test_a_run_survives_its_actors_and_itself(tmp_path: Path) -> None:
+    """An actor is killed, then Ctrl-C; resumed, and the program is killed; resumed again, and it finishes."""
+    folder, home = tmp_path / "run", tmp_path / "home"
+    home.mkdir()  # Ray keeps its token there
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "RAY_AUTH_MODE"}
+    options = [*TINY, "--checkpoint-seconds=1", "--log-every=5"]
+    marks = [uuid.uuid4().hex for _ in range(3)]
+
+    def begin(number: int, *arguments: object) -> tuple:
+        screen = (tmp_path / f"screen{number}").open("w+")
+        process = start(
+            "launch",
+            *arguments,
+            output=screen,
+            start_new_session=True,
+            env={**environment, "HOME": str(home), "MARK": marks[number]},
+        )
+        return process, screen
+
+    def said(screen) -> str:
+        screen.seek(0)
+        return screen.read()
+
+    process, screen = begin(0, "--run", folder, "--frames", 10**9, *options)
+    wait_until(lambda: last_row(folder).get("actors/alive") == 2, process)
+    victims = marked(marks[0], "ray::RemoteActor")
+    assert len(victims) == 2
+    os.kill(victims[0], signal.SIGKILL)
+    wait_until(lambda: last_row(folder)["actors/restarts"] == 1, process)
+    wait_until(lambda: last_row(folder)["actors/alive"] == 2, process)
+    reached = last_row(folder)["step"]
+    wait_until(lambda: last_row(folder)["step"] > reached + 300, process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 128 + signal.SIGINT
+    assert f"go on with: compressive launch --resume {folder}\n" in said(screen)
+    assert "died and is replaced" in said(screen)
+    for chatter in ("INFO", "uthentication", "raylet", "Traceback"):
+        assert chatter not in said(screen)
+    stopped = saved_steps(folder)[-1]
+    assert stopped > reached + 300
+
+    process, screen = begin(1, "--resume", folder)
+    wait_until(lambda: saved_steps(folder)[-1] > stopped + 300, process)
+    assert last_row(folder)["step"] > stopped
+    process.kill()
+    process.wait()
+    killed = saved_steps(folder)[-1]
+
+    process, screen = begin(2, "--resume", folder, "--frames", 4 * (killed + 500))
+    assert process.wait(PATIENCE) == 0, said(screen)
+    assert f"resumed from {folder}/checkpoints/{killed:012d}" in said(screen)
+    assert "finished" in said(screen)
+    assert saved_steps(folder)[-1] >= killed + 500
+    steps = [row["step"] for row in read_metrics(folder)]
+    assert steps == sorted(set(steps))
+    assert any(stopped < step <= killed for step in steps)
+
+    # Ray's own watchmen notice within half a minute that a program was killed.
+    deadline = time.monotonic() + PATIENCE
+    while left := [pid for mark in marks for pid in marked(mark)]:
+        assert time.monotonic() < deadline, f"processes that nobody ended: {left}"
+        time.sleep(0.5)
