@@ -18,7 +18,7 @@ from commands.config import read_config
 from learner.metrics import read_metrics
 
 matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 COLOURS = {"compressive": "C0", "transformer-xl": "C1", "lstm": "C2", "memoryless": "C7"}
 THRESHOLD = 0.85
