@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 5
 """Times that an actor may die in a row without delivering an unroll before the run stops: then it is a bug."""
+STALL_SECONDS = 60.0
+"""Time without any unroll after which to say so."""
 
 
 class RemoteActor:
@@ -58,6 +60,7 @@ class RayPool(Pool):
     Raises:
         RuntimeError: from `get`, when an actor died `MAX_FAILURES` times in a row without delivering anything.
         ray.exceptions.RayTaskError: from `get`, when an actor's code raised: that is a bug and is not retried.
+        ray.exceptions.RayActorError: from `get`, likewise, when making an actor raised.
     """
 
     def __init__(self, make_actor: MakeActor, config: ActorsConfig, resources: dict[str, Any] | None = None) -> None:
@@ -95,16 +98,17 @@ class RayPool(Pool):
         if self.weights is None:
             raise RuntimeError("publish weights before asking for unrolls")
         while True:
-            ready, _ = ray.wait(list(self.pending), num_returns=1)
-            request = ready[0]
+            request = self._oldest_finished()
             index = self.pending.pop(request)
             try:
                 unroll = ray.get(request)
             except RayActorError as error:
+                if error.actor_init_failed:
+                    raise
                 self._replace(index, error)
                 continue
             except ObjectLostError as error:
-                logger.warning("an unroll of actor %d was lost with its node: %s", index, _first_line(error))
+                logger.warning("an unroll of actor %d was lost with its node: %s", index, _reason(error))
                 self._ask(index)
                 continue
             self.failures[index] = 0
@@ -113,15 +117,31 @@ class RayPool(Pool):
             # Arrays from the object store are read-only and pinned as long as they are used: copy and let go.
             return unroll._replace(trajectory=map_state(lambda leaf: torch.from_numpy(leaf.copy()), unroll.trajectory))
 
+    def _oldest_finished(self) -> ray.ObjectRef:
+        """Waits for a request to be finished; of several, that which was made first (`ray.wait` does not say)."""
+        heads: dict[int, ray.ObjectRef] = {}
+        for request, index in self.pending.items():
+            heads.setdefault(index, request)
+        requests = list(heads.values())
+        while not (finished := ray.wait(requests, num_returns=1, timeout=STALL_SECONDS)[0]):
+            logger.warning(
+                "no unroll for %.0f s; %d of %d actors have delivered any. Each needs a free CPU of the cluster.",
+                STALL_SECONDS,
+                sum(self.up),
+                self.config.num_actors,
+            )
+        finished += ray.wait(requests, num_returns=len(requests), timeout=0)[0]
+        return next(request for request in requests if request in finished)
+
     def _replace(self, index: int, error: RayActorError) -> None:
         self.up[index] = False
         self.failures[index] += 1
         if self.failures[index] > MAX_FAILURES:
             raise RuntimeError(
-                f"actor {index} died {self.failures[index]} times in a row without an unroll: {_first_line(error)}"
+                f"actor {index} died {self.failures[index]} times in a row without an unroll: {_reason(error)}"
             ) from error
         self.incarnations[index] += 1
-        logger.warning("actor %d died (%s); starting it anew", index, _first_line(error))
+        logger.warning("actor %d died and is replaced: %s", index, _reason(error))
         ray.kill(self.handles[index])
         self.pending = {request: owner for request, owner in self.pending.items() if owner != index}
         self.handles[index] = self._start(index)
@@ -140,5 +160,7 @@ class RayPool(Pool):
             ray.kill(handle)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+def _reason(error: Exception) -> str:
+    """What Ray knows of a loss, in one line."""
+    general, _, detail = str(error).partition("Worker exit detail: ")
+    return detail.partition(" Some common causes")[0] or general.strip().splitlines()[0]

@@ -86,7 +86,7 @@ def validate(trajectory: Trajectory) -> tuple[int, int]:
         raise ValueError(f"observation: expected torch.uint8 or torch.float32, got {trajectory.observation.dtype}")
     for leaf in leaves(trajectory.core_state):
         if leaf.shape[0] != rows:
-            raise ValueError(f"core_state: expected batch size {rows}, got {list(leaf.shape)}")
+            raise ValueError(f"core_state: expected {[rows, *leaf.shape[1:]]}, got {list(leaf.shape)}")
     for name in ("actor_id", "version"):
         value = getattr(trajectory, name)
         if value.shape != (rows,) or value.dtype != torch.int64:

@@ -5,6 +5,8 @@ import errno
 import logging
 import os
 import shlex
+import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -29,7 +31,7 @@ from learner import checkpoints
 
 FIXED = ("preset", "env", "seed", "agent.", "learner.optimiser")
 """What a resumed run cannot change: its checkpoints depend on it."""
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG)
 """Errors of writing that the user can mend."""
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 
@@ -140,7 +142,8 @@ def launch(arguments: Sequence[str]) -> None:
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
-            raise UserError(f"{run} cannot be written to: {error}; then: {_again(options, run)}") from error
+            go_on = f"; go on from {trainer.saved} with: {_again(options, run)}" if trainer.saved else ""
+            raise UserError(f"{run} cannot be written to: {error}{go_on}") from error
         except KeyboardInterrupt:
             if trainer.saved:
                 console.print(f"interrupted; go on from {trainer.saved} with: {_again(options, run)}", soft_wrap=True)
@@ -259,33 +262,43 @@ def _ray(options: Options, config: RunConfig, console: Console) -> Iterator[None
     """Starts Ray on this machine or joins a cluster; nothing with --local. Ray itself tells of errors only.
 
     Raises:
-        UserError: if there is no cluster at the address.
+        UserError: if Ray does not start, or there is no cluster at the address.
     """
     if options.local:
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")  # the pool says so itself
     import ray
 
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     logging.getLogger("ray").setLevel(logging.ERROR)
-    with console.status("starting Ray" if options.ray_address is None else f"joining {options.ray_address}"):
-        if options.ray_address is None:
-            # "local": whatever cluster the environment names or an earlier one left behind in the temporary folder.
-            # Actors may outnumber the cores: the operating system shares these better than an idle queue does.
-            ray.init(
-                address="local",
-                num_cpus=max(os.cpu_count() or 1, config.actors.num_actors),
-                include_dashboard=False,
-                object_store_memory=512 << 20,
-                **quiet,
-            )
-        else:
-            try:
-                ray.init(address=options.ray_address, **quiet)
-            except (ConnectionError, ValueError) as error:
-                raise UserError(f"ray-address: expected a Ray cluster, got {options.ray_address}: {error}") from error
+    where: dict[str, Any] = {"address": options.ray_address}
+    if options.ray_address is None:
+        # "local": whatever cluster the environment names or an earlier one left behind in the temporary folder.
+        # Actors may outnumber the cores: the operating system shares these better than an idle queue does.
+        cpus = max(os.cpu_count() or 1, config.actors.num_actors)
+        where = {"address": "local", "num_cpus": cpus, "object_store_memory": 512 << 20, "include_dashboard": False}
+    # Ray's processes inherit that hang-ups are ignored: the terminal may close, the last unrolls still arrive.
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with console.status("starting Ray" if options.ray_address is None else f"joining {options.ray_address}"):
+            if options.ray_address:
+                _knock(options.ray_address)
+            ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # Ray raises just this where the machine is too busy, for instance
+        if options.ray_address:
+            raise UserError(f"ray-address: expected a Ray cluster, got {options.ray_address}: {error}") from error
+        raise UserError(f"Ray did not start (--local does without it): {error}") from error
+    finally:
+        signal.signal(signal.SIGHUP, hang_up)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raises an OSError where nobody answers at HOST:PORT; Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()

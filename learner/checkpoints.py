@@ -240,8 +240,11 @@ def write_json(path: Path | str, value: Any) -> None:
     path = Path(path)
     text = json.dumps(value, indent=2)
     temporary = path.with_name(f"{path.name}{_TEMPORARY}")
-    _write_and_flush(temporary, (text + "\n").encode())
-    temporary.replace(path)
+    try:
+        _write_and_flush(temporary, (text + "\n").encode())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     _flush(path.parent)
 
 

@@ -194,11 +194,15 @@ class CompressiveTransformer(Core):
         return self._project(state, Shared(self._positions()))
 
     def _project(self, state: CompressiveState, positions: Shared) -> CompressiveState:
+        def project(layer: Layer, slots: Tensor) -> KeyValue:
+            # Contiguous, or each step's product with them would copy them all.
+            return KeyValue(*(part.contiguous() for part in layer.project(slots)))
+
         memory = tuple(
-            layer.project(torch.cat([compressed, memory], dim=1))
+            project(layer, torch.cat([compressed, memory], dim=1))
             for layer, compressed, memory in zip(self.layers, state.compressed, state.memory)
         )
-        segment = tuple(layer.project(slots) for layer, slots in zip(self.layers, state.segment))
+        segment = tuple(project(layer, slots) for layer, slots in zip(self.layers, state.segment))
         return state._replace(cache=Cache(memory, segment, positions))
 
     def without_cache(self, state: CompressiveState) -> CompressiveState:

@@ -15,7 +15,7 @@ RGB = tuple[int, int, int]
 
 #: The three glow colours of the level: pink, light blue, green.
 LEVEL_COLOURS: tuple[RGB, ...] = ((250, 50, 135), (125, 208, 236), (88, 230, 150))
-#: Three colours as far apart as RGB allows, for images of a few hundred pixels.
+#: Red, yellow and green, for images of a few hundred pixels: far apart in RGB and, but for the last two, in brightness.
 DISTINCT_COLOURS: tuple[RGB, ...] = ((255, 0, 60), (255, 235, 0), (0, 255, 70))
 
 

@@ -257,9 +257,7 @@ def advance_frame(level, state, i, action):
         grounded = state.flying[i] == 0
         if not grounded:
             state.flying[i] -= 1
-        vx, vy = physics.accelerate(
-            state.vx[i], state.vy[i], state.yaw[i], forward, right, level.run_speed, grounded
-        )
+        vx, vy = physics.accelerate(state.vx[i], state.vy[i], state.yaw[i], forward, right, level.run_speed, grounded)
         state.x[i], state.vx[i] = physics.slide_x(level.solids, state.x[i], state.y[i], vx)
         state.y[i], state.vy[i] = physics.slide_y(level.solids, state.x[i], state.y[i], vy)
     reward = touch(level, state, i)

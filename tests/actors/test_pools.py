@@ -177,6 +177,18 @@ def test_a_bug_in_an_actor_is_raised_and_not_retried(cluster: None) -> None:
 
 
 @pytest.mark.ray
+def test_a_bug_in_making_an_actor_is_raised_and_not_retried(cluster: None) -> None:
+    def broken(actor_id: int, incarnation: int) -> Actor:
+        raise ValueError("no such environment")
+
+    with RayPool(broken, ActorsConfig(num_actors=1, envs_per_actor=ENVS), {"num_cpus": 0.5}) as pool:
+        pool.publish(weights(0), 0)
+        with pytest.raises(ray.exceptions.RayActorError, match="no such environment"):
+            pool.get()
+        assert pool.status().restarts == 0
+
+
+@pytest.mark.ray
 @pytest.mark.slow
 def test_an_actor_that_dies_again_and_again_stops_the_run(cluster: None) -> None:
     def suicidal(actor_id: int, incarnation: int) -> Actor:

@@ -105,7 +105,7 @@ FORGETFUL = ("memoryless/two-blocks",)
 
 every_core = pytest.mark.parametrize("config", CASES.values(), ids=CASES)
 every_core_with_phase = pytest.mark.parametrize("config", WITH_PHASE.values(), ids=WITH_PHASE)
-few = settings(max_examples=8, deadline=None, derandomize=True)
+few = settings(max_examples=6, deadline=None, derandomize=True)
 
 
 class Sequence:

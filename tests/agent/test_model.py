@@ -220,7 +220,7 @@ def test_the_last_observation_of_an_episode_is_not_acted_on() -> None:
         ("reset", lambda x: x.float(), "reset: expected torch.bool, got torch.float32"),
         ("policy_logits", lambda x: x[:2], "policy_logits: expected leading axes [3, 4], got [2, 4, 5]"),
         ("policy_logits", lambda x: x[..., 0], "policy_logits: expected [3, 4, A], got [3, 4]"),
-        ("core_state", lambda x: index_state(x, [0]), "core_state: expected batch size 3, got [1, 4, 16]"),
+        ("core_state", lambda x: index_state(x, [0]), "core_state: expected [3, 4, 16], got [1, 4, 16]"),
         ("actor_id", lambda x: x[:, None], "actor_id: expected int64 [3], got torch.int64 [3, 1]"),
         ("version", lambda x: x.int(), "version: expected int64 [3], got torch.int32 [3]"),
     ],

@@ -1,0 +1,27 @@
+"""The README is a tested map: its Python runs, and the files and targets that it names exist."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_python_blocks_run() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+
+
+def test_files_of_the_map_exist() -> None:
+    listing = README[README.index("## Map") : README.index("Imports go one way")]
+    names = re.findall(r"\b([a-z_]+(?:/|\.py|\.md))(?=[\s,)])", listing)
+    assert len(names) > 20
+    for name in names:
+        assert list(ROOT.glob(f"**/{name.rstrip('/')}")), f"README names {name}, which does not exist"
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"make ([a-z]+)", README)) <= targets | {"are"}
