@@ -127,7 +127,7 @@ def literal_attention(layer: Layer, query: Tensor, slots: list[tuple[Tensor, int
             scores.append((q @ k + q @ r + u @ k + v @ r) / math.sqrt(size))
         weights = [score.exp() / sum(other.exp() for other in scores) for score in scores]
         joined.append(sum(weight * (w_v @ slot)[part] for weight, (slot, _) in zip(weights, slots)))
-        mean_weights = [mean + float(weight) / HEADS for mean, weight in zip(mean_weights, weights)]
+        mean_weights = [mean + float(weight.detach()) / HEADS for mean, weight in zip(mean_weights, weights)]
     return attention.output.weight @ torch.cat(joined), mean_weights
 
 
