@@ -16,7 +16,7 @@ from tests.commands.cli import TINY, frames, run
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A finished run of 30 updates in one process, and what it printed."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
-    result = run("launch", "--local", "--run", folder, "--frames", frames(30), *TINY, "--video-episodes=2")
+    result = run("launch", "--local", "--run", folder, "--frames", frames(30), *TINY, "--video-episodes=1")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     return folder, result.stdout

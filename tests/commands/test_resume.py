@@ -13,7 +13,7 @@ from commands import main
 from commands.config import RunConfig
 from commands.training import Progress, StopRequest, Trainer
 from learner.metrics import read_metrics
-from tests.commands.cli import TINY, frames, run, saved_steps, start, state, wait_until
+from tests.commands.cli import TINY, frames, saved_steps, start, state, wait_until
 
 SIZES = {"model_size": 16, "num_layers": 1, "num_heads": 2, "mlp_size": 16, "segment_size": 4, "memory_size": 4}
 CORES: dict[str, CoreConfig] = {
@@ -87,7 +87,9 @@ def test_another_number_of_actors_begins_fresh_episodes(tmp_path: Path) -> None:
     assert after.learner.version == before.learner.version + 3
 
 
-def test_ctrl_c_then_kill_9_then_the_end(finished: tuple[Path, str], tmp_path: Path) -> None:
+def test_ctrl_c_then_kill_9_then_the_end(
+    finished: tuple[Path, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "interrupted"
     end = saved_steps(finished[0])[-1]
     with (tmp_path / "screen").open("w+") as screen:
@@ -106,9 +108,8 @@ def test_ctrl_c_then_kill_9_then_the_end(finished: tuple[Path, str], tmp_path: P
     process.wait()
     assert first < saved_steps(folder)[-1] < end, "killed too late to show anything"
 
-    result = run("launch", "--local", "--resume", folder)
-    assert result.returncode == 0, result.stderr
-    assert f"resumed from {folder}" in result.stdout
+    main(["launch", "--local", "--resume", str(folder), "--video-episodes=0"])
+    assert f"resumed from {folder}" in capfd.readouterr().out
     assert state(folder) == state(finished[0])
     assert [row["step"] for row in read_metrics(folder)] == [row["step"] for row in read_metrics(finished[0])]
     assert (folder / "evaluation.json").read_bytes() == (finished[0] / "evaluation.json").read_bytes()
