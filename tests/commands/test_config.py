@@ -1,5 +1,6 @@
 """Configurations survive their file, and every preset stands with every core."""
 
+import dataclasses
 import json
 
 import pytest
@@ -14,6 +15,13 @@ from commands.presets import PRESETS, make_preset
 def test_there_and_back(preset: str, core: str) -> None:
     config = make_preset(preset, core)
     assert (config.preset, config.core_name) == (preset, core)
+    assert from_plain(json.loads(json.dumps(to_plain(config)))) == config
+
+
+def test_sizes_that_differ_by_layer() -> None:
+    config = make_preset("cpu", "compressive")
+    core = dataclasses.replace(config.agent.core, memory_size=(16, 8), compressed_size=(0, 4))
+    config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, core=core))
     assert from_plain(json.loads(json.dumps(to_plain(config)))) == config
 
 
