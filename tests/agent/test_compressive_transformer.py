@@ -332,7 +332,7 @@ def check_against_literal(core: CompressiveTransformer, inputs: Tensor, reset: T
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_equals_algorithms_1_and_2(build, norm, gate, position, compression) -> None:
     core = build(config_of(norm=norm, gate=gate, compressed_position=position, compression=compression))
-    check_against_literal(core, normal(1, 23, SIZE), resets(1, 23))
+    check_against_literal(core, normal(1, 19, SIZE), resets(1, 19))
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -340,7 +340,7 @@ def test_equals_algorithms_1_and_2(build, norm, gate, position, compression) -> 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_equals_the_literal_with_every_loss(build, norm, loss, compression) -> None:
     core = build(config_of(6, 5, 4, 3, norm=norm, compression_loss=loss, compression=compression))
-    check_against_literal(core, normal(2, 26, SIZE), resets(2, 26, (1, 9)))
+    check_against_literal(core, normal(2, 20, SIZE), resets(2, 20, (1, 9)))
 
 
 @pytest.mark.parametrize(
