@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from agent.core import CompressiveTransformerConfig, CoreConfig, State, make_core
-from agent.vision import Vision
+from agent.vision import Reconstruction, Vision
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,13 @@ class AgentConfig:
     """Features of the vision network."""
     core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
     """The recurrent core."""
+    reconstruction_cost: float = 0.0
+    """Weight of an auxiliary loss: the image must be drawn, 6 x 8 pixels, from the core's features; 0 for none. A mean
+    over steps, whatever the learner's reduction."""
+
+    def __post_init__(self) -> None:
+        if not self.reconstruction_cost >= 0:
+            raise ValueError(f"reconstruction_cost: expected a number of at least 0, got {self.reconstruction_cost}")
 
 
 class AgentOutput(NamedTuple):
@@ -32,7 +39,8 @@ class AgentOutput(NamedTuple):
     policy_logits: [B, T, A].
     value: [B, T], in units of the (clipped, scaled) reward that the learner trains on.
     state: the core's state after the last step.
-    losses, attention: as in `agent.core.CoreOutput`.
+    losses: the core's, as in `agent.core.CoreOutput`, and "reconstruction" if the config asks for it.
+    attention: as in `agent.core.CoreOutput`.
     """
 
     policy_logits: Tensor
@@ -55,6 +63,7 @@ class Agent(nn.Module):
         self.core = make_core(config.core)
         self.policy = nn.Linear(model_size, num_actions)
         self.value = nn.Linear(model_size, 1)
+        self.reconstruction = Reconstruction(model_size, observation_shape[-1]) if config.reconstruction_cost else None
         # Near-uniform first policy and near-zero first values, whatever the core's scale.
         for head in (self.policy, self.value):
             nn.init.normal_(head.weight, std=0.01)
@@ -103,4 +112,7 @@ class Agent(nn.Module):
         reward = last_reward.clamp(-1, 1)[..., None].to(seen.dtype)
         inputs = self.joint(torch.cat([seen, action, reward], dim=-1))
         features, state, losses, attention = self.core(inputs, reset, state, return_attention)
+        if self.reconstruction is not None and torch.is_grad_enabled():
+            reconstruction = self.reconstruction(features.flatten(0, 1), observation.flatten(0, 1))
+            losses = {**losses, "reconstruction": self.config.reconstruction_cost * reconstruction}
         return AgentOutput(self.policy(features), self.value(features).squeeze(-1), state, losses, attention)

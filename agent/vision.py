@@ -1,13 +1,20 @@
-"""Vision torsos: images to features. IMPALA's deep residual network, and a small one for small images.
+"""Vision torsos: images to features. IMPALA's deep residual network, and a small one for small images; and the way back.
 
 A torso maps uint8 images [N, height, width, channels] to features [N, size], ReLU applied. Images are scaled to [-2, 2]
-here and nowhere else (docs/decisions.md says why). A new torso is one class and one line in `TORSOS`.
+here and nowhere else (docs/decisions.md says why). A new torso is one function and one line in `TORSOS`.
 """
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def scale(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """uint8 images [N, height, width, channels] to [N, channels, height, width] in [-2, 2]."""
+    # NHWC memory is what channels_last means: the permuted view needs no copy.
+    return images.to(dtype).sub_(127.5).mul_(1 / 63.75).permute(0, 3, 1, 2)
 
 
 class ResidualBlock(nn.Module):
@@ -71,6 +78,22 @@ class Vision(nn.Module):
                 f"observation: expected uint8 [N, {', '.join(map(str, self.image_shape))}], "
                 f"got {images.dtype} {list(images.shape)}"
             )
-        # NHWC memory is what channels_last means: the permuted view needs no copy.
-        scaled = images.to(self.linear.weight.dtype).sub_(127.5).mul_(1 / 63.75).permute(0, 3, 1, 2)
-        return torch.relu(self.linear(self.convolutions(scaled).flatten(1)))
+        return torch.relu(self.linear(self.convolutions(scale(images, self.linear.weight.dtype)).flatten(1)))
+
+
+class Reconstruction(nn.Module):
+    """Draws the image from what the core made of it, as a small picture: an auxiliary loss for vision and core.
+
+    Reward alone says little about what is worth seeing. MERLIN (Wayne et al. 2018) and RMA (Hung et al. 2019) train
+    their memory agents with the reconstruction of observations too; here the decoder is one linear layer.
+    """
+
+    def __init__(self, model_size: int, channels: int, height: int = 6, width: int = 8) -> None:
+        super().__init__()
+        self.size = (height, width)
+        self.decoder = nn.Linear(model_size, channels * height * width)
+
+    def forward(self, features: Tensor, images: Tensor) -> Tensor:
+        """The mean squared error of the pictures, a scalar; features [N, D], images uint8 [N, H, W, channels]."""
+        pictures = F.adaptive_avg_pool2d(scale(images, features.dtype), self.size).flatten(1)
+        return F.mse_loss(self.decoder(features), pictures)

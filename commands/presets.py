@@ -21,7 +21,7 @@ from learner.learner import LearnerConfig
 
 
 def cpu(core: str = "compressive") -> RunConfig:
-    """The reduced level on two CPU cores in about 20 minutes; `make train` runs it.
+    """The reduced level on two CPU cores in about ten minutes; `make train` runs it.
 
     Transformer-XL gets the compressed slots as memory: the same attention cost.
     """
@@ -47,8 +47,8 @@ def cpu(core: str = "compressive") -> RunConfig:
     return RunConfig(
         preset="cpu",
         env="rooms:small",
-        frames=8_000_000,
-        agent=AgentConfig(torso="small", torso_size=256, core=cores[core]),
+        frames=6_000_000,
+        agent=AgentConfig(torso="small", torso_size=256, core=cores[core], reconstruction_cost=1.0),
         learner=LearnerConfig(
             learning_rate=1e-3,
             discount=0.92,

@@ -97,9 +97,8 @@ class Learner:
     """Trains an agent on trajectories with V-trace.
 
     The loss is policy gradient + baseline_cost * baseline - entropy_cost * entropy + the sum of the agent's own
-    losses. The last need no weight: no parameter receives gradient from both them and the rest. For the same reason the
-    gradient of `agent.compression_parameters()` is clipped apart from that of all other parameters: neither changes the
-    other.
+    losses, weighted by the agent. The compression parameters receive gradient from their own loss alone and no other
+    parameter receives any from it; for the same reason their gradient is clipped apart from that of all others.
 
     Attributes:
         agent: the module that is trained, moved to the device. Its interface is `agent(observation, last_action,
