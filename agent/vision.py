@@ -1,4 +1,4 @@
-"""Vision torsos: images to features. IMPALA's deep residual network, and a small one for small images; and the way back.
+"""Vision torsos: images to features (IMPALA's deep residual network, and a small one for small images), and back.
 
 A torso maps uint8 images [N, height, width, channels] to features [N, size], ReLU applied. Images are scaled to [-2, 2]
 here and nowhere else (docs/decisions.md says why). A new torso is one function and one line in `TORSOS`.

@@ -1,4 +1,4 @@
-"""V-trace against the sum of the paper, hand calculation, its identities and what episodes' ends ask of it."""
+"""V-trace against the sum of the paper, hand calculation, rlax, its identities and what episodes' ends ask of it."""
 
 import itertools
 import math
@@ -119,6 +119,32 @@ def test_by_hand_with_other_thresholds():
     torch.testing.assert_close(returns.vs, torch.tensor([[3.203125, 2.8125, 2.5]], dtype=torch.float64))
     torch.testing.assert_close(returns.pg_advantages, torch.tensor([[2.8125, 0.625, -1.5]], dtype=torch.float64))
     assert returns.clipped_fraction.item() == 0.0  # nothing exceeds 2
+
+
+# rlax.vtrace_td_error_and_advantage (rlax 0.1.9, jax 0.10.2, float64), whose c-bar is 1: errors + values, pg_advantage.
+# With lambda below 1 rlax mixes values into the advantages, so only its targets are the paper's.
+RLAX = {
+    "log_rhos": torch.tensor([[0.4, 1.7, 0.9, 2.5, 1.1]], dtype=torch.float64).log(),
+    "discounts": torch.tensor([[0.9, 0.9, 0.0, 0.9, 0.9]], dtype=torch.float64),
+    "rewards": torch.tensor([[1.0, 0.0, -2.0, 0.5, 3.0]], dtype=torch.float64),
+    "values": torch.tensor([[0.3, -0.8, 1.2, 0.5, -0.1]], dtype=torch.float64),
+    "bootstrap_value": torch.tensor([0.7], dtype=torch.float64),
+    "acted": torch.ones(1, 5, dtype=torch.bool),
+}
+GOLDEN = [
+    ((1.0, 1.0, 1.0), [0.03568, -1.512, -1.68, 3.767, 3.63], [-0.26432, -0.712, -2.88, 3.267, 3.73]),
+    ((2.0, 1.5, 1.0), [0.50944, -0.196, -1.68, 4.0127, 4.003], [0.20944, -1.068, -2.88, 5.40405, 4.103]),
+    ((1.0, 1.0, 0.7), [0.3085312, -0.7344, -1.68, 2.7599, 3.63], None),
+]
+
+
+@pytest.mark.parametrize(("options", "vs", "advantages"), GOLDEN)
+def test_equals_rlax(options, vs, advantages):
+    rho_bar, pg_bar, lambda_ = options
+    returns = vtrace(**RLAX, clip_rho_threshold=rho_bar, clip_pg_rho_threshold=pg_bar, lambda_=lambda_)
+    assert returns.vs[0].tolist() == pytest.approx(vs, rel=1e-12)
+    if advantages is not None:
+        assert returns.pg_advantages[0].tolist() == pytest.approx(advantages, rel=1e-12)
 
 
 @pytest.mark.parametrize("acting", [1.0, 0.7])
