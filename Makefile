@@ -29,7 +29,7 @@ $(READY): pyproject.toml
 	@$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@
 
-train: venv  ## train the Compressive Transformer agent on two CPU cores, about 20 minutes
+train: venv  ## train the Compressive Transformer agent on two CPU cores, under 10 minutes
 	$(BIN)/compressive launch --preset cpu $(ARGS)
 
 test: venv  ## run all tests, under 10 minutes on two cores

@@ -18,10 +18,11 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
 
   launch     train an agent, on this machine or on a Ray cluster, then evaluate and film it
   evaluate   play episodes with a trained agent and report its scores
+  status     show what a run is doing: progress, actors, policy lag, last checkpoint
 
 `compressive COMMAND --help` explains a command's options. To begin:
 
-  compressive launch                 train on two CPU cores, about 20 minutes
+  compressive launch                 train on two CPU cores, under 10 minutes
   compressive evaluate runs/NAME     the agent of that run once more
 """
 
@@ -30,8 +31,9 @@ def _commands() -> dict[str, Callable[[Sequence[str]], None]]:
     # Imported late: `compressive --help` answers at once.
     from commands.evaluate import evaluate
     from commands.launch import launch
+    from commands.status import status
 
-    return {"launch": launch, "evaluate": evaluate}
+    return {"launch": launch, "evaluate": evaluate, "status": status}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

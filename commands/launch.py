@@ -51,7 +51,7 @@ class Options(RunConfig):
 
     Every number has an option. The defaults below are those of the preset and the core that are named beside --help.
 
-      compressive launch                                    a small level on two CPU cores, about 20 minutes
+      compressive launch                                    a small level on two CPU cores, under 10 minutes
       compressive launch --core lstm --seed 1               the same with another memory
       compressive launch --resume runs/NAME                 go on where a run stopped
       compressive launch --preset paper                     section 5.7 of the paper, on DeepMind Lab

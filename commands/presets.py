@@ -21,7 +21,7 @@ from learner.learner import LearnerConfig
 
 
 def cpu(core: str = "compressive") -> RunConfig:
-    """The reduced level on two CPU cores in about ten minutes; `make train` runs it.
+    """The reduced level on two CPU cores in under ten minutes; `make train` runs it.
 
     Transformer-XL gets the compressed slots as memory: the same attention cost.
     """

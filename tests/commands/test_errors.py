@@ -20,7 +20,7 @@ Copied = Callable[..., Path]
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["fly"], ["launch, evaluate", "'fly'"]),
+        (["fly"], ["launch, evaluate, status", "'fly'"]),
         (["launch", "--preset", "gpu"], ["preset", "cpu, paper", "'gpu'"]),
         (["launch", "--preset"], ["--preset"]),
         (["launch", "--core", "rnn"], ["core", ", ".join(CORES), "'rnn'"]),
@@ -57,6 +57,8 @@ Copied = Callable[..., Path]
         (["launch", "--resume", "BARE", "--local"], ["BARE", "no checkpoint"]),
         (["launch", "--run", "FULL"], ["FULL", "not empty", "--resume FULL"]),
         (["launch", "--run", "FULL/thesis.txt"], ["FULL/thesis.txt", "Not a directory"]),
+        (["status"], ["DIR"]),
+        (["status", "EMPTY"], ["EMPTY", "config.json"]),
         (["evaluate"], ["DIR"]),
         (["evaluate", "EMPTY"], ["EMPTY", "config.json"]),
         (["evaluate", "MISSING"], ["MISSING", "config.json"]),
