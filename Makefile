@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-TORCH := $(shell grep -o 'torch==[0-9.]*' pyproject.toml)
+TORCH := $(shell sed -n 's/.*"\(torch==[0-9.]*\)".*/\1/p' pyproject.toml)
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 
