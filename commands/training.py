@@ -36,6 +36,9 @@ from learner.metrics import MetricsWriter
 
 logger = logging.getLogger(__name__)
 
+SAME_SECONDS = 1.0
+"""Time within which signals to stop are taken for one."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -78,7 +81,8 @@ class StopRequest:
 def stop_on_signals() -> Iterator[StopRequest]:
     """Turns the first Ctrl-C, SIGTERM or hang-up of the terminal into a request to stop cleanly.
 
-    The second acts as usual. What is ignored, as hang-ups are under nohup, stays so.
+    One that comes later acts as usual; within `SAME_SECONDS` it is the same wish: `timeout` and batch systems tell the
+    process and then its whole group. What is ignored, as hang-ups are under nohup, stays so.
     """
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -87,10 +91,19 @@ def stop_on_signals() -> Iterator[StopRequest]:
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     previous = {number: handler for number, handler in previous.items() if handler != signal.SIG_IGN}
 
+    asked = math.inf
+
     def request(number: int, frame: Any) -> None:
-        stop.signal = number
-        for each, handler in previous.items():
-            signal.signal(each, handler)
+        nonlocal asked
+        now = time.monotonic()
+        if stop.requested and now - asked < SAME_SECONDS:
+            return
+        if stop.requested:
+            for each, handler in previous.items():
+                signal.signal(each, handler)
+            signal.raise_signal(number)
+            return
+        stop.signal, asked = number, now
         if number == signal.SIGHUP:
             _leave_terminal()
         logger.warning("stopping after this update, with a checkpoint; once more to stop at once")
