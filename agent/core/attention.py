@@ -1,7 +1,7 @@
 """Multi-head attention with Transformer-XL's relative positions, over keys that are given in parts.
 
-The parts exist because memory does not change during a segment: when acting, its keys and values are projected once a
-segment and come ready-made (DESIGN 3.2, 9). Which slots exist and who may see them is the business of the core.
+The parts exist because memory does not change during a segment: its keys and values come ready-made, so that a step
+projects only itself (DESIGN 3.2, 9). Which slots exist and who may see them is the business of the core.
 
 Axes: B batch, T queries, S key slots, H heads, K features a head, D features.
 """
@@ -18,6 +18,15 @@ class KeyValue(NamedTuple):
 
     keys: Tensor
     values: Tensor
+
+    def slots(self, begin: int, end: int) -> "KeyValue":
+        """Those of slots `begin` to `end`."""
+        return KeyValue(self.keys[:, :, begin:end], self.values[:, :, begin:end])
+
+    @staticmethod
+    def join(*parts: "KeyValue") -> "KeyValue":
+        """Those of the slots of all parts, in their order."""
+        return KeyValue(*(torch.cat(tensors, dim=2) for tensors in zip(*parts)))
 
 
 def sinusoids(distances: Tensor, size: int) -> Tensor:
@@ -106,11 +115,12 @@ class RelativeAttention(nn.Module):
             scores = scores.gather(-1, index.expand(*scores.shape[:2], -1, -1))
             bias = torch.cat([scores, bias[..., index.shape[1] :]], dim=-1)
         bias = bias.transpose(0, 1)
-        if len(parts) == 1 and not return_weights:
+        if queries.shape[1] > 1 and not return_weights:
             bias = (bias * self.scale).masked_fill(~visible, float("-inf"))
-            attended = F.scaled_dot_product_attention(content_query, *parts[0], attn_mask=bias)
+            attended = F.scaled_dot_product_attention(content_query, *KeyValue.join(*parts), attn_mask=bias)
             weights = None
         else:
+            # For one step, joining the parts would cost more than attending to them.
             content = torch.cat([content_query @ part.keys.transpose(-1, -2) for part in parts], dim=-1)
             scores = ((content + bias) * self.scale).masked_fill(~visible, float("-inf"))
             weights = scores.softmax(dim=-1)
