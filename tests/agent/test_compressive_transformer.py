@@ -746,6 +746,23 @@ def test_attention_by_kind_is_the_mass_on_each_kind(build) -> None:
     assert not kinds[:, 0, :, 13, :2].any()
 
 
+def test_attention_by_kind_of_a_core_that_attends_to_all_slots_alike(build) -> None:
+    core = build(config_of(2, 2, 1, 2))
+    for layer in core.layers:  # no query: every score is 0
+        for parameter in (layer.attention.query.weight, layer.attention.content_bias, layer.attention.position_bias):
+            torch.nn.init.zeros_(parameter)
+    output = core(normal(1, 12, SIZE), resets(1, 12, (0, 7)), core.initial_state(1), return_attention=True)
+    kinds = core.attention_by_kind(output.attention)
+    slots = [(0, 0, 1), (0, 0, 2), (0, 2, 1), (0, 2, 2), (1, 2, 1), (1, 2, 2), (1, 2, 1)]  # the reset comes at step 7
+    slots += [(0, 0, 1), (0, 1, 1), (0, 1, 2), (1, 2, 1), (1, 2, 2)]  # its segment began a step before it
+    expected = torch.tensor(slots).double() / torch.tensor(slots).sum(dim=1, keepdim=True)
+    assert_same(kinds, expected.expand(2, 1, HEADS, 12, 3))
+    for t in range(12):
+        newest = core.slot_ages(0, t % 2)[:, 1]
+        seen = (newest >= 0) & (newest <= (t if t < 7 else t - 7))
+        assert tuple(part.sum() for part in seen.split([1, 2, 2])) == slots[t]
+
+
 @pytest.mark.parametrize(("queries", "slots"), [(1, 1), (1, 6), (2, 2), (2, 5), (4, 4), (4, 9)])
 def test_relative_shift_aligns_distances_with_keys(queries, slots) -> None:
     scores = normal(2, 3, queries, slots)
@@ -778,8 +795,12 @@ def test_a_cache_means_that_only_new_steps_are_projected(build) -> None:
         for t in range(8):
             projected.clear()
             state = core(inputs[:, t : t + 1], reset[:, t : t + 1], state).state
-            # A full segment enters memory: all is projected again, empty segment included.
-            assert projected == ([1] if t % 4 != 3 else [1, 8, 4])
+            # When a full segment enters memory, only the newly compressed slots are new.
+            assert projected == ([1] if t % 4 != 3 else [1, 2])
+        projected.clear()
+        core(inputs, reset, core.without_cache(state))
+        # All that came in, and each segment with what was compressed before it; what the last one leaves is not needed.
+        assert projected == [8, 0, 4, 2, 4, 2, 4]
 
 
 # Precision.
