@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from agent.core.flex import attend
+
 
 class KeyValue(NamedTuple):
     """Projected keys and values, each [B, H, S, K]."""
@@ -55,10 +57,11 @@ class RelativeAttention(nn.Module):
     Source: Dai et al. 2019 (Transformer-XL), section 3.3; used unchanged by the Compressive Transformer.
     """
 
-    def __init__(self, model_size: int, num_heads: int) -> None:
+    def __init__(self, model_size: int, num_heads: int, use_flex: bool = False) -> None:
         super().__init__()
         if model_size % num_heads:
             raise ValueError(f"model_size: expected a multiple of num_heads = {num_heads}, got {model_size}")
+        self.use_flex = use_flex
         self.num_heads = num_heads
         self.head_size = model_size // num_heads
         self.scale = self.head_size**-0.5
@@ -108,14 +111,20 @@ class RelativeAttention(nn.Module):
         content_query = query + self.content_bias
         # Heads first: the positions are the same for all rows, and so is then one matrix product a head.
         position_query = (query + self.position_bias).transpose(0, 1)
-        bias = relative_shift(_by_head(position_query, positions))
+        near = _by_head(position_query, positions)
         if far is not None:
-            table, index = far
-            scores = _by_head(position_query, table)
+            far = _by_head(position_query, far[0]), far[1]
+        in_parallel = queries.shape[1] > 1 and not return_weights
+        if in_parallel and self.use_flex:
+            attended = attend(content_query, *KeyValue.join(*parts), near, far, visible, self.scale)
+            return self.output(attended.transpose(1, 2).flatten(2)), None
+        bias = relative_shift(near)
+        if far is not None:
+            scores, index = far
             scores = scores.gather(-1, index.expand(*scores.shape[:2], -1, -1))
             bias = torch.cat([scores, bias[..., index.shape[1] :]], dim=-1)
         bias = bias.transpose(0, 1)
-        if queries.shape[1] > 1 and not return_weights:
+        if in_parallel:
             bias = (bias * self.scale).masked_fill(~visible, float("-inf"))
             attended = F.scaled_dot_product_attention(content_query, *KeyValue.join(*parts), attn_mask=bias)
             weights = None

@@ -61,6 +61,8 @@ class CompressiveTransformerConfig:
     """A compressed slot counts as one position or as the c steps that it summarises."""
     dropout: float = 0.0
     """Dropout on the output of each sub-layer while training."""
+    attention: Literal["sdpa", "flex"] = "sdpa"
+    """How a segment attends: scaled_dot_product_attention, or FlexAttention (inside torch.compile, on a GPU)."""
 
     def __post_init__(self) -> None:
         check_positive(self, "model_size", "num_layers", "num_heads", "mlp_size", "segment_size")
@@ -83,9 +85,12 @@ class CompressiveTransformerConfig:
             ("norm", ("pre", "post")),
             ("gate", ("residual", "gru")),
             ("compressed_position", ("slot", "time")),
+            ("attention", ("sdpa", "flex")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        if self.attention == "flex" and self.compression == "most-used":
+            raise ValueError("attention: expected sdpa with most-used compression, which needs the weights, got 'flex'")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout: expected 0 <= dropout < 1, got {self.dropout}")
 

@@ -71,7 +71,7 @@ class Layer(nn.Module):
         # GTrXL: with the norm at the input, a ReLU on each branch keeps two linear maps from following each other.
         self.rectify = config.gate == "gru"
         self.dropout = config.dropout
-        self.attention = RelativeAttention(size, config.num_heads)
+        self.attention = RelativeAttention(size, config.num_heads, config.attention == "flex")
         self.attention_norm = nn.LayerNorm(size)
         self.attention_gate = GRUGate(size) if config.gate == "gru" else Residual()
         self.mlp = nn.Sequential(nn.Linear(size, config.mlp_size), nn.ReLU(), nn.Linear(config.mlp_size, size))

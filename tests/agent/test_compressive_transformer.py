@@ -803,6 +803,44 @@ def test_a_cache_means_that_only_new_steps_are_projected(build) -> None:
         assert projected == [8, 0, 4, 2, 4, 2, 4]
 
 
+SHAPES = pytest.mark.parametrize(
+    ("n_s", "n_m", "n_cm", "c", "position"), [(4, 6, 3, 2, "slot"), (6, 2, 4, 3, "time"), (4, 5, 0, 1, "slot")]
+)
+
+
+@SHAPES
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_gives_the_same(build, n_s, n_m, n_cm, c, position) -> None:
+    config = config_of(n_s, n_m, n_cm, c, compressed_position=position)
+    core, flex = build(config), build(dataclasses.replace(config, attention="flex"))
+    inputs, reset = normal(2, 30, SIZE), resets(2, 30, (0, 13), (1, 22))
+    with torch.no_grad():
+        expected, actual = (model(inputs, reset, model.initial_state(2)) for model in (core, flex))
+    assert_same(actual.features, expected.features)
+    assert_same(actual.state.compressed[-1], expected.state.compressed[-1])
+    flex.float()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = flex(inputs.float(), reset, flex.initial_state(2))
+    assert_same(mixed.features.double(), expected.features, 0.2)
+
+
+@SHAPES
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_flex_attention_learns_the_same_when_compiled(build, n_s, n_m, n_cm, c, position) -> None:
+    config = config_of(n_s, n_m, n_cm, c, compressed_position=position, model_size=32)  # kernels want 16 or more a head
+    inputs, reset = normal(2, 30, 32).float().cuda(), resets(2, 30, (0, 13), (1, 22)).cuda()
+    results = []
+    for attention in ("sdpa", "flex"):
+        core = build(dataclasses.replace(config, attention=attention), torch.float32).cuda()
+        model = torch.compile(core, fullgraph=True) if attention == "flex" else core
+        output = model(inputs, reset, core.initial_state(2))
+        output.features.square().mean().backward()
+        grads = [p.grad.flatten() for p in core.parameters() if p.grad is not None]
+        results.append(torch.cat([output.features.detach().flatten(), *grads]))
+    assert_same(*results, 1e-3)
+
+
 # Precision.
 
 
@@ -869,6 +907,8 @@ def test_a_gpu_gives_the_same(build, norm, position) -> None:
         ({"norm": "rms"}, "norm: expected one of pre, post, got 'rms'"),
         ({"gate": "lstm"}, "gate: expected one of residual, gru, got 'lstm'"),
         ({"compressed_position": "far"}, "compressed_position: expected one of slot, time, got 'far'"),
+        ({"attention": "flash"}, "attention: expected one of sdpa, flex, got 'flash'"),
+        ({"attention": "flex", "compression": "most-used"}, "attention: expected sdpa with most-used .*, got 'flex'"),
         ({"dropout": 1.0}, "dropout: expected 0 <= dropout < 1, got 1.0"),
         ({"n_m": (1, 2, 3)}, r"memory_size: expected one number or 2 \(num_layers\), got \(1, 2, 3\)"),
         ({"n_cm": (4, -1)}, r"compressed_size: expected 0 or more, got \(4, -1\)"),
