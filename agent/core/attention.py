@@ -1,7 +1,7 @@
 """Multi-head attention with Transformer-XL's relative positions, over keys that are given in parts.
 
-The parts exist because memory does not change during a segment: when acting, its keys and values are projected once a
-segment and come ready-made (DESIGN 3.2, 9). Which slots exist and who may see them is the business of the core.
+The parts exist because memory does not change during a segment: its keys and values come ready-made, so that a step
+projects only itself (DESIGN 3.2, 9). Which slots exist and who may see them is the business of the core.
 
 Axes: B batch, T queries, S key slots, H heads, K features a head, D features.
 """
@@ -12,12 +12,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from agent.core.flex import attend
+
 
 class KeyValue(NamedTuple):
     """Projected keys and values, each [B, H, S, K]."""
 
     keys: Tensor
     values: Tensor
+
+    def slots(self, begin: int, end: int) -> "KeyValue":
+        """Those of slots `begin` to `end`."""
+        return KeyValue(self.keys[:, :, begin:end], self.values[:, :, begin:end])
+
+    @staticmethod
+    def join(*parts: "KeyValue") -> "KeyValue":
+        """Those of the slots of all parts, in their order."""
+        return KeyValue(*(torch.cat(tensors, dim=2) for tensors in zip(*parts)))
 
 
 def sinusoids(distances: Tensor, size: int) -> Tensor:
@@ -46,10 +57,11 @@ class RelativeAttention(nn.Module):
     Source: Dai et al. 2019 (Transformer-XL), section 3.3; used unchanged by the Compressive Transformer.
     """
 
-    def __init__(self, model_size: int, num_heads: int) -> None:
+    def __init__(self, model_size: int, num_heads: int, use_flex: bool = False) -> None:
         super().__init__()
         if model_size % num_heads:
             raise ValueError(f"model_size: expected a multiple of num_heads = {num_heads}, got {model_size}")
+        self.use_flex = use_flex
         self.num_heads = num_heads
         self.head_size = model_size // num_heads
         self.scale = self.head_size**-0.5
@@ -99,18 +111,25 @@ class RelativeAttention(nn.Module):
         content_query = query + self.content_bias
         # Heads first: the positions are the same for all rows, and so is then one matrix product a head.
         position_query = (query + self.position_bias).transpose(0, 1)
-        bias = relative_shift(_by_head(position_query, positions))
+        near = _by_head(position_query, positions)
         if far is not None:
-            table, index = far
-            scores = _by_head(position_query, table)
+            far = _by_head(position_query, far[0]), far[1]
+        in_parallel = queries.shape[1] > 1 and not return_weights
+        if in_parallel and self.use_flex:
+            attended = attend(content_query, *KeyValue.join(*parts), near, far, visible, self.scale)
+            return self.output(attended.transpose(1, 2).flatten(2)), None
+        bias = relative_shift(near)
+        if far is not None:
+            scores, index = far
             scores = scores.gather(-1, index.expand(*scores.shape[:2], -1, -1))
             bias = torch.cat([scores, bias[..., index.shape[1] :]], dim=-1)
         bias = bias.transpose(0, 1)
-        if len(parts) == 1 and not return_weights:
+        if in_parallel:
             bias = (bias * self.scale).masked_fill(~visible, float("-inf"))
-            attended = F.scaled_dot_product_attention(content_query, *parts[0], attn_mask=bias)
+            attended = F.scaled_dot_product_attention(content_query, *KeyValue.join(*parts), attn_mask=bias)
             weights = None
         else:
+            # For one step, joining the parts would cost more than attending to them.
             content = torch.cat([content_query @ part.keys.transpose(-1, -2) for part in parts], dim=-1)
             scores = ((content + bias) * self.scale).masked_fill(~visible, float("-inf"))
             weights = scores.softmax(dim=-1)

@@ -157,7 +157,8 @@ class MinGRU(Core):
             h = linear_recurrence((1 - update) * ~reset[:, :, None], update * candidate, before)
             stream = stream + h
             stream = stream + block(stream)
-            hidden.append(h[:, -1])
+            # Contiguous: a view would keep all steps in memory.
+            hidden.append(h[:, -1].contiguous())
         return CoreOutput(self.final_norm(stream), GRUState(tuple(hidden)), {})
 
 

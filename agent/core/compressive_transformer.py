@@ -61,6 +61,8 @@ class CompressiveTransformerConfig:
     """A compressed slot counts as one position or as the c steps that it summarises."""
     dropout: float = 0.0
     """Dropout on the output of each sub-layer while training."""
+    attention: Literal["sdpa", "flex"] = "sdpa"
+    """How a segment attends: scaled_dot_product_attention, or FlexAttention (inside torch.compile, on a GPU)."""
 
     def __post_init__(self) -> None:
         check_positive(self, "model_size", "num_layers", "num_heads", "mlp_size", "segment_size")
@@ -83,9 +85,12 @@ class CompressiveTransformerConfig:
             ("norm", ("pre", "post")),
             ("gate", ("residual", "gru")),
             ("compressed_position", ("slot", "time")),
+            ("attention", ("sdpa", "flex")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        if self.attention == "flex" and self.compression == "most-used":
+            raise ValueError("attention: expected sdpa with most-used compression, which needs the weights, got 'flex'")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout: expected 0 <= dropout < 1, got {self.dropout}")
 
@@ -191,19 +196,14 @@ class CompressiveTransformer(Core):
         For acting, evaluation and sampling: the cache is right as long as the weights stay as they are, and states that
         come out of a call with a cache carry one.
         """
-        return self._project(state, Shared(self._positions()))
-
-    def _project(self, state: CompressiveState, positions: Shared) -> CompressiveState:
-        def project(layer: Layer, slots: Tensor) -> KeyValue:
+        memories, segments = [], []
+        for index, layer in enumerate(self.layers):
+            old = layer.project(torch.cat([state.compressed[index], state.memory[index]], dim=1))
             # Contiguous, or each step's product with them would copy them all.
-            return KeyValue(*(part.contiguous() for part in layer.project(slots)))
-
-        memory = tuple(
-            project(layer, torch.cat([compressed, memory], dim=1))
-            for layer, compressed, memory in zip(self.layers, state.compressed, state.memory)
-        )
-        segment = tuple(project(layer, slots) for layer, slots in zip(self.layers, state.segment))
-        return state._replace(cache=Cache(memory, segment, positions))
+            memories.append(KeyValue(*(part.contiguous() for part in old)))
+            new = layer.project(state.segment[index][:, : state.phase])
+            segments.append(KeyValue(*(F.pad(part, (0, 0, 0, layer.sizes.segment - state.phase)) for part in new)))
+        return state._replace(cache=Cache(tuple(memories), tuple(segments), Shared(self._positions())))
 
     def without_cache(self, state: CompressiveState) -> CompressiveState:
         """Drops the cache."""
@@ -282,19 +282,21 @@ class CompressiveTransformer(Core):
         """See `agent.core.contract.Core`; losses are `compression/layer_<i>`, means over the segments of the call."""
         check_call(inputs, reset, state, self.config.model_size)
         self._check_sizes(state)
-        positions = self._positions() if state.cache is None else state.cache.positions.value
+        cached = state.cache is not None
+        if not cached:
+            state = self.with_cache(state)
         features, attention, start = [], [], 0
         losses: dict[str, list[Tensor]] = {}
         while start < inputs.shape[1]:
             stop = min(start + self.config.segment_size - state.phase, inputs.shape[1])
-            stream, state, weights = self._advance(
-                inputs[:, start:stop], reset[:, start:stop], state, positions, return_attention
-            )
+            stream, state, weights = self._advance(inputs[:, start:stop], reset[:, start:stop], state, return_attention)
             features.append(stream)
             attention.append(weights)
+            start = stop
+            if start == inputs.shape[1] and not cached:
+                state = self.without_cache(state)
             if state.phase == self.config.segment_size:
                 state = self._turn(state, losses)
-            start = stop
         joined = tuple(torch.cat(layer, dim=2) for layer in zip(*attention)) if return_attention else None
         means = {name: torch.stack(values).mean() for name, values in losses.items()}
         return CoreOutput(self.final_norm(torch.cat(features, dim=1)), state, means, joined)
@@ -317,14 +319,10 @@ class CompressiveTransformer(Core):
         )
 
     def _advance(
-        self,
-        stream: Tensor,
-        reset: Tensor,
-        state: CompressiveState,
-        positions: tuple[tuple[Tensor, Tensor | None], ...],
-        return_attention: bool,
+        self, stream: Tensor, reset: Tensor, state: CompressiveState, return_attention: bool
     ) -> tuple[Tensor, CompressiveState, list[Tensor]]:
-        """Runs the layers over steps that lie within the segment in progress."""
+        """Runs the layers over steps that lie within the segment in progress; the state has a cache."""
+        assert state.cache is not None
         begin, end = state.phase, state.phase + stream.shape[1]
         resets = reset.long().cumsum(dim=1)
         unbroken = resets == 0
@@ -336,21 +334,17 @@ class CompressiveTransformer(Core):
             if layer.sizes not in masks:
                 old = (state.age[:, None] >= layer.old_ages(begin))[:, None, :] & unbroken[:, :, None]
                 masks[layer.sizes] = torch.cat([old, own], dim=2)[:, None]
-            past = state.segment[index]
-            joined = torch.cat([past[:, :begin], stream], dim=1)
+            past, earlier = state.segment[index], state.cache.segment[index]
+            segments.append(torch.cat([past[:, :begin], stream, past[:, end:]], dim=1))
             queries = layer.normalised(stream)
-            if state.cache is None:
-                parts = [layer.project(torch.cat([state.compressed[index], state.memory[index], joined], dim=1))]
-            else:
-                new, earlier = layer.attention.project(queries), state.cache.segment[index]
-                segment = KeyValue(*(torch.cat([a[:, :, :begin], b], dim=2) for a, b in zip(earlier, new)))
-                parts = [state.cache.memory[index], segment]
-                cached.append(KeyValue(*(torch.cat([a, b[:, :, end:]], dim=2) for a, b in zip(segment, earlier))))
-            near, far = positions[index]
+            new = layer.attention.project(queries)
+            segment = KeyValue.join(earlier.slots(0, begin), new, earlier.slots(end, layer.sizes.segment))
+            cached.append(segment)
+            near, far = state.cache.positions.value[index]
             slots = layer.sizes.slots - layer.sizes.segment + end
             attended, weights = layer.attention(
                 queries,
-                parts,
+                [state.cache.memory[index], segment.slots(0, end)],
                 near[..., -slots:],
                 masks[layer.sizes],
                 None if far is None else (far, layer.far_index(begin, end)),
@@ -362,14 +356,13 @@ class CompressiveTransformer(Core):
             if state.usage:
                 received = weights.detach().mean(dim=1).sum(dim=1)[:, layer.sizes.compressed :]
                 usage.append(state.usage[index] + received)
-            segments.append(torch.cat([joined, past[:, end:]], dim=1))
             stream = layer(stream, attended)
         state = state._replace(
             segment=tuple(segments),
             age=own[:, -1].sum(dim=1) + state.age * unbroken[:, -1],
             phase=end,
             usage=tuple(usage),
-            cache=None if state.cache is None else state.cache._replace(segment=tuple(cached)),
+            cache=state.cache._replace(segment=tuple(cached)),
         )
         return stream, state, attention
 
@@ -384,7 +377,8 @@ class CompressiveTransformer(Core):
             ages = torch.arange(sizes.memory + sizes.segment, 0, -1, device=segment.device)
             valid = (state.age[:, None] >= ages)[:, : sizes.segment]
             evicted, memory = torch.cat([state.memory[index], segment], dim=1).split([sizes.segment, sizes.memory], 1)
-            memories.append(memory)
+            # Contiguous: a view would keep what was dropped in memory, and compiled code would see another layout.
+            memories.append(memory.contiguous())
             kept = state.compressed[index]
             if state.usage:
                 mean_usage = (state.usage[index] / ages)[:, : sizes.segment]
@@ -398,20 +392,32 @@ class CompressiveTransformer(Core):
             if isinstance(layer.compression, MostUsed):
                 chosen = layer.compression.select(mean_usage, valid)
                 new = layer.compression.gather(evicted, chosen)
-                sources[index] = torch.cat([state.source[index], chosen], dim=1)[:, -sizes.compressed :]
+                sources[index] = torch.cat([state.source[index], chosen], dim=1)[:, -sizes.compressed :].contiguous()
             else:
                 new = layer.compression(evicted)
             if learns:
                 loss = layer.compression_loss(config.compression_loss, segment, evicted, new, valid)
                 losses.setdefault(f"compression/layer_{index}", []).append(loss)
             kept = torch.cat([kept, new if through_time else new.detach()], dim=1)
-            compressed.append(kept[:, -sizes.compressed :])
-        turned = state._replace(
+            compressed.append(kept[:, -sizes.compressed :].contiguous())
+        return state._replace(
             segment=tuple(torch.zeros_like(segment) for segment in state.segment),
             memory=tuple(memories),
             compressed=tuple(compressed),
             phase=0,
             usage=tuple(usages),
             source=tuple(sources),
+            cache=None if state.cache is None else self._turn_cache(state.cache, compressed),
         )
-        return turned if state.cache is None else self._project(turned, state.cache.positions)
+
+    def _turn_cache(self, cache: Cache, compressed: list[Tensor]) -> Cache:
+        """The same for keys and values: only the newly compressed slots have to be projected."""
+        memories = []
+        for layer, old, segment, slots in zip(self.layers, cache.memory, cache.segment, compressed):
+            n_s, n_m, n_cm, c = layer.sizes
+            added = min(n_s // c, n_cm)
+            new = layer.project(slots[:, n_cm - added :])
+            recent = KeyValue.join(old.slots(n_cm, n_cm + n_m), segment).slots(n_s, n_s + n_m)
+            memories.append(KeyValue.join(old.slots(added, n_cm), new, recent))
+        empty = tuple(KeyValue(*(torch.zeros_like(part) for part in segment)) for segment in cache.segment)
+        return cache._replace(memory=tuple(memories), segment=empty)

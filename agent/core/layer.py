@@ -71,7 +71,7 @@ class Layer(nn.Module):
         # GTrXL: with the norm at the input, a ReLU on each branch keeps two linear maps from following each other.
         self.rectify = config.gate == "gru"
         self.dropout = config.dropout
-        self.attention = RelativeAttention(size, config.num_heads)
+        self.attention = RelativeAttention(size, config.num_heads, config.attention == "flex")
         self.attention_norm = nn.LayerNorm(size)
         self.attention_gate = GRUGate(size) if config.gate == "gru" else Residual()
         self.mlp = nn.Sequential(nn.Linear(size, config.mlp_size), nn.ReLU(), nn.Linear(config.mlp_size, size))
@@ -153,7 +153,7 @@ class Layer(nn.Module):
         if kind == "autoencoding":
             assert self.decoder is not None
             decoded = self.decoder(compressed).unflatten(-1, (self.sizes.rate, -1)).flatten(1, 2)
-            error = (decoded - evicted.detach()).square().mean(dim=2)
+            error = F.mse_loss(decoded, evicted.detach(), reduction="none").mean(dim=2)
             return (error * valid).sum() / valid.sum().clamp(min=1)
         queries, evicted = queries.detach(), evicted.detach()
         if self.pre_norm:
@@ -165,6 +165,7 @@ class Layer(nn.Module):
             )
         with torch.no_grad():
             target = self.attention.reconstruct(queries, evicted)
-        error = (self.attention.reconstruct(queries, compressed) - target).square().mean(dim=(1, 2))
+        # A function that autocast computes in float32, unlike a difference.
+        error = F.mse_loss(self.attention.reconstruct(queries, compressed), target, reduction="none").mean(dim=(1, 2))
         present = valid.any(dim=1)
         return (error * present).sum() / present.sum().clamp(min=1)

@@ -746,6 +746,23 @@ def test_attention_by_kind_is_the_mass_on_each_kind(build) -> None:
     assert not kinds[:, 0, :, 13, :2].any()
 
 
+def test_attention_by_kind_of_a_core_that_attends_to_all_slots_alike(build) -> None:
+    core = build(config_of(2, 2, 1, 2))
+    for layer in core.layers:  # no query: every score is 0
+        for parameter in (layer.attention.query.weight, layer.attention.content_bias, layer.attention.position_bias):
+            torch.nn.init.zeros_(parameter)
+    output = core(normal(1, 12, SIZE), resets(1, 12, (0, 7)), core.initial_state(1), return_attention=True)
+    kinds = core.attention_by_kind(output.attention)
+    slots = [(0, 0, 1), (0, 0, 2), (0, 2, 1), (0, 2, 2), (1, 2, 1), (1, 2, 2), (1, 2, 1)]  # the reset comes at step 7
+    slots += [(0, 0, 1), (0, 1, 1), (0, 1, 2), (1, 2, 1), (1, 2, 2)]  # its segment began a step before it
+    expected = torch.tensor(slots).double() / torch.tensor(slots).sum(dim=1, keepdim=True)
+    assert_same(kinds, expected.expand(2, 1, HEADS, 12, 3))
+    for t in range(12):
+        newest = core.slot_ages(0, t % 2)[:, 1]
+        seen = (newest >= 0) & (newest <= (t if t < 7 else t - 7))
+        assert tuple(part.sum() for part in seen.split([1, 2, 2])) == slots[t]
+
+
 @pytest.mark.parametrize(("queries", "slots"), [(1, 1), (1, 6), (2, 2), (2, 5), (4, 4), (4, 9)])
 def test_relative_shift_aligns_distances_with_keys(queries, slots) -> None:
     scores = normal(2, 3, queries, slots)
@@ -778,8 +795,50 @@ def test_a_cache_means_that_only_new_steps_are_projected(build) -> None:
         for t in range(8):
             projected.clear()
             state = core(inputs[:, t : t + 1], reset[:, t : t + 1], state).state
-            # A full segment enters memory: all is projected again, empty segment included.
-            assert projected == ([1] if t % 4 != 3 else [1, 8, 4])
+            # When a full segment enters memory, only the newly compressed slots are new.
+            assert projected == ([1] if t % 4 != 3 else [1, 2])
+        projected.clear()
+        core(inputs, reset, core.without_cache(state))
+        # All that came in, and each segment with what was compressed before it; what the last one leaves is not needed.
+        assert projected == [8, 0, 4, 2, 4, 2, 4]
+
+
+SHAPES = pytest.mark.parametrize(
+    ("n_s", "n_m", "n_cm", "c", "position"), [(4, 6, 3, 2, "slot"), (6, 2, 4, 3, "time"), (4, 5, 0, 1, "slot")]
+)
+
+
+@SHAPES
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_gives_the_same(build, n_s, n_m, n_cm, c, position) -> None:
+    config = config_of(n_s, n_m, n_cm, c, compressed_position=position)
+    core, flex = build(config), build(dataclasses.replace(config, attention="flex"))
+    inputs, reset = normal(2, 30, SIZE), resets(2, 30, (0, 13), (1, 22))
+    with torch.no_grad():
+        expected, actual = (model(inputs, reset, model.initial_state(2)) for model in (core, flex))
+    assert_same(actual.features, expected.features)
+    assert_same(actual.state.compressed[-1], expected.state.compressed[-1])
+    flex.float()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = flex(inputs.float(), reset, flex.initial_state(2))
+    assert_same(mixed.features.double(), expected.features, 0.2)
+
+
+@SHAPES
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_flex_attention_learns_the_same_when_compiled(build, n_s, n_m, n_cm, c, position) -> None:
+    config = config_of(n_s, n_m, n_cm, c, compressed_position=position, model_size=32)  # kernels want 16 or more a head
+    inputs, reset = normal(2, 30, 32).float().cuda(), resets(2, 30, (0, 13), (1, 22)).cuda()
+    results = []
+    for attention in ("sdpa", "flex"):
+        core = build(dataclasses.replace(config, attention=attention), torch.float32).cuda()
+        model = torch.compile(core, fullgraph=True) if attention == "flex" else core
+        output = model(inputs, reset, core.initial_state(2))
+        output.features.square().mean().backward()
+        grads = [p.grad.flatten() for p in core.parameters() if p.grad is not None]
+        results.append(torch.cat([output.features.detach().flatten(), *grads]))
+    assert_same(*results, 1e-3)
 
 
 # Precision.
@@ -848,6 +907,8 @@ def test_a_gpu_gives_the_same(build, norm, position) -> None:
         ({"norm": "rms"}, "norm: expected one of pre, post, got 'rms'"),
         ({"gate": "lstm"}, "gate: expected one of residual, gru, got 'lstm'"),
         ({"compressed_position": "far"}, "compressed_position: expected one of slot, time, got 'far'"),
+        ({"attention": "flash"}, "attention: expected one of sdpa, flex, got 'flash'"),
+        ({"attention": "flex", "compression": "most-used"}, "attention: expected sdpa with most-used .*, got 'flex'"),
         ({"dropout": 1.0}, "dropout: expected 0 <= dropout < 1, got 1.0"),
         ({"n_m": (1, 2, 3)}, r"memory_size: expected one number or 2 \(num_layers\), got \(1, 2, 3\)"),
         ({"n_cm": (4, -1)}, r"compressed_size: expected 0 or more, got \(4, -1\)"),

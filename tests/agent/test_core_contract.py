@@ -375,6 +375,50 @@ def test_there_are_no_losses_without_gradients(build, config) -> None:
         assert core(sequence.inputs, sequence.reset, core.initial_state(1)).losses == {}
 
 
+# Speed: what a compiler or a GPU asks for.
+
+
+@every_core
+def test_shapes_alone_decide_what_is_done(build, config) -> None:
+    """On the meta device tensors have no values: to read one, or to branch on it, is an error."""
+    core = build(config).to("meta").train()
+    state = core.initial_state(2)
+    shapes = [leaf.shape for leaf in leaves(state)]
+    for steps in (1, 9):
+        inputs = torch.empty(2, steps, SIZE, dtype=torch.float64, device="meta")
+        output = core(inputs, torch.empty(2, steps, dtype=torch.bool, device="meta"), detach_state(state))
+        (output.features.sum() + sum(output.losses.values())).backward()
+        state = output.state
+        assert [leaf.shape for leaf in leaves(state)] == shapes
+    with torch.no_grad():
+        core(inputs[:, :1], torch.empty(2, 1, dtype=torch.bool, device="meta"), core.with_cache(state))
+
+
+@every_core
+def test_mixed_precision_is_near_full_precision(build, config) -> None:
+    core = build(config, torch.float32).train()
+    sequence = Sequence(2, 24, {(0, 9), (1, 20)})
+    inputs, state = sequence.inputs.float(), core.initial_state(2)
+
+    def run(mixed: bool) -> tuple[Tensor, Any, Tensor]:
+        core.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
+            first = core(inputs[:, :13], sequence.reset[:, :13], state)
+            second = core(inputs[:, 13:], sequence.reset[:, 13:], first.state)
+        losses = torch.stack([*second.losses.values(), torch.zeros(())])
+        assert losses.dtype == torch.float32
+        (second.features.float().square().mean() + losses.sum()).backward()
+        grads = [parameter.grad.flatten() for parameter in core.parameters() if parameter.grad is not None]
+        return second.features.float(), second.state, torch.cat([losses.detach(), *grads])
+
+    features, after, learning = run(mixed=True)
+    assert [leaf.dtype for leaf in leaves(after)] == [leaf.dtype for leaf in leaves(state)]
+    expected_features, _, expected_learning = run(mixed=False)
+    # bfloat16 has 8 bits.
+    assert (features - expected_features).norm() < 0.05 * expected_features.norm()
+    assert (learning - expected_learning).norm() < 0.2 * expected_learning.norm()
+
+
 # States.
 
 

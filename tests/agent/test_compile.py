@@ -1,0 +1,104 @@
+"""`torch.compile` of every core: one graph without breaks, the same numbers as eager, and a bounded number of graphs.
+
+The default backend here traces forward and backward as the real one does and runs the traced graphs without compiling
+them, which takes minutes on a CPU; the slow test compiles.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from agent.core import (
+    CompressiveTransformerConfig,
+    GRUConfig,
+    LSTMConfig,
+    MemorylessConfig,
+    MinGRUConfig,
+    detach_state,
+    map_state,
+)
+
+SIZE, SEGMENT = 8, 4
+
+
+def compressive(**fields: Any) -> CompressiveTransformerConfig:
+    sizes = {"segment_size": SEGMENT, "memory_size": 4, "compressed_size": 3, "compression_rate": 2}
+    return CompressiveTransformerConfig(model_size=SIZE, num_layers=1, num_heads=2, mlp_size=8, **{**sizes, **fields})
+
+
+CONFIGS: dict[str, Any] = {
+    "post": compressive(),
+    "pre-gru-time-most-used": compressive(
+        norm="pre", gate="gru", compressed_position="time", compression="most-used", memory_size=6
+    ),
+    "pre-dilated-autoencoding": compressive(norm="pre", compression="dilated", compression_loss="autoencoding"),
+    "bptt": compressive(compression_loss="bptt"),
+    "transformer-xl": compressive(compressed_size=0),
+    "lstm": LSTMConfig(SIZE, 1),
+    "gru": GRUConfig(SIZE, 1),
+    "mingru": MinGRUConfig(SIZE, 1, 8),
+    "memoryless": MemorylessConfig(SIZE, 1, 8),
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def check_learning(core: Any, backend: str, segments: int) -> int:
+    """Learns from consecutive calls, compiled and not, compares, and returns how many graphs that took."""
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(core, fullgraph=True, backend=counter)
+    generator = torch.Generator().manual_seed(0)
+    steps = segments * SEGMENT
+    states = [core.initial_state(2)] * 2
+    for _ in range(4):
+        inputs = torch.randn(2, steps, SIZE, generator=generator, dtype=torch.float64)
+        reset = torch.rand(2, steps, generator=generator) < 0.2
+        results = []
+        for which, function in enumerate((compiled, core)):
+            core.zero_grad()
+            output = function(inputs, reset, detach_state(states[which]))
+            (output.features.square().mean() + sum(output.losses.values())).backward()
+            grads = {name: p.grad for name, p in core.named_parameters() if p.grad is not None}
+            results.append((output.features, output.losses, grads))
+            states[which] = output.state
+        torch.testing.assert_close(*results, rtol=0, atol=1e-10)
+        map_state(lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=1e-10), *states)
+    return counter.frame_count
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_learning_is_one_graph(build, config) -> None:
+    assert check_learning(build(config).train(), "aot_eager", segments=2) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_learning_is_the_same_when_really_compiled(build) -> None:
+    assert check_learning(build(compressive()).train(), "inductor", segments=1) == 1
+
+
+@pytest.mark.parametrize(("cached", "graphs"), [(True, 3), (False, 4)])
+def test_acting_is_a_few_graphs(build, cached, graphs) -> None:
+    """One for a segment's first step, without a cache one for its second, one for its last, and one for all others."""
+    core = build(compressive(segment_size=6))
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(core, fullgraph=True, backend=counter)
+    inputs, reset = torch.randn(2, 14, SIZE).double(), torch.rand(2, 14) < 0.1
+    with torch.no_grad():
+        state = core.with_cache(core.initial_state(2)) if cached else core.initial_state(2)
+        expected = core(inputs, reset, state)
+        features = []
+        for step in range(14):
+            output = compiled(inputs[:, step : step + 1], reset[:, step : step + 1], state)
+            features.append(output.features)
+            state = output.state
+    torch.testing.assert_close(torch.cat(features, dim=1), expected.features, rtol=0, atol=1e-10)
+    map_state(lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=1e-10), state, expected.state)
+    assert counter.frame_count == graphs
