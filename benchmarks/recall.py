@@ -219,7 +219,9 @@ def draw(path: Path, results: dict[str, list[dict[int, float]]]) -> None:
     axes.axhline(100 * CHANCE, color="0.6", linewidth=0.8)
     axes.annotate("chance", (delays[0], 100 * CHANCE), ha="left", va="top", fontsize=8, color="0.4")
     axes.set(xlabel="delay (steps); dotted: reach n_m + c n_cm", ylabel="recall (%)", ylim=(0, 103))
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.legend(
+        title="32 slots each", title_fontsize=8, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1)
+    )
     axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
