@@ -283,9 +283,5 @@ def main(options: Options) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
-        options = tyro.cli(Options)
-    except ValueError as error:
-        sys.exit(f"recall: {error}")
-    json.dump(main(options), sys.stdout, indent=2)
+    json.dump(main(tyro.cli(Options)), sys.stdout, indent=2)
     print()
