@@ -75,9 +75,14 @@ class RelativeAttention(nn.Module):
     def _heads(self, flat: Tensor) -> Tensor:
         return flat.unflatten(-1, (self.num_heads, self.head_size)).transpose(1, 2)
 
-    def project(self, slots: Tensor) -> KeyValue:
-        """Projects slots [B, S, D] to keys and values."""
-        keys, values = self.key_value(slots).chunk(2, dim=-1)
+    def project(self, slots: Tensor, norm: nn.LayerNorm | None = None) -> KeyValue:
+        """Projects slots [B, S, D], after a norm if there is one, to keys and values."""
+        weight, bias = self.key_value.weight, None
+        if norm is not None:
+            # Its affine map is done on the weights: memory needs no gradient, so none has to be carried to the norm.
+            slots = F.layer_norm(slots, norm.normalized_shape, eps=norm.eps)
+            weight, bias = weight * norm.weight, weight @ norm.bias
+        keys, values = F.linear(slots, weight, bias).chunk(2, dim=-1)
         return KeyValue(self._heads(keys), self._heads(values))
 
     def project_positions(self, encoding: Tensor) -> Tensor:
@@ -99,7 +104,7 @@ class RelativeAttention(nn.Module):
             queries: [B, T, D].
             parts: keys and values whose slots, joined, are S slots in temporal order; the last T are the queries' own.
             positions: [H, K, S], projected encodings of the distances S - 1, ..., 0.
-            visible: [B, 1, T, S] bool, which slots a query may see; at least one each.
+            visible: [B, 1, T, S], 0 where a query may see a slot, -infinity where not; at least one each.
             far: where the first N slots have distances of their own: projected encodings [H, K, M] and, for every
                 query and slot, which of them is its distance, [T, N] int64.
             return_weights: also return the attention weights [B, H, T, S].
@@ -123,30 +128,29 @@ class RelativeAttention(nn.Module):
             scores, index = far
             scores = scores.gather(-1, index.expand(*scores.shape[:2], -1, -1))
             bias = torch.cat([scores, bias[..., index.shape[1] :]], dim=-1)
-        bias = bias.transpose(0, 1)
-        if in_parallel:
-            bias = (bias * self.scale).masked_fill(~visible, float("-inf"))
-            attended = F.scaled_dot_product_attention(content_query, *KeyValue.join(*parts), attn_mask=bias)
-            weights = None
-        else:
-            # For one step, joining the parts would cost more than attending to them.
-            content = torch.cat([content_query @ part.keys.transpose(-1, -2) for part in parts], dim=-1)
-            scores = ((content + bias) * self.scale).masked_fill(~visible, float("-inf"))
-            weights = scores.softmax(dim=-1)
-            shares = weights.split([part.values.shape[2] for part in parts], dim=-1)
-            attended = shares[0] @ parts[0].values
-            for share, part in zip(shares[1:], parts[1:]):
-                attended = attended + share @ part.values
+        bias = torch.add(visible, bias.transpose(0, 1), alpha=self.scale)
+        if queries.shape[1] > 1:  # for one step, joining the parts would cost more than attending to them
+            parts = [KeyValue.join(*parts)]
+        if in_parallel and query.is_cuda:
+            attended = F.scaled_dot_product_attention(content_query, *parts[0], attn_mask=bias)
+            return self.output(attended.transpose(1, 2).flatten(2)), None
+        # On a CPU torch does the same in more steps, for it also provides for queries that see nothing.
+        content = [content_query @ part.keys.transpose(-1, -2) for part in parts]
+        scores = torch.add(bias, content[0] if len(parts) == 1 else torch.cat(content, dim=-1), alpha=self.scale)
+        weights = scores.softmax(dim=-1)
+        shares = weights.split([part.values.shape[2] for part in parts], dim=-1)
+        attended = shares[0] @ parts[0].values
+        for share, part in zip(shares[1:], parts[1:]):
+            attended = attended + share @ part.values
         return self.output(attended.transpose(1, 2).flatten(2)), weights
 
-    def reconstruct(self, queries: Tensor, slots: Tensor) -> Tensor:
-        """Content-based attention of `queries` [B, T, D] over `slots` [B, S, D] with constant weights (Algorithm 2).
+    def reconstruct(self, query: Tensor, slots: Tensor) -> Tensor:
+        """Content-based attention of projected queries [B, T, D] over slots [B, S, D] (Algorithm 2).
 
         No mask, no relative positions, no output projection; the weights receive no gradient, the slots do.
         """
-        query = self._heads(F.linear(queries, self.query.weight.detach()))
         keys, values = F.linear(slots, self.key_value.weight.detach()).chunk(2, dim=-1)
-        attended = F.scaled_dot_product_attention(query, self._heads(keys), self._heads(values))
+        attended = F.scaled_dot_product_attention(self._heads(query), self._heads(keys), self._heads(values))
         return attended.transpose(1, 2).flatten(2)
 
 

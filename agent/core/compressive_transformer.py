@@ -110,12 +110,24 @@ class CompressiveTransformerConfig:
         return tuple(LayerSizes(self.segment_size, *sizes) for sizes in zip(*(self.by_layer(name) for name in names)))
 
 
+NOT_OURS = -1
+"""`Cache.written` where the tensors of the segment are somebody else's and must be copied before they are changed."""
+
+
 class Cache(NamedTuple):
-    """What stays as it is until the segment is full, or (positions) as long as the weights do; an entry a layer."""
+    """What stays as it is until the segment is full, or (positions) as long as the weights do; an entry a layer.
+
+    memory: of [compressed | memory].
+    segment: of the segment, of which the first `phase` steps are filled.
+    positions: projected encodings of distances.
+    written: how many steps of the segment's tensors are filled, by this state or one that came of it. The newest state
+        may write its next step into them without a copy: the others end before it, so what is theirs does not change.
+    """
 
     memory: tuple[KeyValue, ...]
     segment: tuple[KeyValue, ...]
     positions: Shared
+    written: Shared
 
 
 class CompressiveState(NamedTuple):
@@ -194,7 +206,8 @@ class CompressiveTransformer(Core):
         """Projects the state's keys and values once, so that calls that follow do not project them again.
 
         For acting, evaluation and sampling: the cache is right as long as the weights stay as they are, and states that
-        come out of a call with a cache carry one.
+        come out of a call with a cache carry one. What lies beyond the phase in their segment is not theirs: it may
+        hold steps of states that came of them.
         """
         memories, segments = [], []
         for index, layer in enumerate(self.layers):
@@ -203,11 +216,16 @@ class CompressiveTransformer(Core):
             memories.append(KeyValue(*(part.contiguous() for part in old)))
             new = layer.project(state.segment[index][:, : state.phase])
             segments.append(KeyValue(*(F.pad(part, (0, 0, 0, layer.sizes.segment - state.phase)) for part in new)))
-        return state._replace(cache=Cache(tuple(memories), tuple(segments), Shared(self._positions())))
+        cache = Cache(tuple(memories), tuple(segments), Shared(self._positions()), Shared([NOT_OURS]))
+        return state._replace(cache=cache)
 
     def without_cache(self, state: CompressiveState) -> CompressiveState:
-        """Drops the cache."""
-        return state._replace(cache=None)
+        """Drops the cache, and from the segment what is not this state's."""
+        if state.cache is None:
+            return state
+        phase, size = state.phase, self.config.segment_size
+        own = tuple(F.pad(segment[:, :phase], (0, 0, 0, size - phase)) for segment in state.segment)
+        return state._replace(segment=own, cache=None)
 
     def resized(
         self, memory_size: Sizes | None = None, compressed_size: Sizes | None = None
@@ -294,7 +312,7 @@ class CompressiveTransformer(Core):
             attention.append(weights)
             start = stop
             if start == inputs.shape[1] and not cached:
-                state = self.without_cache(state)
+                state = state._replace(cache=None)
             if state.phase == self.config.segment_size:
                 state = self._turn(state, losses)
         joined = tuple(torch.cat(layer, dim=2) for layer in zip(*attention)) if return_attention else None
@@ -328,17 +346,23 @@ class CompressiveTransformer(Core):
         unbroken = resets == 0
         own = resets[:, :, None] == resets[:, None, :]
         own = own & torch.ones_like(own[0]).tril()
+        written = state.cache.written
+        # Learning needs its tensors unchanged, and compiled code knows of no other line of states.
+        may_write = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        in_place = may_write and written.value[0] == begin
         masks: dict[LayerSizes, Tensor] = {}
         segments, attention, cached, usage = [], [], [], []
         for index, layer in enumerate(self.layers):
             if layer.sizes not in masks:
                 old = (state.age[:, None] >= layer.old_ages(begin))[:, None, :] & unbroken[:, :, None]
-                masks[layer.sizes] = torch.cat([old, own], dim=2)[:, None]
+                # Added to scores: unlike a choice between them, a sum costs nothing backward.
+                seen = torch.cat([old, own], dim=2)[:, None]
+                masks[layer.sizes] = torch.zeros_like(seen, dtype=stream.dtype).masked_fill(~seen, -torch.inf)
             past, earlier = state.segment[index], state.cache.segment[index]
-            segments.append(torch.cat([past[:, :begin], stream, past[:, end:]], dim=1))
+            segments.append(_written(past, stream, begin, in_place))
             queries = layer.normalised(stream)
             new = layer.attention.project(queries)
-            segment = KeyValue.join(earlier.slots(0, begin), new, earlier.slots(end, layer.sizes.segment))
+            segment = KeyValue(*(_written(old, part, begin, in_place) for old, part in zip(earlier, new)))
             cached.append(segment)
             near, far = state.cache.positions.value[index]
             slots = layer.sizes.slots - layer.sizes.segment + end
@@ -350,19 +374,24 @@ class CompressiveTransformer(Core):
                 None if far is None else (far, layer.far_index(begin, end)),
                 return_attention or bool(state.usage),
             )
-            if weights is not None:
+            if return_attention or state.usage:
+                assert weights is not None
                 weights = F.pad(weights, (0, layer.sizes.segment - end))
                 attention.append(weights)
             if state.usage:
                 received = weights.detach().mean(dim=1).sum(dim=1)[:, layer.sizes.compressed :]
                 usage.append(state.usage[index] + received)
             stream = layer(stream, attended)
+        if in_place:
+            written.value[0] = end
+        else:
+            written = Shared([end if may_write else NOT_OURS])
         state = state._replace(
             segment=tuple(segments),
             age=own[:, -1].sum(dim=1) + state.age * unbroken[:, -1],
             phase=end,
             usage=tuple(usage),
-            cache=state.cache._replace(segment=tuple(cached)),
+            cache=state.cache._replace(segment=tuple(cached), written=written),
         )
         return stream, state, attention
 
@@ -420,4 +449,13 @@ class CompressiveTransformer(Core):
             recent = KeyValue.join(old.slots(n_cm, n_cm + n_m), segment).slots(n_s, n_s + n_m)
             memories.append(KeyValue.join(old.slots(added, n_cm), new, recent))
         empty = tuple(KeyValue(*(torch.zeros_like(part) for part in segment)) for segment in cache.segment)
-        return cache._replace(memory=tuple(memories), segment=empty)
+        return cache._replace(memory=tuple(memories), segment=empty, written=Shared([0]))
+
+
+def _written(slots: Tensor, new: Tensor, begin: int, in_place: bool) -> Tensor:
+    """`slots` [..., S, D] with `new` [..., T, D] from slot `begin` on: the same tensor, or a new one."""
+    end = begin + new.shape[-2]
+    if in_place:
+        slots[..., begin:end, :] = new
+        return slots
+    return torch.cat([slots[..., :begin, :], new, slots[..., end:, :]], dim=-2)

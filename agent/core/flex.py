@@ -30,7 +30,7 @@ def attend(
         near: [H, B, T, S], scores by position, for the distances S - 1, ..., 0.
         far: where the first N slots have distances of their own: scores [H, B, T, M] for the distances 0, ..., M - 1,
             and which of them is whose, [T, N] int64.
-        visible: [B, 1, T, S] bool.
+        visible: [B, 1, T, S], 0 where a query may see a slot, -infinity where not.
         scale: of all scores.
 
     Returns:
@@ -45,7 +45,7 @@ def attend(
             table, index = far
             count = index.shape[1]
             position = torch.where(s < count, table[h, b, t, index[t, s.clamp(max=count - 1)]], position)
-        return torch.where(visible[b, 0, t, s], score + scale * position, -float("inf"))
+        return score + scale * position + visible[b, 0, t, s]
 
     # Under autocast the biases have made the queries wider than the keys.
     return flex_attention(query.to(keys.dtype), keys, values, score_mod=positioned, scale=scale)

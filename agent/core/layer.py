@@ -125,7 +125,7 @@ class Layer(nn.Module):
 
     def project(self, slots: Tensor) -> KeyValue:
         """Keys and values of layer inputs [B, S, D]."""
-        return self.attention.project(self.normalised(slots))
+        return self.attention.project(slots, self.attention_norm if self.pre_norm else None)
 
     def _join(self, gate: nn.Module, norm: nn.LayerNorm, stream: Tensor, branch: Tensor) -> Tensor:
         branch = F.dropout(F.relu(branch) if self.rectify else branch, self.dropout, self.training)
@@ -164,8 +164,9 @@ class Layer(nn.Module):
                 for slots in (queries, evicted, compressed)
             )
         with torch.no_grad():
-            target = self.attention.reconstruct(queries, evicted)
+            query = self.attention.query(queries)
+            target = self.attention.reconstruct(query, evicted)
         # A function that autocast computes in float32, unlike a difference.
-        error = F.mse_loss(self.attention.reconstruct(queries, compressed), target, reduction="none").mean(dim=(1, 2))
+        error = F.mse_loss(self.attention.reconstruct(query, compressed), target, reduction="none").mean(dim=(1, 2))
         present = valid.any(dim=1)
         return (error * present).sum() / present.sum().clamp(min=1)
