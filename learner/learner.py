@@ -1,7 +1,8 @@
 """One step of IMPALA's learner: trajectories in, gradients, new weights out.
 
 The learner owns the agent's weights and the optimiser and nothing else: no processes, files or environments. It may be
-one of several that share each batch (`data_parallel`), which `group` places on a cluster. Checkpoints are made of its `state_dict()` by `checkpoints`, curves of the metrics it returns by `metrics`.
+one of several that share each batch (`data_parallel`), which `group` places on a cluster. Checkpoints are made of its
+`state_dict()` by `checkpoints`, curves of the metrics it returns by `metrics`.
 """
 
 from collections.abc import Sequence
@@ -162,9 +163,9 @@ class Learner:
             trajectory: T steps of B rows on any device, this learner's shard of the batch; see `agent.trajectory`.
 
         Returns:
-            metrics of the whole batch by name: losses as they enter the total (weighted, reduced as configured), those of the compression
-            by layer, entropy in nats a step, gradient norms before clipping, importance weights, mean value over the
-            steps that acted, policy lag in versions, learning rate, entropy cost.
+            metrics of the whole batch by name: losses as they enter the total (weighted, reduced as configured), those
+            of the compression by layer, entropy in nats a step, gradient norms before clipping, importance weights,
+            mean value over the steps that acted, policy lag in versions, learning rate, entropy cost.
 
         Raises:
             ValueError: if the trajectory, or what the agent makes of it, does not have the shapes of the contract.
