@@ -1,22 +1,30 @@
-"""Learners that share a batch by rows against one learner of the whole of it: real sums of gloo, in threads."""
+"""Learners that share a batch by rows against one learner of the whole of it: in threads, then on Ray, where they die.
+
+Sums are those of gloo in both.
+"""
 
 import dataclasses
 import functools
 import itertools
 import math
+import os
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
+import ray
 import torch
 import torch.distributed as dist
 
 from agent import Agent, AgentConfig, Trajectory
 from agent.core import CompressiveTransformerConfig, LSTMConfig, detach_state, index_state
 from agent.trajectory import acted
+from learner import group as learner_group
 from learner.data_parallel import DataParallel, PeerLost
+from learner.group import LearnerGroup
 from learner.learner import Learner, LearnerConfig
 
 SHAPE, ACTIONS, ROWS, STEPS = (12, 16, 3), 5, 6, 16
@@ -215,3 +223,110 @@ def test_three_learners_and_the_sums_themselves() -> None:
 
     assert together(add, size=3) == [(3, [3.0, 3.0], [2, 0])] * 3
     assert DataParallel().size == 1
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
+    yield
+    ray.shutdown()
+
+
+def make(core: str = "compressive") -> Learner:
+    return Learner(make_agent(core), CPU, 2000)
+
+
+def assert_close(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(actual[name], weight, rtol=0, atol=1e-10)
+
+
+def kill(group: LearnerGroup, *ranks: int) -> None:
+    for pid in ray.get([group.members[rank].pid.remote() for rank in ranks]):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(cluster: None, caplog: pytest.LogCaptureFixture) -> None:
+    """Equal to one learner throughout: after a death, after what is not finite, from a state and back to one."""
+    batches, alone, follower = make_batches("compressive", 8), make(), make()
+    for learner in (alone, follower):
+        learner.update(batches[0])
+    bad = batches[0]._replace(reward=torch.full_like(batches[0].reward, math.nan))
+    with LearnerGroup(follower, 2, "cpu") as group:
+        for batch in batches[1:3]:
+            assert group.update(batch) == pytest.approx(alone.update(batch), rel=1e-5, abs=1e-6)
+        assert (group.version, group.steps) == (alone.version, alone.steps) == (3, alone.steps)
+        with pytest.raises(FloatingPointError, match=r"^update 4 is not finite: .*: reward\. The weights were not"):
+            group.update(bad)
+        assert_close(group.weights(), alone.weights())
+
+        kill(group, 1)
+        group.update(batches[3])
+        alone.update(batches[3])
+        assert_close(group.weights(), alone.weights())
+        said = [record.getMessage() for record in caplog.records if record.name == "learner.group"]
+        assert len(said) == 1
+        assert "learner 1 died" in said[0]
+        assert "all learners are started again from version 3, optimiser as it was" in said[0]
+        assert "\n" not in said[0]
+
+        resumed, saved = make(), group.state_dict()
+        assert saved.keys() == alone.state_dict().keys()
+        resumed.load_state_dict(saved)
+        for learner in (resumed, alone, group):
+            learner.update(batches[4])
+        assert_close(group.weights(), alone.weights())
+        assert_close(resumed.weights(), alone.weights())
+
+        # If all die there is no survivor: the optimiser is that of `saved`, one update old; nothing else is lost.
+        kill(group, 0, 1)
+        group.update(batches[5])
+        assert "all learners are started again from version 5, optimiser of version 4" in caplog.messages[-1]
+        behind = {**alone.state_dict(), "optimiser": saved["optimiser"]}
+        alone.load_state_dict(behind)
+        alone.update(batches[5])
+        assert_close(group.weights(), alone.weights())
+
+        group.load_state_dict(saved)
+        resumed.load_state_dict(saved)
+        assert group.version == 4
+        for learner in (resumed, group):
+            learner.update(batches[6])
+        assert_close(group.weights(), resumed.weights())
+        with pytest.raises(ValueError, match="rows divisible by 2 learners, got 3"):
+            group.update(shard(batches[0], 0, 2))
+    assert group.restarts == 2
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_learners_that_die_again_and_again_and_bugs_stop_the_run(
+    cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_group, "MAX_FAILURES", 1)
+    batch = make_batch(make_agent("lstm"), 0)
+    with LearnerGroup(make("lstm"), 2, "cpu") as group:
+        start = group._start
+
+        def start_and_kill() -> None:
+            start()
+            kill(group, 0)
+
+        group.update(batch)
+        monkeypatch.setattr(group, "_start", start_and_kill)
+        kill(group, 1)
+        with pytest.raises(RuntimeError, match="learners were lost 2 times in a row without an update: learner 0 died"):
+            group.update(batch)
+        assert group.version == 1
+        monkeypatch.setattr(group, "_start", start)
+        group._stop()
+        group._start()
+        with pytest.raises(ray.exceptions.RayTaskError, match=r"expected uint8 \[N, 12, 16, 3\]"):
+            group.update(batch._replace(observation=batch.observation[:, :, 1:]))
+    with pytest.raises(ValueError, match="learners: expected at most one for each of the cluster's 0 GPUs, got 2"):
+        LearnerGroup(make("lstm"), 2, "cuda")
