@@ -169,12 +169,14 @@ def _again(options: Options, run: Path) -> str:
 def _describe(options: Options, trainer: Trainer, console: Console) -> None:
     config, run = trainer.config, trainer.run
     parameters = sum(parameter.numel() for parameter in trainer.agent.parameters())
-    device = f"{config.learners} x {config.learner.device}" if config.learners > 1 else trainer.learner.device
+    learning = f"learning on {trainer.learner.device}"
+    if config.learners > 1:
+        learning = f"{config.learners} learners on Ray (device: {config.learner.device})"
     image = " x ".join(map(str, interface(config.env).observation_shape))
     lines = {
         "run": str(run),
         "environment": f"{config.env} ({image}), {trainer.action_repeat} frames a step",
-        "agent": f"{config.core_name} core, {quantity(parameters)} parameters, learning on {device}",
+        "agent": f"{config.core_name} core, {quantity(parameters)} parameters, {learning}",
         "actors": f"{config.actors.num_actors} x {config.actors.envs_per_actor} environments "
         f"{'in this process' if options.local else 'on Ray'}",
         "curves": f"tensorboard --logdir {run.parent}",

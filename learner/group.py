@@ -40,7 +40,7 @@ STALL_SECONDS = 60.0
 Result = TypeVar("Result")
 
 
-class Member:
+class RemoteLearner:
     """What runs in a learner's process. Tensors travel as numpy arrays, which Ray shares without a copy."""
 
     def __init__(self, rank: int, size: int, threads: int, seed: int) -> None:
@@ -206,7 +206,7 @@ class LearnerGroup:
     def _start(self) -> None:
         """Begins to start the processes."""
         assert self.placement is not None
-        remote_class = ray.remote(max_restarts=0, max_task_retries=0)(Member)
+        remote_class = ray.remote(max_restarts=0, max_task_retries=0)(RemoteLearner)
         for rank in range(self.size):
             seed = np.random.SeedSequence([self.seed, 2, rank, self.version, self.restarts]).generate_state(1)[0]
             place = PlacementGroupSchedulingStrategy(self.placement, placement_group_bundle_index=rank)
