@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -74,17 +75,18 @@ class RemoteLearner:
             raise PeerLost(str(error)) from error
         self.learner = Learner(agent, config, total_steps, DataParallel(dist.group.WORLD))
         self.learner.load_state_dict(state)
+        self.metrics: dict[str, float] = {}
 
     def update(self, shard: Trajectory) -> tuple[dict[str, float], int, dict[str, np.ndarray]]:
         """Learns; returns metrics, agent steps so far and, of the first learner, weights."""
         # Arrays from the object store are read-only.
-        metrics = self.learner.update(map_state(lambda leaf: torch.from_numpy(leaf.copy()), shard))
+        self.metrics = self.learner.update(map_state(lambda leaf: torch.from_numpy(leaf.copy()), shard))
         weights = self.learner.weights() if self.rank == 0 else {}
-        return metrics, self.learner.steps, {name: weight.numpy() for name, weight in weights.items()}
+        return self.metrics, self.learner.steps, {name: weight.numpy() for name, weight in weights.items()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `Learner.state_dict`."""
-        return self.learner.state_dict()
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, float]]:
+        """See `Learner.state_dict`; and the metrics of the last update."""
+        return self.learner.state_dict(), self.metrics
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Learner.load_state_dict`."""
@@ -94,8 +96,9 @@ class RemoteLearner:
 class LearnerGroup:
     """A learner made of several, each in a process of its own with its rows of every batch; a context manager.
 
-    When one dies, all are started again from the weights of the last update. The optimiser's state is that of a
-    survivor, which is exact, and if there is none, that of the last `state_dict`; the update in progress is repeated.
+    When one dies, all are started again from the state of a survivor, and the update in progress is done exactly once:
+    as if nothing had happened. If there is no survivor, the weights are those of the last update and the optimiser is
+    that of the last `state_dict`.
 
     Args:
         learner: on the CPU, with the state to begin from. It follows the group: its weights and counters are those of
@@ -119,6 +122,7 @@ class LearnerGroup:
         self.members: list[Any] = []
         self.joined = False
         self.optimiser_version = learner.version
+        self.metrics: dict[str, float] = {}
 
     @property
     def version(self) -> int:
@@ -142,14 +146,19 @@ class LearnerGroup:
             raise ValueError(f"trajectory: expected rows divisible by {self.size} learners, got {rows}")
         arrays, part = map_state(lambda leaf: leaf.cpu().numpy(), trajectory), rows // self.size
         shards = [index_state(arrays, slice(begin, begin + part)) for begin in range(0, rows, part)]
-        metrics, steps, weights = self._attempt(
-            lambda: [member.update.remote(shard) for member, shard in zip(self.members, shards)]
-        )[0]
-        self.learner.agent.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in weights.items()})
-        self.learner.version += 1
-        self.learner.steps = steps
+        before = self.version
+
+        def ask() -> list[Any]:
+            if self.version > before:
+                return []  # a survivor had already finished
+            return [member.update.remote(shard) for member, shard in zip(self.members, shards)]
+
+        if results := self._attempt(ask):
+            self.metrics, self.learner.steps, weights = results[0]
+            self.learner.version += 1
+            self.learner.agent.load_state_dict({name: torch.from_numpy(part.copy()) for name, part in weights.items()})
         self.failures = 0
-        return metrics
+        return self.metrics
 
     def weights(self) -> dict[str, Tensor]:
         """See `Learner.weights`."""
@@ -158,7 +167,8 @@ class LearnerGroup:
     def state_dict(self) -> dict[str, Any]:
         """See `Learner.state_dict`."""
         if self.optimiser_version != self.version:
-            self._follow(self._attempt(lambda: [self.members[0].state_dict.remote()])[0])
+            state, _ = self._attempt(lambda: [self.members[0].state_dict.remote()])[0]
+            self._follow(state)
         return self.learner.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -183,25 +193,22 @@ class LearnerGroup:
                 if self.failures > MAX_FAILURES:
                     times = f"{self.failures} times in a row without an update"
                     raise RuntimeError(f"learners were lost {times}: {error}") from error
-                optimiser = "as it was" if self._rescue() else f"of version {self.optimiser_version}"
-                logger.warning(
-                    "%s; all learners are started again from version %d, optimiser %s", error, self.version, optimiser
-                )
+                self._rescue()
+                optimiser = "" if self.optimiser_version == self.version else f", optimiser {self.optimiser_version}"
+                logger.warning("%s; all learners are started again at version %d%s", error, self.version, optimiser)
                 self.restarts += 1
                 self._stop()
                 self._start()
 
-    def _rescue(self) -> bool:
-        """Takes up the state of a learner that survived. Sums come before weights change: it is as the group was."""
+    def _rescue(self) -> None:
+        """Takes up the state of a learner that survived, of the newest if some had finished an update."""
+        survivors = []
         for member in self.members if self.joined else []:
-            try:
-                state = ray.get(member.state_dict.remote(), timeout=GRACE_SECONDS)
-            except RayError:
-                continue
-            if state["version"] == self.version:
-                self._follow(state)
-                return True
-        return self.optimiser_version == self.version
+            with suppress(RayError):
+                survivors.append(ray.get(member.state_dict.remote(), timeout=GRACE_SECONDS))
+        if survivors:
+            state, self.metrics = max(survivors, key=lambda survivor: survivor[0]["version"])
+            self._follow(state)
 
     def _start(self) -> None:
         """Begins to start the processes."""

@@ -111,7 +111,7 @@ def test_two_learners_go_on_when_one_dies_and_one_goes_on_alone(tmp_path: Path) 
         screen.seek(0)
         said = screen.read()
     assert "2 learners on Ray" in said
-    assert said.count("all learners are started again from version") == 1
+    assert said.count("all learners are started again at version") == 1
     assert "Traceback" not in said
     rows = read_metrics(folder)
     assert [row["step"] for row in rows] == sorted({row["step"] for row in rows}), "nothing is learned twice"
