@@ -3,8 +3,8 @@
     python benchmarks/learners.py [--preset cpu] [--learners 2] [--updates 30]
 
 All learn from the same batch, in one run on the same machine, with one thread a process; they take turns, and each
-figure is the median over the turns. The difference between the first two is what Ray and the way to another process cost;
-"cores" bounds what more of them can bring on a CPU. Prints one JSON object.
+figure is the median over the turns. The difference between the first two is what Ray and the way to another process
+cost; "cores" bounds what more of them can bring on a CPU. Prints one JSON object.
 """
 
 import dataclasses

@@ -144,8 +144,8 @@ class LearnerGroup:
         rows, _ = validate(trajectory)
         if rows % self.size:
             raise ValueError(f"trajectory: expected rows divisible by {self.size} learners, got {rows}")
-        arrays, part = map_state(lambda leaf: leaf.cpu().numpy(), trajectory), rows // self.size
-        shards = [index_state(arrays, slice(begin, begin + part)) for begin in range(0, rows, part)]
+        arrays, share = map_state(lambda leaf: leaf.cpu().numpy(), trajectory), rows // self.size
+        shards = [index_state(arrays, slice(begin, begin + share)) for begin in range(0, rows, share)]
         before = self.version
 
         def ask() -> list[Any]:
@@ -173,9 +173,9 @@ class LearnerGroup:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Learner.load_state_dict`."""
-        self._follow(state)
         if self.joined:
             self._attempt(lambda: [member.load_state_dict.remote(state) for member in self.members])
+        self._follow(state)
 
     def _follow(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state)
