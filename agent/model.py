@@ -119,7 +119,7 @@ class Agent(nn.Module):
         features, state, losses, attention = self.core(inputs, reset, state, return_attention)
         if self.reconstruction is not None and torch.is_grad_enabled():
             reconstruction = self.reconstruction(features.flatten(0, 1), observation.flatten(0, 1))
-            count = features.new_tensor(batch * time)
+            count = reconstruction.new_full((), batch * time)
             share = count / self.core.total(count)
             losses = {**losses, "reconstruction": share * (self.config.reconstruction_cost * reconstruction)}
         return AgentOutput(self.policy(features), self.value(features).squeeze(-1), state, losses, attention)
