@@ -3,6 +3,7 @@
 Only the network lives here. Sampling actions is the actors' business, losses are the learner's.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -77,6 +78,10 @@ class Agent(nn.Module):
         """The parameters that only the compression loss trains."""
         return self.core.compression_parameters()
 
+    def share_batch(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Other processes have the other rows of a batch; losses are then parts. See `agent.core.contract.Core`."""
+        self.core.share_batch(total)
+
     def forward(
         self,
         observation: Tensor,
@@ -114,5 +119,7 @@ class Agent(nn.Module):
         features, state, losses, attention = self.core(inputs, reset, state, return_attention)
         if self.reconstruction is not None and torch.is_grad_enabled():
             reconstruction = self.reconstruction(features.flatten(0, 1), observation.flatten(0, 1))
-            losses = {**losses, "reconstruction": self.config.reconstruction_cost * reconstruction}
+            count = reconstruction.new_full((), batch * time)
+            share = count / self.core.total(count)
+            losses = {**losses, "reconstruction": share * (self.config.reconstruction_cost * reconstruction)}
         return AgentOutput(self.policy(features), self.value(features).squeeze(-1), state, losses, attention)

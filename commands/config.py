@@ -32,6 +32,8 @@ class RunConfig:
     """Seed of weights, environments and actions."""
     unrolls_per_update: int = 1
     """Unrolls (of envs_per_actor rows each) that make one batch."""
+    learners: int = 1
+    """Learners, one a GPU or CPU, that share each batch by rows; 1 learns in the program's own process."""
     log_every: int = 20
     """Updates between two rows of metrics."""
     checkpoint_seconds: float = 60.0
@@ -50,7 +52,7 @@ class RunConfig:
     """The actors."""
 
     def __post_init__(self) -> None:
-        for name in ("frames", "unrolls_per_update", "log_every", "keep_checkpoints", "eval_episodes"):
+        for name in ("frames", "unrolls_per_update", "learners", "log_every", "keep_checkpoints", "eval_episodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
         for name in ("seed", "checkpoint_seconds", "video_episodes"):
@@ -61,6 +63,16 @@ class RunConfig:
             raise ValueError(
                 f"unroll_length: expected a multiple of the core's segment_size = {segment}, "
                 f"got {self.actors.unroll_length}"
+            )
+        rows = self.unrolls_per_update * self.actors.envs_per_actor
+        if rows % self.learners:
+            raise ValueError(
+                f"learners: expected a divisor of the {rows} rows of a batch (unrolls_per_update x envs_per_actor), "
+                f"got {self.learners}"
+            )
+        if self.learners > 1 and self.learner.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(
+                f"device: expected auto, cpu or cuda for {self.learners} learners, got {self.learner.device!r}"
             )
 
     @property

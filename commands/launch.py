@@ -54,6 +54,7 @@ class Options(RunConfig):
       compressive launch                                    a small level on two CPU cores, under 10 minutes
       compressive launch --core lstm --seed 1               the same with another memory
       compressive launch --resume runs/NAME                 go on where a run stopped
+      compressive launch --learners 2                       two learners, each with half of every batch
       compressive launch --preset paper                     section 5.7 of the paper, on DeepMind Lab
       compressive launch --preset paper --env rooms:full    the same on the re-created level
       compressive launch --preset paper --core lstm --help  the defaults of that preset and core
@@ -105,6 +106,8 @@ def parse(arguments: Sequence[str]) -> Options:
         raise UserError("--run names a new run and --resume an old one: give only one of them")
     if options.local and options.ray_address:
         raise UserError("--local acts in this process and --ray-address on a cluster: give only one of them")
+    if options.local and options.learners > 1:
+        raise UserError(f"--local learns in this process: expected --learners 1, got {options.learners}")
     if options.core != config.core_name:
         raise UserError(f"core: expected {config.core_name} as in {options.resume}, got {options.core}")
     if options.resume:
@@ -166,11 +169,14 @@ def _again(options: Options, run: Path) -> str:
 def _describe(options: Options, trainer: Trainer, console: Console) -> None:
     config, run = trainer.config, trainer.run
     parameters = sum(parameter.numel() for parameter in trainer.agent.parameters())
+    learning = f"learning on {trainer.learner.device}"
+    if config.learners > 1:
+        learning = f"{config.learners} learners on Ray (device: {config.learner.device})"
     image = " x ".join(map(str, interface(config.env).observation_shape))
     lines = {
         "run": str(run),
         "environment": f"{config.env} ({image}), {trainer.action_repeat} frames a step",
-        "agent": f"{config.core_name} core, {quantity(parameters)} parameters, learning on {trainer.learner.device}",
+        "agent": f"{config.core_name} core, {quantity(parameters)} parameters, {learning}",
         "actors": f"{config.actors.num_actors} x {config.actors.envs_per_actor} environments "
         f"{'in this process' if options.local else 'on Ray'}",
         "curves": f"tensorboard --logdir {run.parent}",
@@ -276,7 +282,7 @@ def _ray(options: Options, config: RunConfig, console: Console) -> Iterator[None
     if options.ray_address is None:
         # "local": whatever cluster the environment names or an earlier one left behind in the temporary folder.
         # Actors may outnumber the cores: the operating system shares these better than an idle queue does.
-        cpus = max(os.cpu_count() or 1, config.actors.num_actors)
+        cpus = max(os.cpu_count() or 1, config.actors.num_actors + (config.learners if config.learners > 1 else 0))
         where = {"address": "local", "num_cpus": cpus, "object_store_memory": 512 << 20, "include_dashboard": False}
     # Ray's processes inherit that hang-ups are ignored: the terminal may close, the last unrolls still arrive.
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)

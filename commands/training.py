@@ -13,10 +13,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,12 +27,16 @@ from actors.actor import check_environment
 from actors.evaluation import correct_fraction
 from agent import Agent
 from agent.core import concatenate_states
+from commands import UserError
 from commands.config import RunConfig, to_plain
 from envs import human_normalised, make_vector, oracle_normalised
 from learner import checkpoints
 from learner.diagnostics import attention_mass
 from learner.learner import Learner
 from learner.metrics import MetricsWriter
+
+if TYPE_CHECKING:
+    from learner.group import LearnerGroup
 
 logger = logging.getLogger(__name__)
 
@@ -181,6 +185,28 @@ def make_pool(config: RunConfig, generation: int, local: bool) -> Pool:
     return RayPool(build, config.actors)
 
 
+def make_learner(config: RunConfig, agent: Agent) -> Learner:
+    """The run's learner in this process; on the CPU if it follows several on Ray."""
+    learning = config.learner if config.learners == 1 else dataclasses.replace(config.learner, device="cpu")
+    return Learner(agent, learning, max(1, config.frames // interface(config.env).action_repeat))
+
+
+def make_learners(config: RunConfig, learner: Learner) -> "AbstractContextManager[Learner | LearnerGroup]":
+    """Who does the updates: the learner itself, or as many as the run asks for on the Ray cluster; it follows them.
+
+    Raises:
+        UserError: if there are not enough GPUs.
+    """
+    if config.learners == 1:
+        return nullcontext(learner)
+    from learner.group import LearnerGroup
+
+    try:
+        return LearnerGroup(learner, config.learners, config.learner.device, config.seed)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
 class Trainer:
     """A run in progress: learner, counters and files.
 
@@ -198,7 +224,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.action_repeat = interface(config.env).action_repeat
         self.agent = make_agent(config)
-        self.learner = Learner(self.agent, config.learner, max(1, config.frames // self.action_repeat))
+        self.learner = make_learner(config, self.agent)
         self.episodes = 0
         self.recent: deque[Episode] = deque(maxlen=200)
         self.generation = 0
@@ -231,9 +257,9 @@ class Trainer:
             self.pool_state = checkpoint.parts.get("actors", {})
         self.restored, self.saved = checkpoint, checkpoint.path
 
-    def save(self, pool: Pool) -> Path:
+    def save(self, learner: "Learner | LearnerGroup", pool: Pool) -> Path:
         """Writes a checkpoint and returns its folder."""
-        parts, counters = checkpoints.pack_learner(self.learner.state_dict())
+        parts, counters = checkpoints.pack_learner(learner.state_dict())
         if actors := pool.state_dict():
             parts["actors"] = actors
         state = {
@@ -255,15 +281,16 @@ class Trainer:
         Raises:
             OSError: if the run's folder cannot be written to.
         """
-        config, learner = self.config, self.learner
+        config = self.config
         with ExitStack() as stack:
+            learner = stack.enter_context(make_learners(config, self.learner))
             pool = stack.enter_context(make_pool(config, self.generation, self.local))
             if self.pool_state:
                 pool.load_state_dict(self.pool_state)
             if self.restored:  # last, for making actors draws random numbers
                 checkpoints.restore_rng(self.restored.state["rng"])
             if self.saved is None:
-                self.save(pool)
+                self.save(learner, pool)
             writer = stack.enter_context(MetricsWriter(self.run, learner.steps))
             pool.publish(learner.weights(), learner.version)
             clock, saved = Clock(learner.steps), time.monotonic()
@@ -281,9 +308,9 @@ class Trainer:
                     metrics |= attention_mass(self.agent, trajectory) | self._row(clock, pool.status())
                     writer.write(learner.steps, metrics)
                 if time.monotonic() - saved > config.checkpoint_seconds:
-                    self.save(pool)
+                    self.save(learner, pool)
                     saved = time.monotonic()
-            self.save(pool)
+            self.save(learner, pool)
 
     def _progress(self, rate: float, pool: PoolStatus) -> Progress:
         return Progress(

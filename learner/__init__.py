@@ -1,1 +1,1 @@
-"""Everywhere gradients happen: V-trace, losses, the learner, checkpoints and metrics. No Ray and no environments."""
+"""Everywhere gradients happen: V-trace, losses, the learner, checkpoints and metrics. No environments."""

@@ -1,7 +1,8 @@
 """One step of IMPALA's learner: trajectories in, gradients, new weights out.
 
-The learner owns the agent's weights and the optimiser and nothing else: no processes, files or environments.
-Checkpoints are made of its `state_dict()` by `checkpoints`, curves of the metrics it returns by `metrics`.
+The learner owns the agent's weights and the optimiser and nothing else: no processes, files or environments. It may be
+one of several that share each batch (`data_parallel`), which `group` places on a cluster. Checkpoints are made of its
+`state_dict()` by `checkpoints`, curves of the metrics it returns by `metrics`.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from agent.core.state import detach_state, leaves, state_to
 from agent.trajectory import Trajectory, acted, validate
 from learner import losses
+from learner.data_parallel import DataParallel
 from learner.vtrace import VTraceReturns, action_log_probs, vtrace
 
 
@@ -102,18 +104,23 @@ class Learner:
 
     Attributes:
         agent: the module that is trained, moved to the device. Its interface is `agent(observation, last_action,
-            last_reward, reset, state)` and `agent.compression_parameters()`.
+            last_reward, reset, state)` and `agent.compression_parameters()`; to share batches with other learners
+            also `agent.share_batch(total)`, see `agent.core.contract.Core`.
         version: updates made, which is the version of the weights.
         steps: agent steps learned from, of those that acted.
     """
 
-    def __init__(self, agent: nn.Module, config: LearnerConfig, total_steps: int) -> None:
+    def __init__(
+        self, agent: nn.Module, config: LearnerConfig, total_steps: int, parallel: DataParallel | None = None
+    ) -> None:
         """Makes a learner at version 0.
 
         Args:
             agent: see the class.
             config: how to learn.
             total_steps: agent steps at which the schedules end.
+            parallel: the learners that this one shares batches with; none by default. They must have equal weights and
+                be given shards of equally many rows; their updates are then those of one learner on all rows.
 
         Raises:
             ValueError: if `total_steps` is not positive, or a compression parameter is not a parameter of the agent.
@@ -126,6 +133,9 @@ class Learner:
         self.agent = agent.to(self.device)
         self.version = 0
         self.steps = 0
+        self._parallel = parallel or DataParallel()
+        if self._parallel.size > 1:
+            agent.share_batch(self._parallel.sum)  # type: ignore[operator]
         self._main_parameters, self._compression_parameters = _split_parameters(self.agent)
         self._optimiser = _make_optimiser(config, self._main_parameters, self._compression_parameters)
 
@@ -150,17 +160,18 @@ class Learner:
         """Learns from one batch.
 
         Args:
-            trajectory: T steps of B rows on any device; see `agent.trajectory`.
+            trajectory: T steps of B rows on any device, this learner's shard of the batch; see `agent.trajectory`.
 
         Returns:
-            metrics by name: losses as they enter the total (weighted, reduced as configured), those of the compression
-            by layer, entropy in nats a step, gradient norms before clipping, importance weights, mean value over the
-            steps that acted, policy lag in versions, learning rate, entropy cost.
+            metrics of the whole batch by name: losses as they enter the total (weighted, reduced as configured), those
+            of the compression by layer, entropy in nats a step, gradient norms before clipping, importance weights,
+            mean value over the steps that acted, policy lag in versions, learning rate, entropy cost.
 
         Raises:
             ValueError: if the trajectory, or what the agent makes of it, does not have the shapes of the contract.
             FloatingPointError: if a loss or a gradient is not finite; names which. The weights, the optimiser and the
-                counters are then as they were before the call.
+                counters are then as they were before the call. All learners that share the batch raise it.
+            PeerLost: if another learner was lost; likewise with nothing changed.
         """
         rows, _ = validate(trajectory)
         for leaf in leaves(trajectory.core_state):
@@ -168,15 +179,16 @@ class Learner:
         trajectory = state_to(trajectory, self.device)
         self.agent.train()
         self._optimiser.zero_grad(set_to_none=True)
-        measured = self._losses(trajectory)
-        measured["loss/total"].backward()
+        parts = self._losses(trajectory)
+        parts["loss/total"].backward()
+        self._sum_gradients()
         main_norm = _gradient_norm(self._main_parameters)
         compression_norm = _gradient_norm(self._compression_parameters)
 
-        measured["gradient/norm"] = main_norm
-        measured["gradient/compression_norm"] = compression_norm
-        names = list(measured)
-        stacked = torch.stack([value.detach().to(main_norm) for value in measured.values()])
+        sums = self._parallel.sum(torch.stack([part.detach().to(main_norm) for part in parts.values()]))
+        lag = self._parallel.max((self.version - trajectory.version).max())
+        names = [*parts, "policy_lag/max", "gradient/norm", "gradient/compression_norm"]
+        stacked = torch.cat([sums, torch.stack([lag.to(main_norm), main_norm, compression_norm.to(main_norm)])])
         metrics: dict[str, float] = dict(zip(names, stacked.tolist()))  # the only wait for the device
         self._require_finite(metrics, trajectory)
 
@@ -216,8 +228,20 @@ class Learner:
         self.version = int(state["version"])
         self.steps = int(state["steps"])
 
+    def _sum_gradients(self) -> None:
+        """Replaces gradients by their sum over the learners, all in one go."""
+        if self._parallel.size == 1:
+            return
+        gradients = [parameter.grad for parameter in self.agent.parameters() if parameter.grad is not None]
+        sums = self._parallel.sum(torch.cat([gradient.flatten() for gradient in gradients]))
+        for gradient, total in zip(gradients, sums.split([gradient.numel() for gradient in gradients])):
+            gradient.copy_(total.view_as(gradient))
+
     def _losses(self, trajectory: Trajectory) -> dict[str, Tensor]:
-        """Forward pass and losses: scalars on the device, by the name of their metric."""
+        """Forward pass and losses: scalars on the device, by the name of their metric.
+
+        Each is this learner's part: over all learners they add up to what it is on the whole batch.
+        """
         config = self.config
         output = self.agent(
             trajectory.observation,
@@ -236,30 +260,32 @@ class Learner:
 
         mask = acted(trajectory)
         values, actions = output.value[:, :-1], trajectory.action
+        steps = mask.sum()
+        # What makes a mean over the steps that acted in the shard a part of the mean over those of the batch.
+        share = steps.clamp(min=1).to(values.dtype) / self._parallel.sum(steps).clamp(min=1)
+        weight = share if config.reduction == "mean" else 1.0
         returns = self._returns(trajectory, logits, output.value, mask)
         policy = losses.policy_gradient_loss(logits, actions, returns.pg_advantages, mask, config.reduction)
         baseline = losses.baseline_loss(values, returns.vs, mask, config.reduction)
         entropy = losses.entropy_loss(logits, mask, config.reduction)
-        measured = {
-            "loss/policy": policy,
-            "loss/baseline": config.baseline_cost * baseline,
-            "loss/entropy": self.entropy_cost * entropy,
+        parts = {
+            "loss/policy": weight * policy,
+            "loss/baseline": weight * (config.baseline_cost * baseline),
+            "loss/entropy": weight * (self.entropy_cost * entropy),
             **{f"loss/{name}": value for name, value in output.losses.items()},
         }
-        measured["loss/total"] = torch.stack([value.float() for value in measured.values()]).sum()
+        parts["loss/total"] = torch.stack([value.float() for value in parts.values()]).sum()
         with torch.no_grad():
-            lag = (self.version - trajectory.version).float()
-            measured |= {
-                "steps": mask.sum(),
-                "policy/entropy": losses.reduce(losses.entropy(logits), mask, "mean"),
-                "value/mean": losses.reduce(values, mask, "mean"),
-                "value/target_mean": losses.reduce(returns.vs, mask, "mean"),
-                "importance/mean_rho": returns.mean_rho,
-                "importance/clipped_fraction": returns.clipped_fraction,
-                "policy_lag/mean": lag.mean(),
-                "policy_lag/max": lag.max(),
+            parts |= {
+                "steps": steps,
+                "policy/entropy": share * losses.reduce(losses.entropy(logits), mask, "mean"),
+                "value/mean": share * losses.reduce(values, mask, "mean"),
+                "value/target_mean": share * losses.reduce(returns.vs, mask, "mean"),
+                "importance/mean_rho": share * returns.mean_rho,
+                "importance/clipped_fraction": share * returns.clipped_fraction,
+                "policy_lag/mean": (self.version - trajectory.version).float().mean() / self._parallel.size,
             }
-        return measured
+        return parts
 
     def _returns(self, trajectory: Trajectory, logits: Tensor, values: Tensor, mask: Tensor) -> VTraceReturns:
         """V-trace of the first T entries; the last is the bootstrap."""
@@ -290,11 +316,9 @@ class Learner:
             for name, parameter in self.agent.named_parameters()
             if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
         ]
-        inputs = [
-            name
-            for name, value in trajectory._asdict().items()
-            if isinstance(value, Tensor) and value.is_floating_point() and not bool(value.isfinite().all())
-        ]
+        fields = {name: value for name, value in trajectory._asdict().items() if isinstance(value, Tensor)}
+        spoilt = self._parallel.sum(torch.stack([(~value.isfinite()).sum() for value in fields.values()]))
+        inputs = [name for name, count in zip(fields, spoilt.tolist()) if count]
         self._optimiser.zero_grad(set_to_none=True)
         raise FloatingPointError(
             f"update {self.version + 1} is not finite: {', '.join(f'{name} = {metrics[name]}' for name in bad)}; "

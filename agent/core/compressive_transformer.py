@@ -425,7 +425,7 @@ class CompressiveTransformer(Core):
             else:
                 new = layer.compression(evicted)
             if learns:
-                loss = layer.compression_loss(config.compression_loss, segment, evicted, new, valid)
+                loss = layer.compression_loss(config.compression_loss, segment, evicted, new, valid, self.total)
                 losses.setdefault(f"compression/layer_{index}", []).append(loss)
             kept = torch.cat([kept, new if through_time else new.detach()], dim=1)
             compressed.append(kept[:, -sizes.compressed :].contiguous())

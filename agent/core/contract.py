@@ -4,6 +4,7 @@ A core maps a sequence and a state to features and the next state. The promises 
 rows and episodes kept apart, causality) are listed in `docs/core.md` and tested by one suite for every core.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -28,8 +29,18 @@ class CoreOutput(NamedTuple):
     attention: tuple[Tensor, ...] | None = None
 
 
+def _alone(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 class Core(nn.Module):
-    """The contract; a core defines `initial_state` and `forward`, and overrides the rest where it applies."""
+    """The contract; a core defines `initial_state` and `forward`, and overrides the rest where it applies.
+
+    Attributes:
+        total: sums a tensor over the processes that share a batch; see `share_batch`.
+    """
+
+    total: Callable[[Tensor], Tensor] = staticmethod(_alone)
 
     def initial_state(self, batch_size: int) -> State:
         """The state before anything was seen: fixed shapes, every tensor batch first."""
@@ -50,6 +61,17 @@ class Core(nn.Module):
     def compression_parameters(self) -> list[nn.Parameter]:
         """The parameters that only the compression loss trains."""
         return []
+
+    def share_batch(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Tells the core that other processes have the other rows of its batches.
+
+        From then on losses are this process's part: over the processes they add up to the losses of the whole batch.
+
+        Args:
+            total: sums a tensor over the processes, without gradient. It is called within `forward` where gradients are
+                enabled, equally often in each process if calls have equally many steps and one phase.
+        """
+        self.total = total
 
 
 def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int) -> None:

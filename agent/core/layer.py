@@ -3,6 +3,7 @@
 A layer knows its own numbers of slots and how old they are; what is in them is the state, which the core keeps.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -139,7 +140,13 @@ class Layer(nn.Module):
         return self._join(self.mlp_gate, self.mlp_norm, stream, mixed)
 
     def compression_loss(
-        self, kind: str, queries: Tensor, evicted: Tensor, compressed: Tensor, valid: Tensor
+        self,
+        kind: str,
+        queries: Tensor,
+        evicted: Tensor,
+        compressed: Tensor,
+        valid: Tensor,
+        total: Callable[[Tensor], Tensor],
     ) -> Tensor:
         """The loss of one compression: a mean squared error over the rows (auto-encoding: memories) that were valid.
 
@@ -149,12 +156,13 @@ class Layer(nn.Module):
             evicted: [B, n_s, D], invalid memories zeroed; receives no gradient.
             compressed: [B, n_s / c, D], the only argument that receives one.
             valid: [B, n_s] bool, which evicted memories belong to their row's episode.
+            total: see `agent.core.contract.Core`.
         """
         if kind == "autoencoding":
             assert self.decoder is not None
             decoded = self.decoder(compressed).unflatten(-1, (self.sizes.rate, -1)).flatten(1, 2)
             error = F.mse_loss(decoded, evicted.detach(), reduction="none").mean(dim=2)
-            return (error * valid).sum() / valid.sum().clamp(min=1)
+            return (error * valid).sum() / total(valid.sum()).clamp(min=1)
         queries, evicted = queries.detach(), evicted.detach()
         if self.pre_norm:
             norm = self.attention_norm
@@ -169,4 +177,4 @@ class Layer(nn.Module):
         # A function that autocast computes in float32, unlike a difference.
         error = F.mse_loss(self.attention.reconstruct(query, compressed), target, reduction="none").mean(dim=(1, 2))
         present = valid.any(dim=1)
-        return (error * present).sum() / present.sum().clamp(min=1)
+        return (error * present).sum() / total(present.sum()).clamp(min=1)

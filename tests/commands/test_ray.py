@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from commands import main
 from learner.metrics import read_metrics
-from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, last_row, saved_steps, start, wait_until
+from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, frames, last_row, saved_steps, start, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -87,3 +88,35 @@ def test_a_run_survives_its_actors_and_itself(tmp_path: Path) -> None:
     while left := [pid for mark in marks for pid in marked(mark)]:
         assert time.monotonic() < deadline, f"processes that nobody ended: {left}"
         time.sleep(0.5)
+
+
+def test_two_learners_go_on_when_one_dies_and_one_goes_on_alone(tmp_path: Path) -> None:
+    folder, mark = tmp_path / "run", uuid.uuid4().hex
+    with (tmp_path / "screen").open("w+") as screen:
+        process = start(
+            *("launch", "--run", folder, "--learners", 2, "--frames", 10**9, *TINY),
+            output=screen,
+            env={**ENVIRONMENT, "MARK": mark},
+        )
+        wait_until(lambda: last_row(folder).get("step", 0) > 300, process)
+        victims = marked(mark, "ray::RemoteLearner")
+        assert len(victims) == 2
+        os.kill(victims[1], signal.SIGKILL)
+        # At most one update is done, or in progress, before its absence is noticed.
+        wait_until(lambda: len(set(marked(mark, "ray::RemoteLearner")) - set(victims)) == 2, process)
+        reached = last_row(folder)["step"]
+        wait_until(lambda: saved_steps(folder)[-1] > reached + 300, process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 128 + signal.SIGINT
+        screen.seek(0)
+        said = screen.read()
+    assert "2 learners on Ray" in said
+    assert said.count("all learners are started again at version") == 1
+    assert "Traceback" not in said
+    rows = read_metrics(folder)
+    assert [row["step"] for row in rows] == sorted({row["step"] for row in rows}), "nothing is learned twice"
+    assert rows[-1]["attention/compressed"] > 0
+
+    stopped = saved_steps(folder)[-1]
+    main(["launch", "--local", "--learners=1", "--resume", str(folder), f"--frames={4 * stopped + frames(5)}"])
+    assert saved_steps(folder)[-1] >= stopped + frames(5) // 4

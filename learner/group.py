@@ -1,0 +1,295 @@
+"""Several learners on a Ray cluster that share each batch by rows and, to the caller, are one learner.
+
+The caller's process owns them, one a GPU or CPU, and keeps a learner that follows: weights and counters after every
+update, the optimiser whenever a checkpoint asks for it. From that all are started again when one dies. How their sums
+are made is in `data_parallel`; Ray itself is started and stopped by the commands.
+"""
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+import torch
+import torch.distributed as dist
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from torch import Tensor, nn
+
+from agent.core.state import index_state, map_state
+from agent.trajectory import Trajectory, validate
+from learner.data_parallel import DataParallel, PeerLost
+from learner.learner import Learner, LearnerConfig
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILURES = 5
+"""Times that learners may die in a row without an update before the run stops: then it is a bug."""
+PEER_SECONDS = 120.0
+"""Time that learners wait for each other in a sum before they give one up. A killed process is noticed at once."""
+GRACE_SECONDS = 10.0
+"""Time that the others have to answer once a learner is lost."""
+STALL_SECONDS = 60.0
+"""Time without room for the learners after which to say so."""
+
+Result = TypeVar("Result")
+
+
+class RemoteLearner:
+    """What runs in a learner's process. Tensors travel as numpy arrays, which Ray shares without a copy."""
+
+    def __init__(self, rank: int, size: int, threads: int, seed: int) -> None:
+        torch.set_num_threads(threads)
+        torch.manual_seed(seed)
+        self.rank, self.size = rank, size
+        self.timeout = timedelta(seconds=PEER_SECONDS)
+
+    def pid(self) -> int:
+        """The process."""
+        return os.getpid()
+
+    def listen(self) -> tuple[str, int]:
+        """Opens the group's meeting point in this process: host and port."""
+        host = ray.util.get_node_ip_address()
+        self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self.timeout)
+        return host, self.store.port
+
+    def join(
+        self,
+        address: tuple[str, int],
+        learner: tuple[nn.Module, LearnerConfig, int, dict[str, Any]],
+    ) -> None:
+        """Meets the others and makes a learner of agent, config, total steps and state."""
+        agent, config, total_steps, state = learner
+        try:
+            store = dist.TCPStore(*address, is_master=False, timeout=self.timeout)
+            backend = "nccl" if config.device == "cuda" else "gloo"
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=self.timeout)
+        except RuntimeError as error:
+            raise PeerLost(str(error)) from error
+        self.learner = Learner(agent, config, total_steps, DataParallel(dist.group.WORLD))
+        self.learner.load_state_dict(state)
+        self.metrics: dict[str, float] = {}
+
+    def update(self, shard: Trajectory) -> tuple[dict[str, float], int, dict[str, np.ndarray]]:
+        """Learns; returns metrics, agent steps so far and, of the first learner, weights."""
+        # Arrays from the object store are read-only.
+        self.metrics = self.learner.update(map_state(lambda leaf: torch.from_numpy(leaf.copy()), shard))
+        weights = self.learner.weights() if self.rank == 0 else {}
+        return self.metrics, self.learner.steps, {name: weight.numpy() for name, weight in weights.items()}
+
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, float]]:
+        """See `Learner.state_dict`; and the metrics of the last update."""
+        return self.learner.state_dict(), self.metrics
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Learner.load_state_dict`."""
+        self.learner.load_state_dict(state)
+
+
+class LearnerGroup:
+    """A learner made of several, each in a process of its own with its rows of every batch; a context manager.
+
+    When one dies, all are started again from the state of a survivor, and the update in progress is done exactly once:
+    as if nothing had happened. If there is no survivor, the weights are those of the last update and the optimiser is
+    that of the last `state_dict`.
+
+    Args:
+        learner: on the CPU, with the state to begin from. It follows the group: its weights and counters are those of
+            the group, and so is its optimiser after `state_dict`.
+        size: number of learners.
+        device: where they learn: auto (GPUs if the cluster has any), cpu, or cuda, which is one GPU each.
+        seed: of their random numbers (dropout), which differ by learner and start.
+
+    Raises:
+        ValueError: if the cluster has some GPUs, or was asked for them, but fewer than learners.
+        RuntimeError: from calls, when learners died `MAX_FAILURES` times in a row without an update.
+        ray.exceptions.RayTaskError: from calls, when a learner's code raised: that is a bug and is not retried.
+        ray.exceptions.RayActorError: from calls, likewise, when a learner's process could not begin.
+    """
+
+    def __init__(self, learner: Learner, size: int, device: str = "auto", seed: int = 0) -> None:
+        self.learner, self.size, self.seed = learner, size, seed
+        self.device, self.resources = _place(device, size)
+        self.restarts = self.failures = 0
+        self.placement: PlacementGroup | None = None
+        self.members: list[Any] = []
+        self.joined = False
+        self.optimiser_version = learner.version
+        self.metrics: dict[str, float] = {}
+
+    @property
+    def version(self) -> int:
+        """Updates made."""
+        return self.learner.version
+
+    @property
+    def steps(self) -> int:
+        """Agent steps learned from."""
+        return self.learner.steps
+
+    def update(self, trajectory: Trajectory) -> dict[str, float]:
+        """Learns from one batch; see `Learner.update`.
+
+        Raises:
+            ValueError: if the rows cannot be divided equally.
+            FloatingPointError: as one learner does, with nothing changed.
+        """
+        rows, _ = validate(trajectory)
+        if rows % self.size:
+            raise ValueError(f"trajectory: expected rows divisible by {self.size} learners, got {rows}")
+        arrays, share = map_state(lambda leaf: leaf.cpu().numpy(), trajectory), rows // self.size
+        shards = [index_state(arrays, slice(begin, begin + share)) for begin in range(0, rows, share)]
+        before = self.version
+
+        def ask() -> list[Any]:
+            if self.version > before:
+                return []  # a survivor had already finished
+            return [member.update.remote(shard) for member, shard in zip(self.members, shards)]
+
+        if results := self._attempt(ask):
+            self.metrics, self.learner.steps, weights = results[0]
+            self.learner.version += 1
+            self.learner.agent.load_state_dict({name: torch.from_numpy(part.copy()) for name, part in weights.items()})
+        self.failures = 0
+        return self.metrics
+
+    def weights(self) -> dict[str, Tensor]:
+        """See `Learner.weights`."""
+        return self.learner.weights()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Learner.state_dict`."""
+        if self.optimiser_version != self.version:
+            state, _ = self._attempt(lambda: [self.members[0].state_dict.remote()])[0]
+            self._follow(state)
+        return self.learner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Learner.load_state_dict`."""
+        if self.joined:
+            self._attempt(lambda: [member.load_state_dict.remote(state) for member in self.members])
+        self._follow(state)
+
+    def _follow(self, state: dict[str, Any]) -> None:
+        self.learner.load_state_dict(state)
+        self.optimiser_version = self.version
+
+    def _attempt(self, ask: Callable[[], list[Any]]) -> list[Any]:
+        """The results of what `ask` requests, from learners that are started again as often as one is lost."""
+        while True:
+            try:
+                if not self.joined:
+                    self._join()
+                return _results(ask())
+            except PeerLost as error:
+                self.failures += 1
+                if self.failures > MAX_FAILURES:
+                    times = f"{self.failures} times in a row without an update"
+                    raise RuntimeError(f"learners were lost {times}: {error}") from error
+                self._rescue()
+                optimiser = "" if self.optimiser_version == self.version else f", optimiser {self.optimiser_version}"
+                logger.warning("%s; all learners are started again at version %d%s", error, self.version, optimiser)
+                self.restarts += 1
+                self._stop()
+                self._start()
+
+    def _rescue(self) -> None:
+        """Takes up the state of a learner that survived, of the newest if some had finished an update."""
+        survivors = []
+        for member in self.members if self.joined else []:
+            with suppress(RayError):
+                survivors.append(ray.get(member.state_dict.remote(), timeout=GRACE_SECONDS))
+        if survivors:
+            state, self.metrics = max(survivors, key=lambda survivor: survivor[0]["version"])
+            self._follow(state)
+
+    def _start(self) -> None:
+        """Begins to start the processes."""
+        assert self.placement is not None
+        remote_class = ray.remote(max_restarts=0, max_task_retries=0)(RemoteLearner)
+        for rank in range(self.size):
+            seed = np.random.SeedSequence([self.seed, 2, rank, self.version, self.restarts]).generate_state(1)[0]
+            place = PlacementGroupSchedulingStrategy(self.placement, placement_group_bundle_index=rank)
+            options = {"num_cpus": 1, "num_gpus": self.resources.get("GPU", 0), "scheduling_strategy": place}
+            self.members.append(
+                remote_class.options(**options).remote(rank, self.size, torch.get_num_threads(), int(seed))
+            )
+
+    def _join(self) -> None:
+        address = _results([self.members[0].listen.remote()])[0]
+        config = dataclasses.replace(self.learner.config, device=self.device)
+        begin = ray.put((self.learner.agent, config, self.learner.total_steps, self.learner.state_dict()))
+        _results([member.join.remote(address, begin) for member in self.members])
+        self.joined = True
+
+    def _stop(self) -> None:
+        for member in self.members:
+            ray.kill(member)
+        self.members, self.joined = [], False
+
+    def __enter__(self) -> "LearnerGroup":
+        self.placement = placement_group([self.resources] * self.size)
+        while not self.placement.wait(STALL_SECONDS):
+            logger.warning("no room for %d learners yet; each needs of the cluster: %s", self.size, self.resources)
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        if self.placement is not None:
+            remove_placement_group(self.placement)
+
+
+def _place(device: str, size: int) -> tuple[str, dict[str, float]]:
+    """The device of each learner, as it is called in its process, and the resources it needs."""
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if device == "cpu" or (device == "auto" and not gpus):
+        return "cpu", {"CPU": 1}
+    if gpus < size:
+        raise ValueError(f"learners: expected at most one for each of the cluster's {gpus} GPUs, got {size}")
+    return "cuda", {"CPU": 1, "GPU": 1}
+
+
+def _results(requests: list[Any]) -> list[Any]:
+    """The results of one request to each learner.
+
+    Raises:
+        PeerLost: if a learner died or lost another; says which and why.
+        FloatingPointError: if the learners raised it.
+    """
+    waiting, died, lost, not_finite = list(requests), "", "", None
+    while waiting:
+        done, waiting = ray.wait(waiting, timeout=GRACE_SECONDS if died or lost else None)
+        if not done:
+            break  # the others wait in a sum for one that is gone, and go with the group
+        try:
+            ray.get(done[0])
+        except RayTaskError as error:
+            if isinstance(error.cause, FloatingPointError):
+                not_finite = error.cause  # all of them will say so
+            elif isinstance(error.cause, PeerLost):
+                lost = f"learner {requests.index(done[0])} lost another: {error.cause}"
+            else:
+                raise
+        except (RayActorError, ObjectLostError) as error:
+            if isinstance(error, RayActorError) and error.actor_init_failed:
+                raise
+            died = f"learner {requests.index(done[0])} died: {_reason(error)}"
+    if died or lost:
+        raise PeerLost(died or lost)
+    if not_finite:
+        raise not_finite
+    return ray.get(requests)
+
+
+def _reason(error: Exception) -> str:
+    """What Ray knows of a loss, in one line."""
+    general, _, detail = str(error).partition("Worker exit detail: ")
+    return detail.partition(" Some common causes")[0].rstrip(".") or general.strip().splitlines()[0]

@@ -1,0 +1,343 @@
+"""Learners that share a batch by rows against one learner of the whole of it: in threads, then on Ray, where they die.
+
+Sums are those of gloo in both.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import ray
+import torch
+import torch.distributed as dist
+
+from agent import Agent, AgentConfig, Trajectory
+from agent.core import CompressiveTransformerConfig, LSTMConfig, detach_state, index_state, map_state
+from agent.trajectory import acted
+from learner import group as learner_group
+from learner.data_parallel import DataParallel, PeerLost
+from learner.group import LearnerGroup
+from learner.learner import Learner, LearnerConfig
+
+SHAPE, ACTIONS, ROWS, STEPS = (12, 16, 3), 5, 6, 16
+COMPRESSIVE = CompressiveTransformerConfig(
+    16, 2, 2, 16, segment_size=8, memory_size=6, compressed_size=4, compression_rate=2, norm="pre"
+)
+CORES = {
+    "compressive": COMPRESSIVE,
+    "autoencoding": dataclasses.replace(COMPRESSIVE, compression_loss="autoencoding"),
+    "lstm": LSTMConfig(16),
+}
+CPU = LearnerConfig(
+    device="cpu",
+    learning_rate=1e-2,
+    learning_rate_schedule="linear",
+    entropy_cost=0.1,
+    entropy_cost_end=0.01,
+    max_gradient_norm=0.5,
+)
+OPTIMISERS: dict[str, dict[str, Any]] = {
+    "adam": {"optimiser": "adam"},
+    "rmsprop": {"optimiser": "rmsprop", "rmsprop_epsilon": 1e-3, "rmsprop_momentum": 0.5},
+}
+
+
+def make_agent(core: str) -> Agent:
+    torch.manual_seed(0)
+    config = AgentConfig(torso="small", torso_size=16, core=CORES[core], reconstruction_cost=0.5)
+    return Agent(config, SHAPE, ACTIONS).double()
+
+
+def make_batch(agent: Agent, seed: int) -> Trajectory:
+    """Episodes of very different lengths, so that no count of anything is the same in two shards; states in use."""
+    generator = torch.Generator().manual_seed(seed)
+    often = torch.linspace(0, 0.4, ROWS)[:, None]
+
+    def moments(steps: int) -> tuple[torch.Tensor, ...]:
+        reset = torch.rand(ROWS, steps, generator=generator) < often
+        reset[:, 1:] &= ~reset[:, :-1]
+        seen = torch.randint(0, 256, (ROWS, steps, *SHAPE), generator=generator, dtype=torch.uint8)
+        action = torch.randint(0, ACTIONS, (ROWS, steps), generator=generator)
+        return seen, action.masked_fill(reset, -1), torch.randn(ROWS, steps, generator=generator), reset
+
+    with torch.no_grad():
+        state = agent(*moments(STEPS), agent.initial_state(ROWS)).state
+    observation, last_action, reward, reset = moments(STEPS + 1)
+    return Trajectory(
+        observation=observation,
+        last_action=last_action,
+        reward=reward,
+        discount=torch.ones(ROWS, STEPS + 1),
+        reset=reset,
+        action=last_action[:, 1:].clamp(min=0),
+        policy_logits=torch.randn(ROWS, STEPS, ACTIONS, generator=generator),
+        core_state=detach_state(state),
+        actor_id=torch.arange(ROWS),
+        version=-torch.arange(ROWS),
+    )
+
+
+@functools.cache
+def make_batches(core: str, count: int) -> list[Trajectory]:
+    agent = make_agent(core)
+    return [make_batch(agent, seed) for seed in range(count)]
+
+
+def together(work: Callable[[DataParallel, int], Any], size: int = 2, seconds: float = 20.0) -> list[Any]:
+    """What `work(parallel, rank)` returns or raises in each of `size` threads, which are one process group."""
+    store, results = dist.HashStore(), [None] * size
+
+    def run(rank: int) -> None:
+        try:
+            group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=seconds))
+            results[rank] = work(DataParallel(group), rank)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def shard(batch: Trajectory, rank: int, size: int) -> Trajectory:
+    rows = ROWS // size
+    return index_state(batch, slice(rank * rows, (rank + 1) * rows))
+
+
+@pytest.mark.parametrize(
+    ("core", "optimiser", "reduction"),
+    [*itertools.product(("compressive", "lstm"), OPTIMISERS, ("mean", "sum")), ("autoencoding", "adam", "mean")],
+)
+def test_two_learners_of_half_a_batch_are_one_of_the_whole(core: str, optimiser: str, reduction: Any) -> None:
+    config = dataclasses.replace(CPU, reduction=reduction, **OPTIMISERS[optimiser])
+    batches = make_batches(core, 20)
+    counts = [[int(acted(shard(batch, rank, 2)).sum()) for rank in range(2)] for batch in batches]
+    assert all(first != second for first, second in counts)
+
+    agents = [make_agent(core) for _ in range(3)]
+    start = {name: tensor.clone() for name, tensor in agents[2].state_dict().items()}
+
+    def learn(parallel: DataParallel, rank: int) -> tuple[Learner, list[dict[str, float]]]:
+        learner = Learner(agents[rank], config, 2000, parallel)
+        return learner, [learner.update(shard(batch, rank, 2)) for batch in batches]
+
+    (first, metrics), (second, other_metrics) = together(learn)
+    alone = Learner(agents[2], config, 2000)
+    expected = [alone.update(batch) for batch in batches]
+
+    assert first.steps == second.steps == alone.steps
+    for name, weight in alone.weights().items():
+        assert first.weights()[name].equal(second.weights()[name]), "learners drift apart"
+        torch.testing.assert_close(first.weights()[name], weight, rtol=0, atol=1e-10)
+    moved = max(float((weight - start[name]).abs().max()) for name, weight in alone.weights().items())
+    assert moved > 1e-2
+    assert metrics == other_metrics
+    for actual, wanted in zip(metrics, expected, strict=True):
+        assert actual == pytest.approx(wanted, rel=1e-5, abs=1e-6)  # totals of losses are in float32
+    assert {"loss/reconstruction", "policy_lag/max"} <= set(metrics[0])
+    assert ("loss/compression/layer_1" in metrics[0]) == (core != "lstm")
+
+
+def test_a_shard_in_which_nothing_acts_or_is_compressed() -> None:
+    """Its counts are 0, the batch's are not."""
+    batch = make_batch(make_agent("compressive"), 0)
+    for row in range(ROWS // 2):
+        batch.reset[row, 1:] = True
+    agents = [make_agent("compressive") for _ in range(3)]
+
+    def learn(parallel: DataParallel, rank: int) -> Learner:
+        learner = Learner(agents[rank], CPU, 2000, parallel)
+        learner.update(shard(batch, rank, 2))
+        return learner
+
+    first, _ = together(learn)
+    alone = Learner(agents[2], CPU, 2000)
+    alone.update(batch)
+    assert first.steps == alone.steps > 0
+    for name, weight in alone.weights().items():
+        torch.testing.assert_close(first.weights()[name], weight, rtol=0, atol=1e-10)
+
+
+def test_what_is_not_finite_in_one_shard_stops_all_learners_alike_and_changes_nothing() -> None:
+    good = make_batch(make_agent("compressive"), 0)
+    bad = good._replace(reward=good.reward.clone())
+    bad.reward[-1, 3] = math.nan
+    agents = [make_agent("compressive") for _ in range(2)]
+
+    def learn(parallel: DataParallel, rank: int) -> tuple[str, bool, int]:
+        learner = Learner(agents[rank], CPU, 2000, parallel)
+        before = learner.weights()
+        with pytest.raises(FloatingPointError) as error:
+            learner.update(shard(bad, rank, 2))
+        unchanged = all(before[name].equal(weight) for name, weight in learner.weights().items())
+        learner.update(shard(good, rank, 2))
+        return str(error.value), unchanged, learner.version
+
+    first, second = together(learn)
+    assert first == second, "the learner without the bad row must say the same"
+    message, unchanged, version = first
+    assert "trajectory that are not finite: reward." in message
+    assert unchanged
+    assert version == 1
+
+
+@pytest.mark.parametrize("reason", ["gone", "late"])
+def test_a_lost_learner_leaves_the_others_as_they_were(reason: str) -> None:
+    batch = make_batch(make_agent("lstm"), 0)
+    agents = [make_agent("lstm") for _ in range(2)]
+    done = threading.Event()
+
+    def learn(parallel: DataParallel, rank: int) -> tuple[bool, int]:
+        learner = Learner(agents[rank], CPU, 2000, parallel)
+        if rank == 1:
+            if reason == "late":
+                done.wait()
+            return True, 0
+        before = learner.weights()
+        with pytest.raises(PeerLost):
+            learner.update(shard(batch, rank, 2))
+        done.set()
+        return all(before[name].equal(weight) for name, weight in learner.weights().items()), learner.version
+
+    assert together(learn, seconds=2.0)[0] == (True, 0)
+
+
+def test_three_learners_and_the_sums_themselves() -> None:
+    def add(parallel: DataParallel, rank: int) -> tuple[int, list[float], list[int]]:
+        part = torch.tensor([1.0, rank], requires_grad=True)
+        total, most = parallel.sum(part), parallel.max(torch.tensor([rank, -rank]))
+        assert not total.requires_grad
+        assert part.tolist() == [1.0, rank], "what goes in is left as it is"
+        return parallel.size, total.tolist(), most.tolist()
+
+    assert together(add, size=3) == [(3, [3.0, 3.0], [2, 0])] * 3
+    assert DataParallel().size == 1
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
+    yield
+    ray.shutdown()
+
+
+def make(core: str = "compressive") -> Learner:
+    return Learner(make_agent(core), CPU, 2000)
+
+
+def assert_close(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(actual[name], weight, rtol=0, atol=1e-10)
+
+
+def kill(group: LearnerGroup, *ranks: int) -> None:
+    for pid in ray.get([group.members[rank].pid.remote() for rank in ranks]):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(cluster: None, caplog: pytest.LogCaptureFixture) -> None:
+    """Equal to one learner throughout: after a death, after what is not finite, from a state and back to one."""
+    batches, alone, follower = make_batches("compressive", 8), make(), make()
+    for learner in (alone, follower):
+        learner.update(batches[0])
+    bad = batches[0]._replace(reward=torch.full_like(batches[0].reward, math.nan))
+    with LearnerGroup(follower, 2, "cpu") as group:
+        for batch in batches[1:3]:
+            assert group.update(batch) == pytest.approx(alone.update(batch), rel=1e-5, abs=1e-6)
+        assert (group.version, group.steps) == (alone.version, alone.steps) == (3, alone.steps)
+        with pytest.raises(FloatingPointError, match=r"^update 4 is not finite: .*: reward\. The weights were not"):
+            group.update(bad)
+        assert_close(group.weights(), alone.weights())
+
+        kill(group, 1)
+        group.update(batches[3])
+        alone.update(batches[3])
+        assert_close(group.weights(), alone.weights())
+        said = [record.getMessage() for record in caplog.records if record.name == "learner.group"]
+        assert len(said) == 1
+        assert "learner 1 died" in said[0]
+        assert said[0].endswith("all learners are started again at version 3")
+        assert "\n" not in said[0]
+
+        resumed, saved = make(), group.state_dict()
+        assert saved.keys() == alone.state_dict().keys()
+        resumed.load_state_dict(saved)
+        for learner in (resumed, alone, group):
+            learner.update(batches[4])
+        assert_close(group.weights(), alone.weights())
+        assert_close(resumed.weights(), alone.weights())
+
+        # One dies after an update and before it says so: the update is not done twice.
+        halves = [map_state(lambda leaf: leaf.numpy(), shard(batches[7], rank, 2)) for rank in range(2)]
+        ray.get([member.update.remote(half) for member, half in zip(group.members, halves)])
+        kill(group, 0)
+        assert group.update(batches[7]) == pytest.approx(alone.update(batches[7]), rel=1e-5, abs=1e-6)
+        assert (group.version, group.steps) == (alone.version, alone.steps)
+        assert_close(group.weights(), alone.weights())
+        saved = group.state_dict()
+        group.update(batches[6])
+        alone.update(batches[6])
+
+        # If all die there is no survivor: the optimiser is that of `saved`, one update old; nothing else is lost.
+        kill(group, 0, 1)
+        group.update(batches[5])
+        assert caplog.messages[-1].endswith("all learners are started again at version 7, optimiser 6")
+        behind = {**alone.state_dict(), "optimiser": saved["optimiser"]}
+        alone.load_state_dict(behind)
+        alone.update(batches[5])
+        assert_close(group.weights(), alone.weights())
+
+        group.load_state_dict(saved)
+        resumed.load_state_dict(saved)
+        assert group.version == 6
+        for learner in (resumed, group):
+            learner.update(batches[6])
+        assert_close(group.weights(), resumed.weights())
+        with pytest.raises(ValueError, match="rows divisible by 2 learners, got 3"):
+            group.update(shard(batches[0], 0, 2))
+    assert group.restarts == 3
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_learners_that_die_again_and_again_and_bugs_stop_the_run(
+    cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_group, "MAX_FAILURES", 1)
+    batch = make_batch(make_agent("lstm"), 0)
+    with LearnerGroup(make("lstm"), 2, "cpu") as group:
+        start = group._start
+
+        def start_and_kill() -> None:
+            start()
+            kill(group, 0)
+
+        group.update(batch)
+        monkeypatch.setattr(group, "_start", start_and_kill)
+        kill(group, 1)
+        with pytest.raises(RuntimeError, match="learners were lost 2 times in a row without an update: learner 0 died"):
+            group.update(batch)
+        assert group.version == 1
+        monkeypatch.setattr(group, "_start", start)
+        group._stop()
+        group._start()
+        with pytest.raises(ray.exceptions.RayTaskError, match=r"expected uint8 \[N, 12, 16, 3\]"):
+            group.update(batch._replace(observation=batch.observation[:, :, 1:]))
+    with pytest.raises(ValueError, match="learners: expected at most one for each of the cluster's 0 GPUs, got 2"):
+        LearnerGroup(make("lstm"), 2, "cuda")
