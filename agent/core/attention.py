@@ -1,7 +1,7 @@
-"""Multi-head attention with Transformer-XL's relative positions, over keys that are given in parts.
+"""Multi-head attention with Transformer-XL's relative positions.
 
-The parts exist because memory does not change during a segment: its keys and values come ready-made, so that a step
-projects only itself (DESIGN 3.2, 9). Which slots exist and who may see them is the business of the core.
+Keys and values come ready-made: memory does not change during a segment, so that a step projects only itself
+(DESIGN 3.2, 9). Which slots exist and who may see them is the business of the core.
 
 Axes: B batch, T queries, S key slots, H heads, K features a head, D features.
 """
@@ -21,7 +21,7 @@ class KeyValue(NamedTuple):
     keys: Tensor
     values: Tensor
 
-    def slots(self, begin: int, end: int) -> "KeyValue":
+    def between(self, begin: int, end: int) -> "KeyValue":
         """Those of slots `begin` to `end`."""
         return KeyValue(self.keys[:, :, begin:end], self.values[:, :, begin:end])
 
@@ -92,17 +92,17 @@ class RelativeAttention(nn.Module):
     def forward(
         self,
         queries: Tensor,
-        parts: list[KeyValue],
+        slots: KeyValue,
         positions: Tensor,
         visible: Tensor,
         far: tuple[Tensor, Tensor] | None = None,
         return_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attends from queries to all parts.
+        """Attends from queries to slots.
 
         Args:
             queries: [B, T, D].
-            parts: keys and values whose slots, joined, are S slots in temporal order; the last T are the queries' own.
+            slots: keys and values of S slots in temporal order; the last T are the queries' own.
             positions: [H, K, S], projected encodings of the distances S - 1, ..., 0.
             visible: [B, 1, T, S], 0 where a query may see a slot, -infinity where not; at least one each.
             far: where the first N slots have distances of their own: projected encodings [H, K, M] and, for every
@@ -121,7 +121,7 @@ class RelativeAttention(nn.Module):
             far = _by_head(position_query, far[0]), far[1]
         in_parallel = queries.shape[1] > 1 and not return_weights
         if in_parallel and self.use_flex:
-            attended = attend(content_query, *KeyValue.join(*parts), near, far, visible, self.scale)
+            attended = attend(content_query, *slots, near, far, visible, self.scale)
             return self.output(attended.transpose(1, 2).flatten(2)), None
         bias = relative_shift(near)
         if far is not None:
@@ -129,19 +129,13 @@ class RelativeAttention(nn.Module):
             scores = scores.gather(-1, index.expand(*scores.shape[:2], -1, -1))
             bias = torch.cat([scores, bias[..., index.shape[1] :]], dim=-1)
         bias = torch.add(visible, bias.transpose(0, 1), alpha=self.scale)
-        if queries.shape[1] > 1:  # for one step, joining the parts would cost more than attending to them
-            parts = [KeyValue.join(*parts)]
         if in_parallel and query.is_cuda:
-            attended = F.scaled_dot_product_attention(content_query, *parts[0], attn_mask=bias)
+            attended = F.scaled_dot_product_attention(content_query, *slots, attn_mask=bias)
             return self.output(attended.transpose(1, 2).flatten(2)), None
         # On a CPU torch does the same in more steps, for it also provides for queries that see nothing.
-        content = [content_query @ part.keys.transpose(-1, -2) for part in parts]
-        scores = torch.add(bias, content[0] if len(parts) == 1 else torch.cat(content, dim=-1), alpha=self.scale)
-        weights = scores.softmax(dim=-1)
-        shares = weights.split([part.values.shape[2] for part in parts], dim=-1)
-        attended = shares[0] @ parts[0].values
-        for share, part in zip(shares[1:], parts[1:]):
-            attended = attended + share @ part.values
+        content = content_query @ slots.keys.transpose(-1, -2)
+        weights = torch.add(bias, content, alpha=self.scale).softmax(dim=-1)
+        attended = weights @ slots.values
         return self.output(attended.transpose(1, 2).flatten(2)), weights
 
     def reconstruct(self, query: Tensor, slots: Tensor) -> Tensor:

@@ -115,17 +115,15 @@ NOT_OURS = -1
 
 
 class Cache(NamedTuple):
-    """What stays as it is until the segment is full, or (positions) as long as the weights do; an entry a layer.
+    """What the slots are projected to, while weights do not change; an entry a layer.
 
-    memory: of [compressed | memory].
-    segment: of the segment, of which the first `phase` steps are filled.
+    slots: of [compressed | memory | segment], of which the first `phase` steps of the segment are filled.
     positions: projected encodings of distances.
     written: how many steps of the segment's tensors are filled, by this state or one that came of it. The newest state
         may write its next step into them without a copy: the others end before it, so what is theirs does not change.
     """
 
-    memory: tuple[KeyValue, ...]
-    segment: tuple[KeyValue, ...]
+    slots: tuple[KeyValue, ...]
     positions: Shared
     written: Shared
 
@@ -209,14 +207,15 @@ class CompressiveTransformer(Core):
         come out of a call with a cache carry one. What lies beyond the phase in their segment is not theirs: it may
         hold steps of states that came of them.
         """
-        memories, segments = [], []
-        for index, layer in enumerate(self.layers):
-            old = layer.project(torch.cat([state.compressed[index], state.memory[index]], dim=1))
-            # Contiguous, or each step's product with them would copy them all.
-            memories.append(KeyValue(*(part.contiguous() for part in old)))
-            new = layer.project(state.segment[index][:, : state.phase])
-            segments.append(KeyValue(*(F.pad(part, (0, 0, 0, layer.sizes.segment - state.phase)) for part in new)))
-        cache = Cache(tuple(memories), tuple(segments), Shared(self._positions()), Shared([NOT_OURS]))
+        projected = []
+        for layer, *parts in zip(self.layers, state.compressed, state.memory, state.segment):
+            parts[-1] = parts[-1][:, : state.phase]
+            empty = layer.sizes.segment - state.phase
+            # Padding also makes them contiguous: each step's product with them would copy them all.
+            projected.append(
+                KeyValue(*(F.pad(part, (0, 0, 0, empty)) for part in layer.project(torch.cat(parts, dim=1))))
+            )
+        cache = Cache(tuple(projected), Shared(self._positions()), Shared([NOT_OURS]))
         return state._replace(cache=cache)
 
     def without_cache(self, state: CompressiveState) -> CompressiveState:
@@ -358,18 +357,21 @@ class CompressiveTransformer(Core):
                 # Added to scores: unlike a choice between them, a sum costs nothing backward.
                 seen = torch.cat([old, own], dim=2)[:, None]
                 masks[layer.sizes] = torch.zeros_like(seen, dtype=stream.dtype).masked_fill(~seen, -torch.inf)
-            past, earlier = state.segment[index], state.cache.segment[index]
-            segments.append(_written(past, stream, begin, in_place))
+            segments.append(_written(state.segment[index], stream, begin, in_place))
             queries = layer.normalised(stream)
-            new = layer.attention.project(queries)
-            segment = KeyValue(*(_written(old, part, begin, in_place) for old, part in zip(earlier, new)))
-            cached.append(segment)
+            remembered = layer.sizes.slots - layer.sizes.segment
+            slots = KeyValue(
+                *(
+                    _written(old, new, remembered + begin, in_place)
+                    for old, new in zip(state.cache.slots[index], layer.attention.project(queries))
+                )
+            )
+            cached.append(slots)
             near, far = state.cache.positions.value[index]
-            slots = layer.sizes.slots - layer.sizes.segment + end
             attended, weights = layer.attention(
                 queries,
-                [state.cache.memory[index], segment.slots(0, end)],
-                near[..., -slots:],
+                slots.between(0, remembered + end),
+                near[..., -(remembered + end) :],
                 masks[layer.sizes],
                 None if far is None else (far, layer.far_index(begin, end)),
                 return_attention or bool(state.usage),
@@ -391,7 +393,7 @@ class CompressiveTransformer(Core):
             age=own[:, -1].sum(dim=1) + state.age * unbroken[:, -1],
             phase=end,
             usage=tuple(usage),
-            cache=state.cache._replace(segment=tuple(cached), written=written),
+            cache=state.cache._replace(slots=tuple(cached), written=written),
         )
         return stream, state, attention
 
@@ -441,15 +443,14 @@ class CompressiveTransformer(Core):
 
     def _turn_cache(self, cache: Cache, compressed: list[Tensor]) -> Cache:
         """The same for keys and values: only the newly compressed slots have to be projected."""
-        memories = []
-        for layer, old, segment, slots in zip(self.layers, cache.memory, cache.segment, compressed):
+        turned = []
+        for layer, old, slots in zip(self.layers, cache.slots, compressed):
             n_s, n_m, n_cm, c = layer.sizes
             added = min(n_s // c, n_cm)
             new = layer.project(slots[:, n_cm - added :])
-            recent = KeyValue.join(old.slots(n_cm, n_cm + n_m), segment).slots(n_s, n_s + n_m)
-            memories.append(KeyValue.join(old.slots(added, n_cm), new, recent))
-        empty = tuple(KeyValue(*(torch.zeros_like(part) for part in segment)) for segment in cache.segment)
-        return cache._replace(memory=tuple(memories), segment=empty, written=Shared([0]))
+            joined = KeyValue.join(old.between(added, n_cm), new, old.between(n_cm + n_s, n_cm + n_s + n_m))
+            turned.append(KeyValue(*(F.pad(part, (0, 0, 0, n_s)) for part in joined)))
+        return cache._replace(slots=tuple(turned), written=Shared([0]))
 
 
 def _written(slots: Tensor, new: Tensor, begin: int, in_place: bool) -> Tensor:
