@@ -3,7 +3,7 @@
 import torch
 
 from agent import Agent, Trajectory
-from agent.core import ATTENTION_KINDS, CompressiveTransformer, detach_state, index_state
+from agent.core import ATTENTION_KINDS, CompressiveTransformer, detach_state, index_state, state_to
 
 
 def attention_mass(agent: Agent, trajectory: Trajectory, rows: int = 4) -> dict[str, float]:
@@ -14,7 +14,7 @@ def attention_mass(agent: Agent, trajectory: Trajectory, rows: int = 4) -> dict[
     core = agent.core
     if not isinstance(core, CompressiveTransformer):
         return {}
-    part = index_state(trajectory, slice(0, rows))
+    part = state_to(index_state(trajectory, slice(0, rows)), next(agent.parameters()).device)
     agent.eval()  # without dropout, and without drawing from the random stream of training
     with torch.no_grad():
         output = agent(part.observation, part.last_action, part.reward, part.reset, detach_state(part.core_state), True)
