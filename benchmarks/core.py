@@ -8,8 +8,8 @@ Sizes are those at which other code was measured: d 256, 4 layers, 4 heads, n_s 
 
 * learning: forward + backward of one segment a call with full memories, task and compression losses. The variants take
   turns in short bursts, so that whatever else the machine does meets all of them alike.
-* acting: a whole segment step by step; with cached keys and values, without, and as code without steps has to do it:
-  each step recomputes the segment so far.
+* acting: a whole segment step by step; with cached keys and values, without, and as code that has no steps must do it:
+  each step computes the segment anew, all of it (what fixed shapes ask for) or as far as it has come (half on average).
 * scaling: learning over n_cm, and over c at the same number of slots.
 
 The peer is compressive-transformer-pytorch 0.4.0, its embedding and output layer replaced by nothing, so that core is
@@ -37,8 +37,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from agent.core import CompressiveTransformer, CompressiveTransformerConfig, detach_state, state_bytes, state_to
 
 SIZE, LAYERS, HEADS, SEGMENT, MEMORY, COMPRESSED, RATE = 256, 4, 4, 128, 128, 64, 4
-LENGTHS = range(4, SEGMENT, 8)
-"""Lengths at which acting by computing the segment anew is measured."""
+LENGTHS = {"whole_segment_anew": [SEGMENT], "segment_so_far_anew": list(range(4, SEGMENT, 8))}
+"""Steps that are computed for one step; the mean of the latter is half a segment."""
 LEARNING: dict[str, dict[str, Any]] = {
     "post_residual": {},
     "pre_residual": {"norm": "pre"},
@@ -203,21 +203,21 @@ def acting(core: CompressiveTransformer, options: Options, cached: bool) -> Call
     return segment
 
 
-def acting_anew(core: CompressiveTransformer, options: Options) -> Callable[[], int]:
-    """Steps each of which computes all of the segment so far: every eighth of a segment's, 64 long on average."""
+def acting_anew(core: CompressiveTransformer, options: Options, lengths: list[int]) -> Callable[[], int]:
+    """Steps each of which computes that many steps of the segment."""
     inputs, reset = inputs_of(options)
     state = full_state(core.eval(), options)
 
     @torch.no_grad()
     def steps() -> int:
-        for step in LENGTHS:
+        for step in lengths:
             core(inputs[:, :step], reset[:, :step], state)
-        return len(LENGTHS) * options.batch
+        return len(lengths) * options.batch
 
     return steps
 
 
-def peer_acting_anew(peer: nn.Module, options: Options) -> Callable[[], int]:
+def peer_acting_anew(peer: nn.Module, options: Options, lengths: list[int]) -> Callable[[], int]:
     """The same for the peer, which has no other way."""
     inputs, _ = inputs_of(options)
     memory = None
@@ -228,9 +228,9 @@ def peer_acting_anew(peer: nn.Module, options: Options) -> Callable[[], int]:
 
     @torch.no_grad()
     def steps() -> int:
-        for step in LENGTHS:
+        for step in lengths:
             peer(inputs[:, :step], memories=memory)
-        return len(LENGTHS) * options.batch
+        return len(lengths) * options.batch
 
     return steps
 
@@ -284,19 +284,24 @@ def main(options: Options) -> dict[str, Any]:
     flops_per_token = flops.get_total_flops() / tokens
 
     works = {"cached": acting(core, options, True), "uncached": acting(core, options, False)}
-    works["recomputed"] = acting_anew(core, options)
-    works |= {f"{name}_recomputed": peer_acting_anew(peer, options) for name, peer in peers.items()}
+    works |= {name: acting_anew(core, options, lengths) for name, lengths in LENGTHS.items()}
+    for peer_name, peer in peers.items():
+        works |= {f"{peer_name}_{name}": peer_acting_anew(peer, options, lengths) for name, lengths in LENGTHS.items()}
     acted = in_turns(works, options)
     curves = scaling(options)
     if options.plot:
         draw(curves, options.plot)
 
-    ratios = {"acting_cached_over_recomputed": round(acted["cached"] / acted["recomputed"], 1)}
+    ratios = {f"acting_cached_over_{name}": round(acted["cached"] / acted[name], 1) for name in LENGTHS}
     if peers:
         ratios |= {
+            "learning_post_residual_over_peer_residual": round(learned["post_residual"] / learned["peer_residual"], 2),
             "learning_pre_residual_over_peer_residual": round(learned["pre_residual"] / learned["peer_residual"], 2),
             "learning_pre_gru_over_peer_gru": round(learned["pre_gru"] / learned["peer_gru"], 2),
-            "acting_cached_over_peer": round(acted["cached"] / acted["peer_residual_recomputed"], 1),
+            **{
+                f"acting_cached_over_peer_{name}": round(acted["cached"] / acted[f"peer_residual_{name}"], 1)
+                for name in LENGTHS
+            },
         }
     return {
         "benchmark": "core",
