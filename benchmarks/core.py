@@ -263,7 +263,7 @@ def draw(curves: dict[str, dict[int, int]], path: Path) -> None:
             axes.annotate(f"reach {reach}", (x, y), textcoords="offset points", xytext=(0, 8), ha="center", fontsize=7)
         axes.grid(alpha=0.3)
         axes.margins(0.12)
-    left.set_ylim(bottom=0)
+    left.set_ylim(0, 1.15 * max(sizes.values()))
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
 
