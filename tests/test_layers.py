@@ -1,6 +1,7 @@
 """Imports go one way only: the table of docs/decisions.md, kept by reading every import statement."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,9 @@ def test_imports_follow_the_layers(package: str) -> None:
         assert ours <= ALLOWED[package], f"{path.relative_to(ROOT)} imports {ours - ALLOWED[package]}"
         if "ray" in imported(path):
             assert str(path.relative_to(ROOT)) in RAY_ALLOWED, f"{path.relative_to(ROOT)} imports ray"
+
+
+def test_networks_need_only_torch() -> None:
+    for path in (ROOT / "agent").rglob("*.py"):
+        others = imported(path) - set(sys.stdlib_module_names) - {"agent", "torch"}
+        assert not others, f"{path.relative_to(ROOT)} imports {others}"

@@ -8,7 +8,6 @@ that made it.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +34,7 @@ def map_state(function: Callable[..., Any], *states: State) -> State:
         if any(state is not None for state in states):
             raise ValueError("states: expected all of them with a cache or none, got both")
         return None
-    if isinstance(first, (Tensor, np.ndarray)):
+    if hasattr(first, "shape"):  # a tensor or, in transport, a numpy array; the core itself needs only torch
         return function(*states)
     if isinstance(first, Shared):
         return first
