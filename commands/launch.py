@@ -147,6 +147,13 @@ def launch(arguments: Sequence[str]) -> None:
                 raise
             go_on = f"; go on from {trainer.saved} with: {_again(options, run)}" if trainer.saved else ""
             raise UserError(f"{run} cannot be written to: {error}{go_on}") from error
+        except FloatingPointError as error:
+            slower = f"--learner.learning-rate {config.learner.learning_rate / 4:.3g}"
+            print(
+                f"compressive: {error}; go on from {trainer.saved} with: {_again(options, run)} {slower}",
+                file=sys.stderr,
+            )
+            sys.exit(1)
         except KeyboardInterrupt:
             if trainer.saved:
                 console.print(f"interrupted; go on from {trainer.saved} with: {_again(options, run)}", soft_wrap=True)

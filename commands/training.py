@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from actors import Actor, Episode, LocalPool, Pool, PoolStatus
 from actors.actor import check_environment
 from actors.evaluation import correct_fraction
-from agent import Agent
-from agent.core import concatenate_states
+from agent import Agent, Trajectory
+from agent.core import concatenate_states, leaves
 from commands import UserError
 from commands.config import RunConfig, to_plain
 from envs import human_normalised, make_vector, oracle_normalised
@@ -280,6 +281,7 @@ class Trainer:
 
         Raises:
             OSError: if the run's folder cannot be written to.
+            FloatingPointError: if a loss or gradient is not finite. The batch is kept, and so are the checkpoints.
         """
         config = self.config
         with ExitStack() as stack:
@@ -298,7 +300,10 @@ class Trainer:
                 with clock.waiting():
                     unrolls = [pool.get() for _ in range(config.unrolls_per_update)]
                 trajectory = concatenate_states([unroll.trajectory for unroll in unrolls])
-                metrics = learner.update(trajectory)
+                try:
+                    metrics = learner.update(trajectory)
+                except FloatingPointError as error:
+                    raise FloatingPointError(f"{error} The batch is kept in {self._keep(trajectory)}") from error
                 pool.publish(learner.weights(), learner.version)
                 for unroll in unrolls:
                     self.recent.extend(unroll.episodes)
@@ -311,6 +316,14 @@ class Trainer:
                     self.save(learner, pool)
                     saved = time.monotonic()
             self.save(learner, pool)
+
+    def _keep(self, trajectory: Trajectory) -> Path:
+        """Writes a batch that cannot be learned from, so that the reason can be found."""
+        tensors = {name: value for name, value in trajectory._asdict().items() if isinstance(value, Tensor)}
+        tensors |= {f"core_state/{index}": leaf for index, leaf in enumerate(leaves(trajectory.core_state))}
+        path = self.run / f"not-finite-{self.learner.version + 1}.safetensors"
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        return path
 
     def _progress(self, rate: float, pool: PoolStatus) -> Progress:
         return Progress(

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import av
 import pytest
+from safetensors.torch import load_file
 
 from commands import main
 from commands.training import score_metrics
+from learner import checkpoints
 from learner.metrics import read_metrics
 from tests.commands.cli import TINY, frames, run, saved_steps
 
@@ -148,3 +150,23 @@ def test_the_list_of_commands(capfd: pytest.CaptureFixture[str]) -> None:
         printed = capfd.readouterr().out
         assert "launch" in printed
         assert "evaluate" in printed
+
+
+def test_losses_that_are_not_finite_stop_the_run_and_keep_the_batch_and_the_last_good_checkpoint(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    options = [*TINY, "--checkpoint-seconds=1000", "--learner.learning-rate=1e30"]
+    result = run("launch", "--local", "--run", folder, "--frames", frames(30), *options)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert re.search(r"update \d+ is not finite: .*loss/", line), line
+    assert f"--resume {folder} --local --learner.learning-rate 2.5e+29" in line
+    (batch,) = folder.glob("not-finite-*.safetensors")
+    assert str(batch) in line
+    kept = load_file(batch)
+    assert kept["observation"].shape == (2, 17, 24, 32, 3)
+    assert kept["core_state/0"].shape == (2, 16, 16)
+    assert all(weight.isfinite().all() for weight in checkpoints.load_latest(folder).parts["weights"].values())
+    again = run("launch", "--local", "--resume", folder, "--frames", frames(3), *TINY, "--learner.learning-rate=1e-3")
+    assert again.returncode == 0, again.stderr
