@@ -34,6 +34,8 @@ class RunConfig:
     """Unrolls (of envs_per_actor rows each) that make one batch."""
     learners: int = 1
     """Learners, one a GPU or CPU, that share each batch by rows; 1 learns in the program's own process."""
+    max_policy_lag: int | None = None
+    """Unrolls whose weights are more versions old than this are dropped, and counted; None to learn from all."""
     log_every: int = 20
     """Updates between two rows of metrics."""
     checkpoint_seconds: float = 60.0
@@ -55,6 +57,8 @@ class RunConfig:
         for name in ("frames", "unrolls_per_update", "learners", "log_every", "keep_checkpoints", "eval_episodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        if self.max_policy_lag is not None and self.max_policy_lag < 0:
+            raise ValueError(f"max_policy_lag: expected 0 or more, or None, got {self.max_policy_lag}")
         for name in ("seed", "checkpoint_seconds", "video_episodes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")

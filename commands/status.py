@@ -77,7 +77,8 @@ def progress(config: RunConfig, rows: list[dict[str, Any]]) -> dict[str, str]:
         "return": number("episode/return"),
         "correct choices": number("episode/correct_choices", factor=100, unit=" %"),
         "actors": f"{number('actors/alive', '.0f')} alive, {number('actors/restarts', '.0f')} restarts",
-        "policy lag": f"mean {number('policy_lag/mean')}, at most {number('policy_lag/max', '.0f')} versions",
+        "policy lag": f"mean {number('policy_lag/mean')}, at most {number('policy_lag/max', '.0f')} versions; "
+        f"{number('actors/unrolls_dropped', '.0f')} unrolls dropped",
         "learner idle": number("learner/idle_fraction", ".0f", 100, " % of the time"),
         "measured": f"{duration(max(0.0, time.time() - row['time']))} ago",
     }

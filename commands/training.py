@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from actors import Actor, Episode, LocalPool, Pool, PoolStatus
+from actors import Actor, Episode, LocalPool, Pool, PoolStatus, Unroll
 from actors.actor import check_environment
 from actors.evaluation import correct_fraction
 from agent import Agent, Trajectory
@@ -227,6 +227,7 @@ class Trainer:
         self.agent = make_agent(config)
         self.learner = make_learner(config, self.agent)
         self.episodes = 0
+        self.dropped = 0
         self.recent: deque[Episode] = deque(maxlen=200)
         self.generation = 0
         self.pool_state: dict[str, Tensor] = {}
@@ -298,16 +299,13 @@ class Trainer:
             clock, saved = Clock(learner.steps), time.monotonic()
             while self.frames < config.frames and not stop.requested:
                 with clock.waiting():
-                    unrolls = [pool.get() for _ in range(config.unrolls_per_update)]
+                    unrolls = [self._get(pool) for _ in range(config.unrolls_per_update)]
                 trajectory = concatenate_states([unroll.trajectory for unroll in unrolls])
                 try:
                     metrics = learner.update(trajectory)
                 except FloatingPointError as error:
                     raise FloatingPointError(f"{error} The batch is kept in {self._keep(trajectory)}") from error
                 pool.publish(learner.weights(), learner.version)
-                for unroll in unrolls:
-                    self.recent.extend(unroll.episodes)
-                    self.episodes += len(unroll.episodes)
                 display.update(self._progress(clock.rate(learner.steps), pool.status()))
                 if learner.version % config.log_every == 0 or self.frames >= config.frames:
                     metrics |= attention_mass(self.agent, trajectory) | self._row(clock, pool.status())
@@ -316,6 +314,20 @@ class Trainer:
                     self.save(learner, pool)
                     saved = time.monotonic()
             self.save(learner, pool)
+
+    def _get(self, pool: Pool) -> Unroll:
+        """The next unroll that is not too old to learn from. Episodes count in any case: they have been played.
+
+        The version stands still meanwhile, so actors catch up and one will do.
+        """
+        while True:
+            unroll = pool.get()
+            self.recent.extend(unroll.episodes)
+            self.episodes += len(unroll.episodes)
+            limit, lag = self.config.max_policy_lag, self.learner.version - int(unroll.trajectory.version.min())
+            if limit is None or lag <= limit:
+                return unroll
+            self.dropped += 1
 
     def _keep(self, trajectory: Trajectory) -> Path:
         """Writes a batch that cannot be learned from, so that the reason can be found."""
@@ -353,6 +365,7 @@ class Trainer:
             "actors/alive": float(pool.alive),
             "actors/restarts": float(pool.restarts),
             "actors/unrolls_waiting": float(pool.waiting),
+            "actors/unrolls_dropped": float(self.dropped),
         }
         return {name: value for name, value in row.items() if not math.isnan(value)}
 

@@ -43,6 +43,7 @@ Copied = Callable[..., Path]
         (["launch", "--learners", "3"], ["learners", "64 rows", "3"]),
         (["launch", "--learners", "2", "--learner.device", "cuda:1"], ["device", "auto, cpu or cuda", "'cuda:1'"]),
         (["launch", "--local", "--learners", "2"], ["--local", "--learners 1", "2"]),
+        (["launch", "--max-policy-lag", "-1"], ["max_policy_lag", "0 or more", "-1"]),
         (["launch", "--seed", "-1"], ["seed", "0 or more", "-1"]),
         (["launch", "--checkpoint-seconds", "-1"], ["checkpoint_seconds", "0 or more", "-1"]),
         (["launch", "--threads", "0"], ["threads", "1 or more", "0"]),
