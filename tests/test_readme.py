@@ -25,3 +25,12 @@ def test_files_of_the_map_exist() -> None:
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"make ([a-z]+)", README)) <= targets | {"are"}
+
+
+def test_each_row_of_the_table_of_faults_names_a_test_that_exists() -> None:
+    table = (ROOT / "docs" / "faults.md").read_text()
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 10
+    for row in rows:
+        path, name = row.split("|")[3].strip().split("::")
+        assert f"def {name}(" in (ROOT / "tests" / path).read_text(), row
