@@ -62,8 +62,8 @@ class CompressiveTransformerConfig:
     dropout: float = 0.0
     """Dropout on the output of each sub-layer while training."""
     attention: Literal["sdpa", "flex"] = "sdpa"
-    """How a segment attends: scaled_dot_product_attention (on a CPU its formula, which is faster there), or FlexAttention
-    (inside torch.compile, on a GPU)."""
+    """How a segment attends: scaled_dot_product_attention (on a CPU its formula, which is faster there), or
+    FlexAttention (inside torch.compile, on a GPU)."""
 
     def __post_init__(self) -> None:
         check_positive(self, "model_size", "num_layers", "num_heads", "mlp_size", "segment_size")
