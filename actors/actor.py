@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from agent import Agent, AgentOutput, Trajectory
-from agent.core import State, leaves, map_state
+from agent.core import State, leaves, map_state, state_to
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,19 @@ class Actor:
         actor_id: goes into trajectories and seeds.
         seed: of the environments and of the choice of actions, together with `actor_id`.
         sample: choose from the policy; if False, its most probable action.
+        device: where the network and the memory are; all else, and every trajectory, is on the CPU.
 
     Raises:
         ValueError: if the environment's spaces or its way of resetting are not supported.
     """
 
-    def __init__(self, envs: VectorEnv, agent: Agent, actor_id: int, seed: int, sample: bool = True) -> None:
+    def __init__(
+        self, envs: VectorEnv, agent: Agent, actor_id: int, seed: int, sample: bool = True, device: str = "cpu"
+    ) -> None:
         check_environment(envs)
         self.envs = envs
-        self.agent = agent.eval()
+        self.agent = agent.eval().to(device)
+        self.device = device
         self.actor_id = actor_id
         self.sample = sample
         self.version = 0
@@ -85,7 +89,7 @@ class Actor:
             discount=torch.ones(rows),
             reset=torch.ones(rows, dtype=torch.bool),
         )
-        self.core_state = agent.initial_state(rows)
+        self.core_state = state_to(agent.initial_state(rows), device)
         self.episode_metrics: tuple[str, ...] = tuple(envs.metadata.get("episode_metrics", ()))
         self.over = np.zeros(rows, dtype=bool)
         self.scores = np.zeros(rows)
@@ -101,14 +105,14 @@ class Actor:
         now = self.moment
         with torch.no_grad():
             output = self.agent(
-                now.observation[:, None],
-                now.last_action[:, None],
-                now.reward[:, None],
-                now.reset[:, None],
+                now.observation[:, None].to(self.device),
+                now.last_action[:, None].to(self.device),
+                now.reward[:, None].to(self.device),
+                now.reset[:, None].to(self.device),
                 state,
                 return_attention,
             )
-        scores = output.policy_logits[:, 0]
+        scores = output.policy_logits[:, 0].cpu()
         if self.sample:
             # Gumbel's trick: the argmax of logits plus Gumbel noise is a sample of the softmax.
             uniform = torch.rand(scores.shape, generator=self.generator)
@@ -160,8 +164,8 @@ class Actor:
         trajectory = Trajectory(
             **observed._asdict(),
             action=torch.stack(actions, dim=1),
-            policy_logits=torch.stack(logits, dim=1),
-            core_state=begin,
+            policy_logits=torch.stack(logits, dim=1).cpu(),
+            core_state=map_state(lambda leaf: leaf.cpu(), begin),
             actor_id=torch.full((rows,), self.actor_id),
             version=torch.full((rows,), self.version),
         )
@@ -197,7 +201,7 @@ class Actor:
         )
         self.moment = Moment(*(arrays[f"moment/{name}"] for name in Moment._fields))
         saved = iter(arrays[f"core/{index}"] for index in range(sum(1 for _ in leaves(self.core_state))))
-        self.core_state = map_state(lambda _: next(saved), self.core_state)
+        self.core_state = state_to(map_state(lambda _: next(saved), self.core_state), self.device)
         for name in ("over", "scores", "lengths"):
             setattr(self, name, arrays[name].numpy().copy())
 

@@ -5,8 +5,9 @@ other way round with a growing queue. `ray_pool.py` places the same actors on a 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +20,9 @@ class ActorsConfig:
     """How acting is spread out."""
 
     num_actors: int = 2
-    """Actor processes (with --local: actors that take turns in this process)."""
+    """Actor processes (with --local: actors that take turns in this process). Learning begins when all are up."""
+    max_actors: int | None = None
+    """Elastic: more actors join whenever the cluster has room, up to this many; None for num_actors and no more."""
     envs_per_actor: int = 32
     """Environments that an actor steps together."""
     unroll_length: int = 64
@@ -28,13 +31,74 @@ class ActorsConfig:
     """Unrolls that an actor may have asked for or finished before the learner takes one: 1 or 2."""
     threads: int = 1
     """CPU threads of an actor process."""
+    cpus: float = 1.0
+    """CPUs of the cluster that an actor takes up."""
+    gpus: float = 0.0
+    """GPUs of the cluster that an actor takes up, such as 0.25; with any, its network is on the GPU."""
+    resources: tuple[str, ...] = ()
+    """Other resources of the cluster that an actor takes up, NAME=AMOUNT as in `ray start --resources`."""
+    labels: tuple[str, ...] = ()
+    """Labels that an actor's node must have, KEY=VALUE as in `ray start --labels`, or KEY=!VALUE that it must not."""
+    placement: Literal["pack", "spread"] = "pack"
+    """Whether actors fill one node after the other or spread over all."""
 
     def __post_init__(self) -> None:
         for name in ("num_actors", "envs_per_actor", "unroll_length", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        if self.max_actors is not None and self.max_actors < self.num_actors:
+            raise ValueError(f"max_actors: expected at least num_actors = {self.num_actors}, got {self.max_actors}")
+        for name in ("cpus", "gpus"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
+        if self.gpus > 1 and self.gpus % 1:
+            raise ValueError(f"gpus: expected a share of one or a whole number, got {self.gpus}")
+        self.ray_options()
         if self.in_flight not in (1, 2):
             raise ValueError(f"in_flight: expected 1 or 2, got {self.in_flight}")
+
+    @property
+    def most_actors(self) -> int:
+        """Actors that there may be at a time."""
+        return self.max_actors or self.num_actors
+
+    @property
+    def count(self) -> str:
+        """The number of actors in words: "2", or "4..16" where it is elastic."""
+        return f"{self.num_actors}" if self.most_actors == self.num_actors else f"{self.num_actors}..{self.most_actors}"
+
+    @property
+    def device(self) -> str:
+        """Where an actor's network is."""
+        return "cuda" if self.gpus else "cpu"
+
+    def ray_options(self) -> dict[str, Any]:
+        """What an actor needs of a cluster and where it may be, as options of a Ray actor."""
+        options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus}
+        if self.resources:
+            amounts = pairs("resources", self.resources)
+            try:
+                options["resources"] = {name: float(amount) for name, amount in amounts.items()}
+            except ValueError:
+                raise ValueError(f"resources: expected NAME=AMOUNT, got {', '.join(self.resources)!r}") from None
+        if self.labels:
+            options["label_selector"] = pairs("labels", self.labels)
+        if self.placement == "spread":
+            options["scheduling_strategy"] = "SPREAD"
+        return options
+
+
+def pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
+    """The pairs of texts such as "key=value".
+
+    Raises:
+        ValueError: names the field `name` and the text that is none.
+    """
+    split = [text.partition("=") for text in texts]
+    for text, (key, equals, value) in zip(texts, split):
+        if not (key and equals and value):
+            raise ValueError(f"{name}: expected KEY=VALUE, got {text!r}")
+    return {key: value for key, _, value in split}
 
 
 MakeActor = Callable[[int, int], Actor]

@@ -6,7 +6,8 @@ has fresh environments and fresh memory. Ray itself is started and stopped by th
 
 import logging
 import os
-from collections.abc import Sequence
+from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 5
 """Times that an actor may die in a row without delivering an unroll before the run stops: then it is a bug."""
-STALL_SECONDS = 60.0
+STALL_SECONDS = 30.0
 """Time without any unroll after which to say so."""
 
 
@@ -49,13 +50,26 @@ class RemoteActor:
         return unroll._replace(trajectory=map_state(lambda leaf: leaf.numpy(), unroll.trajectory))
 
 
+@dataclass
+class _Member:
+    """An actor of the pool: its process, which is the `incarnation`-th, and deaths in a row without an unroll."""
+
+    handle: Any
+    incarnation: int = 0
+    failures: int = 0
+    up: bool = False
+
+
 class RayPool(Pool):
     """Actors as Ray actors, one or two unrolls in flight each.
 
+    All actors that there may be are asked for at once; Ray starts each as soon as the cluster has room for it. So an
+    elastic pool grows with the cluster, an autoscaler sees what is wanted, and an actor that was lost with its node
+    comes back when there is a node again. No unroll is asked of an actor before it is up: its weights would be old.
+
     Args:
         make_actor: builds an actor in its own process; small, for it is sent to every actor.
-        config: numbers of actors, environments and steps.
-        resources: Ray options of each actor, for instance `{"num_cpus": 1}`.
+        config: numbers of actors, environments and steps, and what each actor needs of the cluster.
 
     Raises:
         RuntimeError: from `get`, when an actor died `MAX_FAILURES` times in a row without delivering anything.
@@ -63,36 +77,32 @@ class RayPool(Pool):
         ray.exceptions.RayActorError: from `get`, likewise, when making an actor raised.
     """
 
-    def __init__(self, make_actor: MakeActor, config: ActorsConfig, resources: dict[str, Any] | None = None) -> None:
+    def __init__(self, make_actor: MakeActor, config: ActorsConfig) -> None:
         self.config = config
         self.make_actor = make_actor
-        self.remote_class = ray.remote(max_restarts=0, max_task_retries=0, **(resources or {"num_cpus": 1}))(
-            RemoteActor
-        )
-        self.incarnations = [0] * config.num_actors
-        self.failures = [0] * config.num_actors
-        self.up = [False] * config.num_actors
-        self.handles = [self._start(index) for index in range(config.num_actors)]
+        self.remote_class = ray.remote(max_restarts=0, max_task_retries=0, **config.ray_options())(RemoteActor)
         self.weights: ray.ObjectRef | None = None
         self.version = -1
-        # Insertion order is age: the oldest request comes first.
+        # Requests and whose they are. Insertion order is age: the oldest request comes first.
         self.pending: dict[ray.ObjectRef, int] = {}
+        self.finished: deque[ray.ObjectRef] = deque()
+        self.members = [_Member(self._start(index, 0)) for index in range(config.most_actors)]
+        self.complete = False
+        for index in range(config.most_actors):
+            self._ask(index)
 
-    def _start(self, index: int) -> Any:
-        return self.remote_class.remote(self.make_actor, index, self.incarnations[index], self.config)
+    def _start(self, index: int, incarnation: int) -> Any:
+        return self.remote_class.remote(self.make_actor, index, incarnation, self.config)
 
     def _ask(self, index: int) -> None:
-        request = self.handles[index].unroll.remote(self.weights, self.version)
-        self.pending[request] = index
+        """Asks an actor for an unroll, or whether it is up."""
+        member = self.members[index]
+        unroll, pid = member.handle.unroll, member.handle.pid
+        self.pending[unroll.remote(self.weights, self.version) if member.up else pid.remote()] = index
 
     def publish(self, weights: dict[str, Tensor], version: int) -> None:
-        first = self.weights is None
         self.weights = ray.put({name: value.numpy() for name, value in weights.items()})
         self.version = version
-        if first:
-            for _ in range(self.config.in_flight):
-                for index in range(self.config.num_actors):
-                    self._ask(index)
 
     def get(self) -> Unroll:
         if self.weights is None:
@@ -100,8 +110,9 @@ class RayPool(Pool):
         while True:
             request = self._oldest_finished()
             index = self.pending.pop(request)
+            member = self.members[index]
             try:
-                unroll = ray.get(request)
+                result = ray.get(request)
             except RayActorError as error:
                 if error.actor_init_failed:
                     raise
@@ -111,53 +122,72 @@ class RayPool(Pool):
                 logger.warning("an unroll of actor %d was lost with its node: %s", index, _reason(error))
                 self._ask(index)
                 continue
-            self.failures[index] = 0
-            self.up[index] = True
+            if not member.up:
+                member.up = True
+                for _ in range(self.config.in_flight):
+                    self._ask(index)
+                continue
+            member.failures = 0
             self._ask(index)
             # Arrays from the object store are read-only and pinned as long as they are used: copy and let go.
-            return unroll._replace(trajectory=map_state(lambda leaf: torch.from_numpy(leaf.copy()), unroll.trajectory))
+            return result._replace(trajectory=map_state(lambda leaf: torch.from_numpy(leaf.copy()), result.trajectory))
 
     def _oldest_finished(self) -> ray.ObjectRef:
-        """Waits for a request to be finished; of several, that which was made first (`ray.wait` does not say)."""
+        """Waits for requests to be finished; of several, that which was made first (`ray.wait` does not say)."""
+        while True:
+            while self.finished:
+                if (request := self.finished.popleft()) in self.pending:  # else its actor is gone
+                    return request
+            requests = self._awaited()
+            if ray.wait(requests, timeout=STALL_SECONDS)[0]:
+                finished = set(ray.wait(requests, num_returns=len(requests), timeout=0)[0])
+                self.finished.extend(request for request in requests if request in finished)
+            else:
+                free = ray.available_resources()
+                logger.warning(
+                    "no unroll for %.0f s: %d of %s actors are up; each needs %s, and the cluster has free %s",
+                    STALL_SECONDS,
+                    sum(member.up for member in self.members),
+                    self.config.count,
+                    self.config.ray_options(),
+                    {name: free.get(name, 0.0) for name in ("CPU", "GPU")},
+                )
+
+    def _awaited(self) -> list[ray.ObjectRef]:
+        """The first request of each actor; at the beginning only of those that are not up, until enough of them are."""
+        self.complete = self.complete or sum(member.up for member in self.members) >= self.config.num_actors
         heads: dict[int, ray.ObjectRef] = {}
         for request, index in self.pending.items():
-            heads.setdefault(index, request)
-        requests = list(heads.values())
-        while not (finished := ray.wait(requests, num_returns=1, timeout=STALL_SECONDS)[0]):
-            logger.warning(
-                "no unroll for %.0f s; %d of %d actors have delivered any. Each needs a free CPU of the cluster.",
-                STALL_SECONDS,
-                sum(self.up),
-                self.config.num_actors,
-            )
-        finished += ray.wait(requests, num_returns=len(requests), timeout=0)[0]
-        return next(request for request in requests if request in finished)
+            if self.complete or not self.members[index].up:
+                heads.setdefault(index, request)
+        return list(heads.values())
 
     def _replace(self, index: int, error: RayActorError) -> None:
-        self.up[index] = False
-        self.failures[index] += 1
-        if self.failures[index] > MAX_FAILURES:
+        member = self.members[index]
+        member.up = False
+        member.failures += 1
+        if member.failures > MAX_FAILURES:
             raise RuntimeError(
-                f"actor {index} died {self.failures[index]} times in a row without an unroll: {_reason(error)}"
+                f"actor {index} died {member.failures} times in a row without an unroll: {_reason(error)}"
             ) from error
-        self.incarnations[index] += 1
+        member.incarnation += 1
         logger.warning("actor %d died and is replaced: %s", index, _reason(error))
-        ray.kill(self.handles[index])
+        ray.kill(member.handle)
         self.pending = {request: owner for request, owner in self.pending.items() if owner != index}
-        self.handles[index] = self._start(index)
-        for _ in range(self.config.in_flight):
-            self._ask(index)
+        member.handle = self._start(index, member.incarnation)
+        self._ask(index)
 
     def status(self) -> PoolStatus:
-        finished: Sequence[Any] = []
-        if self.pending:
-            finished, _ = ray.wait(list(self.pending), num_returns=len(self.pending), timeout=0)
-        return PoolStatus(alive=sum(self.up), restarts=sum(self.incarnations), waiting=len(finished))
+        asked = [request for request, index in self.pending.items() if self.members[index].up]
+        # Wherever they are: nothing is fetched for a count.
+        waiting = len(ray.wait(asked, num_returns=len(asked), timeout=0, fetch_local=False)[0]) if asked else 0
+        alive, restarts = (sum(column) for column in zip(*((m.up, m.incarnation) for m in self.members)))
+        return PoolStatus(alive, restarts, waiting)
 
     def close(self) -> None:
         self.pending.clear()
-        for handle in self.handles:
-            ray.kill(handle)
+        for member in self.members:
+            ray.kill(member.handle)
 
 
 def _reason(error: Exception) -> str:

@@ -9,9 +9,10 @@ import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from actors import ActorsConfig
+from actors.pool import pairs
 from agent import AgentConfig
 from agent.core import CORES
 from learner.learner import LearnerConfig
@@ -34,6 +35,10 @@ class RunConfig:
     """Unrolls (of envs_per_actor rows each) that make one batch."""
     learners: int = 1
     """Learners, one a GPU or CPU, that share each batch by rows; 1 learns in the program's own process."""
+    learner_placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
+    """How several learners are placed: on few nodes or on many, and, if strict, on exactly one or on one each."""
+    learner_labels: tuple[str, ...] = ()
+    """Labels that a learner's node must have, KEY=VALUE as in `ray start --labels`."""
     max_policy_lag: int | None = None
     """Unrolls whose weights are more versions old than this are dropped, and counted; None to learn from all."""
     log_every: int = 20
@@ -59,6 +64,7 @@ class RunConfig:
                 raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
         if self.max_policy_lag is not None and self.max_policy_lag < 0:
             raise ValueError(f"max_policy_lag: expected 0 or more, or None, got {self.max_policy_lag}")
+        pairs("learner_labels", self.learner_labels)
         for name in ("seed", "checkpoint_seconds", "video_episodes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import logging
 import os
+import re
 import shlex
 import signal
 import socket
@@ -54,6 +55,7 @@ class Options(RunConfig):
       compressive launch                                    a small level on two CPU cores, under 10 minutes
       compressive launch --core lstm --seed 1               the same with another memory
       compressive launch --resume runs/NAME                 go on where a run stopped
+      compressive launch --actors 4..16                     4 actors, and up to 16 as the cluster has room for them
       compressive launch --learners 2                       two learners, each with half of every batch
       compressive launch --preset paper                     section 5.7 of the paper, on DeepMind Lab
       compressive launch --preset paper --env rooms:full    the same on the re-created level
@@ -87,6 +89,7 @@ def parse(arguments: Sequence[str]) -> Options:
         UserError: if a value is impossible.
     """
     prog = "compressive launch"
+    arguments = list(_numbers_of_actors(arguments))
     known = [argument for argument in arguments if argument not in ("-h", "--help")]
     start, _ = parse_options(Start, prog, args=known, return_unknown_args=True)
     try:
@@ -96,7 +99,7 @@ def parse(arguments: Sequence[str]) -> Options:
     options = parse_options(
         Options,
         prog,
-        args=list(arguments),
+        args=arguments,
         default=Options(**vars(config), core=config.core_name),
         config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
     )
@@ -106,6 +109,8 @@ def parse(arguments: Sequence[str]) -> Options:
         raise UserError("--run names a new run and --resume an old one: give only one of them")
     if options.local and options.ray_address:
         raise UserError("--local acts in this process and --ray-address on a cluster: give only one of them")
+    if options.local and options.actors.max_actors is not None:
+        raise UserError(f"--local acts in this process: expected one number of actors, got {options.actors.count}")
     if options.local and options.learners > 1:
         raise UserError(f"--local learns in this process: expected --learners 1, got {options.learners}")
     if options.core != config.core_name:
@@ -115,6 +120,25 @@ def parse(arguments: Sequence[str]) -> Options:
             if name.startswith(FIXED):
                 raise UserError(f"{name}: expected {old} as in {options.resume}, got {new}")
     return options
+
+
+def _numbers_of_actors(arguments: Sequence[str]) -> Iterator[str]:
+    """The arguments with `--actors 4` or `--actors 4..16` written out.
+
+    Raises:
+        UserError: if it is neither.
+    """
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name != "--actors":
+            yield word
+            continue
+        value = value if equals else next(words, "")
+        numbers = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", value)
+        if not numbers:
+            raise UserError(f"actors: expected a number, or two as in 4..16, got {value!r}")
+        yield from ("--actors.num-actors", numbers[1], "--actors.max-actors", numbers[2] or "None")
 
 
 def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -142,11 +166,12 @@ def launch(arguments: Sequence[str]) -> None:
         _describe(options, trainer, console)
         try:
             _train(options, trainer, console)
-        except OSError as error:
-            if error.errno not in DISK_ERRORS:
+        except (OSError, MemoryError) as error:
+            if isinstance(error, OSError) and error.errno not in DISK_ERRORS:
                 raise
+            what = f"{run} cannot be written to: {error}" if isinstance(error, OSError) else str(error)
             go_on = f"; go on from {trainer.saved} with: {_again(options, run)}" if trainer.saved else ""
-            raise UserError(f"{run} cannot be written to: {error}{go_on}") from error
+            raise UserError(f"{what}{go_on}") from error
         except FloatingPointError as error:
             slower = f"--learner.learning-rate {config.learner.learning_rate / 4:.3g}"
             print(
@@ -184,7 +209,7 @@ def _describe(options: Options, trainer: Trainer, console: Console) -> None:
         "run": str(run),
         "environment": f"{config.env} ({image}), {trainer.action_repeat} frames a step",
         "agent": f"{config.core_name} core, {quantity(parameters)} parameters, {learning}",
-        "actors": f"{config.actors.num_actors} x {config.actors.envs_per_actor} environments "
+        "actors": f"{config.actors.count} x {config.actors.envs_per_actor} environments "
         f"{'in this process' if options.local else 'on Ray'}",
         "curves": f"tensorboard --logdir {run.parent}",
         "stop": f"Ctrl-C, then go on with: {_again(options, run)}",
@@ -205,7 +230,7 @@ def _train(options: Options, trainer: Trainer, console: Console) -> None:
     config, run = trainer.config, trainer.run
     begin = time.monotonic()
     with (
-        _ray(options, config, console),
+        _ray(options, trainer, console),
         stop_on_signals() as stop,
         TerminalDisplay(console, config.frames) as display,
     ):
@@ -271,18 +296,21 @@ def _claim(run: Path, new: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _ray(options: Options, config: RunConfig, console: Console) -> Iterator[None]:
+def _ray(options: Options, trainer: Trainer, console: Console) -> Iterator[None]:
     """Starts Ray on this machine or joins a cluster; nothing with --local. Ray itself tells of errors only.
 
     Raises:
         UserError: if Ray does not start, or there is no cluster at the address.
+        MemoryError: if Ray's object store is full, and the disk that it moves objects to as well.
     """
     if options.local:
         yield
         return
+    config = trainer.config
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")  # the pool says so itself
     import ray
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
     logging.getLogger("ray").setLevel(logging.ERROR)
     where: dict[str, Any] = {"address": options.ray_address}
@@ -290,7 +318,8 @@ def _ray(options: Options, config: RunConfig, console: Console) -> Iterator[None
         # "local": whatever cluster the environment names or an earlier one left behind in the temporary folder.
         # Actors may outnumber the cores: the operating system shares these better than an idle queue does.
         cpus = max(os.cpu_count() or 1, config.actors.num_actors + (config.learners if config.learners > 1 else 0))
-        where = {"address": "local", "num_cpus": cpus, "object_store_memory": 512 << 20, "include_dashboard": False}
+        store = max(512 << 20, 3 * config.actors.most_actors * config.actors.in_flight * trainer.unroll_bytes)
+        where = {"address": "local", "num_cpus": cpus, "object_store_memory": store, "include_dashboard": False}
     # Ray's processes inherit that hang-ups are ignored: the terminal may close, the last unrolls still arrive.
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -306,6 +335,8 @@ def _ray(options: Options, config: RunConfig, console: Console) -> Iterator[None
         signal.signal(signal.SIGHUP, hang_up)
     try:
         yield
+    except (ObjectStoreFullError, OutOfDiskError) as error:
+        raise MemoryError("Ray's object store is full, and so is the disk that it moves objects to") from error
     finally:
         ray.shutdown()
 

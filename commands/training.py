@@ -26,8 +26,9 @@ from torch import Tensor
 from actors import Actor, Episode, LocalPool, Pool, PoolStatus, Unroll
 from actors.actor import check_environment
 from actors.evaluation import correct_fraction
+from actors.pool import pairs
 from agent import Agent, Trajectory
-from agent.core import concatenate_states, leaves
+from agent.core import concatenate_states, leaves, state_bytes
 from commands import UserError
 from commands.config import RunConfig, to_plain
 from envs import human_normalised, make_vector, oracle_normalised
@@ -173,7 +174,7 @@ def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: i
     """
     seed = np.random.SeedSequence([config.seed, 1, generation, incarnation]).generate_state(1)[0]
     envs = make_vector(config.env, config.actors.envs_per_actor)
-    return Actor(envs, make_agent(config), actor_id, int(seed))
+    return Actor(envs, make_agent(config), actor_id, int(seed), device=config.actors.device)
 
 
 def make_pool(config: RunConfig, generation: int, local: bool) -> Pool:
@@ -203,7 +204,14 @@ def make_learners(config: RunConfig, learner: Learner) -> "AbstractContextManage
     from learner.group import LearnerGroup
 
     try:
-        return LearnerGroup(learner, config.learners, config.learner.device, config.seed)
+        return LearnerGroup(
+            learner,
+            config.learners,
+            config.learner.device,
+            config.seed,
+            config.learner_placement,
+            pairs("learner_labels", config.learner_labels),
+        )
     except ValueError as error:
         raise UserError(str(error)) from error
 
@@ -239,6 +247,14 @@ class Trainer:
         """Environment frames learned from."""
         return self.learner.steps * self.action_repeat
 
+    @property
+    def unroll_bytes(self) -> int:
+        """Size of an actor's unroll as it travels to the learner."""
+        actors, shape = self.config.actors, interface(self.config.env).observation_shape
+        observation = math.prod(shape) * (1 if len(shape) == 3 else 4)  # images are bytes
+        state = state_bytes(self.agent.initial_state(1))
+        return actors.envs_per_actor * ((actors.unroll_length + 1) * observation + state)
+
     def restore(self) -> None:
         """Goes on from the run's last readable checkpoint. Actors begin afresh if their number has changed.
 
@@ -259,10 +275,10 @@ class Trainer:
             self.pool_state = checkpoint.parts.get("actors", {})
         self.restored, self.saved = checkpoint, checkpoint.path
 
-    def save(self, learner: "Learner | LearnerGroup", pool: Pool) -> Path:
-        """Writes a checkpoint and returns its folder."""
+    def save(self, learner: "Learner | LearnerGroup", pool: Pool | None = None) -> Path:
+        """Writes a checkpoint and returns its folder; without a pool, actors begin afresh when it is resumed."""
         parts, counters = checkpoints.pack_learner(learner.state_dict())
-        if actors := pool.state_dict():
+        if pool and (actors := pool.state_dict()):
             parts["actors"] = actors
         state = {
             "learner": counters,
@@ -283,6 +299,7 @@ class Trainer:
         Raises:
             OSError: if the run's folder cannot be written to.
             FloatingPointError: if a loss or gradient is not finite. The batch is kept, and so are the checkpoints.
+            Exception: whatever actors raise that is not a death; what was learned so far is saved before.
         """
         config = self.config
         with ExitStack() as stack:
@@ -298,8 +315,12 @@ class Trainer:
             pool.publish(learner.weights(), learner.version)
             clock, saved = Clock(learner.steps), time.monotonic()
             while self.frames < config.frames and not stop.requested:
-                with clock.waiting():
-                    unrolls = [self._get(pool) for _ in range(config.unrolls_per_update)]
+                try:
+                    with clock.waiting():
+                        unrolls = [self._get(pool) for _ in range(config.unrolls_per_update)]
+                except Exception:  # what was learned is not lost with the actors
+                    self.save(learner)
+                    raise
                 trajectory = concatenate_states([unroll.trajectory for unroll in unrolls])
                 try:
                     metrics = learner.update(trajectory)

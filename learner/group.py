@@ -35,7 +35,7 @@ PEER_SECONDS = 120.0
 """Time that learners wait for each other in a sum before they give one up. A killed process is noticed at once."""
 GRACE_SECONDS = 10.0
 """Time that the others have to answer once a learner is lost."""
-STALL_SECONDS = 60.0
+STALL_SECONDS = 30.0
 """Time without room for the learners after which to say so."""
 
 Result = TypeVar("Result")
@@ -106,6 +106,8 @@ class LearnerGroup:
         size: number of learners.
         device: where they learn: auto (GPUs if the cluster has any), cpu, or cuda, which is one GPU each.
         seed: of their random numbers (dropout), which differ by learner and start.
+        placement: pack, spread, strict_pack or strict_spread: Ray's strategies of placement groups.
+        labels: which a learner's node must have.
 
     Raises:
         ValueError: if the cluster has some GPUs, or was asked for them, but fewer than learners.
@@ -114,9 +116,18 @@ class LearnerGroup:
         ray.exceptions.RayActorError: from calls, likewise, when a learner's process could not begin.
     """
 
-    def __init__(self, learner: Learner, size: int, device: str = "auto", seed: int = 0) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        size: int,
+        device: str = "auto",
+        seed: int = 0,
+        placement: str = "pack",
+        labels: dict[str, str] | None = None,
+    ) -> None:
         self.learner, self.size, self.seed = learner, size, seed
         self.device, self.resources = _place(device, size)
+        self.strategy, self.labels = placement.upper(), labels or {}
         self.restarts = self.failures = 0
         self.placement: PlacementGroup | None = None
         self.members: list[Any] = []
@@ -211,8 +222,18 @@ class LearnerGroup:
             self._follow(state)
 
     def _start(self) -> None:
-        """Begins to start the processes."""
+        """Begins to start the processes, as soon as there is room for them: Ray places anew what a lost node had."""
         assert self.placement is not None
+        while not self.placement.wait(STALL_SECONDS):
+            free = ray.available_resources()
+            logger.warning(
+                "no room for %d learners yet (%s); each needs %s%s, and the cluster has free %s",
+                self.size,
+                self.strategy,
+                self.resources,
+                f" on a node with {self.labels}" if self.labels else "",
+                {name: free.get(name, 0.0) for name in self.resources},
+            )
         remote_class = ray.remote(max_restarts=0, max_task_retries=0)(RemoteLearner)
         for rank in range(self.size):
             seed = np.random.SeedSequence([self.seed, 2, rank, self.version, self.restarts]).generate_state(1)[0]
@@ -235,9 +256,9 @@ class LearnerGroup:
         self.members, self.joined = [], False
 
     def __enter__(self) -> "LearnerGroup":
-        self.placement = placement_group([self.resources] * self.size)
-        while not self.placement.wait(STALL_SECONDS):
-            logger.warning("no room for %d learners yet; each needs of the cluster: %s", self.size, self.resources)
+        self.placement = placement_group(
+            [self.resources] * self.size, self.strategy, bundle_label_selector=[self.labels] * self.size
+        )
         self._start()
         return self
 

@@ -33,6 +33,13 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
+def small(**config: Any) -> ActorsConfig:
+    """Two actors that take up half a CPU each, unless something else is said."""
+    return ActorsConfig(
+        **{"num_actors": 2, "envs_per_actor": ENVS, "unroll_length": LENGTH, "cpus": 0.5, **config},
+    )
+
+
 MakePool = Callable[..., Any]
 
 
@@ -42,11 +49,11 @@ def make_pool(request: pytest.FixtureRequest) -> MakePool:
         request.getfixturevalue("cluster")
 
     @contextmanager
-    def make(build: Any = None, **config: int) -> Iterator[Pool]:
-        actors = ActorsConfig(**{"num_actors": 2, "envs_per_actor": ENVS, "unroll_length": LENGTH, **config})
+    def make(build: Any = None, **config: Any) -> Iterator[Pool]:
+        actors = small(**config)
         build = build or partial(make_counting_actor, ENVS)
         if request.param == "ray":
-            pool: Pool = RayPool(build, actors, {"num_cpus": 0.5})
+            pool: Pool = RayPool(build, actors)
         else:
             pool = LocalPool(build, actors)
         with pool:
@@ -143,9 +150,8 @@ def test_weights_arrive_with_their_version(make_pool: MakePool) -> None:
 
 @pytest.mark.ray
 def test_killed_actor_comes_back_with_fresh_memory(cluster: None) -> None:
-    config = ActorsConfig(num_actors=2, envs_per_actor=ENVS, unroll_length=LENGTH)
-    with RayPool(partial(make_counting_actor, ENVS), config, {"num_cpus": 0.5}) as pool:
-        victim = ray.get(pool.handles[0].pid.remote())
+    with RayPool(partial(make_counting_actor, ENVS), small()) as pool:
+        victim = ray.get(pool.members[0].handle.pid.remote())
         pool.publish(weights(0), 0)
         for _ in range(6):
             no_wrong_state(pool.get())
@@ -160,7 +166,7 @@ def test_killed_actor_comes_back_with_fresh_memory(cluster: None) -> None:
             no_wrong_state(unroll)
             uids |= set(unroll.trajectory.observation[:, 0, 0].long().tolist())
         assert len(uids) == 2 * ENVS, "both actors deliver"
-        assert ray.get(pool.handles[0].pid.remote()) != victim
+        assert ray.get(pool.members[0].handle.pid.remote()) != victim
 
 
 @pytest.mark.ray
@@ -170,7 +176,7 @@ def test_a_bug_in_an_actor_is_raised_and_not_retried(cluster: None) -> None:
         actor.envs.step = lambda actions: 1 / 0  # type: ignore[method-assign]
         return actor
 
-    with RayPool(broken, ActorsConfig(num_actors=1, envs_per_actor=ENVS), {"num_cpus": 0.5}) as pool:
+    with RayPool(broken, small(num_actors=1)) as pool:
         pool.publish(weights(0), 0)
         with pytest.raises(ray.exceptions.RayTaskError, match="division by zero"):
             pool.get()
@@ -181,7 +187,7 @@ def test_a_bug_in_making_an_actor_is_raised_and_not_retried(cluster: None) -> No
     def broken(actor_id: int, incarnation: int) -> Actor:
         raise ValueError("no such environment")
 
-    with RayPool(broken, ActorsConfig(num_actors=1, envs_per_actor=ENVS), {"num_cpus": 0.5}) as pool:
+    with RayPool(broken, small(num_actors=1)) as pool:
         pool.publish(weights(0), 0)
         with pytest.raises(ray.exceptions.RayActorError, match="no such environment"):
             pool.get()
@@ -195,7 +201,7 @@ def test_an_actor_that_dies_again_and_again_stops_the_run(cluster: None) -> None
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
-    with RayPool(suicidal, ActorsConfig(num_actors=1, envs_per_actor=ENVS), {"num_cpus": 0.5}) as pool:
+    with RayPool(suicidal, small(num_actors=1)) as pool:
         pool.publish(weights(0), 0)
         with pytest.raises(RuntimeError, match=f"actor 0 died {MAX_FAILURES + 1} times in a row"):
             pool.get()
