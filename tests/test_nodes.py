@@ -1,6 +1,6 @@
 """Nodes of a real Ray cluster come and go while actors act and learners learn; and its object store fills up.
 
-The nodes are all on this machine (`ray.cluster_utils`); to lose one is to kill its raylet and with it all that runs there.
+The nodes are all on this machine (`ray.cluster_utils`); to lose one is to kill its raylet and all that runs there.
 """
 
 from collections.abc import Callable, Iterator

@@ -16,7 +16,10 @@ from gymnasium.vector import AutoresetMode
 from actors import ActorsConfig, LocalPool, Pool, Unroll
 from actors.actor import Actor
 from actors.ray_pool import MAX_FAILURES, RayPool
+from agent import Agent, AgentConfig
+from agent.core import LSTMConfig, leaves
 from agent.trajectory import acted, validate
+from envs import make_vector
 from tests.actors import counting
 from tests.actors.counting import CountingAgent, CountingEnv, make_counting_actor
 
@@ -229,6 +232,20 @@ def test_unsupported_environments_are_refused(change: dict[str, Any], message: s
         setattr(envs, name, value)
     with pytest.raises(ValueError, match=message):
         Actor(envs, CountingAgent(), 0, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_an_actor_on_a_gpu_hands_out_what_one_on_the_cpu_does() -> None:
+    def unrolls(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        agent = Agent(AgentConfig(torso="small", torso_size=16, core=LSTMConfig(16)), (24, 32, 3), 9)
+        actor = Actor(make_vector("rooms:small", 2), agent, 0, 0, device=device)
+        return [leaf for _ in range(2) for leaf in leaves(actor.unroll(4).trajectory)]
+
+    for here, there in zip(unrolls("cpu"), unrolls("cuda")):
+        assert there.device.type == "cpu"
+        torch.testing.assert_close(there, here, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("field", ["num_actors", "envs_per_actor", "unroll_length", "in_flight"])
