@@ -16,12 +16,13 @@ from ray.cluster_utils import Cluster
 
 from actors import Actor, ActorsConfig, Unroll
 from actors.ray_pool import RayPool
+from commands import main
 from learner import checkpoints
 from learner.group import LearnerGroup
 from learner.learner import Learner
 from tests.actors import counting
 from tests.actors.counting import make_counting_actor
-from tests.commands.cli import TINY, refusal, wait_until
+from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, refusal, saved_steps, start, wait_until
 from tests.learner import test_group
 from tests.learner.test_group import CPU, assert_close, make_agent, make_batches
 
@@ -172,3 +173,22 @@ def test_a_full_object_store_moves_to_the_disk_and_stops_the_run_where_that_is_f
             if actor in last:
                 assert seen[:, 0].equal(last[actor]), "an unroll was lost"
             last[actor] = seen[:, -1]
+
+
+def test_without_the_head_node_the_program_ends_and_can_be_resumed(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cluster, run = make_cluster(), tmp_path / "run"
+    environment = {**ENVIRONMENT, "RAY_gcs_rpc_server_reconnect_timeout_s": "1"}  # seconds; Ray's default is 60
+    arguments = ["launch", "--run", run, "--ray-address", cluster.address, *TINY, "--actors=1"]
+    with (tmp_path / "said").open("w+") as said:
+        process = start(*arguments, output=said, env=environment)
+        wait_until(lambda: len(saved_steps(run)) > 1, process)
+        (service,) = cluster.head_node.all_processes["gcs_server"]
+        service.process.kill()
+        assert process.wait(PATIENCE) == 1
+        said.seek(0)
+        assert "The program will terminate" in said.read()
+    step = checkpoints.load_latest(run).step
+    main(["launch", "--local", "--resume", str(run), f"--frames={4 * step + 500}"])
+    assert f"resumed from {run}/checkpoints/{step:012d}" in capfd.readouterr().out
