@@ -5,6 +5,7 @@ What each part means stands beside what it configures (`agent`, `actors`, `learn
 
 import dataclasses
 import json
+import re
 import types
 import typing
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ class RunConfig:
     """Time between two checkpoints; the last one, at the end or at Ctrl-C, is written in any case."""
     keep_checkpoints: int = 3
     """How many of the newest checkpoints are kept."""
+    checkpoint_url: str | None = None
+    """Where checkpoints go instead of the run's folder: any URL that fsspec knows, such as s3://bucket/run."""
     eval_episodes: int = 128
     """Episodes of the evaluation at the end, rounded up to a multiple of the environments that are played together."""
     video_episodes: int = 2
@@ -68,6 +71,11 @@ class RunConfig:
         for name in ("seed", "checkpoint_seconds", "video_episodes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
+        if self.checkpoint_url is not None and not re.match(r"[a-z][a-z0-9+.-]*://.", self.checkpoint_url):
+            raise ValueError(
+                "checkpoint_url: expected a URL such as s3://bucket/run or file:///mnt/run, "
+                f"got {self.checkpoint_url!r}"
+            )
         segment = getattr(self.agent.core, "segment_size", 1)
         if self.actors.unroll_length % segment:
             raise ValueError(

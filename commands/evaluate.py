@@ -21,6 +21,7 @@ from commands.options import parse
 from commands.training import interface, make_agent, score_metrics
 from envs import make_vector, prepare
 from learner import checkpoints
+from learner.storage import StorageError
 
 EVALUATION_SEED = 2
 """Branch of the run's seed sequence from which evaluation draws; training draws from 1."""
@@ -63,9 +64,9 @@ def evaluate(arguments: Sequence[str]) -> None:
         prepare(env)
         _require_same_interface(config.env, env)
         agent = make_agent(config)
-        checkpoint = checkpoints.load_latest(options.run)
+        checkpoint = checkpoints.load_latest(config.checkpoint_url or options.run)
         agent.load_state_dict(checkpoint.parts["weights"])
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, FileNotFoundError, ImportError, StorageError) as error:
         raise UserError(str(error)) from error
     except (RuntimeError, KeyError) as error:
         raise UserError(f"{checkpoint.path} does not fit {options.run / 'config.json'}: {error}") from error

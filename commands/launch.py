@@ -21,7 +21,7 @@ import tyro
 from rich.console import Console
 
 from commands import UserError
-from commands.config import RunConfig, read_config, to_plain
+from commands.config import RunConfig, from_plain, read_config, to_plain
 from commands.display import TerminalDisplay, quantity, table
 from commands.evaluate import evaluation_rows, evaluation_summary, film, play
 from commands.options import parse as parse_options
@@ -29,9 +29,10 @@ from commands.presets import make_preset
 from commands.training import Trainer, interface, stop_on_signals
 from envs import prepare
 from learner import checkpoints
+from learner.storage import StorageError, is_url
 
-FIXED = ("preset", "env", "seed", "agent.", "learner.optimiser")
-"""What a resumed run cannot change: its checkpoints depend on it."""
+FIXED = ("preset", "env", "seed", "agent.", "learner.optimiser", "checkpoint_url")
+"""What a resumed run cannot change: its checkpoints depend on it, or are there."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG)
 """Errors of writing that the user can mend."""
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
@@ -43,7 +44,7 @@ class Start:
 
     preset: str = "cpu"
     core: str = "compressive"
-    resume: Path | None = None
+    resume: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Options(RunConfig):
       compressive launch                                    a small level on two CPU cores, under 10 minutes
       compressive launch --core lstm --seed 1               the same with another memory
       compressive launch --resume runs/NAME                 go on where a run stopped
+      compressive launch --resume s3://bucket/run           the same, if its folder is lost
       compressive launch --actors 4..16                     4 actors, and up to 16 as the cluster has room for them
       compressive launch --learners 2                       two learners, each with half of every batch
       compressive launch --preset paper                     section 5.7 of the paper, on DeepMind Lab
@@ -66,15 +68,21 @@ class Options(RunConfig):
     """Recurrent core: compressive, transformer-xl, gated-transformer-xl, lstm, gru, mingru or memoryless."""
     run: Folder = None
     """Folder of the run, new or empty; if not given, runs/DATE-TIME-CORE."""
-    resume: Folder = None
+    resume: Annotated[str | None, tyro.conf.arg(metavar="DIR|URL")] = None
     """Go on with the run in this folder, from its last readable checkpoint and with its own configuration.
-    Agent, environment and seed stay as they are; --frames and most other values may be changed."""
+    Agent, environment and seed stay as they are; --frames and most other values may be changed.
+    With the URL of its checkpoints instead, the run gets a new folder (--run)."""
     local: bool = False
     """Act and learn in this one process, without Ray: slower, deterministic, and exactly resumable."""
     ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """Join the Ray cluster at this address instead of starting one on this machine."""
     threads: int = 1
     """CPU threads of the learner."""
+
+    @property
+    def new_folder(self) -> bool:
+        """Whether the run has no folder yet."""
+        return self.resume is None or is_url(self.resume)
 
     @property
     def config(self) -> RunConfig:
@@ -92,10 +100,8 @@ def parse(arguments: Sequence[str]) -> Options:
     arguments = list(_numbers_of_actors(arguments))
     known = [argument for argument in arguments if argument not in ("-h", "--help")]
     start, _ = parse_options(Start, prog, args=known, return_unknown_args=True)
-    try:
-        config = read_config(start.resume) if start.resume else make_preset(start.preset, start.core)
-    except (ValueError, FileNotFoundError) as error:
-        raise UserError(str(error)) from error
+    with _user_errors():
+        config = _config_of(start.resume) if start.resume else make_preset(start.preset, start.core)
     options = parse_options(
         Options,
         prog,
@@ -105,7 +111,7 @@ def parse(arguments: Sequence[str]) -> Options:
     )
     if options.threads < 1:
         raise UserError(f"threads: expected 1 or more, got {options.threads}")
-    if options.run and options.resume:
+    if options.run and not options.new_folder:
         raise UserError("--run names a new run and --resume an old one: give only one of them")
     if options.local and options.ray_address:
         raise UserError("--local acts in this process and --ray-address on a cluster: give only one of them")
@@ -141,6 +147,14 @@ def _numbers_of_actors(arguments: Sequence[str]) -> Iterator[str]:
         yield from ("--actors.num-actors", numbers[1], "--actors.max-actors", numbers[2] or "None")
 
 
+def _config_of(run: str) -> RunConfig:
+    """The configuration of a run by its folder, or by the URL of its checkpoints, where it goes on to write them."""
+    if is_url(run):
+        config = from_plain(checkpoints.load_latest(run).state["config"])
+        return dataclasses.replace(config, checkpoint_url=run)
+    return read_config(Path(run))
+
+
 def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Name, old and new value of all that differs between two configurations, as `to_plain` gives them."""
     if isinstance(old, dict):
@@ -155,23 +169,28 @@ def launch(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     config, console = options.config, Console()
     torch.set_num_threads(options.threads)
-    run = options.resume or options.run or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.core_name}"
+    run = options.run or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.core_name}"
+    if options.resume and not options.new_folder:
+        run = Path(options.resume)
     with console.status("preparing the environment (compiled once, then cached)"), _user_errors():
         prepare(config.env)
         trainer = Trainer(config, run, options.local)
-    with _claim(run, new=options.resume is None):
-        if options.resume:
-            with _user_errors():
+    with _claim(trainer, options.new_folder):
+        with _user_errors():
+            trainer.claim(new=options.resume is None)
+            if options.resume:
                 trainer.restore()
         _describe(options, trainer, console)
         try:
+            if options.new_folder:  # can be resumed from now on, even if Ray does not start
+                checkpoints.write_json(run / "config.json", to_plain(config))
             _train(options, trainer, console)
-        except (OSError, MemoryError) as error:
+        except (OSError, StorageError, MemoryError) as error:
             if isinstance(error, OSError) and error.errno not in DISK_ERRORS:
                 raise
-            what = f"{run} cannot be written to: {error}" if isinstance(error, OSError) else str(error)
+            problem = f"{run} cannot be written to: {error}" if isinstance(error, OSError) else str(error)
             go_on = f"; go on from {trainer.saved} with: {_again(options, run)}" if trainer.saved else ""
-            raise UserError(f"{what}{go_on}") from error
+            raise UserError(f"{problem}{go_on}") from error
         except FloatingPointError as error:
             slower = f"--learner.learning-rate {config.learner.learning_rate / 4:.3g}"
             print(
@@ -189,7 +208,7 @@ def launch(arguments: Sequence[str]) -> None:
 def _user_errors() -> Iterator[None]:
     try:
         yield
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, FileNotFoundError, ImportError, StorageError) as error:
         raise UserError(str(error)) from error
 
 
@@ -211,6 +230,7 @@ def _describe(options: Options, trainer: Trainer, console: Console) -> None:
         "agent": f"{config.core_name} core, {quantity(parameters)} parameters, {learning}",
         "actors": f"{config.actors.count} x {config.actors.envs_per_actor} environments "
         f"{'in this process' if options.local else 'on Ray'}",
+        **({"checkpoints": config.checkpoint_url} if config.checkpoint_url else {}),
         "curves": f"tensorboard --logdir {run.parent}",
         "stop": f"Ctrl-C, then go on with: {_again(options, run)}",
     }
@@ -263,14 +283,15 @@ def _train(options: Options, trainer: Trainer, console: Console) -> None:
 
 
 @contextmanager
-def _claim(run: Path, new: bool) -> Iterator[None]:
-    """Keeps other processes from a run; a new one's folder is made, and removed if it ends before its first checkpoint.
+def _claim(trainer: Trainer, new: bool) -> Iterator[None]:
+    """Keeps other processes from a run's folder; a new one is made, and removed if there is nothing to go on from.
 
     Raises:
         UserError: if the folder cannot be made or written to, is not new or is in use.
     """
     import fcntl
 
+    run = trainer.run
     try:
         if new and run.exists() and any(run.iterdir()):
             raise UserError(f"{run} already exists and is not empty: expected a new folder, or --resume {run}")
@@ -287,7 +308,8 @@ def _claim(run: Path, new: bool) -> Iterator[None]:
         try:
             yield
         finally:
-            if new and not any((run / "checkpoints").glob("*")):
+            saved = trainer.saved or any((run / "checkpoints").glob("*"))
+            if new and not (saved and (run / "config.json").exists()):
                 for path in (run / "config.json", run / ".lock"):
                     path.unlink(missing_ok=True)
                 for folder in (run / "checkpoints", run)[: 2 if made else 1]:

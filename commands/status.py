@@ -1,4 +1,4 @@
-"""`compressive status`: what a run is doing now, from its folder alone; another process may be running it."""
+"""`compressive status`: what a run is doing now, from what it wrote alone; another process may be running it."""
 
 import fcntl
 import math
@@ -17,6 +17,7 @@ from commands.display import duration, quantity, table
 from commands.options import parse
 from learner import checkpoints
 from learner.metrics import read_metrics
+from learner.storage import StorageError
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def status(arguments: Sequence[str]) -> None:
         raise UserError(str(error)) from error
     rows = read_metrics(run) if (run / "metrics.jsonl").exists() else []
     lines = {"state": state(run, config, rows), "environment": config.env, "core": config.core_name}
-    Console().print(table(str(run), lines | progress(config, rows) | last_checkpoint(run)))
+    Console().print(table(str(run), lines | progress(config, rows) | last_checkpoint(run, config)))
 
 
 def state(run: Path, config: RunConfig, rows: list[dict[str, Any]]) -> str:
@@ -84,12 +85,13 @@ def progress(config: RunConfig, rows: list[dict[str, Any]]) -> dict[str, str]:
     }
 
 
-def last_checkpoint(run: Path) -> dict[str, str]:
+def last_checkpoint(run: Path, config: RunConfig) -> dict[str, str]:
     """The checkpoint from which the run would go on, and those that cannot be read."""
     try:
-        checkpoint = checkpoints.load_latest(run)
-        age = duration(max(0.0, time.time() - checkpoint.path.stat().st_mtime))
-    except FileNotFoundError as error:
+        checkpoint = checkpoints.load_latest(config.checkpoint_url or run)
+    except (ValueError, FileNotFoundError, ImportError, StorageError) as error:
         return {"checkpoint": str(error)}
-    lines = {"checkpoint": f"{checkpoint.path.name} ({quantity(checkpoint.step)} steps), {age} ago"}
+    name = str(checkpoint.path) if config.checkpoint_url else Path(checkpoint.path).name
+    age = duration(max(time.time() - checkpoint.time, 0.0))  # this way round NaN stays
+    lines = {"checkpoint": f"{name} ({quantity(checkpoint.step)} steps), {age} ago"}
     return lines | {f"skipped {number}": text for number, text in enumerate(checkpoint.skipped, 1)}

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from collections import deque
@@ -36,6 +37,7 @@ from learner import checkpoints
 from learner.diagnostics import attention_mass
 from learner.learner import Learner
 from learner.metrics import MetricsWriter
+from learner.storage import Remote
 
 if TYPE_CHECKING:
     from learner.group import LearnerGroup
@@ -221,11 +223,13 @@ class Trainer:
 
     Args:
         config: the run.
-        run: its folder; nothing is written before `train`.
+        run: its folder; nothing is written before `claim` and `train`.
         local: whether actors live in this process; only then is a resumed run identical to an uninterrupted one.
 
     Raises:
-        ValueError: if there is no such environment or network.
+        ValueError: if there is no such environment, network or kind of URL.
+        ImportError: if one of them needs a package that is not installed.
+        StorageError: if the run's URL cannot be used.
     """
 
     def __init__(self, config: RunConfig, run: Path, local: bool) -> None:
@@ -240,7 +244,10 @@ class Trainer:
         self.generation = 0
         self.pool_state: dict[str, Tensor] = {}
         self.restored: checkpoints.Checkpoint | None = None
-        self.saved: Path | None = None
+        self.saved: Path | str | None = None
+        self.place: Path | str = config.checkpoint_url or run
+        self.remote = Remote(config.checkpoint_url) if config.checkpoint_url else None
+        self.claimed: str | None = None
 
     @property
     def frames(self) -> int:
@@ -255,14 +262,33 @@ class Trainer:
         state = state_bytes(self.agent.initial_state(1))
         return actors.envs_per_actor * ((actors.unroll_length + 1) * observation + state)
 
+    def claim(self, new: bool) -> None:
+        """Makes this process the only one that writes to the run's URL, if it has one.
+
+        There is no lock that a lost machine would give back. So the last claim counts: whoever wrote there before
+        stops at its next checkpoint, before it has written anything.
+
+        Raises:
+            ValueError: if a new run is to begin where there are checkpoints.
+            StorageError: if the URL cannot be written to.
+        """
+        if self.remote is None:
+            return
+        if new and self.remote.folders():
+            raise ValueError(f"{self.place} already has checkpoints: expected a new URL, or --resume {self.place}")
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        self.claimed = f"{self.run.resolve()} on {socket.gethostname()} (process {os.getpid()}, {now})"
+        self.remote.claim(self.claimed)
+
     def restore(self) -> None:
         """Goes on from the run's last readable checkpoint. Actors begin afresh if their number has changed.
 
         Raises:
             FileNotFoundError: if there is none.
             ValueError: if it does not fit the configuration.
+            StorageError: if the run's URL cannot be read from.
         """
-        checkpoint = checkpoints.load_latest(self.run)
+        checkpoint = checkpoints.load_latest(self.place)
         try:
             self.learner.load_state_dict(checkpoints.unpack_learner(checkpoint))
         except (RuntimeError, ValueError, KeyError) as error:
@@ -275,8 +301,14 @@ class Trainer:
             self.pool_state = checkpoint.parts.get("actors", {})
         self.restored, self.saved = checkpoint, checkpoint.path
 
-    def save(self, learner: "Learner | LearnerGroup", pool: Pool | None = None) -> Path:
-        """Writes a checkpoint and returns its folder; without a pool, actors begin afresh when it is resumed."""
+    def save(self, learner: "Learner | LearnerGroup", pool: Pool | None = None) -> None:
+        """Writes a checkpoint; without a pool, actors begin afresh when it is resumed.
+
+        Raises:
+            UserError: if the run's URL was claimed by another launch; nothing was written then.
+        """
+        if self.remote and self.claimed and (owner := self.remote.owner()) not in (None, self.claimed):
+            raise UserError(f"{self.place} was taken over by {owner}; this run ends with {self.saved}")
         parts, counters = checkpoints.pack_learner(learner.state_dict())
         if pool and (actors := pool.state_dict()):
             parts["actors"] = actors
@@ -288,8 +320,7 @@ class Trainer:
             "rng": checkpoints.rng_state(),
             "config": to_plain(self.config),
         }
-        self.saved = checkpoints.save(self.run, self.learner.steps, parts, state, self.config.keep_checkpoints)
-        return self.saved
+        self.saved = checkpoints.save(self.place, self.learner.steps, parts, state, self.config.keep_checkpoints)
 
     def train(self, display: Display, stop: StopRequest) -> None:
         """Trains until the run's frames are reached or a stop is requested; leaves a checkpoint either way.
@@ -298,6 +329,7 @@ class Trainer:
 
         Raises:
             OSError: if the run's folder cannot be written to.
+            StorageError: if its URL cannot be written to.
             FloatingPointError: if a loss or gradient is not finite. The batch is kept, and so are the checkpoints.
             Exception: whatever actors raise that is not a death; what was learned so far is saved before.
         """

@@ -4,21 +4,21 @@
         weights.safetensors     one file for each part: weights, optimiser, actors, ...
         state.json              all that is no tensor, and a manifest with size and SHA-256 of every file and of itself
 
-A checkpoint is written under a temporary name, flushed to the disk and renamed, so that a folder with a plain number
-for a name is complete; the manifest tells what the disk or a copy spoilt afterwards. Nothing that is loaded can run
-code. What is in the parts is the business of those who made them; helpers here turn optimisers and random generators
-into tensors and JSON and back.
+The run is a folder or a URL. `storage` writes a checkpoint to either so that it is there whole or not at all; the
+manifest tells what the disk or a copy spoilt afterwards. Nothing that is loaded can run code. What is in the parts is
+the business of those who made them; helpers here turn optimisers and random generators into tensors and JSON and back.
 """
 
 import base64
 import hashlib
 import json
 import logging
-import os
+import math
 import random
 import re
-import shutil
+import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,48 +29,61 @@ from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as format_safetensors
 from torch import Tensor
 
+from learner.storage import MANIFEST, Disk, Remote, flush, open_storage, write_and_flush
+
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-_COMPLETE = re.compile(r"\d{12,}")
-_SUPERSEDED = re.compile(r"(\d{12,})\.superseded")
-_TEMPORARY = ".tmp"
+_NAME = re.compile(r"(\d{12,})(?:-[0-9a-f]+)?(\.superseded)?")
 
 
 class Checkpoint(NamedTuple):
     """A checkpoint that was read and verified.
 
     step: agent steps, its name. parts: tensors by part and name, on the CPU. state: what `save` was given as `state`.
-    path: its folder. skipped: one line for each newer one that could not be read, with the reason.
+    time: when it was written, in seconds since 1970 (NaN if it does not say). path: its folder, or the URL of that.
+    skipped: one line for each newer one that could not be read, with the reason.
     """
 
     step: int
     parts: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
-    path: Path
+    time: float
+    path: Path | str
     skipped: list[str]
 
 
-def save(run: Path | str, step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, Any], keep: int = 3) -> Path:
+class _Entry(NamedTuple):
+    """A checkpoint in a listing; entries sort as they are worth loading. current: not superseded."""
+
+    current: bool
+    step: int
+    name: str
+
+
+def save(
+    run: Path | str, step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, Any], keep: int = 3
+) -> Path | str:
     """Writes a checkpoint; it is there whole or not at all, and those before it stay until it is.
 
     A checkpoint of this step is replaced. Later ones (those that `load_latest` had to skip, in a run that went on from
     an earlier one) are set aside as `<step>.superseded`. What interrupted writes left is removed.
 
     Args:
-        run: the run's folder; made if it does not exist.
+        run: the run's folder, made if it does not exist; or a URL, such as "s3://bucket/run".
         step: agent steps so far.
         parts: tensors by part and name; a part's name is a file's (letters, digits, "_" and "-").
         state: values that JSON can hold: counters, random states, the configuration.
         keep: how many of the newest to keep, this one included.
 
     Returns:
-        the checkpoint's folder.
+        the checkpoint's folder, or the URL of that.
 
     Raises:
         ValueError: if an argument is impossible; nothing was written then.
         TypeError: if `state` holds what JSON cannot; nothing was written then.
         OSError: if the disk is full or not writable; the checkpoints before are untouched.
+        StorageError: if the URL cannot be written to; the checkpoints before are untouched.
     """
     if step < 0:
         raise ValueError(f"step: expected at least 0, got {step}")
@@ -81,81 +94,77 @@ def save(run: Path | str, step: int, parts: dict[str, dict[str, Tensor]], state:
             raise ValueError(f"parts: expected names of letters, digits, '_' and '-', got {part!r}")
     json.dumps(state)
 
-    folder = Path(run) / "checkpoints"
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(folder)
-    final = folder / f"{step:012d}"
-    temporary = folder / f"{final.name}{_TEMPORARY}"
-    temporary.mkdir()
-    try:
-        files = {}
-        for part, tensors in parts.items():
-            # Copies, as safetensors refuses tensors that share memory.
-            copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-            data = format_safetensors(copies)
-            file = f"{part}.safetensors"
-            _write_and_flush(temporary / file, data)
-            files[file] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        content = {"format": FORMAT, "step": step, "files": files, "state": state}
-        text = json.dumps({**content, "sha256": _digest_json(content)}, indent=1)
-        _write_and_flush(temporary / "state.json", text.encode())
-        _flush(temporary)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    for number, other in _complete(folder):
-        if number > step:
-            logger.warning("setting aside %s: the run went on from an earlier checkpoint", other)
-        if number >= step:
-            _supersede(other)
-    temporary.rename(final)
-    _flush(folder)
-    for _, old in _complete(folder)[keep:]:
-        _remove(old)
-    if (replaced := final.with_name(f"{final.name}.superseded")).exists():
-        _remove(replaced)
-    return final
+    storage = open_storage(run)
+    storage.tidy()
+    name = storage.write(f"{step:012d}", _files(step, parts, state))
+    others = [entry for entry in _entries(storage) if entry.name != name]
+    for other in others:
+        if other.step == step:
+            storage.remove(other.name)
+        elif other.current and other.step > step:
+            logger.warning("setting aside %s: the run went on from an earlier checkpoint", storage.locate(other.name))
+            storage.rename(other.name, f"{other.name}.superseded")
+    for old in [other for other in others if other.current and other.step < step][keep - 1 :]:
+        storage.remove(old.name)
+    return storage.locate(name)
+
+
+def _files(step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Names and bytes of a checkpoint's files; the manifest comes last, for it tells of all others."""
+    files = {}
+    for part, tensors in parts.items():
+        # Copies, as safetensors refuses tensors that share memory.
+        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        data = format_safetensors(copies)
+        files[f"{part}.safetensors"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        yield f"{part}.safetensors", data
+    content = {"format": FORMAT, "step": step, "time": time.time(), "files": files, "state": state}
+    yield MANIFEST, json.dumps({**content, "sha256": _digest_json(content)}, indent=1).encode()
 
 
 def load_latest(run: Path | str) -> Checkpoint:
     """Reads the newest checkpoint that is whole.
 
     Each one that is truncated, altered or incomplete is skipped for the one before, with a warning that says why.
-    Nothing on the disk is changed.
+    Nothing on the disk or behind the URL is changed.
+
+    Args:
+        run: the run's folder, or a URL.
 
     Raises:
-        FileNotFoundError: if the folder is no run, has no checkpoint, or none that can be read; says which.
+        FileNotFoundError: if the folder is no run, or there is no checkpoint, or none that can be read; says which.
+        ValueError, ImportError, StorageError: if the URL cannot be used or read from. None is skipped for that.
     """
-    run = Path(run)
-    if not run.is_dir():
-        raise FileNotFoundError(f"{run}: there is no such folder")
-    folder = run / "checkpoints"
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{run} has no checkpoints: expected the folder of a run, with checkpoints/ in it")
+    storage = open_storage(run)
     skipped: list[str] = []
-    tried: set[Path] = set()
-    while candidates := [path for path in _candidates(folder) if path not in tried]:
-        path = candidates[0]
-        tried.add(path)
+    tried: set[str] = set()
+    while candidates := [entry.name for entry in _entries(storage) if entry.name not in tried]:
+        name = candidates[0]
+        tried.add(name)
         try:
-            checkpoint = _read(path)
+            checkpoint = _read(storage, name)
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-            if not path.exists():
+            if name not in storage.folders():
                 continue  # a training run beside us removed it, and so has written newer ones
-            skipped.append(f"{path.name}: {error}")
-            warnings.warn(f"skipped checkpoint {path}: {error}", stacklevel=2)
+            skipped.append(f"{name}: {error}")
+            warnings.warn(f"skipped checkpoint {storage.locate(name)}: {error}", stacklevel=2)
             continue
         return checkpoint._replace(skipped=skipped)
     if skipped:
-        raise FileNotFoundError(f"{folder} has no checkpoint that can be read: {'; '.join(skipped)}")
-    raise FileNotFoundError(f"{folder} has no checkpoint yet")
+        raise FileNotFoundError(f"{run} has no checkpoint that can be read: {'; '.join(skipped)}")
+    raise FileNotFoundError(f"{run} has no checkpoint yet")
 
 
-def _read(path: Path) -> Checkpoint:
-    if not (path / "state.json").is_file():
-        raise ValueError("state.json is missing")
+def _read(storage: Disk | Remote, name: str) -> Checkpoint:
+    def read(file: str) -> bytes:
+        try:
+            return storage.read(name, file)
+        except FileNotFoundError as error:
+            raise ValueError(f"{file} is missing") from error
+
+    text = read(MANIFEST)
     try:
-        content = json.loads((path / "state.json").read_bytes())
+        content = json.loads(text)
         digest = content.pop("sha256")
         intact = digest == _digest_json(content)
     except (ValueError, AttributeError, KeyError, TypeError) as error:
@@ -165,64 +174,20 @@ def _read(path: Path) -> Checkpoint:
     if content["format"] != FORMAT:
         raise ValueError(f"state.json has format {content['format']}, this version reads {FORMAT}")
     parts = {}
-    for name, expected in content["files"].items():
-        if not (path / name).is_file():
-            raise ValueError(f"{name} is missing")
-        data = (path / name).read_bytes()
+    for file, expected in content["files"].items():
+        data = read(file)
         if len(data) != expected["size"]:
-            raise ValueError(f"{name} has {len(data)} bytes instead of {expected['size']}")
+            raise ValueError(f"{file} has {len(data)} bytes instead of {expected['size']}")
         if hashlib.sha256(data).hexdigest() != expected["sha256"]:
-            raise ValueError(f"{name} is not what was written (its SHA-256 differs)")
-        parts[name.removesuffix(".safetensors")] = parse_safetensors(data)
-    return Checkpoint(content["step"], parts, content["state"], path, [])
+            raise ValueError(f"{file} is not what was written (its SHA-256 differs)")
+        parts[file.removesuffix(".safetensors")] = parse_safetensors(data)
+    return Checkpoint(content["step"], parts, content["state"], content.get("time", math.nan), storage.locate(name), [])
 
 
-def _complete(folder: Path) -> list[tuple[int, Path]]:
-    """Step and folder of each complete checkpoint, newest first."""
-    found = [(int(path.name), path) for path in folder.iterdir() if _COMPLETE.fullmatch(path.name)]
-    return sorted(found, reverse=True)
-
-
-def _candidates(folder: Path) -> list[Path]:
+def _entries(storage: Disk | Remote) -> list[_Entry]:
     """What may be loaded, best first; superseded ones serve if a replacement was interrupted."""
-    superseded = sorted((path for path in folder.iterdir() if _SUPERSEDED.fullmatch(path.name)), reverse=True)
-    return [path for _, path in _complete(folder)] + superseded
-
-
-def _supersede(path: Path) -> None:
-    aside = path.with_name(f"{path.name}.superseded")
-    if aside.exists():
-        _remove(aside)
-    path.rename(aside)
-
-
-def _remove(path: Path) -> None:
-    """Removes a folder; a kill in between leaves nothing that looks like a checkpoint."""
-    doomed = path.with_name(f"{path.name}.removed{_TEMPORARY}")
-    path.rename(doomed)
-    shutil.rmtree(doomed)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.name.endswith(_TEMPORARY) and path.is_dir():
-            shutil.rmtree(path)
-
-
-def _flush(path: Path) -> None:
-    """Waits until a file's bytes, or a folder's entries, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_and_flush(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    found = [match for name in storage.folders() if (match := _NAME.fullmatch(name))]
+    return sorted((_Entry(not match[2], int(match[1]), match[0]) for match in found), reverse=True)
 
 
 def _digest_json(value: Any) -> str:
@@ -239,13 +204,13 @@ def write_json(path: Path | str, value: Any) -> None:
     """
     path = Path(path)
     text = json.dumps(value, indent=2)
-    temporary = path.with_name(f"{path.name}{_TEMPORARY}")
+    temporary = path.with_name(f"{path.name}.tmp")
     try:
-        _write_and_flush(temporary, (text + "\n").encode())
+        write_and_flush(temporary, (text + "\n").encode())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    _flush(path.parent)
+    flush(path.parent)
 
 
 def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
