@@ -57,7 +57,7 @@ class Actor:
     """Environments, their memory, and a copy of the agent's weights.
 
     Args:
-        envs: a vector environment that resets on the next step, with one Box observation and one Discrete action.
+        envs: a vector environment that resets on the next step, with images or vectors to observe and Discrete actions.
         agent: the network; the actor never changes it except by `set_weights`.
         actor_id: goes into trajectories and seeds.
         seed: of the environments and of the choice of actions, together with `actor_id`.
@@ -213,5 +213,10 @@ def check_environment(envs: VectorEnv) -> None:
         raise ValueError(f"autoreset_mode: expected {AutoresetMode.NEXT_STEP}, got {mode}")
     if not isinstance(envs.single_action_space, gymnasium.spaces.Discrete) or envs.single_action_space.start != 0:
         raise ValueError(f"action space: expected Discrete(n) from 0, got {envs.single_action_space}")
-    if not isinstance(envs.single_observation_space, gymnasium.spaces.Box):
-        raise ValueError(f"observation space: expected a Box, got {envs.single_observation_space}")
+    space = envs.single_observation_space
+    seen = (space.dtype, len(space.shape)) if isinstance(space, gymnasium.spaces.Box) else None
+    if seen not in ((np.uint8, 3), (np.float32, 1)):
+        raise ValueError(
+            "observation space: expected a Box of uint8 [height, width, channels] or of float32 [features], "
+            f"got {space}"
+        )

@@ -1,4 +1,4 @@
-"""The actor-critic: vision, last action and last reward, a recurrent core, and the policy and value heads.
+"""The actor-critic: a torso, last action and last reward, a recurrent core, and the policy and value heads.
 
 Only the network lives here. Sampling actions is the actors' business, losses are the learner's.
 """
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from agent.core import CompressiveTransformerConfig, CoreConfig, State, make_core
-from agent.vision import Reconstruction, Vision
+from agent.vision import Reconstruction, make_torso
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,14 @@ class AgentConfig:
     """The network, apart from what the environment decides (observation shape, number of actions)."""
 
     torso: str = "deep"
-    """Vision network: deep (IMPALA's ResNet) or small."""
+    """Network for images: deep (IMPALA's ResNet) or small. Vectors always go through two linear layers."""
     torso_size: int = 256
-    """Features of the vision network."""
+    """Features of the torso."""
     core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
     """The recurrent core."""
     reconstruction_cost: float = 0.0
     """Weight of an auxiliary loss: the image must be drawn, 6 x 8 pixels, from the core's features; 0 for none. A mean
-    over steps, whatever the learner's reduction."""
+    over steps, whatever the learner's reduction. Vectors have no such loss."""
 
     def __post_init__(self) -> None:
         if not self.reconstruction_cost >= 0:
@@ -40,7 +40,7 @@ class AgentOutput(NamedTuple):
     policy_logits: [B, T, A].
     value: [B, T], in units of the (clipped, scaled) reward that the learner trains on.
     state: the core's state after the last step.
-    losses: the core's, as in `agent.core.CoreOutput`, and "reconstruction" if the config asks for it.
+    losses: the core's, as in `agent.core.CoreOutput`, and "reconstruction" of images if the config asks for it.
     attention: as in `agent.core.CoreOutput`.
     """
 
@@ -59,12 +59,13 @@ class Agent(nn.Module):
         self.config = config
         self.num_actions = num_actions
         model_size = config.core.model_size
-        self.vision = Vision(config.torso, observation_shape, config.torso_size)
+        self.vision = make_torso(config.torso, observation_shape, config.torso_size)
         self.joint = nn.Linear(config.torso_size + num_actions + 1, model_size)
         self.core = make_core(config.core)
         self.policy = nn.Linear(model_size, num_actions)
         self.value = nn.Linear(model_size, 1)
-        self.reconstruction = Reconstruction(model_size, observation_shape[-1]) if config.reconstruction_cost else None
+        draws = config.reconstruction_cost > 0 and len(observation_shape) == 3
+        self.reconstruction = Reconstruction(model_size, observation_shape[-1]) if draws else None
         # Near-uniform first policy and near-zero first values, whatever the core's scale.
         for head in (self.policy, self.value):
             nn.init.normal_(head.weight, std=0.01)
@@ -94,7 +95,7 @@ class Agent(nn.Module):
         """Consumes T steps of B rows.
 
         Args:
-            observation: [B, T, height, width, channels] uint8.
+            observation: [B, T, height, width, channels] uint8 or [B, T, features] float32.
             last_action: [B, T] int64, -1 where there is none.
             last_reward: [B, T], as the environment gave it; the network sees it clipped to +-1 (as IMPALA does).
             reset: [B, T] bool, where an episode begins.

@@ -1,7 +1,8 @@
-"""Vision torsos: images to features (IMPALA's deep residual network, and a small one for small images), and back.
+"""Torsos: images to features (IMPALA's deep residual network, and a small one for small images), and back; vectors too.
 
-A torso maps uint8 images [N, height, width, channels] to features [N, size], ReLU applied. Images are scaled to [-2, 2]
-here and nowhere else (docs/decisions.md says why). A new torso is one function and one line in `TORSOS`.
+A torso maps observations, uint8 images [N, height, width, channels] or float32 vectors [N, D], to features [N, size],
+ReLU applied. Observations are scaled here and nowhere else (docs/decisions.md says why). A new torso for images is one
+function and one line in `TORSOS`.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,6 +66,8 @@ class Vision(nn.Module):
         if len(image_shape) != 3:
             raise ValueError(f"image_shape: expected [height, width, channels], got {list(image_shape)}")
         height, width, channels = image_shape
+        if min(height, width) < 2:
+            raise ValueError(f"image_shape: expected 2 x 2 pixels or more, got {list(image_shape)}")
         self.image_shape = tuple(image_shape)
         self.convolutions = nn.Sequential(*TORSOS[name](channels))
         with torch.no_grad():
@@ -79,6 +82,40 @@ class Vision(nn.Module):
                 f"got {images.dtype} {list(images.shape)}"
             )
         return torch.relu(self.linear(self.convolutions(scale(images, self.linear.weight.dtype)).flatten(1)))
+
+
+class VectorTorso(nn.Module):
+    """Two linear layers with ReLUs, on sign(x) log(1 + |x|) of the vector.
+
+    That is nearly x for small values and tames large ones, whatever their units (DreamerV3, Hafner et al. 2023).
+    """
+
+    def __init__(self, vector_size: int, size: int) -> None:
+        super().__init__()
+        self.vector_size = vector_size
+        self.layers = nn.Sequential(nn.Linear(vector_size, size), nn.ReLU(), nn.Linear(size, size), nn.ReLU())
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """float32 vectors [N, vector_size] to features [N, size]."""
+        if vectors.shape[1:] != (self.vector_size,) or vectors.dtype != torch.float32:
+            raise ValueError(
+                f"observation: expected float32 [N, {self.vector_size}], got {vectors.dtype} {list(vectors.shape)}"
+            )
+        squashed = vectors.sign() * vectors.abs().log1p()
+        return self.layers(squashed.to(next(self.layers.parameters()).dtype))
+
+
+def make_torso(name: str, observation_shape: Sequence[int], size: int) -> nn.Module:
+    """The torso for observations of a shape: a vector has only one, an image that of `TORSOS` which is named.
+
+    Raises:
+        ValueError: if there is no such torso, or the shape is neither that of a vector nor that of an image.
+    """
+    if name not in TORSOS:
+        raise ValueError(f"torso: expected one of {', '.join(TORSOS)}, got {name!r}")
+    if len(observation_shape) == 1:
+        return VectorTorso(observation_shape[0], size)
+    return Vision(name, observation_shape, size)
 
 
 class Reconstruction(nn.Module):

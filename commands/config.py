@@ -26,7 +26,8 @@ class RunConfig:
     preset: str = "cpu"
     """Where all other defaults come from: cpu (a small level, two CPU cores) or paper (section 5.7, DeepMind Lab)."""
     env: str = "rooms:small"
-    """Environment: rooms:small, rooms:full (the level itself, re-created) or dmlab:LEVEL (needs DeepMind Lab).
+    """Environment: rooms:small, rooms:full (the level itself, re-created), dmlab:LEVEL (needs DeepMind Lab), gym:ID
+    (any gymnasium id), dm:MODULE:CLASS (any dm_env.Environment), diagnostic:recall or diagnostic:tmaze.
     Its fields are changed behind the name, as in rooms:full,hud=False."""
     frames: int = 10_000_000
     """Environment frames to train for (agent steps times the action repeat)."""
@@ -53,7 +54,7 @@ class RunConfig:
     eval_episodes: int = 128
     """Episodes of the evaluation at the end, rounded up to a multiple of the environments that are played together."""
     video_episodes: int = 2
-    """Episodes in the video at the end; 0 for none."""
+    """Episodes in the video at the end; 0 for none. Only images in RGB are filmed."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     """The network."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)

@@ -63,6 +63,8 @@ def evaluate(arguments: Sequence[str]) -> None:
         env = options.env or config.env
         prepare(env)
         _require_same_interface(config.env, env)
+        if options.video and not filmable(env):
+            raise ValueError(f"video: expected images in RGB, got {list(interface(env).observation_shape)} from {env}")
         agent = make_agent(config)
         checkpoint = checkpoints.load_latest(config.checkpoint_url or options.run)
         agent.load_state_dict(checkpoint.parts["weights"])
@@ -113,6 +115,12 @@ def play(
         actor.envs.close()
 
 
+def filmable(env: str) -> bool:
+    """Whether what an agent sees in an environment is an image in RGB, which can be filmed."""
+    shape = interface(env).observation_shape
+    return len(shape) == 3 and shape[2] == 3
+
+
 def film(
     config: RunConfig,
     agent: Agent,
@@ -126,7 +134,7 @@ def film(
     actor = make_evaluator(config, agent, 1, seed, sample, env or config.env, film=True)
     try:
         names = actor.envs.metadata.get("action_names") or tuple(map(str, range(agent.num_actions)))
-        record_episodes(actor, episodes, path, names, fps=round(60 / actor.envs.metadata.get("action_repeat", 4)))
+        record_episodes(actor, episodes, path, names, fps=round(actor.envs.metadata.get("render_fps", 15)))
     finally:
         actor.envs.close()
     return path

@@ -23,7 +23,7 @@ from rich.console import Console
 from commands import UserError
 from commands.config import RunConfig, from_plain, read_config, to_plain
 from commands.display import TerminalDisplay, quantity, table
-from commands.evaluate import evaluation_rows, evaluation_summary, film, play
+from commands.evaluate import evaluation_rows, evaluation_summary, film, filmable, play
 from commands.options import parse as parse_options
 from commands.presets import make_preset
 from commands.training import Trainer, interface, stop_on_signals
@@ -224,9 +224,10 @@ def _describe(options: Options, trainer: Trainer, console: Console) -> None:
     if config.learners > 1:
         learning = f"{config.learners} learners on Ray (device: {config.learner.device})"
     image = " x ".join(map(str, interface(config.env).observation_shape))
+    repeat = f"{trainer.action_repeat} frame{'s' * (trainer.action_repeat > 1)} a step"
     lines = {
         "run": str(run),
-        "environment": f"{config.env} ({image}), {trainer.action_repeat} frames a step",
+        "environment": f"{config.env} ({image}), {repeat}",
         "agent": f"{config.core_name} core, {quantity(parameters)} parameters, {learning}",
         "actors": f"{config.actors.count} x {config.actors.envs_per_actor} environments "
         f"{'in this process' if options.local else 'on Ray'}",
@@ -271,7 +272,7 @@ def _train(options: Options, trainer: Trainer, console: Console) -> None:
     rows = evaluation_rows(summary)
     rows["frames, steps"] = f"{quantity(trainer.frames)}, {quantity(trainer.learner.steps)}"
     rows["training"] = f"{seconds / 60:.1f} min"
-    if config.video_episodes:
+    if config.video_episodes and filmable(config.env):
         with console.status("filming"):
             video = film(config, agent, run / "videos" / "final.mp4", config.video_episodes)
         rows["video"] = str(video)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from envs import dmlab
+from envs import dm, dmlab, gym
+from envs.diagnostic import TASKS, DiagnosticEnv
 from envs.rooms import RoomsConfig, RoomsVectorEnv
 from envs.rooms.config import resolve
 
@@ -81,8 +83,44 @@ def _dmlab(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
     return dmlab.make(name, num_envs, **{f: v if f == "renderer" else int(v) for f, v in overrides.items()})
 
 
+def _diagnostic(name: str, overrides: dict[str, str], num_envs: int) -> DiagnosticEnv:
+    if name not in TASKS:
+        raise ValueError(f"no diagnostic task {name!r}; there are: {', '.join(TASKS)}")
+    fields = [field for field in inspect.signature(TASKS[name]).parameters if field != "num_envs"]
+    for field in overrides:
+        if field not in fields:
+            raise ValueError(f"diagnostic:{name} has no field {field!r}; there are: {', '.join(fields) or 'none'}")
+    return TASKS[name](num_envs, **_literals(overrides))
+
+
+def _literals(overrides: dict[str, str]) -> dict[str, Any]:
+    """Values as in Python where they can be read so, else the text."""
+
+    def read(text: str) -> Any:
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            return text
+
+    return {field: read(text) for field, text in overrides.items()}
+
+
+def _gym(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
+    return gym.make(name, num_envs, **_literals(overrides))
+
+
+def _dm(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
+    return dm.make(name, num_envs, **_literals(overrides))
+
+
 #: Kind -> function (name, overrides, num_envs) -> batch of environments.
-KINDS: dict[str, Callable[[str, dict[str, str], int], VectorEnv]] = {"rooms": _rooms, "dmlab": _dmlab}
+KINDS: dict[str, Callable[[str, dict[str, str], int], VectorEnv]] = {
+    "rooms": _rooms,
+    "dmlab": _dmlab,
+    "gym": _gym,
+    "dm": _dm,
+    "diagnostic": _diagnostic,
+}
 
 
 def make_vector(spec: str, num_envs: int) -> VectorEnv:

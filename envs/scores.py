@@ -1,12 +1,13 @@
 """What scores to expect: human and random players on the original level, an oracle and random on the re-created one.
 
 The numbers of the original are DeepMind's (DMLab-30, Leibo et al. 2018; Beattie et al. 2016); those of the re-creation
-come from `python benchmarks/environment.py --episodes 16384`. Nothing here runs an environment.
+come from `python benchmarks/environment.py --episodes 16384`; those of diagnostic tasks are exact. Nothing here runs an
+environment.
 """
 
 from __future__ import annotations
 
-from envs.registry import parse_spec
+from envs.registry import make_vector, parse_spec
 from envs.rooms.config import VARIANTS
 
 #: Score an episode of people and of uniform random actions on rooms_select_nonmatching_object_test.
@@ -27,6 +28,10 @@ def reference_scores(spec: str) -> dict[str, float | None]:
     DeepMind Lab and for the re-creation alike; elsewhere "random" is what `MEASURED` holds.
     """
     kind, name, overrides = parse_spec(spec)
+    if kind == "diagnostic":
+        return {"human": None, "random": None, "oracle": None} | make_vector(spec, 1).scores  # type: ignore[attr-defined]
+    if kind in ("gym", "dm"):
+        return {"human": None, "random": None, "oracle": None}
     if kind == "rooms" and name not in VARIANTS:
         raise ValueError(f"no variant {name!r} of the rooms level; there are: {', '.join(VARIANTS)}")
     if kind == "rooms" and name != "full":

@@ -1,52 +1,15 @@
-"""An environment that counts and an agent that remembers the count: if a state ever reaches the wrong environment, or
-survives where it should not, the agent says so in its logits."""
+"""An agent for the task `envs.diagnostic.Counting` that remembers the count: if a state ever reaches the wrong
+environment, or survives where it should not, the agent says so in its logits."""
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor, nn
 
 from actors import Actor
 from agent import AgentOutput
 from agent.core.contract import Core
-
-FIRST_UID = 1000
-
-
-class CountingEnv(VectorEnv):
-    """Observes (uid, episode, step) [N, 3] float32; episodes of environment i last 5 + i steps.
-
-    The reward is the step; odd episodes are truncated, even ones terminate.
-    """
-
-    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "episode_metrics": ("evens",)}  # noqa: RUF012
-
-    def __init__(self, num_envs: int) -> None:
-        self.num_envs = num_envs
-        self.single_observation_space = spaces.Box(0, 1e9, (3,), np.float32)
-        self.single_action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict]:
-        self.uid = FIRST_UID + np.arange(self.num_envs) + 100 * (int(seed) % 10_000)
-        self.episode = np.zeros(self.num_envs)
-        self.count = np.zeros(self.num_envs)
-        self.over = np.zeros(self.num_envs, bool)
-        return self._observe(), {}
-
-    def _observe(self) -> np.ndarray:
-        return np.stack([self.uid, self.episode, self.count], axis=1).astype(np.float32)
-
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
-        fresh = self.over
-        self.episode += fresh
-        self.count = np.where(fresh, 0, self.count + 1)
-        self.over = self.count >= 5 + np.arange(self.num_envs)
-        odd = self.episode % 2 == 1
-        evens = self.count // 2
-        return self._observe(), self.count.copy(), self.over & ~odd, self.over & odd, {"evens": evens}
+from envs.diagnostic import Counting
 
 
 class CountingState(NamedTuple):
@@ -101,4 +64,4 @@ class CountingAgent(nn.Module):
 def make_counting_actor(num_envs: int, actor_id: int, incarnation: int) -> Actor:
     """An actor as the pools want it; incarnations differ in their seed."""
     agent: Any = CountingAgent()
-    return Actor(CountingEnv(num_envs), agent, actor_id, seed=7 + incarnation)
+    return Actor(Counting(num_envs), agent, actor_id, seed=7 + incarnation)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 import torch
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorWrapper
 
 from actors import ActorsConfig, LocalPool, Pool, Unroll
 from actors.actor import Actor
@@ -20,8 +20,9 @@ from agent import Agent, AgentConfig
 from agent.core import LSTMConfig, leaves
 from agent.trajectory import acted, validate
 from envs import make_vector
+from envs.diagnostic import Counting
 from tests.actors import counting
-from tests.actors.counting import CountingAgent, CountingEnv, make_counting_actor
+from tests.actors.counting import CountingAgent, make_counting_actor
 
 ENVS, LENGTH = 3, 8
 
@@ -125,7 +126,8 @@ def test_trajectory_says_when_episodes_begin_and_end(make_pool: MakePool) -> Non
     discount = torch.cat([part.discount[:, :-1] for part in parts], dim=1)
     effective = torch.cat([acted(part) for part in parts], dim=1)
     reset = torch.cat([part.reset[:, :-1] for part in parts], dim=1)
-    lengths = torch.arange(ENVS)[:, None] + 5
+    lengths = 5 + parts[0].observation[:, :1, 0] % 7
+    assert len(lengths.unique()) > 1
     assert torch.equal(reset, steps == 0)
     assert torch.equal(effective, steps < lengths)
     # Even episodes terminate, odd ones are truncated and keep their discount.
@@ -133,7 +135,7 @@ def test_trajectory_says_when_episodes_begin_and_end(make_pool: MakePool) -> Non
     ended = [episode for unroll in unrolls for episode in unroll.episodes]
     assert ended
     for one in ended:
-        length = 5 + one.environment
+        length = int(lengths[one.environment])
         assert one.steps == length
         assert one.score == length * (length + 1) / 2
         assert one.metrics == {"evens": length // 2}
@@ -159,7 +161,7 @@ def test_killed_actor_comes_back_with_fresh_memory(cluster: None) -> None:
         for _ in range(6):
             no_wrong_state(pool.get())
         os.kill(victim, signal.SIGKILL)
-        begin, uids = time.monotonic(), set()
+        begin, numbers = time.monotonic(), set()
         while not (pool.status().restarts == 1 and pool.status().alive == 2):
             unroll = pool.get()
             no_wrong_state(unroll)
@@ -167,8 +169,8 @@ def test_killed_actor_comes_back_with_fresh_memory(cluster: None) -> None:
         for _ in range(6):
             unroll = pool.get()
             no_wrong_state(unroll)
-            uids |= set(unroll.trajectory.observation[:, 0, 0].long().tolist())
-        assert len(uids) == 2 * ENVS, "both actors deliver"
+            numbers |= set(unroll.trajectory.observation[:, 0, 0].long().tolist())
+        assert len(numbers) == 2 * ENVS, "both actors deliver"
         assert ray.get(pool.members[0].handle.pid.remote()) != victim
 
 
@@ -210,24 +212,39 @@ def test_an_actor_that_dies_again_and_again_stops_the_run(cluster: None) -> None
             pool.get()
 
 
-def test_resumed_actor_goes_on_exactly_where_it_can_and_afresh_where_it_cannot() -> None:
-    actor = make_counting_actor(ENVS, 0, 0)
+def test_resumed_actor_goes_on_exactly() -> None:
+    actor, again = (make_counting_actor(ENVS, 0, incarnation) for incarnation in range(2))
     actor.unroll(LENGTH)
-    again = make_counting_actor(ENVS, 0, 1)
-    again.load_state_dict(actor.state_dict())  # the counting environment has no get_state: fresh episodes, fresh memory
-    assert not again.unroll(LENGTH).trajectory.policy_logits.any()
+    again.load_state_dict(actor.state_dict())
+    following, resumed = actor.unroll(LENGTH), again.unroll(LENGTH)
+    assert resumed.episodes == following.episodes
+    for expected, value in zip(leaves(following.trajectory), leaves(resumed.trajectory)):
+        torch.testing.assert_close(value, expected, rtol=0, atol=0)
+    no_wrong_state(resumed)
+
+
+def test_an_actor_whose_environment_has_no_state_resumes_with_fresh_episodes_and_memory() -> None:
+    actor, again = (
+        Actor(VectorWrapper(Counting(ENVS)), CountingAgent(), 0, seed)  # type: ignore[arg-type]
+        for seed in (7, 8)
+    )
+    actor.unroll(LENGTH)
+    again.load_state_dict(actor.state_dict())
+    unroll = again.unroll(LENGTH)
+    no_wrong_state(unroll)
+    assert unroll.trajectory.reset[:, 0].all()
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"metadata": {"autoreset_mode": AutoresetMode.SAME_STEP}}, "autoreset_mode: expected"),
-        ({"single_action_space": CountingEnv(1).single_observation_space}, "action space: expected Discrete"),
-        ({"single_observation_space": CountingEnv(1).single_action_space}, "observation space: expected a Box"),
+        ({"single_action_space": Counting(1).single_observation_space}, "action space: expected Discrete"),
+        ({"single_observation_space": Counting(1).single_action_space}, "observation space: expected a Box"),
     ],
 )
 def test_unsupported_environments_are_refused(change: dict[str, Any], message: str) -> None:
-    envs = CountingEnv(2)
+    envs = Counting(2)
     for name, value in change.items():
         setattr(envs, name, value)
     with pytest.raises(ValueError, match=message):

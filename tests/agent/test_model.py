@@ -19,7 +19,7 @@ from agent.core import (
     state_to,
 )
 from agent.trajectory import acted, validate
-from agent.vision import TORSOS, Vision
+from agent.vision import TORSOS, VectorTorso, Vision, make_torso
 
 IMAGE, ACTIONS = (12, 16, 3), 5
 CORES = {
@@ -112,10 +112,39 @@ def test_only_uint8_images_of_the_right_shape_are_taken() -> None:
 
 
 def test_bad_torsos_are_named() -> None:
+    for shape in (IMAGE, (5,)):
+        with pytest.raises(ValueError, match="torso: expected one of deep, small, got 'huge'"):
+            make_torso("huge", shape, 4)
     with pytest.raises(ValueError, match="torso: expected one of deep, small, got 'huge'"):
         Vision("huge", IMAGE, 4)
     with pytest.raises(ValueError, match=re.escape("image_shape: expected [height, width, channels], got [12, 16]")):
-        Vision("small", (12, 16), 4)
+        make_torso("small", (12, 16), 4)
+    with pytest.raises(ValueError, match=re.escape("image_shape: expected 2 x 2 pixels or more, got [1, 16, 3]")):
+        make_torso("small", (1, 16, 3), 4)
+
+
+@pytest.mark.parametrize("name", TORSOS)
+def test_the_shape_of_observations_decides_between_images_and_vectors(name) -> None:
+    assert isinstance(make_torso(name, (2, 2, 1), 4), Vision)
+    assert isinstance(make_torso(name, (5,), 4), VectorTorso)
+
+
+def test_vectors_are_squashed_symmetrically_and_nearly_unchanged_where_small() -> None:
+    torso = VectorTorso(3, 4)
+    torso.layers = nn.Sequential(nn.Linear(3, 3, bias=False))
+    torso.layers[0].weight = nn.Parameter(torch.eye(3))
+    small = torch.tensor([[1e-3, -1e-3, 0.0]])
+    torch.testing.assert_close(torso(small), small, rtol=1e-3, atol=0)
+    large = torch.tensor([[1e6, -1e6, 1.0]])
+    torch.testing.assert_close(torso(large), torch.tensor([[13.8155, -13.8155, 0.6931]]), rtol=1e-4, atol=0)
+
+
+def test_only_float32_vectors_of_the_right_size_are_taken() -> None:
+    torso = VectorTorso(3, 4)
+    assert torso(torch.randn(2, 3)).shape == (2, 4)
+    for vectors, got in ((torch.zeros(2, 4), "torch.float32 [2, 4]"), (torch.zeros(2, 3).int(), "torch.int32 [2, 3]")):
+        with pytest.raises(ValueError, match=re.escape(f"observation: expected float32 [N, 3], got {got}")):
+            torso(vectors)
 
 
 # The agent.

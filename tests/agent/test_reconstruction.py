@@ -75,6 +75,14 @@ def test_acting_and_the_default_do_without() -> None:
     assert not any("reconstruction" in name for name in agent.state_dict())
 
 
+def test_vectors_are_not_drawn() -> None:
+    agent = Agent(WITH_LSTM, (5,), 3)
+    seen = {**moments(2, 5), "observation": torch.randn(2, 5, 5)}
+    output = agent(**{**seen, "last_action": seen["last_action"].clamp(max=2)}, state=agent.initial_state(2))
+    assert output.losses == {}
+    assert output.policy_logits.shape == (2, 5, 3)
+
+
 @pytest.mark.parametrize("cost", [-1.0, float("nan")])
 def test_impossible_costs_are_named(cost) -> None:
     with pytest.raises(

@@ -12,7 +12,7 @@ from commands import main
 from commands.training import score_metrics
 from learner import checkpoints
 from learner.metrics import read_metrics
-from tests.commands.cli import TINY, frames, run, saved_steps
+from tests.commands.cli import TINY, frames, refusal, run, saved_steps
 
 METRICS = {
     "episode/return",
@@ -100,6 +100,18 @@ def test_evaluate_reads_the_run(finished: tuple[Path, str], tmp_path: Path, capf
 def test_evaluate_elsewhere_of_the_same_shape(finished: tuple[Path, str], capfd: pytest.CaptureFixture[str]) -> None:
     main(["evaluate", str(finished[0]), "--episodes", "1", "--greedy", "--env", "rooms:small,spin_seconds=4"])
     assert "spin_seconds=4" in capfd.readouterr().out
+
+
+def test_vectors_train_as_images_do_but_are_not_filmed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder, env = tmp_path / "run", "diagnostic:tmaze,length=3"
+    steps = ["--frames=96", "--video-episodes=1"]
+    main(["launch", "--local", "--env", env, "--run", str(folder), *TINY, *steps])
+    printed = capfd.readouterr().out
+    assert f"{env} (3), 1 frame a step" in printed
+    assert "oracle-normalised" in printed
+    assert not (folder / "videos").exists()
+    arguments = ["evaluate", str(folder), "--video", str(tmp_path / "a.mp4")]
+    assert f"video: expected images in RGB, got [3] from {env}" in refusal(arguments, capfd)
 
 
 @pytest.mark.parametrize("core", ["transformer-xl", "lstm", "memoryless"])

@@ -214,8 +214,8 @@ def test_specs():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("rooms", "rooms, dmlab"),
-        ("atari:pong", "rooms, dmlab"),
+        ("rooms", "rooms, dmlab, gym, dm, diagnostic"),
+        ("atari:pong", "rooms, dmlab, gym, dm, diagnostic"),
         ("rooms:large", "full, small"),
         ("rooms:full,colour=red", "object_scale"),
         ("rooms:full,hud", "field=value"),

@@ -1,0 +1,149 @@
+"""Any gymnasium id as a batch of environments whose observations are images or vectors and whose actions are numbered.
+
+`adapt` does this for a single environment, whatever it comes from; MiniGrid's symbols have their own wrapper. Packages
+that register ids when they are imported are in `PACKAGES`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from gymnasium.wrappers import TransformObservation
+from numpy.typing import NDArray
+
+from envs.processes import batch
+
+Env = gymnasium.Env[Any, Any]
+
+
+class Package(NamedTuple):
+    """What registers ids that begin with `prefixes`, and how it is installed."""
+
+    prefixes: tuple[str, ...]
+    installation: str
+
+
+EXTRA = "pip install 'compressive-impala[envs]'"
+#: By name of the module. memory-gym pins releases of gymnasium and pygame that are not ours, yet works with ours.
+PACKAGES: dict[str, Package] = {
+    "minigrid": Package(("MiniGrid-", "BabyAI-"), EXTRA),
+    "popgym": Package(("popgym-",), EXTRA),
+    "memory_gym": Package(
+        ("MortarMayhem", "MysteryPath", "SearingSpotlights", "Endless-"),
+        f"{EXTRA} && pip install --no-deps memory-gym==1.0.2",
+    ),
+}
+
+#: One-hot bits of a cell of MiniGrid's view: what it is (11 kinds), its colour (6) and its state (3).
+MINIGRID_BITS = (11, 6, 3)
+
+
+def make(name: str, num_envs: int, *, processes: int = 1, **fields: Any) -> VectorEnv:
+    """A batch of the environment with this id.
+
+    Args:
+        name: as in `gymnasium.make`, for instance "CartPole-v1" or "package:Id-v0", which imports the package first.
+        num_envs: how many.
+        processes: how many processes share them; 1 is this one.
+        fields: of the environment, and what `gymnasium.make` takes itself, such as max_episode_steps.
+
+    Raises:
+        ValueError: if there is no such id or field, or its spaces are not supported.
+        ImportError: if a package is missing.
+    """
+    return batch(functools.partial(make_env, name, **fields), num_envs, processes)
+
+
+def make_env(name: str, *, view: str = "symbols", **fields: Any) -> Env:
+    """One environment as `adapt` makes it; see `make`. `view` is for MiniGrid: symbols or pixels."""
+    _register(name)
+    try:
+        env = gymnasium.make(name, disable_env_checker=True, **fields)
+    except (gymnasium.error.Error, TypeError) as error:
+        raise ValueError(f"environment gym:{name}: {error}") from error
+    if "minigrid" in sys.modules and isinstance(env.unwrapped, sys.modules["minigrid"].minigrid_env.MiniGridEnv):
+        env = _minigrid(env, name, view)
+    elif view != "symbols":
+        raise ValueError(f"environment gym:{name}: a view is chosen for MiniGrid only, got view={view}")
+    return adapt(env, f"gym:{name}")
+
+
+def _register(name: str) -> None:
+    """Imports the package that registers an id. One that the id itself names is imported by gymnasium."""
+    for module, package in PACKAGES.items():
+        if name.startswith(package.prefixes):
+            os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+            os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card and complains
+            try:
+                importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                raise ImportError(f"environment gym:{name} needs {error.name}: {package.installation}") from error
+
+
+def adapt(env: Env, name: str) -> Env:
+    """The environment with observations that a network takes: images as they are, all else as vectors.
+
+    An image is a Box of uint8 [height, width, channels], or [height, width], which gets its axis of channels. Every
+    other Box, Discrete, MultiDiscrete, MultiBinary, and Tuples and Dicts of these become one float32 vector, in which
+    whole numbers are one-hot (gymnasium's `flatten`).
+
+    Raises:
+        ValueError: if the observations are of another kind, or the actions are not Discrete from 0.
+    """
+    actions, space = env.action_space, env.observation_space
+    if not isinstance(actions, spaces.Discrete) or actions.start != 0:
+        raise ValueError(f"environment {name}: action space: expected Discrete(n) from 0, got {_line(actions)}")
+    if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3):
+        if len(space.shape) == 2:
+            grey = spaces.Box(0, 255, (*space.shape, 1), np.uint8)
+            return TransformObservation(env, lambda image: image[..., None], grey)
+        if space.shape[2] > min(space.shape[:2]):
+            raise ValueError(f"environment {name}: expected images [height, width, channels], got {list(space.shape)}")
+        return env
+    try:
+        flat: Any = spaces.flatten_space(space)
+    except NotImplementedError:  # of a package's own kind
+        flat = None
+    if not isinstance(flat, spaces.Box):
+        raise ValueError(
+            f"environment {name}: observation space: expected Box, Discrete, MultiDiscrete, MultiBinary, or a Tuple or "
+            f"Dict of them, got {_line(space)}"
+        )
+    vector = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
+    return TransformObservation(env, lambda value: np.asarray(spaces.flatten(space, value), np.float32), vector)
+
+
+def _minigrid(env: Env, name: str, view: str) -> Env:
+    """The agent's view alone, [7, 7] cells or [56, 56, 3] pixels. The compass and the mission are left out."""
+    from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
+
+    if view not in ("symbols", "pixels"):
+        raise ValueError(f"environment gym:{name}: view: expected symbols or pixels, got {view!r}")
+    mission = env.observation_space["mission"]  # type: ignore[index]
+    if mission.ordered_placeholders or mission.contains(""):  # BabyAI's missions may be any string
+        raise ValueError(f"environment gym:{name}: its mission differs by episode, and agents do not read")
+    if view == "pixels":
+        return ImgObsWrapper(RGBImgPartialObsWrapper(env))
+    env = ImgObsWrapper(env)
+    cells = int(np.prod(env.observation_space.shape[:2]))  # type: ignore[index]
+    return TransformObservation(env, one_hot_cells, spaces.Box(0, 1, (cells * sum(MINIGRID_BITS),), np.float32))
+
+
+def one_hot_cells(cells: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """MiniGrid's symbols [H, W, 3], (kind, colour, state), as a float32 vector with `MINIGRID_BITS` bits a cell."""
+    bits = np.zeros((cells.size // 3, sum(MINIGRID_BITS)), np.float32)
+    first = np.cumsum((0, *MINIGRID_BITS[:-1]))
+    np.put_along_axis(bits, cells.reshape(-1, 3) + first, 1, axis=1)
+    return bits.ravel()
+
+
+def _line(space: spaces.Space[Any]) -> str:
+    return " ".join(str(space).split())

@@ -1,0 +1,139 @@
+"""The diagnostic tasks: their scores are what they say, and what must be remembered is shown when it should be."""
+
+import math
+
+import numpy as np
+import pytest
+
+import envs
+from envs.diagnostic import Counting, Recall, TMaze
+
+SPECS = ("diagnostic:recall", "diagnostic:recall,delay=3,symbols=7", "diagnostic:tmaze", "diagnostic:tmaze,length=1")
+
+
+def mean_score(env, choose, steps):
+    """Mean and standard error of the scores of all episodes that end within some steps."""
+    env.reset(seed=0)
+    totals, scores = np.zeros(env.num_envs), []
+    for _ in range(steps):
+        _, reward, terminated, truncated, _ = env.step(choose())
+        totals += reward
+        over = terminated | truncated
+        scores += totals[over].tolist()
+        totals[over] = 0
+    return np.mean(scores), np.std(scores) / math.sqrt(len(scores))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_scores_of_the_oracle_and_of_random_actions(spec):
+    expected = envs.reference_scores(spec)
+    env, rng = envs.make_vector(spec, 512), np.random.default_rng(0)
+    assert mean_score(env, env.oracle_actions, 100) == (expected["oracle"], 0.0)
+    mean, error = mean_score(env, lambda: rng.integers(env.single_action_space.n, size=512), 200)
+    assert abs(mean - expected["random"]) < 4 * error < 0.1
+    assert expected["human"] is None
+    assert envs.oracle_normalised(expected["oracle"], spec) == 100.0
+
+
+def test_recall_shows_the_symbol_once_and_asks_for_it_after_the_delay():
+    env = Recall(50, delay=4, symbols=3)
+    seen = [env.reset(seed=1)[0]]
+    ends = []
+    for _ in range(5):
+        observation, reward, terminated, truncated, _ = env.step(env.oracle_actions())
+        seen.append(observation)
+        ends.append(terminated.all())
+        assert not truncated.any()
+        assert (reward == (1.0 if terminated.all() else 0.0)).all()
+    shown = np.stack(seen)
+    assert (shown[0, :, :3].argmax(axis=1) == env.symbol).all()
+    assert set(env.symbol) == {0, 1, 2}
+    assert shown[0].sum() == 50
+    assert shown[1:4].sum() == 0
+    assert (shown[4] == [0, 0, 0, 1]).all()
+    assert ends == [False] * 4 + [True]
+    env.step(np.zeros(50, int))
+    wrong = (env.symbol + 1) % 3
+    assert not sum(env.step(wrong)[1] for _ in range(5)).any()
+
+
+def test_tmaze_shows_the_sign_at_the_start_only_and_ends_at_a_turn():
+    env = TMaze(40, length=3)
+    begin = env.reset(seed=0)[0]
+    assert (begin[:, :2].argmax(axis=1) == env.side).all()
+    assert set(env.side) == {0, 1}
+    for turn in (1, 2):
+        assert np.array_equal(env.step(np.full(40, turn))[0], begin), "a turn in the corridor does nothing"
+    for step in range(1, 4):
+        observation, reward, terminated, truncated, _ = env.step(np.zeros(40, int))
+        assert (observation == [0, 0, step == 3]).all()
+        assert not np.any([reward, terminated, truncated])
+    assert (env.step(np.zeros(40, int))[0] == [0, 0, 1]).all()
+    _, reward, terminated, truncated, _ = env.step(np.ones(40, int))
+    assert (reward == np.where(env.side == 0, 1, -1)).all()
+    assert terminated.all()
+    assert not truncated.any()
+
+
+def test_tmaze_is_truncated_where_nobody_turns():
+    env = TMaze(2, length=3)
+    env.reset(seed=0)
+    for step in range(1, 17):
+        _, _, terminated, truncated, _ = env.step(np.zeros(2, int))
+        assert not terminated.any()
+        assert truncated.all() == (step == 16)
+
+
+def test_counting_numbers_its_rows_and_counts_episodes_and_steps():
+    env = Counting(20)
+    numbers = env.reset(seed=0)[0][:, 0]
+    assert len(set(numbers)) == 20
+    episode, count, over = np.zeros(20), np.zeros(20), np.zeros(20, bool)
+    for _ in range(60):
+        observation, reward, terminated, truncated, infos = env.step(np.zeros(20, int))
+        episode, count = episode + over, np.where(over, 0, count + 1)
+        assert np.array_equal(observation, np.stack([numbers, episode, count], axis=1))
+        assert np.array_equal(reward, count)
+        assert np.array_equal(infos["evens"], count // 2)
+        over = count == 5 + numbers % 7
+        assert np.array_equal(terminated, over & (episode % 2 == 0))
+        assert np.array_equal(truncated, over & (episode % 2 == 1))
+    assert envs.reference_scores("diagnostic:counting") == {"human": None, "random": None, "oracle": None}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("diagnostic:recal", "recall, tmaze, counting"),
+        ("diagnostic:recall,length=3", "no field 'length'; there are: delay, symbols"),
+        ("diagnostic:counting,length=3", "there are: none"),
+        ("diagnostic:recall,delay=0", "delay: expected an integer of at least 1, got 0"),
+        ("diagnostic:recall,symbols=1", "symbols: expected an integer of at least 2, got 1"),
+        ("diagnostic:tmaze,length=long", "length: expected an integer of at least 1, got 'long'"),
+    ],
+)
+def test_wrong_names_and_fields(spec, message):
+    with pytest.raises(ValueError, match=message):
+        envs.make_vector(spec, 1)
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        (np.zeros(3, int), r"expected integers \[2\]"),
+        (np.zeros(2), r"expected integers \[2\]"),
+        (np.array([0, 4]), r"expected 0\.\.3, got 0\.\.4"),
+        (np.array([-1, 0]), r"expected 0\.\.3, got -1\.\.0"),
+    ],
+)
+def test_wrong_actions(actions, message):
+    env = Recall(2)
+    with pytest.raises(RuntimeError, match="before reset"):
+        env.step(actions)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=message):
+        env.step(actions)
+    with pytest.raises(ValueError, match="expected 2 seeds, got 1"):
+        env.reset(seed=[0])
+    with pytest.raises(ValueError, match=r"state\['time'\]"):
+        env.set_state({**env.get_state(), "time": np.zeros(3)})

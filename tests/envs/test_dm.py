@@ -1,0 +1,124 @@
+"""dm_env both ways: its own test suite on the rooms level, and specs, ends of episodes and seeds of what is adapted."""
+
+import unittest
+from functools import partial
+from typing import Any
+
+import dm_env
+import numpy as np
+import pytest
+from dm_env import specs, test_utils
+from gymnasium import spaces
+
+import envs
+from envs.dm import DmEnv, RoomsDmEnv, to_space
+from envs.rooms import RoomsConfig, RoomsEnv
+from tests.envs.dm_tasks import Walk
+
+TINY = RoomsConfig(image_height=16, image_width=16, hud=False, episode_frames=40)
+
+
+class TestRoomsKeepsTheContractOfDmEnv(test_utils.EnvironmentTestMixin, unittest.TestCase):
+    def make_object_under_test(self) -> dm_env.Environment:
+        return RoomsDmEnv(TINY, seed=0)
+
+    def make_action_sequence(self) -> Any:
+        return iter(np.random.default_rng(0).integers(0, 9, 100))
+
+
+class TestWalkKeepsTheContractOfDmEnv(test_utils.EnvironmentTestMixin, unittest.TestCase):
+    """What the adapter is tested with is a proper environment itself."""
+
+    def make_object_under_test(self) -> dm_env.Environment:
+        return Walk(seed=0)
+
+
+def test_there_and_back_is_the_level_itself() -> None:
+    direct, round_trip = RoomsEnv("small"), DmEnv(partial(RoomsDmEnv, "small"))
+    assert round_trip.observation_space == direct.observation_space
+    for seed in (3, None):
+        assert np.array_equal(direct.reset(seed=seed)[0], round_trip.reset(seed=seed)[0])
+        over = False
+        for action in np.random.default_rng(0).integers(0, 9, 180):
+            assert not over
+            expected, actual = direct.step(action), round_trip.step(action)
+            assert np.array_equal(expected[0], actual[0])
+            assert expected[1:4] == actual[1:4]
+            over = actual[2]
+        assert over
+
+
+def test_truncation_and_termination_are_told_apart() -> None:
+    env, ends = DmEnv(Walk), set()
+    env.reset(seed=0)
+    for action in np.random.default_rng(0).integers(0, 3, 300):
+        _, reward, terminated, truncated, _ = env.step(action)
+        assert terminated == (reward == 1.0)
+        if terminated or truncated:
+            ends.add((terminated, truncated))
+            with pytest.raises(RuntimeError, match="call reset"):
+                env.step(0)
+            env.reset()
+    assert ends == {(True, False), (False, True)}
+
+
+def test_step_needs_a_reset() -> None:
+    with pytest.raises(RuntimeError, match="call reset"):
+        DmEnv(Walk).step(0)
+
+
+def test_an_environment_that_exists_goes_on_with_its_own_random_stream() -> None:
+    walk, twin = Walk(seed=5), Walk(seed=5)
+    env = DmEnv(lambda: walk)
+    for seed in (None, 1):
+        assert env.reset(seed=seed)[0]["cell"] == twin.reset().observation["cell"]
+    env.close()
+    assert walk.closed
+
+
+def test_specs_become_spaces() -> None:
+    space = to_space(Walk().observation_spec())
+    assert space == spaces.Dict(
+        {
+            "cell": spaces.Discrete(5, dtype=np.int32),
+            "place": spaces.Box(-1.0, 1.0, (1,), np.float64),
+            "rest": spaces.Tuple((spaces.Box(0, 1, (), np.bool_), spaces.Box(-np.inf, np.inf, (), np.float64))),
+        }
+    )
+    observation, _ = DmEnv(Walk).reset(seed=0)
+    assert space.contains(observation)
+    assert to_space(specs.Array((2,), np.uint8)) == spaces.Box(0, 255, (2,), np.uint8)
+    with pytest.raises(ValueError, match=r"spec\['text'\]: expected a spec of numbers, got StringArray"):
+        to_space({"text": specs.StringArray(())})
+
+
+def test_by_name() -> None:
+    env = envs.make_vector("dm:tests.envs.dm_tasks:Walk,cells=7", 2)
+    assert env.single_observation_space.shape == (7 + 1 + 2,)
+    assert env.single_action_space == spaces.Discrete(3, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("dm:Walk", "as in dm:module:Class, got dm:Walk"),
+        ("dm:tests.envs.dm_tasks:Run", "no attribute 'Run'"),
+        ("dm:tests.envs.dm_tasks:Walk,gravity=2", "unexpected keyword argument 'gravity'"),
+        ("dm:tests.envs.test_dm:Continuous", r"action space: expected Discrete\(n\) from 0, got Box"),
+    ],
+)
+def test_wrong_names_and_fields(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        envs.make_vector(spec, 1)
+
+
+class Continuous(Walk):
+    """A walk whose actions are no numbers of actions."""
+
+    def action_spec(self) -> Any:
+        return specs.BoundedArray((2,), np.float32, -1, 1)
+
+
+def test_a_module_that_does_not_exist() -> None:
+    with pytest.raises(ImportError, match="nowhere"):
+        envs.make_vector("dm:nowhere:Walk", 1)

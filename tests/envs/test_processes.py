@@ -1,0 +1,151 @@
+"""A batch shared out over processes does what it does in one, says what went wrong in them, and leaves none behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from envs.processes import ProcessVectorEnv, _portable, batch
+
+
+class Tally(gymnasium.Env):
+    """Random numbers to observe and a counter of steps; fails where it is told to."""
+
+    metadata = {"episode_metrics": ("steps",)}  # noqa: RUF012
+    observation_space = spaces.Box(0, 1, (2,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, fails_in: str = "") -> None:
+        self.fails_in = fails_in
+        if fails_in == "init":
+            raise ValueError("no such level")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observe(), {"steps": 0}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if self.fails_in == "step" and action == 2:
+            raise KeyError("a broken door")
+        self.steps += 1
+        over = bool(self.np_random.random() < 0.2)
+        return self._observe(), float(action), over, False, {"steps": self.steps, "only": self.steps}
+
+    def _observe(self) -> np.ndarray:
+        return self.np_random.random(2, np.float32)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, waiting for it."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True  # only its parent's wait is missing
+            os.kill(pid, 0)
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_it_is_the_batch_in_one_process() -> None:
+    one, two = batch(Tally, 5), batch(Tally, 5, processes=2)
+    assert isinstance(two, ProcessVectorEnv)
+    for name in ("num_envs", "metadata", "observation_space", "single_observation_space", "action_space"):
+        assert getattr(one, name) == getattr(two, name)
+    actions = np.random.default_rng(0).integers(3, size=(30, 5))
+    for seed in (3, [4, 3, 2, 1, 0]):
+        assert np.array_equal(one.reset(seed=seed)[0], two.reset(seed=seed)[0])
+        for action in actions:
+            *left, infos = one.step(action)
+            *right, others = two.step(action)
+            assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(left, right))
+            assert np.array_equal(infos["steps"], others["steps"])
+            assert others["_steps"].all()
+            assert set(others) == {"steps", "_steps"}
+    with pytest.raises(ValueError, match="expected 5, got 4"):
+        two.step(actions[0, :4])
+    with pytest.raises(ValueError, match="expected 5 seeds, got 2"):
+        two.reset(seed=[1, 2])
+    pids = [process.pid for process in two.processes]
+    assert os.getpgid(pids[0]) != os.getpgid(0), "Ctrl-C in the terminal is for the program alone"
+    two.close()
+    assert all(gone(pid) for pid in pids)
+    with pytest.raises(RuntimeError, match="after close"):
+        two.step(actions[0])
+
+
+def test_an_error_in_a_process_is_raised_as_itself_and_ends_all() -> None:
+    env = batch(partial(Tally, "step"), 4, processes=2)
+    env.reset(seed=0)
+    env.step(np.array([0, 1, 0, 1]))
+    with pytest.raises(KeyError, match="a broken door") as caught:
+        env.step(np.array([0, 0, 0, 2]))
+    assert "in step" in caught.value.__notes__[0]
+    assert all(gone(process.pid) for process in env.processes)  # type: ignore[attr-defined]
+
+
+def test_an_error_in_making_them_is_raised_as_itself() -> None:
+    with pytest.raises(ValueError, match="no such level"):
+        batch(partial(Tally, "init"), 2, processes=2)
+
+
+def test_a_process_that_dies_is_noticed() -> None:
+    env = batch(Tally, 2, processes=2)
+    env.reset(seed=0)
+    os.kill(env.processes[1].pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="environment process 1 of 2 died, status -9"):
+        env.step(np.zeros(2, np.int64))
+    assert all(gone(process.pid) for process in env.processes)  # type: ignore[attr-defined]
+
+
+def test_they_do_not_outlive_a_program_that_is_killed() -> None:
+    program = (
+        "import time; from envs.processes import batch; from tests.envs.test_processes import Tally;"
+        "env = batch(Tally, 2, processes=2); env.reset(seed=0);"
+        "print(*(process.pid for process in env.processes), flush=True); time.sleep(600)"
+    )
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=variables) as process:
+        assert process.stdout is not None
+        pids = [int(word) for word in process.stdout.readline().split()]
+        process.kill()
+    assert len(pids) == 2
+    assert all(gone(pid) for pid in pids)
+
+
+class Stubborn(Exception):
+    """Cannot be sent: it is made of two arguments and shows one."""
+
+    def __init__(self, level: str, line: int) -> None:
+        super().__init__(f"{level}, line {line}")
+
+
+def test_an_error_that_cannot_be_sent_is_told() -> None:
+    error = Stubborn("attic", 3)
+    error.add_note("in environment process 1")
+    told = _portable(error)
+    assert isinstance(told, RuntimeError)
+    assert str(told) == "Stubborn: attic, line 3"
+    assert told.__notes__ == ["in environment process 1"]
+
+
+@pytest.mark.parametrize("processes", [0, 1.5, "two"])
+def test_impossible_numbers_of_processes(processes: Any) -> None:
+    with pytest.raises(ValueError, match="processes: expected an integer of at least 1"):
+        batch(Tally, 2, processes)
+
+
+def test_one_environment_stays_in_this_process() -> None:
+    assert not isinstance(batch(Tally, 1, processes=4), ProcessVectorEnv)
