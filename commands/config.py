@@ -22,10 +22,12 @@ class RunConfig:
     """A training run; `compressive launch` writes it, resolved, to the run's `config.json`."""
 
     preset: str = "cpu"
-    """Where all other defaults come from: cpu (a small level, two CPU cores) or paper (section 5.7, DeepMind Lab)."""
+    """Where all other defaults come from: cpu (a small level, two CPU cores), paper (section 5.7, DeepMind Lab) or
+    dmlab30 (the same agent on DMLab-30)."""
     env: str = "rooms:small"
     """Environment: rooms:small, rooms:full (the level itself, re-created) or dmlab:LEVEL (needs DeepMind Lab).
-    Its fields are changed behind the name, as in rooms:full,hud=False."""
+    Its fields are changed behind the name, as in rooms:full,hud=False. Several, joined by commas, are tasks that the
+    actors share out; dmlab:dmlab30 is the thirty of DMLab-30."""
     frames: int = 10_000_000
     """Environment frames to train for (agent steps times the action repeat)."""
     seed: int = 0
@@ -43,7 +45,8 @@ class RunConfig:
     keep_checkpoints: int = 3
     """How many of the newest checkpoints are kept."""
     eval_episodes: int = 128
-    """Episodes of the evaluation at the end, rounded up to a multiple of the environments that are played together."""
+    """Episodes of each task in the evaluation at the end, rounded up to a multiple of the environments that are played
+    together."""
     video_episodes: int = 2
     """Episodes in the video at the end; 0 for none."""
     agent: AgentConfig = field(default_factory=AgentConfig)

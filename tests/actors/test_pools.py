@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode
 
 from actors import ActorsConfig, LocalPool, Pool, Unroll
@@ -215,6 +216,7 @@ def test_resumed_actor_goes_on_exactly_where_it_can_and_afresh_where_it_cannot()
         ({"metadata": {"autoreset_mode": AutoresetMode.SAME_STEP}}, "autoreset_mode: expected"),
         ({"single_action_space": CountingEnv(1).single_observation_space}, "action space: expected Discrete"),
         ({"single_observation_space": CountingEnv(1).single_action_space}, "observation space: expected a Box"),
+        ({"single_observation_space": Dict(image=CountingEnv(1).single_observation_space)}, "Boxes image and inst"),
     ],
 )
 def test_unsupported_environments_are_refused(change: dict[str, Any], message: str) -> None:
