@@ -13,7 +13,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
-from agent import Agent, AgentOutput, Trajectory
+from agent import Agent, AgentOutput, Observation, Trajectory
 from agent.core import State, leaves, map_state, state_to
 
 
@@ -26,6 +26,7 @@ class Episode:
     environment: index of the environment in its actor.
     actor_id, version: who acted, and the learner version of the weights at the end.
     metrics: the counters that the environment names in `metadata["episode_metrics"]`.
+    task: what was played, as its actor calls it.
     """
 
     score: float
@@ -34,6 +35,7 @@ class Episode:
     actor_id: int
     version: int
     metrics: dict[str, float] = field(default_factory=dict)
+    task: str = ""
 
 
 class Unroll(NamedTuple):
@@ -46,7 +48,7 @@ class Unroll(NamedTuple):
 class Moment(NamedTuple):
     """What the environments say at one step; fields as in `agent.trajectory`, without the time axis."""
 
-    observation: Tensor
+    observation: Tensor | Observation
     last_action: Tensor
     reward: Tensor
     discount: Tensor
@@ -57,19 +59,28 @@ class Actor:
     """Environments, their memory, and a copy of the agent's weights.
 
     Args:
-        envs: a vector environment that resets on the next step, with images or vectors to observe and Discrete actions.
+        envs: a vector environment that resets on the next step, with Discrete actions; it shows images or vectors, or a
+            Dict of such an "image" and an "instruction".
         agent: the network; the actor never changes it except by `set_weights`.
         actor_id: goes into trajectories and seeds.
         seed: of the environments and of the choice of actions, together with `actor_id`.
         sample: choose from the policy; if False, its most probable action.
         device: where the network and the memory are; all else, and every trajectory, is on the CPU.
+        task: name of what is played; goes into episodes.
 
     Raises:
         ValueError: if the environment's spaces or its way of resetting are not supported.
     """
 
     def __init__(
-        self, envs: VectorEnv, agent: Agent, actor_id: int, seed: int, sample: bool = True, device: str = "cpu"
+        self,
+        envs: VectorEnv,
+        agent: Agent,
+        actor_id: int,
+        seed: int,
+        sample: bool = True,
+        task: str = "",
+        device: str = "cpu",
     ) -> None:
         check_environment(envs)
         self.envs = envs
@@ -77,13 +88,14 @@ class Actor:
         self.device = device
         self.actor_id = actor_id
         self.sample = sample
+        self.task = task
         self.version = 0
         env_seed, action_seed = np.random.SeedSequence([seed, actor_id]).generate_state(2, np.uint64)
         self.generator = torch.Generator().manual_seed(int(action_seed >> 1))
         observation, _ = envs.reset(seed=int(env_seed % 2**31))
         rows = envs.num_envs
         self.moment = Moment(
-            observation=torch.from_numpy(np.array(observation)),
+            observation=to_tensors(observation),
             last_action=torch.full((rows,), -1),
             reward=torch.zeros(rows),
             discount=torch.ones(rows),
@@ -102,13 +114,13 @@ class Actor:
 
     def act(self, state: State, return_attention: bool = False) -> tuple[Tensor, AgentOutput]:
         """Chooses an action for the present moment: actions [B] and the agent's output for T = 1."""
-        now = self.moment
+        now = map_state(lambda leaf: leaf[:, None].to(self.device), self.moment)
         with torch.no_grad():
             output = self.agent(
-                now.observation[:, None].to(self.device),
-                now.last_action[:, None].to(self.device),
-                now.reward[:, None].to(self.device),
-                now.reset[:, None].to(self.device),
+                now.observation,
+                now.last_action,
+                now.reward,
+                now.reset,
                 state,
                 return_attention,
             )
@@ -128,7 +140,7 @@ class Actor:
         self.lengths += ~was_over
         resets = torch.from_numpy(was_over)
         self.moment = Moment(
-            observation=torch.from_numpy(np.array(observation)),
+            observation=to_tensors(observation),
             last_action=action.masked_fill(resets, -1),
             reward=torch.from_numpy(np.asarray(reward, np.float32)),
             discount=torch.from_numpy(1 - np.asarray(terminated, np.float32)),
@@ -138,7 +150,7 @@ class Actor:
         for index in np.flatnonzero(self.over):
             metrics = {name: float(infos[name][index]) for name in self.episode_metrics}
             score, steps = float(self.scores[index]), int(self.lengths[index])
-            episodes.append(Episode(score, steps, int(index), self.actor_id, self.version, metrics))
+            episodes.append(Episode(score, steps, int(index), self.actor_id, self.version, metrics, self.task))
         self.scores[self.over] = 0
         self.lengths[self.over] = 0
         return episodes
@@ -160,7 +172,7 @@ class Actor:
             moments.append(self.moment)
         self.core_state = self.agent.core.without_cache(state)
         rows = self.envs.num_envs
-        observed = Moment(*(torch.stack(column, dim=1) for column in zip(*moments)))
+        observed = map_state(lambda *steps: torch.stack(steps, dim=1), *moments)
         trajectory = Trajectory(
             **observed._asdict(),
             action=torch.stack(actions, dim=1),
@@ -182,7 +194,7 @@ class Actor:
 
         Environments without `get_state` begin new episodes, with fresh memory, when they are resumed.
         """
-        arrays = {f"moment/{name}": value for name, value in self.moment._asdict().items()}
+        arrays = self._moment_arrays()
         arrays |= {f"core/{index}": leaf for index, leaf in enumerate(leaves(self.core_state))}
         arrays["generator"] = self.generator.get_state()
         for name in ("over", "scores", "lengths"):
@@ -190,6 +202,14 @@ class Actor:
         if hasattr(self.envs, "get_state"):
             arrays |= {f"envs/{name}": torch.from_numpy(array) for name, array in self.envs.get_state().items()}
         return arrays
+
+    def _moment_arrays(self) -> dict[str, Tensor]:
+        """The present moment's tensors by name, in the order of its leaves."""
+        fields = self.moment._asdict()
+        if isinstance(self.moment.observation, Observation):
+            fields = self.moment.observation._asdict() | fields
+            del fields["observation"]
+        return {f"moment/{name}": value for name, value in fields.items()}
 
     def load_state_dict(self, arrays: dict[str, Tensor]) -> None:
         """Goes on where the actor that made `arrays` stood."""
@@ -199,7 +219,8 @@ class Actor:
         self.envs.set_state(  # type: ignore[attr-defined]
             {name.removeprefix("envs/"): array.numpy() for name, array in arrays.items() if name.startswith("envs/")}
         )
-        self.moment = Moment(*(arrays[f"moment/{name}"] for name in Moment._fields))
+        parts = iter([arrays[name] for name in self._moment_arrays()])
+        self.moment = map_state(lambda _: next(parts), self.moment)
         saved = iter(arrays[f"core/{index}"] for index in range(sum(1 for _ in leaves(self.core_state))))
         self.core_state = state_to(map_state(lambda _: next(saved), self.core_state), self.device)
         for name in ("over", "scores", "lengths"):
@@ -214,9 +235,20 @@ def check_environment(envs: VectorEnv) -> None:
     if not isinstance(envs.single_action_space, gymnasium.spaces.Discrete) or envs.single_action_space.start != 0:
         raise ValueError(f"action space: expected Discrete(n) from 0, got {envs.single_action_space}")
     space = envs.single_observation_space
+    if isinstance(space, gymnasium.spaces.Dict) and space.spaces.keys() == set(Observation._fields):
+        words, space = space["instruction"], space["image"]
+        if not isinstance(words, gymnasium.spaces.Box) or words.dtype != np.int64 or len(words.shape) != 1:
+            raise ValueError(f"instruction: expected a Box of int64 [words], got {words}")
     seen = (space.dtype, len(space.shape)) if isinstance(space, gymnasium.spaces.Box) else None
     if seen not in ((np.uint8, 3), (np.float32, 1)):
         raise ValueError(
-            "observation space: expected a Box of uint8 [height, width, channels] or of float32 [features], "
-            f"got {space}"
+            "observation space: expected a Box of uint8 [height, width, channels] or of float32 [features], or a Dict "
+            f"of one as image and of an instruction, got {space}"
         )
+
+
+def to_tensors(observation: np.ndarray | dict[str, np.ndarray]) -> Tensor | Observation:
+    """What a vector environment shows, as tensors of their own."""
+    if isinstance(observation, dict):
+        return Observation(*(torch.from_numpy(np.array(observation[name])) for name in Observation._fields))
+    return torch.from_numpy(np.array(observation))

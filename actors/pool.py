@@ -36,9 +36,9 @@ class ActorsConfig:
     gpus: float = 0.0
     """GPUs of the cluster that an actor takes up, such as 0.25; with any, its network is on the GPU."""
     resources: tuple[str, ...] = ()
-    """Other resources of the cluster that an actor takes up, NAME=AMOUNT as in `ray start --resources`."""
+    """Other resources of the cluster that an actor takes up, NAME=AMOUNT as `ray start` takes them."""
     labels: tuple[str, ...] = ()
-    """Labels that an actor's node must have, KEY=VALUE as in `ray start --labels`, or KEY=!VALUE that it must not."""
+    """Labels that an actor's node must have, KEY=VALUE as `ray start` takes them, or KEY=!VALUE that it must not."""
     placement: Literal["pack", "spread"] = "pack"
     """Whether actors fill one node after the other or spread over all."""
 

@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from actors.actor import Actor
 from agent.core import ATTENTION_KINDS, CompressiveTransformer
+from agent.trajectory import image_of
 
 HEIGHT, VIEW_WIDTH, PANEL_WIDTH = 360, 480, 280
 BACKGROUND, TEXT, FAINT = (18, 20, 26), (235, 237, 240), (130, 136, 148)
@@ -34,7 +35,7 @@ def record_episodes(
     Returns:
         the score of each episode.
     """
-    shape = actor.moment.observation.shape[1:]
+    shape = image_of(actor.moment.observation).shape[1:]
     if len(shape) != 3 or shape[2] != 3:
         raise ValueError(f"observation: expected an image [height, width, 3] to record, got {list(shape)}")
     temporary = path.with_name(f".{path.name}.tmp")
@@ -46,7 +47,7 @@ def record_episodes(
         stream.time_base = Fraction(1, fps)
         score, step = 0.0, 0
         while len(scores) < episodes:
-            view = actor.moment.observation[0].numpy()
+            view = image_of(actor.moment.observation)[0].numpy()
             action, output = actor.act(actor.core_state, return_attention=True)
             actor.core_state = output.state
             lines = {

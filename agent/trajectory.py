@@ -8,7 +8,7 @@ points in time: the last is the bootstrap, and the first of the next trajectory 
 
 | field         | shape [dtype]                  | meaning |
 |---------------|--------------------------------|---------------------------------------------------------------------|
-| observation   | [B, T+1, ...] uint8 or float32 | what the actor saw at step t |
+| observation   | [B, T+1, ...] uint8 or float32 | what the actor saw at step t; an `Observation` with instructions |
 | last_action   | [B, T+1] int64                 | the action that led to it; -1 where an episode begins |
 | reward        | [B, T+1] float32               | the reward that came with it, as the environment gave it |
 | discount      | [B, T+1] float32               | 0 where the environment terminated at step t, else 1  |
@@ -33,11 +33,27 @@ from torch import Tensor
 from agent.core.state import State, leaves
 
 
+class Observation(NamedTuple):
+    """What an environment with instructions shows, in place of the image alone.
+
+    image: [..., height, width, channels] uint8.
+    instruction: [..., W] int64, ids of words, padded with 0.
+    """
+
+    image: Tensor
+    instruction: Tensor
+
+
+def image_of(observation: Tensor | Observation) -> Tensor:
+    """An observation without its instruction."""
+    return observation.image if isinstance(observation, Observation) else observation
+
+
 class Trajectory(NamedTuple):
     """T steps of B environments; see the module's table. A nest of tuples like a state, so that `map_state`,
     `concatenate_states`, `index_state` and `state_to` of `agent.core` work on whole trajectories."""
 
-    observation: Tensor
+    observation: Tensor | Observation
     last_action: Tensor
     reward: Tensor
     discount: Tensor
@@ -76,14 +92,20 @@ def validate(trajectory: Trajectory) -> tuple[int, int]:
     rows, steps = trajectory.action.shape
     for name, (extra, dtype) in _TIMED.items():
         value = getattr(trajectory, name)
+        if isinstance(value, Observation):
+            value, instruction = value
+            if instruction.shape[:2] != value.shape[:2] or instruction.ndim != 3 or instruction.dtype != torch.int64:
+                shape = f"int64 [{rows}, {steps + extra}, W]"
+                raise ValueError(f"instruction: expected {shape}, got {instruction.dtype} {list(instruction.shape)}")
         if value.shape[:2] != (rows, steps + extra):
             raise ValueError(f"{name}: expected leading axes [{rows}, {steps + extra}], got {list(value.shape)}")
         if dtype is not None and value.dtype != dtype:
             raise ValueError(f"{name}: expected {dtype}, got {value.dtype}")
     if trajectory.policy_logits.ndim != 3:
         raise ValueError(f"policy_logits: expected [{rows}, {steps}, A], got {list(trajectory.policy_logits.shape)}")
-    if trajectory.observation.dtype not in (torch.uint8, torch.float32):
-        raise ValueError(f"observation: expected torch.uint8 or torch.float32, got {trajectory.observation.dtype}")
+    image = image_of(trajectory.observation)
+    if image.dtype not in (torch.uint8, torch.float32):
+        raise ValueError(f"observation: expected torch.uint8 or torch.float32, got {image.dtype}")
     for leaf in leaves(trajectory.core_state):
         if leaf.shape[0] != rows:
             raise ValueError(f"core_state: expected {[rows, *leaf.shape[1:]]}, got {list(leaf.shape)}")

@@ -24,11 +24,13 @@ class RunConfig:
     """A training run; `compressive launch` writes it, resolved, to the run's `config.json`."""
 
     preset: str = "cpu"
-    """Where all other defaults come from: cpu (a small level, two CPU cores) or paper (section 5.7, DeepMind Lab)."""
+    """Where all other defaults come from: cpu (a small level, two CPU cores), paper (section 5.7, DeepMind Lab) or
+    dmlab30 (the same agent on DMLab-30)."""
     env: str = "rooms:small"
     """Environment: rooms:small, rooms:full (the level itself, re-created), dmlab:LEVEL (needs DeepMind Lab), gym:ID
     (any gymnasium id), dm:MODULE:CLASS (any dm_env.Environment), diagnostic:recall or diagnostic:tmaze.
-    Its fields are changed behind the name, as in rooms:full,hud=False."""
+    Its fields are changed behind the name, as in rooms:full,hud=False. Several, joined by commas, are tasks that the
+    actors share out; dmlab:dmlab30 is the thirty of DMLab-30."""
     frames: int = 10_000_000
     """Environment frames to train for (agent steps times the action repeat)."""
     seed: int = 0
@@ -40,7 +42,7 @@ class RunConfig:
     learner_placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
     """How several learners are placed: on few nodes or on many, and, if strict, on exactly one or on one each."""
     learner_labels: tuple[str, ...] = ()
-    """Labels that a learner's node must have, KEY=VALUE as in `ray start --labels`."""
+    """Labels that a learner's node must have, KEY=VALUE as `ray start` takes them."""
     max_policy_lag: int | None = None
     """Unrolls whose weights are more versions old than this are dropped, and counted; None to learn from all."""
     log_every: int = 20
@@ -52,7 +54,8 @@ class RunConfig:
     checkpoint_url: str | None = None
     """Where checkpoints go instead of the run's folder: any URL that fsspec knows, such as s3://bucket/run."""
     eval_episodes: int = 128
-    """Episodes of the evaluation at the end, rounded up to a multiple of the environments that are played together."""
+    """Episodes of each task in the evaluation at the end, rounded up to a multiple of the environments that are played
+    together."""
     video_episodes: int = 2
     """Episodes in the video at the end; 0 for none. Only images in RGB are filmed."""
     agent: AgentConfig = field(default_factory=AgentConfig)

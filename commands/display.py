@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -39,7 +40,9 @@ def score_text(progress: Progress) -> str:
     if math.isnan(progress.score):
         return "no episode finished yet"
     correct = "" if math.isnan(progress.correct) else f"  correct {100 * progress.correct:.1f} %"
-    return f"return {progress.score:.1f}{correct}"
+    seen, tasks = progress.tasks
+    over = f" over {seen} of {tasks} tasks" if tasks > 1 else ""
+    return f"return {progress.score:.1f}{over}{correct}"
 
 
 class TerminalDisplay:
@@ -122,4 +125,16 @@ def table(title: str, rows: dict[str, str]) -> Table:
     built = Table(title=title, show_header=False, title_justify="left", title_style="bold")
     for name, value in rows.items():
         built.add_row(name, value)
+    return built
+
+
+def task_table(summaries: list[dict[str, Any]]) -> Table:
+    """Evaluations of several tasks, a row each; see `commands.evaluate.evaluation_summary`."""
+    scales = [name for name in ("human_normalised", "oracle_normalised") if any(name in part for part in summaries)]
+    built = Table("task", "episodes", "return", *(f"{name.replace('_', '-')} %" for name in scales))
+    for part in summaries:
+        score = part["return"]
+        cells = [f"{part[name]:.1f}" if name in part else "-" for name in scales]
+        interval = f"{score['mean']:.2f}  [{score['low']:.2f}, {score['high']:.2f}]"
+        built.add_row(part["environment"], str(part["episodes"]), interval, *cells)
     return built

@@ -16,10 +16,10 @@ from actors.recording import record_episodes
 from agent import Agent
 from commands import UserError
 from commands.config import RunConfig, read_config
-from commands.display import table
+from commands.display import table, task_table
 from commands.options import parse
-from commands.training import interface, make_agent, score_metrics
-from envs import make_vector, prepare
+from commands.training import interface, make_agent
+from envs import held_out, make_vector, mean_normalised, prepare, tasks
 from learner import checkpoints
 from learner.storage import StorageError
 
@@ -34,15 +34,16 @@ class Options:
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
     """Folder of the run, as `compressive launch` made it; its last readable checkpoint is taken."""
     episodes: int = 128
-    """Episodes, rounded up to a multiple of the environments that are played together (up to 64)."""
+    """Episodes of each task, rounded up to a multiple of the environments that are played together (up to 64)."""
     greedy: bool = False
     """Take the most probable action rather than a sample of the policy."""
     seed: int = 0
     """Seed of the episodes; never shared with training."""
     env: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
-    """Another environment than the run's own, with the same observations and actions."""
+    """Another environment than the run's own (in DeepMind Lab: its test level), with the same observations and
+    actions."""
     video: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Also film two episodes to this MP4."""
+    """Also film two episodes, of the first task if there are several, to this MP4."""
 
     def __post_init__(self) -> None:
         if self.episodes < 1:
@@ -60,7 +61,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     torch.set_num_threads(1)
     try:
         config = read_config(options.run)
-        env = options.env or config.env
+        env = options.env or held_out(config.env)
         prepare(env)
         _require_same_interface(config.env, env)
         if options.video and not filmable(env):
@@ -74,7 +75,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         raise UserError(f"{checkpoint.path} does not fit {options.run / 'config.json'}: {error}") from error
     for skipped in checkpoint.skipped:
         console.print(f"[yellow]skipped checkpoint[/] {skipped}", highlight=False, soft_wrap=True)
-    with console.status(f"playing {options.episodes} episodes"):
+    with console.status(f"playing {options.episodes} episodes{' of each task' if len(tasks(env)) > 1 else ''}"):
         episodes = play(config, agent, options.episodes, options.seed, not options.greedy, env)
     summary = evaluation_summary(episodes, env)
     rows = {"checkpoint": str(checkpoint.path), "environment": env} | evaluation_rows(summary)
@@ -84,35 +85,40 @@ def evaluate(arguments: Sequence[str]) -> None:
                 rows["video"] = str(film(config, agent, options.video, 2, options.seed, not options.greedy, env))
             except OSError as error:
                 raise UserError(f"video: {error}") from error
+    if "tasks" in summary:
+        console.print(task_table(summary["tasks"]))
     console.print(table("evaluation", rows))
 
 
 def _require_same_interface(trained: str, other: str) -> None:
     expected, actual = interface(trained), interface(other)
-    if (expected.observation_shape, expected.num_actions) != (actual.observation_shape, actual.num_actions):
-        raise ValueError(
-            f"env: expected observations {list(expected.observation_shape)} and {expected.num_actions} actions as in "
-            f"{trained}, got {list(actual.observation_shape)} and {actual.num_actions} in {other}"
-        )
+    if expected._replace(action_repeat=0) != actual._replace(action_repeat=0):
+        raise ValueError(f"env: expected {expected} as in {trained}, got {actual} in {other}")
 
 
 def make_evaluator(config: RunConfig, agent: Agent, rows: int, seed: int, sample: bool, env: str, film: bool) -> Actor:
     """An actor whose episodes share no seed with training, nor filmed ones with evaluated ones."""
     branch = [config.seed, EVALUATION_SEED, seed, int(film)]
     derived = np.random.SeedSequence(branch).generate_state(1)[0]
-    return Actor(make_vector(env, rows), agent, actor_id=0, seed=int(derived), sample=sample)
+    return Actor(make_vector(env, rows), agent, actor_id=0, seed=int(derived), sample=sample, task=env)
 
 
 def play(
     config: RunConfig, agent: Agent, episodes: int, seed: int = 0, sample: bool = True, env: str | None = None
 ) -> list[Episode]:
-    """Plays episodes with an agent on the CPU."""
-    rows = min(64, episodes)
-    actor = make_evaluator(config, agent, rows, seed, sample, env or config.env, film=False)
-    try:
-        return play_episodes(actor, episodes)
-    finally:
-        actor.envs.close()
+    """Plays episodes of each task with an agent on the CPU, as many together as an actor of the run does.
+
+    Without `env` the tasks are those that the run is tested on.
+    """
+    played: list[Episode] = []
+    for task in tasks(env or held_out(config.env)):
+        rows = min(64, config.actors.envs_per_actor, episodes)
+        actor = make_evaluator(config, agent, rows, seed, sample, task, film=False)
+        try:
+            played += play_episodes(actor, episodes)
+        finally:
+            actor.envs.close()
+    return played
 
 
 def filmable(env: str) -> bool:
@@ -130,8 +136,9 @@ def film(
     sample: bool = True,
     env: str | None = None,
 ) -> Path:
-    """Films episodes and returns the path of the video."""
-    actor = make_evaluator(config, agent, 1, seed, sample, env or config.env, film=True)
+    """Films episodes of the first task and returns the path of the video."""
+    first = tasks(env or held_out(config.env))[0]
+    actor = make_evaluator(config, agent, 1, seed, sample, first, film=True)
     try:
         names = actor.envs.metadata.get("action_names") or tuple(map(str, range(agent.num_actions)))
         record_episodes(actor, episodes, path, names, fps=round(actor.envs.metadata.get("render_fps", 15)))
@@ -141,7 +148,26 @@ def film(
 
 
 def evaluation_summary(episodes: list[Episode], env: str) -> dict[str, Any]:
-    """What the episodes say, ready for JSON; intervals are 95 % bootstrap over episodes."""
+    """What the episodes of all tasks say, ready for JSON; intervals are 95 % bootstrap over episodes.
+
+    Of several tasks: a summary of each, in "tasks", and the means over them.
+    """
+    names = tuple(dict.fromkeys(tasks(env)))
+    if len(names) == 1:
+        return _summary(episodes, env)
+    parts = [_summary([episode for episode in episodes if episode.task == task], task) for task in names]
+    scores = {part["environment"]: part["return"]["mean"] for part in parts}
+    return {
+        "environment": env,
+        "episodes": len(episodes),
+        "return": {"mean": float(np.mean(list(scores.values())))},
+        **mean_normalised(scores),
+        "tasks": parts,
+    }
+
+
+def _summary(episodes: list[Episode], env: str) -> dict[str, Any]:
+    """Of one task."""
     scores = np.array([episode.score for episode in episodes])
     mean, low, high = mean_interval(scores)
     correct = sum(episode.metrics.get("correct_choices", 0.0) for episode in episodes)
@@ -150,7 +176,7 @@ def evaluation_summary(episodes: list[Episode], env: str) -> dict[str, Any]:
         "environment": env,
         "episodes": len(episodes),
         "return": {"mean": mean, "low": low, "high": high},
-        **score_metrics(mean, env),
+        **mean_normalised({env: mean}),
     }
     if correct + wrong:
         right = np.array([episode.metrics.get("correct_choices", 0.0) for episode in episodes])
@@ -165,10 +191,10 @@ def evaluation_summary(episodes: list[Episode], env: str) -> dict[str, Any]:
 
 def evaluation_rows(summary: dict[str, Any]) -> dict[str, str]:
     """The summary as rows of a table."""
-    score = summary["return"]
+    score, played = summary["return"], summary.get("tasks", [])
     rows = {
-        "episodes": str(summary["episodes"]),
-        "return": f"{score['mean']:.2f}  [{score['low']:.2f}, {score['high']:.2f}]",
+        "episodes": str(summary["episodes"]) + (f" of {len(played)} tasks" if played else ""),
+        "return": f"{score['mean']:.2f}" + ("" if played else f"  [{score['low']:.2f}, {score['high']:.2f}]"),
     }
     if "correct_choices" in summary:
         part = summary["correct_choices"]
@@ -176,7 +202,9 @@ def evaluation_rows(summary: dict[str, Any]) -> dict[str, str]:
             f"{100 * part['mean']:.1f} %  [{100 * part['low']:.1f}, {100 * part['high']:.1f}]  "
             f"of {summary['choices_per_episode']:.1f} an episode"
         )
-    for name in ("human_normalised", "oracle_normalised"):
-        if name in summary:
-            rows[name.replace("_", "-")] = f"{summary[name]:.1f} %"
+    for name in ("human_normalised", "human_normalised_capped", "oracle_normalised"):
+        if name in summary and (played or name != "human_normalised_capped"):
+            scale = name.replace("_normalised", "-normalised").replace("_", ", ")
+            over = f", mean of {sum(name in part for part in played)} of {len(played)} tasks" if played else ""
+            rows[scale] = f"{summary[name]:.1f} %{over}"
     return rows

@@ -22,12 +22,12 @@ from rich.console import Console
 
 from commands import UserError
 from commands.config import RunConfig, from_plain, read_config, to_plain
-from commands.display import TerminalDisplay, quantity, table
+from commands.display import TerminalDisplay, quantity, table, task_table
 from commands.evaluate import evaluation_rows, evaluation_summary, film, filmable, play
 from commands.options import parse as parse_options
 from commands.presets import make_preset
 from commands.training import Trainer, interface, stop_on_signals
-from envs import prepare
+from envs import held_out, prepare, tasks
 from learner import checkpoints
 from learner.storage import StorageError, is_url
 
@@ -61,6 +61,7 @@ class Options(RunConfig):
       compressive launch --learners 2                       two learners, each with half of every batch
       compressive launch --preset paper                     section 5.7 of the paper, on DeepMind Lab
       compressive launch --preset paper --env rooms:full    the same on the re-created level
+      compressive launch --preset dmlab30                   the same agent on the thirty levels of DMLab-30
       compressive launch --preset paper --core lstm --help  the defaults of that preset and core
     """
 
@@ -225,9 +226,10 @@ def _describe(options: Options, trainer: Trainer, console: Console) -> None:
         learning = f"{config.learners} learners on Ray (device: {config.learner.device})"
     image = " x ".join(map(str, interface(config.env).observation_shape))
     repeat = f"{trainer.action_repeat} frame{'s' * (trainer.action_repeat > 1)} a step"
+    number = f"{len(tasks(config.env))} tasks, " if len(tasks(config.env)) > 1 else ""
     lines = {
         "run": str(run),
-        "environment": f"{config.env} ({image}), {repeat}",
+        "environment": f"{config.env} ({number}{image}), {repeat}",
         "agent": f"{config.core_name} core, {quantity(parameters)} parameters, {learning}",
         "actors": f"{config.actors.count} x {config.actors.envs_per_actor} environments "
         f"{'in this process' if options.local else 'on Ray'}",
@@ -267,7 +269,7 @@ def _train(options: Options, trainer: Trainer, console: Console) -> None:
     seconds = time.monotonic() - begin
     agent = trainer.agent.to("cpu")
     with console.status(f"evaluating {config.eval_episodes} episodes"):
-        summary = evaluation_summary(play(config, agent, config.eval_episodes), config.env)
+        summary = evaluation_summary(play(config, agent, config.eval_episodes), held_out(config.env))
     checkpoints.write_json(run / "evaluation.json", summary)
     rows = evaluation_rows(summary)
     rows["frames, steps"] = f"{quantity(trainer.frames)}, {quantity(trainer.learner.steps)}"
@@ -280,6 +282,8 @@ def _train(options: Options, trainer: Trainer, console: Console) -> None:
     rows["curves"] = f"tensorboard --logdir {run}"
     rows["metrics"] = str(run / "metrics.jsonl")
     rows["again"] = f"compressive evaluate {run}"
+    if "tasks" in summary:
+        console.print(task_table(summary["tasks"]))
     console.print(table("finished", rows))
 
 

@@ -1,5 +1,6 @@
 """Presets: functions from the name of a core to a complete configuration. Everything in them can be overridden."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -104,7 +105,24 @@ def paper(core: str = "compressive") -> RunConfig:
     )
 
 
-PRESETS: dict[str, Callable[[str], RunConfig]] = {"cpu": cpu, "paper": paper}
+def dmlab30(core: str = "compressive") -> RunConfig:
+    """The paper's agent on all of DMLab-30, with instructions and two actors a level.
+
+    10^10 frames, and ten episodes of each level for the test, are IMPALA's.
+    """
+    config = paper(core)
+    return dataclasses.replace(
+        config,
+        preset="dmlab30",
+        env="dmlab:dmlab30",
+        frames=10_000_000_000,
+        eval_episodes=10,
+        agent=dataclasses.replace(config.agent, instruction=True),
+        actors=dataclasses.replace(config.actors, num_actors=60),
+    )
+
+
+PRESETS: dict[str, Callable[[str], RunConfig]] = {"cpu": cpu, "paper": paper, "dmlab30": dmlab30}
 
 
 def make_preset(preset: str, core: str) -> RunConfig:

@@ -72,10 +72,11 @@ def progress(config: RunConfig, rows: list[dict[str, Any]]) -> dict[str, str]:
         return "-" if math.isnan(value) else f"{value * factor:{form}}{unit}"
 
     frames = row["learner/frames"]
+    over = f" over {row['tasks/seen']:.0f} of {row['tasks/count']:.0f} tasks" if "tasks/seen" in row else ""
     return {
         "frames": f"{quantity(frames)} of {quantity(config.frames)} ({100 * min(1, frames / config.frames):.1f} %)",
         "frames/s": quantity(row["speed/frames_per_second"]),
-        "return": number("episode/return"),
+        "return": number("episode/return") + over,
         "correct choices": number("episode/correct_choices", factor=100, unit=" %"),
         "actors": f"{number('actors/alive', '.0f')} alive, {number('actors/restarts', '.0f')} restarts",
         "policy lag": f"mean {number('policy_lag/mean')}, at most {number('policy_lag/max', '.0f')} versions; "

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import gymnasium
 import numpy as np
 import torch
 from safetensors.torch import save_file
@@ -32,7 +33,7 @@ from agent import Agent, Trajectory
 from agent.core import concatenate_states, leaves, state_bytes
 from commands import UserError
 from commands.config import RunConfig, to_plain
-from envs import human_normalised, make_vector, oracle_normalised
+from envs import make_vector, mean_normalised, tasks
 from learner import checkpoints
 from learner.diagnostics import attention_mass
 from learner.learner import Learner
@@ -53,7 +54,8 @@ class Progress:
     """What a display shows while training goes on.
 
     steps, frames: learned from so far; total_frames: when the run ends.
-    frames_per_second: over the last seconds. score, correct: means over the last episodes (NaN before the first).
+    frames_per_second: over the last seconds. score, correct: means over the last episodes (NaN before the first), the
+    score of several tasks over those of each. tasks: how many have had an episode, and how many there are.
     """
 
     steps: int
@@ -64,6 +66,7 @@ class Progress:
     correct: float
     episodes: int
     pool: PoolStatus
+    tasks: tuple[int, int] = (1, 1)
 
 
 class Display(Protocol):
@@ -135,48 +138,79 @@ def _leave_terminal() -> None:
 
 
 class Interface(NamedTuple):
-    """What must be known of an environment to build an agent for it, and its frames per agent step."""
+    """What must be known of an environment to build an agent for it, and its frames per agent step.
+
+    vocabulary: how many ids the words of its instructions may have, 0 if it shows none.
+    """
 
     observation_shape: tuple[int, ...]
     num_actions: int
     action_repeat: int
+    vocabulary: int = 0
+
+    def __str__(self) -> str:
+        words = f", instructions of {self.vocabulary} words" if self.vocabulary else ""
+        seen = f"observations {list(self.observation_shape)}{words}"
+        return f"{seen}, {self.num_actions} actions and {self.action_repeat} frames a step"
 
 
 @functools.cache
 def interface(env: str) -> Interface:
-    """Of an environment by name, which is made once to look at it.
+    """Of an environment by name, which is made once to look at it; several tasks must have the same.
 
     Raises:
-        ValueError: if there is no such environment or it is not supported.
+        ValueError: if there is no such environment, it is not supported, or its tasks differ.
         ImportError: if it needs what is not installed.
     """
+    names = tasks(env)
+    if len(names) > 1:
+        first = interface(names[0])
+        for task in names[1:]:
+            if (other := interface(task)) != first:
+                raise ValueError(f"env: expected {first} as in {names[0]}, got {other} in {task}")
+        return first
     envs = make_vector(env, 1)
     try:
         check_environment(envs)
-        shape, actions = envs.single_observation_space.shape or (), int(envs.single_action_space.n)  # type: ignore[attr-defined]
-        return Interface(shape, actions, int(envs.metadata.get("action_repeat", 1)))
+        space: Any = envs.single_observation_space
+        vocabulary = 0
+        if isinstance(space, gymnasium.spaces.Dict):
+            space, vocabulary = space["image"], int(space["instruction"].high.max()) + 1
+        num_actions = int(envs.single_action_space.n)  # type: ignore[attr-defined]
+        return Interface(space.shape or (), num_actions, int(envs.metadata.get("action_repeat", 1)), vocabulary)
     finally:
         envs.close()
 
 
 def make_agent(config: RunConfig) -> Agent:
     """The run's network with fresh weights (from torch's global generator)."""
-    shape, num_actions, _ = interface(config.env)
-    return Agent(config.agent, shape, num_actions)
+    shape, num_actions, _, vocabulary = interface(config.env)
+    return Agent(config.agent, shape, num_actions, vocabulary)
 
 
 def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: int) -> Actor:
-    """One training actor. No two actors, restarts or resumed runs ever share a seed.
+    """One training actor, which plays one of the run's tasks. No two actors, restarts or resumed runs share a seed.
 
     Args:
         config: the run.
         generation: 0 for a new run, one more at every resumption.
-        actor_id: which actor.
+        actor_id: which actor; of n tasks it plays number `actor_id` modulo n.
         incarnation: how often it was replaced.
     """
     seed = np.random.SeedSequence([config.seed, 1, generation, incarnation]).generate_state(1)[0]
-    envs = make_vector(config.env, config.actors.envs_per_actor)
-    return Actor(envs, make_agent(config), actor_id, int(seed), device=config.actors.device)
+    names = tasks(config.env)
+    task = names[actor_id % len(names)]
+    envs = make_vector(task, config.actors.envs_per_actor, episode_stream(generation, actor_id, incarnation))
+    return Actor(envs, make_agent(config), actor_id, int(seed), task=task, device=config.actors.device)
+
+
+def episode_stream(generation: int, actor_id: int, incarnation: int) -> int:
+    """A number of 31 bits that no other actor, restart or resumption of the run has; see `envs.make_vector`.
+
+    That holds for 4096 actors, 1024 lives of each and 512 beginnings of the run; beyond them numbers come again, with
+    seeds that begin elsewhere.
+    """
+    return (generation % 512) << 22 | (incarnation % 1024) << 12 | actor_id % 4096
 
 
 def make_pool(config: RunConfig, generation: int, local: bool) -> Pool:
@@ -234,13 +268,16 @@ class Trainer:
 
     def __init__(self, config: RunConfig, run: Path, local: bool) -> None:
         self.config, self.run, self.local = config, run, local
+        names = tasks(config.env)
+        if config.actors.num_actors < len(names):
+            raise ValueError(f"num_actors: expected at least {len(names)}, one a task, got {config.actors.num_actors}")
         torch.manual_seed(config.seed)
         self.action_repeat = interface(config.env).action_repeat
         self.agent = make_agent(config)
         self.learner = make_learner(config, self.agent)
         self.episodes = 0
         self.dropped = 0
-        self.recent: deque[Episode] = deque(maxlen=200)
+        self.recent: dict[str, deque[Episode]] = {task: deque(maxlen=200) for task in names}
         self.generation = 0
         self.pool_state: dict[str, Tensor] = {}
         self.restored: checkpoints.Checkpoint | None = None
@@ -295,7 +332,7 @@ class Trainer:
             raise ValueError(f"{checkpoint.path} does not fit {self.run / 'config.json'}: {error}") from error
         self.episodes = int(checkpoint.state["episodes"])
         self.generation = int(checkpoint.state["generation"]) + 1
-        self.recent.extend(Episode(**episode) for episode in checkpoint.state["recent"])
+        self._remember([Episode(**episode) for episode in checkpoint.state["recent"]])
         actors = checkpoint.state["config"]["actors"]
         if all(actors[name] == getattr(self.config.actors, name) for name in ("num_actors", "envs_per_actor")):
             self.pool_state = checkpoint.parts.get("actors", {})
@@ -316,7 +353,7 @@ class Trainer:
             "learner": counters,
             "episodes": self.episodes,
             "generation": self.generation,
-            "recent": [dataclasses.asdict(episode) for episode in self.recent],
+            "recent": [dataclasses.asdict(episode) for episodes in self.recent.values() for episode in episodes],
             "rng": checkpoints.rng_state(),
             "config": to_plain(self.config),
         }
@@ -375,42 +412,53 @@ class Trainer:
         """
         while True:
             unroll = pool.get()
-            self.recent.extend(unroll.episodes)
+            self._remember(unroll.episodes)
             self.episodes += len(unroll.episodes)
             limit, lag = self.config.max_policy_lag, self.learner.version - int(unroll.trajectory.version.min())
             if limit is None or lag <= limit:
                 return unroll
             self.dropped += 1
 
+    def _remember(self, episodes: list[Episode]) -> None:
+        """Keeps episodes by task, for the means that are shown; one without a name is of the first."""
+        for episode in episodes:
+            self.recent[episode.task or next(iter(self.recent))].append(episode)
+
     def _keep(self, trajectory: Trajectory) -> Path:
         """Writes a batch that cannot be learned from, so that the reason can be found."""
         tensors = {name: value for name, value in trajectory._asdict().items() if isinstance(value, Tensor)}
-        tensors |= {f"core_state/{index}": leaf for index, leaf in enumerate(leaves(trajectory.core_state))}
+        for name in trajectory._asdict().keys() - tensors.keys():
+            tensors |= {f"{name}/{index}": leaf for index, leaf in enumerate(leaves(getattr(trajectory, name)))}
         path = self.run / f"not-finite-{self.learner.version + 1}.safetensors"
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
         return path
 
+    def _scores(self) -> dict[str, float]:
+        """Mean return over the last episodes of each task that has had any."""
+        return {task: float(np.mean([e.score for e in episodes])) for task, episodes in self.recent.items() if episodes}
+
     def _progress(self, rate: float, pool: PoolStatus) -> Progress:
+        scores = self._scores()
         return Progress(
             steps=self.learner.steps,
             frames=self.frames,
             total_frames=self.config.frames,
             frames_per_second=rate * self.action_repeat,
-            score=float(np.mean([episode.score for episode in self.recent])) if self.recent else float("nan"),
-            correct=correct_fraction(list(self.recent)),
+            score=float(np.mean(list(scores.values()))) if scores else float("nan"),
+            correct=correct_fraction([episode for episodes in self.recent.values() for episode in episodes]),
             episodes=self.episodes,
             pool=pool,
+            tasks=(len(scores), len(self.recent)),
         )
 
     def _row(self, clock: "Clock", pool: PoolStatus) -> dict[str, float]:
         """What the loop itself measures; values that do not exist yet are left out."""
         progress = self._progress(clock.rate(self.learner.steps), pool)
-        normalised = score_metrics(progress.score, self.config.env)
         row = {
             "episode/return": progress.score,
             "episode/correct_choices": progress.correct,
             "episode/count": float(self.episodes),
-            **{f"episode/{name}": value for name, value in normalised.items()},
+            **{f"episode/{name}": value for name, value in mean_normalised(self._scores()).items()},
             "speed/steps_per_second": progress.frames_per_second / self.action_repeat,
             "speed/frames_per_second": progress.frames_per_second,
             "learner/frames": float(self.frames),
@@ -420,7 +468,18 @@ class Trainer:
             "actors/unrolls_waiting": float(pool.waiting),
             "actors/unrolls_dropped": float(self.dropped),
         }
+        if len(self.recent) > 1:
+            row |= self._task_row()
         return {name: value for name, value in row.items() if not math.isnan(value)}
+
+    def _task_row(self) -> dict[str, float]:
+        """Of several tasks: how many have had an episode, and what `_row` says of all, of each."""
+        scores = self._scores()
+        row = {"tasks/seen": float(len(scores)), "tasks/count": float(len(self.recent))}
+        for task, score in scores.items():
+            measured = {"return": score, "correct_choices": correct_fraction(list(self.recent[task]))}
+            row |= {f"{task}/{name}": value for name, value in (measured | mean_normalised({task: score})).items()}
+        return row
 
 
 class Clock:
@@ -453,12 +512,6 @@ class Clock:
         fraction = self.idle / max(now - self.since, 1e-9)
         self.since, self.idle = now, 0.0
         return fraction
-
-
-def score_metrics(score: float, env: str) -> dict[str, float]:
-    """The score on the scales that are known for the environment: human_normalised, oracle_normalised; both in %."""
-    scales = {"human_normalised": human_normalised(score, env), "oracle_normalised": oracle_normalised(score, env)}
-    return {name: value for name, value in scales.items() if value is not None}
 
 
 def action_repeat(env: str) -> int:

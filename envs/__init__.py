@@ -1,10 +1,20 @@
 """Everything an agent senses. `make_vector` turns a spec such as "rooms:small" into a batch of environments.
 
-A spec is "kind:name" or "kind:name,field=value,...". The environments are in `rooms/` and `dmlab.py`; what their scores
-mean is in `scores.py`.
+A spec is "kind:name" or "kind:name,field=value,..."; several, joined by commas, are several tasks. The environments are
+in `rooms/` and `dmlab.py`; what their scores mean is in `scores.py`.
 """
 
-from envs.registry import make_vector, parse_spec, prepare
-from envs.scores import human_normalised, oracle_normalised, reference_scores
+from envs.registry import held_out, make_vector, parse_spec, prepare, tasks
+from envs.scores import human_normalised, mean_normalised, oracle_normalised, reference_scores
 
-__all__ = ["human_normalised", "make_vector", "oracle_normalised", "parse_spec", "prepare", "reference_scores"]
+__all__ = [
+    "held_out",
+    "human_normalised",
+    "make_vector",
+    "mean_normalised",
+    "oracle_normalised",
+    "parse_spec",
+    "prepare",
+    "reference_scores",
+    "tasks",
+]

@@ -1,4 +1,4 @@
-"""Environments by name: a spec, as typed on a command line, becomes a batch of environments.
+"""Environments by name: a spec, as typed on a command line, becomes a batch of environments, or names several tasks.
 
 Nothing here knows how an environment works; each kind is one function in `KINDS`.
 """
@@ -16,6 +16,7 @@ from gymnasium.vector import VectorEnv
 
 from envs import dm, dmlab, gym
 from envs.diagnostic import TASKS, DiagnosticEnv
+from envs.dmlab30 import LEVELS, find
 from envs.rooms import RoomsConfig, RoomsVectorEnv
 from envs.rooms.config import resolve
 
@@ -74,13 +75,18 @@ def _rooms(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
 
 
 def _dmlab(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
-    fields = ("image_height", "image_width", "action_repeat", "renderer")
-    for field in overrides:
-        if field not in fields:
-            raise ValueError(f"a level of DeepMind Lab has no field {field!r}; there are: {', '.join(fields)}")
     if not name:
         raise ValueError("expected the name of a level, as in dmlab:rooms_select_nonmatching_object, got none")
-    return dmlab.make(name, num_envs, **{f: v if f == "renderer" else int(v) for f, v in overrides.items()})
+    fields: dict[str, Any] = {}
+    for field, text in overrides.items():
+        if field not in DMLAB_FIELDS:
+            raise ValueError(f"a level of DeepMind Lab has no field {field!r}; there are: {', '.join(DMLAB_FIELDS)}")
+        kind = DMLAB_FIELDS[field]
+        try:
+            fields[field] = {"True": True, "False": False}[text] if kind is bool else kind(text)
+        except (ValueError, KeyError):
+            raise ValueError(f"dmlab, {field}: expected a value of type {kind.__name__}, got {text!r}") from None
+    return dmlab.make(name, num_envs, **fields)
 
 
 def _diagnostic(name: str, overrides: dict[str, str], num_envs: int) -> DiagnosticEnv:
@@ -113,6 +119,20 @@ def _dm(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
     return dm.make(name, num_envs, **_literals(overrides))
 
 
+#: Fields of a level of DeepMind Lab: arguments of `envs.dmlab.DMLabEnv` and `make`.
+DMLAB_FIELDS: dict[str, Callable[[str], Any]] = {
+    "image_height": int,
+    "image_width": int,
+    "action_repeat": int,
+    "actions": str,
+    "instruction": bool,
+    "test": bool,
+    "stream": int,
+    "dataset": str,
+    "renderer": str,
+    "cache_gigabytes": float,
+}
+
 #: Kind -> function (name, overrides, num_envs) -> batch of environments.
 KINDS: dict[str, Callable[[str, dict[str, str], int], VectorEnv]] = {
     "rooms": _rooms,
@@ -123,21 +143,73 @@ KINDS: dict[str, Callable[[str, dict[str, str], int], VectorEnv]] = {
 }
 
 
-def make_vector(spec: str, num_envs: int) -> VectorEnv:
+#: Kinds whose episodes come from numbered streams, of which no two have one in common.
+STREAMED = ("dmlab",)
+#: Name of all thirty levels of DMLab-30, in place of one.
+SUITE = "dmlab30"
+
+
+def make_vector(spec: str, num_envs: int, stream: int | None = None) -> VectorEnv:
     """A batch of `num_envs` environments, e.g. of "rooms:full", "rooms:small" or "rooms:small,object_scale=2.0".
 
     All kinds reset as gymnasium's NEXT_STEP and name in `metadata["episode_metrics"]` the counters their infos carry.
-    Raises ValueError, listing what exists, for unknown kinds, names and fields.
+    A `stream`, 0 to 2^31 - 1, sets their episodes apart from those of all other streams where seeds alone do not: Lab's
+    are of 31 bits. Raises ValueError, listing what exists, for unknown kinds, names and fields, and for several tasks.
     """
+    names = tasks(spec)
+    if len(names) > 1:
+        raise ValueError(f"environment {spec!r}: expected one task, got {len(names)}")
     kind, name, overrides = parse_spec(spec)
+    if stream is not None and kind in STREAMED:
+        overrides["stream"] = str(stream)
     return KINDS[kind](name, overrides, num_envs)
+
+
+def tasks(spec: str) -> tuple[str, ...]:
+    """The specs of the tasks that a spec stands for, most often just itself.
+
+    Specs are joined by commas: "rooms:small,hud=False,rooms:full" is two. "dmlab:dmlab30" is the training levels of
+    DMLab-30 with their instructions; its fields go to each of them. Raises ValueError as `parse_spec` does.
+    """
+    parts: list[str] = []
+    for item in spec.split(","):
+        if ":" in item.partition("=")[0] or not parts:
+            parts.append(item)
+        else:
+            parts[-1] += f",{item}"
+    found: list[str] = []
+    for part in parts:
+        kind, name, overrides = parse_spec(part)
+        if (kind, name) == ("dmlab", SUITE):
+            fields = {"instruction": "True"} | overrides
+            found += [_format(Spec(kind, level.train, fields)) for level in LEVELS]
+        else:
+            found.append(part)
+    return tuple(found)
+
+
+def held_out(spec: str) -> str:
+    """What an agent that was trained on a spec is tested on: of Lab's levels the test versions, else the same."""
+    found = []
+    for task in tasks(spec):
+        kind, name, overrides = parse_spec(task)
+        if kind == "dmlab":
+            level = find(name)
+            task = _format(Spec(kind, level.test if level else name, overrides | {"test": "True"}))
+        found.append(task)
+    return ",".join(found)
+
+
+def _format(spec: Spec) -> str:
+    return ",".join([f"{spec.kind}:{spec.name}", *(f"{field}={text}" for field, text in spec.overrides.items())])
 
 
 def prepare(spec: str) -> None:
     """Do what only a machine's first environment costs (compiling, caching), before processes need it at once."""
-    envs = make_vector(spec, 1)
-    try:
-        envs.reset(seed=0)
-        envs.step(np.zeros(1, np.int64))
-    finally:
-        envs.close()
+    for task in tasks(spec):
+        envs = make_vector(task, 1)
+        try:
+            envs.reset(seed=0)
+            envs.step(np.zeros(1, np.int64))
+        finally:
+            envs.close()

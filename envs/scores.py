@@ -1,17 +1,19 @@
-"""What scores to expect: human and random players on the original level, an oracle and random on the re-created one.
+"""What scores to expect: of people and random actions on DMLab-30, of an oracle and random actions where measured.
 
-The numbers of the original are DeepMind's (DMLab-30, Leibo et al. 2018; Beattie et al. 2016); those of the re-creation
-come from `python benchmarks/environment.py --episodes 16384`; those of diagnostic tasks are exact. Nothing here runs an
-environment.
+The numbers of DMLab-30 are in `dmlab30.py`; those of the re-creation come from `python benchmarks/environment.py
+--episodes 16384`; those of diagnostic tasks are exact. Nothing here runs an environment.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from envs.dmlab30 import BY_NAME, find
 from envs.registry import make_vector, parse_spec
 from envs.rooms.config import VARIANTS
 
-#: Score an episode of people and of uniform random actions on rooms_select_nonmatching_object_test.
-HUMAN, RANDOM = 65.9, 0.312
+#: The level that was re-created, in DMLab-30, and the measured score an episode of an oracle there (every seed alike).
+LEVEL, ORACLE = BY_NAME["rooms_select_nonmatching_object"], 66.0
 
 #: Measured score an episode by variant, of the oracle (64 episodes, all alike) and of uniform random actions (16384
 #: episodes; standard errors 0.07 and 0.14).
@@ -24,33 +26,56 @@ MEASURED: dict[str, dict[str, float]] = {
 def reference_scores(spec: str) -> dict[str, float | None]:
     """{"human", "random", "oracle"}: scores an episode to compare with; None where nobody has measured one.
 
-    On the level itself, "human" and "random" are the published ones, which human-normalised scores are made of, for
-    DeepMind Lab and for the re-creation alike; elsewhere "random" is what `MEASURED` holds.
+    On the levels of DMLab-30, whatever an agent sees there and however it acts, and on the re-created one, "human" and
+    "random" are the published ones, which human-normalised scores are made of; elsewhere "random" is from `MEASURED`.
     """
     kind, name, overrides = parse_spec(spec)
+    unknown: dict[str, float | None] = {"human": None, "random": None, "oracle": None}
     if kind == "diagnostic":
-        return {"human": None, "random": None, "oracle": None} | make_vector(spec, 1).scores  # type: ignore[attr-defined]
-    if kind in ("gym", "dm"):
-        return {"human": None, "random": None, "oracle": None}
-    if kind == "rooms" and name not in VARIANTS:
+        return unknown | make_vector(spec, 1).scores  # type: ignore[attr-defined]
+    if kind == "dmlab":
+        level = find(name)
+        if level is None:
+            return unknown
+        return {"human": level.human, "random": level.random, "oracle": ORACLE if level is LEVEL else None}
+    if kind != "rooms":
+        return unknown
+    if name not in VARIANTS:
         raise ValueError(f"no variant {name!r} of the rooms level; there are: {', '.join(VARIANTS)}")
-    if kind == "rooms" and name != "full":
-        measured = {} if overrides else MEASURED[name]
-        return {"human": None, "random": measured.get("random"), "oracle": measured.get("oracle")}
-    if overrides or (kind == "dmlab" and not name.endswith("rooms_select_nonmatching_object")):
-        return {"human": None, "random": None, "oracle": None}
-    return {"human": HUMAN, "random": RANDOM, "oracle": MEASURED["full"]["oracle"] if kind == "rooms" else 66.0}
+    if overrides:
+        return unknown
+    if name == "full":
+        return {"human": LEVEL.human, "random": LEVEL.random, "oracle": MEASURED["full"]["oracle"]}
+    return unknown | MEASURED.get(name, {})
 
 
 def human_normalised(score: float, spec: str) -> float | None:
     """100 * (score - random) / (human - random), or None where no human score is known."""
-    reference = reference_scores(spec)
-    human, random = reference["human"], reference["random"]
-    return None if human is None or random is None else 100.0 * (score - random) / (human - random)
+    return _normalised(score, spec, "human")
 
 
 def oracle_normalised(score: float, spec: str) -> float | None:
     """100 * (score - random) / (oracle - random), or None where either has not been measured."""
+    return _normalised(score, spec, "oracle")
+
+
+def _normalised(score: float, spec: str, best: str) -> float | None:
     reference = reference_scores(spec)
-    oracle, random = reference["oracle"], reference["random"]
-    return None if oracle is None or random is None else 100.0 * (score - random) / (oracle - random)
+    top, random = reference[best], reference["random"]
+    return None if top is None or random is None else 100.0 * (score - random) / (top - random)
+
+
+def mean_normalised(scores: Mapping[str, float]) -> dict[str, float]:
+    """Means over tasks, in %, of scores by spec: human_normalised, human_normalised_capped and oracle_normalised.
+
+    Capped: no task counts for more than 100 (Espeholt et al. 2018, section 5.3). Each mean is over the tasks that have
+    such a scale, and left out where none has.
+    """
+    human = [value for spec, score in scores.items() if (value := human_normalised(score, spec)) is not None]
+    oracle = [value for spec, score in scores.items() if (value := oracle_normalised(score, spec)) is not None]
+    scales = {
+        "human_normalised": human,
+        "human_normalised_capped": [min(value, 100.0) for value in human],
+        "oracle_normalised": oracle,
+    }
+    return {name: sum(values) / len(values) for name, values in scales.items() if values}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
 from actors import ActorsConfig, LocalPool, Pool, Unroll
@@ -241,6 +242,7 @@ def test_an_actor_whose_environment_has_no_state_resumes_with_fresh_episodes_and
         ({"metadata": {"autoreset_mode": AutoresetMode.SAME_STEP}}, "autoreset_mode: expected"),
         ({"single_action_space": Counting(1).single_observation_space}, "action space: expected Discrete"),
         ({"single_observation_space": Counting(1).single_action_space}, "observation space: expected a Box"),
+        ({"single_observation_space": Dict(image=Counting(1).single_observation_space)}, "a Dict of one as image and"),
     ],
 )
 def test_unsupported_environments_are_refused(change: dict[str, Any], message: str) -> None:

@@ -231,21 +231,32 @@ def test_unknown_names_list_what_exists(spec, message):
         envs.make_vector(spec, 1)
 
 
-def test_reference_scores():
-    assert envs.reference_scores("rooms:full")["human"] == 65.9
-    assert envs.reference_scores("dmlab:rooms_select_nonmatching_object")["random"] == 0.312
-    assert envs.reference_scores("dmlab:rooms_watermaze")["human"] is None
-    for variant in VARIANTS:
-        scores = envs.reference_scores(f"rooms:{variant}")
-        assert scores["oracle"] > scores["random"]
-        assert envs.oracle_normalised(scores["oracle"], f"rooms:{variant}") == pytest.approx(100.0)
-    assert envs.oracle_normalised(1.0, "rooms:small,object_scale=2.0") is None
-    assert envs.reference_scores("rooms:small,object_scale=2.0") == {"human": None, "random": None, "oracle": None}
-    assert envs.human_normalised(65.9, "rooms:full") == pytest.approx(100.0)
-    assert envs.human_normalised(0.312, "rooms:full") == pytest.approx(0.0)
-    assert envs.human_normalised(10.0, "rooms:small") is None
-    with pytest.raises(ValueError, match="full, small"):
-        envs.reference_scores("rooms:large")
+@pytest.mark.parametrize(
+    ("spec", "names"),
+    [
+        ("rooms:small", ["rooms:small"]),
+        ("rooms:small,hud=False,look_pixels=9", ["rooms:small,hud=False,look_pixels=9"]),
+        ("rooms:small,rooms:full", ["rooms:small", "rooms:full"]),
+        ("rooms:full,hud=False,dmlab:a/b,test=True", ["rooms:full,hud=False", "dmlab:a/b,test=True"]),
+        ("rooms:small,colours=ff0000+0000ff,rooms:small", ["rooms:small,colours=ff0000+0000ff", "rooms:small"]),
+    ],
+)
+def test_tasks_are_joined_by_commas(spec, names):
+    assert list(envs.tasks(spec)) == names
+    assert list(envs.tasks(",".join(envs.tasks(spec)))) == names
+
+
+def test_several_tasks_are_prepared_but_not_one_environment():
+    prepare("rooms:small,rooms:small,hud=False")
+    with pytest.raises(ValueError, match="expected one task, got 2"):
+        envs.make_vector("rooms:small,rooms:full", 1)
+    with pytest.raises(ValueError, match=r"'atari:pong'.*rooms, dmlab"):
+        envs.tasks("rooms:small,atari:pong")
+
+
+def test_rooms_need_no_streams():
+    one, other = envs.make_vector("rooms:small", 2), envs.make_vector("rooms:small", 2, stream=4)
+    assert (one.reset(seed=3)[0] == other.reset(seed=3)[0]).all()
 
 
 def test_an_oracle_has_about_20_trials_an_episode_on_the_small_level():

@@ -144,11 +144,16 @@ def test_reset_with_a_seed_begins_anew(spec: str) -> None:
 def test_no_environment_depends_on_its_neighbours(spec: str) -> None:
     together = envs.make_vector(spec, 3)
     begin, seeds = together.reset(seed=[11, 12, 13])[0], (11, 12, 13)
-    steps = play(together, actions_for(together, 3))
+    actions = actions_for(together, 3)
+    steps = play(together, actions)
+    if spec.startswith("dmlab:"):  # later episodes have seeds that depend on how many environments share them out
+        steps = steps[: next(index for index, step in enumerate(steps) if step[2].any())]
+        actions = actions[: len(steps)]
+        assert steps
     for row in (0, 2):
         alone = envs.make_vector(spec, 1)
         assert np.array_equal(alone.reset(seed=[seeds[row]])[0][0], begin[row])
-        assert same(play(alone, actions_for(alone, 3)[:, row : row + 1]), rows_of(steps, slice(row, row + 1)))
+        assert same(play(alone, actions[:, row : row + 1]), rows_of(steps, slice(row, row + 1)))
         alone.close()
     together.close()
 

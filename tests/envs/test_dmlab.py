@@ -1,8 +1,9 @@
-"""The adapter of DeepMind Lab against a double that behaves as the real `deepmind_lab.Lab` was found to.
+"""The adapter of DeepMind Lab: what holds of the real package and of its double, and what only the double can show.
 
-The tests marked `dmlab` need the real package; everything else runs anywhere.
+Tests with the fixture `lab` run with the double, and with the real package where it can be imported (marker `dmlab`).
 """
 
+import itertools
 import sys
 
 import numpy as np
@@ -11,102 +12,75 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
 import envs
-from envs.dmlab import LAB_ACTIONS, DMLabEnv, make
-
-LEVEL = "contributed/dmlab30/rooms_select_nonmatching_object"
-
-
-class Lab:
-    """Raises what Lab raises, and shows what it was told: the image holds the frame and the last action.
-
-    `rewards` maps the frame of an episode (1..720) to its reward.
-    """
-
-    frames = 720
-    rewards: dict[int, float] = {30: 1.0, 60: 10.0, 90: 1.0, 91: -10.0, 717: 1.0, 719: 10.0}  # noqa: RUF012
-
-    def __init__(self, level, observations, config=None, renderer="software", level_cache=None):
-        if not all(isinstance(v, str) for v in (config or {}).values()):
-            raise TypeError("config values must be strings")
-        assert renderer in ("software", "hardware")
-        assert level.startswith("contributed/dmlab30/"), "the level cannot be found"
-        self.size = int(config["height"]), int(config["width"])
-        assert config["fps"] == "60"
-        self.names = observations
-        self.frame = None
-        self.seeds = []
-        self.counted = 0
-        self.closed = False
-
-    def reset(self, episode=-1, seed=None):
-        assert seed is None or isinstance(seed, int)
-        self.seeds.append(seed)
-        self.frame, self.action = 0, np.zeros(7, np.intc)
-
-    def is_running(self):
-        return self.frame is not None and self.frame < self.frames
-
-    def observations(self):
-        if not self.is_running():
-            raise RuntimeError("Environment in wrong status.")
-        image = np.zeros((*self.size, 3), np.uint8)
-        image[..., 0], image[..., 1] = self.frame % 256, self.seeds[-1] % 251
-        image[0, :7, 2] = self.action % 256
-        return dict.fromkeys(self.names, image)
-
-    def step(self, action, num_steps=1):
-        if not isinstance(action, np.ndarray):
-            raise TypeError("argument 1 must be numpy.ndarray")
-        if action.dtype != np.intc or action.shape != (7,):
-            raise ValueError("action must be an int array of shape (7,)")
-        if not self.is_running():
-            raise RuntimeError("Environment in wrong status.")
-        self.action = action
-        begin, self.frame = self.frame, min(self.frame + num_steps, self.frames)
-        total = sum(self.rewards.get(frame, 0.0) for frame in range(begin + 1, self.frame + 1))
-        self.counted += num_steps  # overshoots where num_steps does not divide 720
-        return total
-
-    def close(self):
-        self.closed = True
+from envs import dmlab
+from envs.dmlab import ACTION_SETS, INSTRUCTION_WORDS, TEST_MIXER, TRAINING_MIXERS, VOCABULARY, DMLabEnv, hash_words
+from envs.dmlab30 import BY_NAME, LEVELS
+from envs.level_cache import LevelCache
+from tests.envs.lab import LEVEL, Lab, Module
 
 
-class Module:
-    """Stands in for the module `deepmind_lab`."""
+@pytest.fixture(params=["double", pytest.param("real", marks=pytest.mark.dmlab)])
+def lab(request):
+    """Makes environments on the double or on the real package, and closes them."""
+    made = []
 
-    Lab = Lab
+    def make(**kwargs):
+        made.append(DMLabEnv(lab=Module if request.param == "double" else None, **kwargs))
+        return made[-1]
+
+    if request.param == "real":
+        pytest.importorskip("deepmind_lab")
+    yield make
+    for env in made:
+        env.close()
 
 
-def lab(**kwargs):
+@pytest.fixture
+def begun(monkeypatch):
+    """The double in place of the package, and (level, mixer seed, seed) of the episodes that begin on it."""
+    monkeypatch.setitem(sys.modules, "deepmind_lab", Module)
+    monkeypatch.setattr(Lab, "begun", [])
+    return Lab.begun
+
+
+def double(**kwargs):
     return DMLabEnv(lab=Module, **kwargs)
 
 
-def test_gymnasium_checks_it():
-    check_env(lab(render_mode="rgb_array"), skip_render_check=True)
+def play(env, steps, seed=None):
+    """The observations of an episode of which the actions are always the same."""
+    seen = [env.reset(seed=seed)[0]]
+    for step in range(steps):
+        seen.append(env.step(step % 8)[0])
+    return np.stack(seen)
 
 
-def test_an_episode_is_180_steps_and_ends_with_the_last_observation_there_was():
+# With either.
+
+
+@pytest.mark.parametrize("instruction", [False, True])
+def test_gymnasium_checks_it(lab, instruction):
+    check_env(lab(render_mode="rgb_array", instruction=instruction), skip_render_check=True)
+
+
+def test_an_episode_is_180_steps_and_ends_with_the_last_observation_there_was(lab):
     env = lab()
-    observation, infos = env.reset(seed=3)
-    assert (observation.shape, observation.dtype) == ((72, 96, 3), np.uint8)
-    assert infos == {"correct_choices": 0, "wrong_choices": 0}
-    total, kept = 0.0, []
-    for step in range(1, 181):
-        observation, reward, terminated, truncated, infos = env.step(0)
-        total += reward
-        kept.append(observation)
-        assert terminated == (step == 180)
-        assert not truncated
-    assert observation[0, 0, 0] == (179 * 4) % 256
-    assert kept[0][0, 0, 0] == 4, "observations are safe to keep"
-    assert total == 13.0
-    assert infos == {"correct_choices": 2, "wrong_choices": 1}
-    with pytest.raises(RuntimeError, match="call reset"):
-        env.step(0)
+    for _ in range(2):
+        observation, infos = env.reset(seed=3)
+        assert (observation.shape, observation.dtype) == ((72, 96, 3), np.uint8)
+        assert infos == {"correct_choices": 0, "wrong_choices": 0}
+        for step in range(1, 181):
+            before = observation
+            observation, _, terminated, truncated, infos = env.step(0)
+            assert terminated == (step == 180)
+            assert not truncated
+        assert (observation == before).all()
+        with pytest.raises(RuntimeError, match="call reset"):
+            env.step(0)
     assert env.reset()[1] == {"correct_choices": 0, "wrong_choices": 0}
 
 
-def test_frames_that_do_not_divide_the_episode():
+def test_frames_that_do_not_divide_the_episode(lab):
     env = lab(action_repeat=7)
     env.reset(seed=0)
     steps = 1
@@ -115,76 +89,246 @@ def test_frames_that_do_not_divide_the_episode():
     assert steps == 103
 
 
+def test_observations_are_safe_to_keep(lab):
+    env = lab()
+    first = env.reset(seed=0)[0]
+    before = first.copy()
+    env.step(5)
+    assert (first == before).all()
+
+
+def test_a_seed_is_one_episode_whatever_was_played_before(lab):
+    """Also as the first of an instance, which Lab itself runs a frame or two differently."""
+    env = lab()
+    first = play(env, 30, seed=7)
+    other = play(env, 30, seed=8)
+    assert (play(env, 30, seed=7) == first).all()
+    assert (play(lab(), 30, seed=7) == first).all()
+    assert (other != first).any()
+
+
+def test_streams_and_tests_have_their_own_episodes(lab):
+    kinds = [{}, {"stream": 0}, {"stream": 1}, {"test": True}]
+    episodes = [play(lab(**kind), 30, seed=7) for kind in kinds]
+    for one, other in itertools.combinations(episodes, 2):
+        assert (one != other).any()
+    assert (play(lab(stream=1), 30, seed=7) == episodes[2]).all()
+
+
+def test_levels_that_are_held_out(lab):
+    assert lab(level="rooms_collect_good_objects_test", test=True).reset(seed=0)[0].shape == (72, 96, 3)
+    with pytest.raises(ValueError, match="rooms_collect_good_objects_test"):
+        lab(level="rooms_collect_good_objects_test")
+    with pytest.raises(ValueError, match="contributed/dmlab30/none"):
+        lab(level="none")
+
+
+def test_instructions(lab):
+    silent, spoken = lab(instruction=True), lab(level="language_select_located_object", instruction=True)
+    for env, some in ((silent, False), (spoken, True)):
+        observation = env.reset(seed=0)[0]
+        assert env.observation_space.contains(observation)
+        assert observation["image"].shape == (72, 96, 3)
+        assert (observation["instruction"] > 0).any() == some
+
+
+@pytest.mark.parametrize("level", ["rooms_watermaze", "explore_goal_locations_small"])
+def test_other_levels_count_no_choices(lab, level):
+    env = lab(level=level)
+    env.reset(seed=0)
+    assert env.step(0)[4] == {"correct_choices": 0, "wrong_choices": 0}
+
+
+def test_maps_are_compiled_once(lab, tmp_path):
+    folder = tmp_path / "levels"
+    for _ in range(2):
+        env = lab(level="explore_goal_locations_small", level_cache=LevelCache(folder, 1 << 30))
+        env.reset(seed=5)
+        assert len(list(folder.glob("*.pk3"))) == 1
+
+
+@pytest.mark.parametrize("actions", ACTION_SETS)
+def test_wrong_actions(lab, actions):
+    env = lab(actions=actions)
+    env.reset(seed=0)
+    last = env.action_space.n - 1
+    env.step(last)
+    for action in (-1, last + 1):
+        with pytest.raises(ValueError, match=rf"expected 0\.\.{last}"):
+            env.step(action)
+
+
+# With the double.
+
+
+def test_choices_are_told_from_rewards():
+    env = double()
+    env.reset(seed=3)
+    total, kept = 0.0, []
+    for _ in range(180):
+        observation, reward, _, _, infos = env.step(0)
+        total += reward
+        kept.append(observation[0, 0, 0])
+    assert kept[:2] == [4, 8]
+    assert kept[-1] == kept[-2] == (179 * 4) % 256
+    assert total == 13.0
+    assert infos == {"correct_choices": 2, "wrong_choices": 1}
+
+
+NINE = [
+    (0, 0, 0, 1, 0, 0, 0),
+    (0, 0, 0, -1, 0, 0, 0),
+    (0, 0, -1, 0, 0, 0, 0),
+    (0, 0, 1, 0, 0, 0, 0),
+    (-20, 0, 0, 0, 0, 0, 0),
+    (20, 0, 0, 0, 0, 0, 0),
+    (-20, 0, 0, 1, 0, 0, 0),
+    (20, 0, 0, 1, 0, 0, 0),
+    (0, 0, 0, 0, 1, 0, 0),
+]
+LOOKS = [-10, 10, -60, 60]
+FIFTEEN = [
+    *NINE[:4],
+    *((look, 0, 0, 0, 0, 0, 0) for look in LOOKS),
+    (0, 10, 0, 0, 0, 0, 0),
+    (0, -10, 0, 0, 0, 0, 0),
+    *((look, 0, 0, 1, 0, 0, 0) for look in LOOKS),
+    NINE[8],
+]
+
+
+@pytest.mark.parametrize(("name", "rows"), [("nine", NINE), ("fifteen", FIFTEEN)])
+def test_action_sets(name, rows):
+    env = double(actions=name)
+    env.reset(seed=0)
+    assert len(set(env.metadata["action_names"])) == env.action_space.n == len(rows)
+    for action, row in enumerate(rows):
+        assert (env.step(action)[0][0, :7, 2] == np.array(row) % 256).all()
+
+
+def test_levels_by_either_name():
+    assert double().level == double(level=LEVEL).level == LEVEL
+    assert double(level="rooms_watermaze").level == "contributed/dmlab30/rooms_watermaze"
+    assert dmlab.full_name("demos/simple_demo") == "demos/simple_demo"
+
+
 @pytest.mark.parametrize(
-    ("action", "row"),
+    ("field", "value"),
     [
-        (0, (0, 0, 0, 1, 0, 0, 0)),
-        (1, (0, 0, 0, -1, 0, 0, 0)),
-        (2, (0, 0, -1, 0, 0, 0, 0)),
-        (3, (0, 0, 1, 0, 0, 0, 0)),
-        (4, (-20, 0, 0, 0, 0, 0, 0)),
-        (5, (20, 0, 0, 0, 0, 0, 0)),
-        (6, (-20, 0, 0, 1, 0, 0, 0)),
-        (7, (20, 0, 0, 1, 0, 0, 0)),
-        (8, (0, 0, 0, 0, 1, 0, 0)),
+        ("image_height", 0),
+        ("image_width", -1),
+        ("action_repeat", 0),
+        ("actions", "ten"),
+        ("renderer", "gpu"),
+        ("stream", -1),
+        ("stream", 2**31),
     ],
 )
-def test_the_nine_actions_of_scalable_agent(action, row):
-    assert tuple(LAB_ACTIONS[action]) == row
-    env = lab()
-    env.reset(seed=0)
-    assert (env.step(action)[0][0, :7, 2] == np.array(row) % 256).all()
+def test_impossible_arguments_are_named(field, value):
+    with pytest.raises(ValueError, match=rf"{field}: expected .*got '?{value}"):
+        double(**{field: value})
 
 
-@pytest.mark.parametrize("action", [-1, 9])
-def test_wrong_actions(action):
-    env = lab()
-    env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"expected 0\.\.8"):
-        env.step(action)
+def test_words_are_hashed_alike_everywhere():
+    assert hash_words("Pick the red ball")[:5].tolist() == [118, 79, 456, 380, 0]
+    assert not hash_words("  ").any()
+    assert (hash_words("a  b\n") == hash_words("a b")).all()
+    assert (hash_words("a b") != hash_words("b a")).any()
+    long = hash_words(" ".join(map(str, range(1000))))
+    assert (long.shape, long.dtype) == ((INSTRUCTION_WORDS,), np.int64)
+    assert (long == hash_words(" ".join(map(str, range(INSTRUCTION_WORDS))))).all()
+    ids = {int(hash_words(str(word))[0]) for word in range(20_000)}
+    assert ids == set(range(1, VOCABULARY))
 
 
-def test_levels_by_either_name_and_choices_of_this_level_only():
-    assert lab().level == lab(level=LEVEL).level == LEVEL
-    other = lab(level="rooms_watermaze")
-    assert other.level == "contributed/dmlab30/rooms_watermaze"
-    other.reset(seed=0)
-    infos = [other.step(0)[4] for _ in range(180)]
-    assert infos[-1] == {"correct_choices": 0, "wrong_choices": 0}
+@pytest.mark.parametrize("first", [0, 2**31 - 3, 2**31 - 1, 2**40 + 5])
+def test_no_environment_of_a_batch_begins_an_episode_twice(first, begun):
+    batch = dmlab.make(LEVEL, 3, image_height=8, image_width=8)
+    batch.reset(seed=first)
+    for _ in range(4):
+        batch.reset()
+    assert sorted(seed for _, _, seed in begun) == sorted((first + step) % 2**31 for step in range(15))
 
 
-def test_episodes_of_a_seed_differ_and_repeat():
-    env = lab()
-    for seed in (1, None, None, 1, None):
-        env.reset(seed=seed)
-    first, second, third, again, and_again = env._lab.seeds
-    assert len({first, second, third}) == 3
-    assert (again, and_again) == (first, second)
+def test_without_a_seed_the_first_is_any(begun):
+    for _ in range(3):
+        env = double()
+        env.reset()
+        env.reset()
+    seeds = [seed for _, _, seed in begun]
+    assert len(set(seeds)) == 6
+    assert [after - before for before, after in zip(seeds[::2], seeds[1::2])] == [1, 1, 1]
+
+
+def test_mixer_seeds(begun):
+    for kind in ({}, {"stream": 0}, {"stream": 2**31 - 1}, {"test": True}, {"test": True, "stream": 4}):
+        double(**kind).reset(seed=1)
+    assert [mixer for _, mixer, _ in begun] == [0, TRAINING_MIXERS, 2**32 - 1, TEST_MIXER, TEST_MIXER]
+    assert TEST_MIXER < TRAINING_MIXERS, "training has the upper half"
+
+
+def test_settings_of_lab():
+    config = double(image_height=10, image_width=20, dataset="/data", test=True)._lab.config
+    wanted = {"height": "10", "width": "20", "datasetPath": "/data", "allowHoldOutLevels": "true"}
+    assert config.items() >= wanted.items()
+    assert "allowHoldOutLevels" not in double()._lab.config
+
+
+def test_the_cache_is_used_by_instances_together(begun, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(Lab, "built", 0)
+    batch = envs.make_vector("dmlab:explore_goal_locations_small,image_height=8,image_width=8", 4)
+    batch.reset(seed=0)
+    for _ in range(9):
+        batch.reset()
+    assert Lab.built == 10
+    assert len(list((tmp_path / "compressive-impala" / "levels").glob("*.pk3"))) == 10
+    envs.make_vector("dmlab:explore_goal_locations_small,cache_gigabytes=0", 1).reset(seed=0)
+    assert Lab.built == 12, "twice, for its first episode was thrown away"
+
+
+def test_what_lab_says_of_an_episode_that_cannot_begin_is_passed_on(monkeypatch):
+    def fail(lab, episode=-1, seed=None):
+        raise RuntimeError("Failed to start environment - no dataset")
+
+    monkeypatch.setattr(Lab, "reset", fail)
+    with pytest.raises(ValueError, match=r"psychlab_visual_search.*no dataset"):
+        double(level="psychlab_visual_search").reset(seed=0)
 
 
 def test_close():
-    env = lab()
+    env = double()
     env.close()
     assert env._lab.closed
 
 
-def test_the_batch_resets_at_the_next_step_and_carries_the_counters():
-    batch = make("rooms_select_nonmatching_object", 3, lab=Module)
+@pytest.mark.parametrize("instruction", [False, True])
+def test_the_batch_resets_at_the_next_step_and_carries_the_counters(instruction):
+    batch = dmlab.make("rooms_select_nonmatching_object", 3, lab=Module, instruction=instruction)
     assert batch.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
     assert batch.metadata["episode_metrics"] == ("correct_choices", "wrong_choices")
+
+    def image(observation):
+        return observation["image"] if instruction else observation
+
     first = batch.reset(seed=0)[0]
-    assert first.shape == (3, 72, 96, 3)
+    assert image(first).shape == (3, 72, 96, 3)
+    if instruction:
+        assert first["instruction"].shape == (3, INSTRUCTION_WORDS)
     for step in range(1, 181):
         _, reward, terminated, _, infos = batch.step(np.zeros(3, int))
         assert terminated.all() == (step == 180)
     assert infos["correct_choices"].tolist() == [2, 2, 2]
     assert infos["_wrong_choices"].all()
     observation, reward, terminated, _, infos = batch.step(np.zeros(3, int))
-    assert (observation[..., 0] == 0).all()
+    assert (image(observation)[..., 0] == 0).all()
     assert not reward.any()
     assert not terminated.any()
     assert infos["wrong_choices"].tolist() == [0, 0, 0]
     batch.close()
+
+
+# By name.
 
 
 def test_without_deepmind_lab_one_clear_error(monkeypatch):
@@ -193,21 +337,55 @@ def test_without_deepmind_lab_one_clear_error(monkeypatch):
         envs.make_vector("dmlab:rooms_select_nonmatching_object", 1)
 
 
-def test_by_name(monkeypatch):
-    monkeypatch.setitem(sys.modules, "deepmind_lab", Module)
-    batch = envs.make_vector("dmlab:rooms_select_nonmatching_object,image_height=24,image_width=32", 2)
+def test_by_name(begun):
+    spec = "dmlab:rooms_select_nonmatching_object,image_height=24,image_width=32,actions=fifteen"
+    batch = envs.make_vector(spec, 2, stream=5)
     assert batch.reset(seed=0)[0].shape == (2, 24, 32, 3)
+    assert batch.single_action_space.n == 15
+    assert {mixer for _, mixer, _ in begun} == {TRAINING_MIXERS + 5}
 
 
-@pytest.mark.dmlab
-def test_the_real_level():
-    pytest.importorskip("deepmind_lab")
-    env = DMLabEnv()
-    check_env(env, skip_render_check=True)
-    for _ in range(2):
-        env.reset(seed=1)
-        steps = 1
-        while not env.step(8)[2]:
-            steps += 1
-        assert steps == 180
-    env.close()
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("dmlab:x,image_height=tall", "image_height: expected a value of type int, got 'tall'"),
+        ("dmlab:x,instruction=yes", "instruction: expected a value of type bool, got 'yes'"),
+        ("dmlab:x,cache_gigabytes=big", "cache_gigabytes: expected a value of type float, got 'big'"),
+        ("dmlab:dmlab30", "expected one task, got 30"),
+    ],
+)
+def test_wrong_fields_are_named(spec, message):
+    with pytest.raises(ValueError, match=message):
+        envs.make_vector(spec, 1)
+
+
+def test_all_of_dmlab30_by_name(begun):
+    names = envs.tasks("dmlab:dmlab30,image_height=8,image_width=8,actions=fifteen")
+    assert len(set(names)) == 30
+    fields = "instruction=True,image_height=8,image_width=8,actions=fifteen"
+    assert names[0] == f"dmlab:rooms_collect_good_objects_train,{fields}"
+    tested = envs.tasks(envs.held_out(",".join(names)))
+    assert tested[0].startswith("dmlab:rooms_collect_good_objects_test,")
+    for name in (*names, *tested):
+        batch = envs.make_vector(name, 1)
+        batch.reset(seed=0)
+        batch.close()
+    assert {mixer for _, mixer, _ in begun[:30]} == {0}
+    assert {mixer for _, mixer, _ in begun[30:]} == {TEST_MIXER}
+    assert "instruction=False" in envs.tasks("dmlab:dmlab30,instruction=False")[3]
+    assert envs.held_out(envs.held_out("dmlab:rooms_watermaze")) == "dmlab:rooms_watermaze,test=True"
+    assert envs.held_out(f"dmlab:{LEVEL}") == "dmlab:rooms_select_nonmatching_object,test=True"
+    assert envs.held_out("dmlab:lt_chasm,stream=1") == "dmlab:lt_chasm,stream=1,test=True"
+    assert envs.held_out("rooms:small,hud=False,rooms:full") == "rooms:small,hud=False,rooms:full"
+
+
+def test_the_table_of_dmlab30():
+    assert len(LEVELS) == 30
+    assert len(BY_NAME) == 32
+    assert [level.train for level in LEVELS if level.train != level.test] == [
+        "rooms_collect_good_objects_train",
+        "rooms_exploit_deferred_effects_train",
+    ]
+    assert all(level.human > level.random for level in LEVELS)
+    assert sum(level.human for level in LEVELS) == pytest.approx(3110.15)
+    assert sum(level.random for level in LEVELS) == pytest.approx(72.617)

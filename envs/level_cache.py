@@ -1,0 +1,100 @@
+"""A folder of compiled levels that all environments of a machine share, for `deepmind_lab.Lab(..., level_cache=...)`.
+
+Lab compiles a map for seconds where a level makes a new one for each episode; what one process compiled, others copy.
+Nothing here knows DeepMind Lab: a key and a file are all there is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_SUFFIX, _TEMPORARY = ".pk3", ".tmp"
+
+
+def default_folder() -> Path:
+    """Where levels are kept: under XDG_CACHE_HOME, or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "compressive-impala" / "levels"
+
+
+class LevelCache:
+    """Files by key, at most `max_bytes` of them at any time; those not used for longest give way.
+
+    Any number of processes may use a folder at once, and each may be killed at any time: a file is there whole or not
+    at all. Errors of the disk never reach the caller, whose episode can do without: nothing is written after one.
+
+    Args:
+        folder: on a local disk; made when it is first written to.
+        max_bytes: of all levels together.
+    """
+
+    def __init__(self, folder: Path | str, max_bytes: int) -> None:
+        self.folder = Path(folder)
+        self.max_bytes = max_bytes
+
+    def fetch(self, key: str, path: str) -> bool:
+        """Copies the level of a key to `path`; False if there is none."""
+        try:
+            with self._file(key).open("rb") as cached, open(path, "wb") as copy:
+                os.utime(cached.fileno())  # the modification time is the time of the last use
+                shutil.copyfileobj(cached, copy)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            logger.warning("the level cache could not be read: %s", error)
+            with suppress(OSError):
+                os.unlink(path)
+            return False
+        return True
+
+    def write(self, key: str, path: str) -> None:
+        """Keeps a copy of the level at `path`, unless the key has one or it is too large."""
+        file = self._file(key)
+        temporary = file.with_suffix(_TEMPORARY)
+        try:
+            size = os.path.getsize(path)
+            if size > self.max_bytes:
+                return
+            with self._alone():
+                if file.exists():
+                    return
+                self._make_room(size)
+                with open(path, "rb") as level, temporary.open("wb") as copy:
+                    shutil.copyfileobj(level, copy)
+                    copy.flush()
+                    os.fsync(copy.fileno())
+                temporary.replace(file)
+        except OSError as error:
+            logger.warning("the level cache is not written to any more: %s", error)
+            self.max_bytes = -1
+
+    def _file(self, key: str) -> Path:
+        return self.folder / (hashlib.sha256(key.encode()).hexdigest() + _SUFFIX)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Within, no other process writes; the lock of a process that dies is free."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _make_room(self, size: int) -> None:
+        """Removes what killed writers left, and the levels used least lately until `size` more bytes fit."""
+        for left in self.folder.glob(f"*{_TEMPORARY}"):
+            left.unlink()
+        levels = [(file, file.stat()) for file in self.folder.glob(f"*{_SUFFIX}")]
+        total = size + sum(stat.st_size for _, stat in levels)
+        for file, stat in sorted(levels, key=lambda level: level[1].st_mtime_ns):
+            if total <= self.max_bytes:
+                break
+            file.unlink()
+            total -= stat.st_size

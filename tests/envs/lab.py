@@ -1,0 +1,120 @@
+"""A double of the package `deepmind_lab` that raises what the real one was found to raise, and forgives as little.
+
+Measured on commit b1db91af unless a comment names the source file that was read. The picture shows what the double was
+told: it depends on level, seeds, frame and the last action, and on nothing else.
+"""
+
+import hashlib
+import os
+import tempfile
+
+import numpy as np
+
+LEVEL = "contributed/dmlab30/rooms_select_nonmatching_object"
+HELD_OUT = ("rooms_collect_good_objects_test", "rooms_exploit_deferred_effects_test")
+"""Levels that want the setting `allowHoldOutLevels` (game_scripts/decorators/test_only.lua)."""
+
+
+class Lab:
+    """`rewards` maps the frame of an episode (1..720) to its reward; `instruction` is that of language levels.
+
+    `begun` collects (level, mixer seed, seed) of all episodes of all instances, without the first of each, which is not
+    like the later ones; `built` counts maps that were compiled.
+    """
+
+    frames = 720
+    rewards: dict[int, float] = {30: 1.0, 60: 10.0, 90: 1.0, 91: -10.0, 717: 1.0, 719: 10.0}  # noqa: RUF012
+    instruction = "Pick the red ball in the blue room."
+    begun: list[tuple[str, int, int]] = []  # noqa: RUF012
+    built = 0
+
+    def __init__(self, level, observations, config=None, renderer="software", level_cache=None):
+        config = {"width": "320", "height": "240", "fps": "60", "mixerSeed": "0", **(config or {})}
+        if not all(isinstance(part, str) for item in config.items() for part in item):
+            raise TypeError("bad argument type for built-in operation")
+        if renderer not in ("software", "hardware"):
+            raise RuntimeError(f'Failed to set renderer must be "hardware" or "software" actual "{renderer}"!')
+        if not level.startswith("contributed/dmlab30/") or level.endswith("/none"):
+            raise RuntimeError('Failed to init environment - "Level not found"')
+        if level.endswith(HELD_OUT) and config.get("allowHoldOutLevels") != "true":
+            raise RuntimeError('Failed to init environment - "held out"')
+        self.mixer = int(config["mixerSeed"], 0)  # engine/code/deepmind/dmlab_connect.c: 0 .. UINT32_MAX
+        if not 0 <= self.mixer < 2**32:
+            raise RuntimeError("Failed to apply setting 'mixerSeed'")
+        unknown = set(observations) - {"RGB_INTERLEAVED", "INSTR"}
+        if unknown:
+            raise ValueError(f"Unknown observation '{min(unknown)}'.")
+        assert config["fps"] == "60"
+        self.level, self.names, self.config, self.cache = level, list(observations), config, level_cache
+        self.size = int(config["height"]), int(config["width"])
+        self.frame = self.seed = None
+        self.episodes = self.counted = 0
+        self.closed = False
+
+    def reset(self, episode=-1, seed=None):
+        if seed is not None and not isinstance(seed, int):  # python/dmlab_module.c: not even np.int64
+            raise ValueError(f"'seed' must be int or None, was '{type(seed).__name__}'.")
+        assert 0 <= seed < 2**31, "a C int; negative ones are wrapped"
+        self.seed, self.frame, self.counted, self.action = seed, 0, 0, np.zeros(7, np.intc)
+        if self.episodes:
+            Lab.begun.append((self.level, self.mixer, seed))
+        self.episodes += 1
+        if self.level.endswith("explore_goal_locations_small"):
+            self._make_map()
+
+    def _make_map(self):
+        """What levels do that make their map at run time: there are ten of this one."""
+        key = f"{self.level} {self.seed % 10}"
+        content = hashlib.sha256(key.encode()).digest() * 100
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "map.pk3")
+            if self.cache is not None and self.cache.fetch(key, path):
+                with open(path, "rb") as copied:
+                    assert copied.read() == content
+                return
+            Lab.built += 1
+            with open(path, "wb") as made:
+                made.write(content)
+            if self.cache is not None:
+                self.cache.write(key, path)
+
+    def is_running(self):
+        return self.frame is not None and self.frame < self.frames and not self.closed
+
+    def observations(self):
+        if not self.is_running():
+            raise RuntimeError("Environment in wrong status to advance.")
+        image = np.zeros((*self.size, 3), np.uint8)
+        shifted = self.frame + (self.episodes == 1)  # an instance's first episode runs a frame or two differently
+        digest = hashlib.sha256(f"{self.level} {self.mixer} {self.seed}".encode()).digest()
+        image[..., 0], image[..., 1] = shifted % 256, digest[0]
+        image[0, :7, 2] = self.action % 256
+        image[1, :8, 2] = list(digest[:8])
+        words = self.instruction if "/language_" in self.level else ""
+        return {name: image if name == "RGB_INTERLEAVED" else words for name in self.names}
+
+    def step(self, action, num_steps=1):
+        if not isinstance(action, np.ndarray):
+            raise TypeError("argument 1 must be numpy.ndarray")
+        if not self.is_running():
+            raise RuntimeError("Environment in wrong status to advance.")
+        if action.shape != (7,):
+            raise ValueError("action must have shape (7)")
+        if action.dtype != np.intc:
+            raise ValueError("action must have dtype np.intc")
+        self.action = action
+        begin, self.frame = self.frame, min(self.frame + num_steps, self.frames)
+        self.counted += num_steps  # overshoots where num_steps does not divide 720
+        return sum(self.rewards.get(frame, 0.0) for frame in range(begin + 1, self.frame + 1))
+
+    def num_steps(self):
+        return self.counted
+
+    def close(self):
+        self.closed = True
+
+
+class Module:
+    """Stands in for the module `deepmind_lab`."""
+
+    Lab = Lab

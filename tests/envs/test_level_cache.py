@@ -1,0 +1,150 @@
+"""The level cache: a file is there whole or not at all, never more bytes than allowed, whoever else writes or dies."""
+
+import hashlib
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from envs.level_cache import LevelCache, default_folder
+
+SIZES = {f"level {number}": 1000 + 37 * number for number in range(40)}
+LIMIT = 12_000
+
+
+def content(key):
+    """What belongs to a key, so that a torn or a wrong file shows."""
+    block = hashlib.sha256(key.encode()).digest()
+    return (block * (SIZES[key] // len(block) + 1))[: SIZES[key]]
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Makes the file that Lab would have compiled for a key: `made(key)`."""
+
+    def make(key):
+        path = tmp_path / "made.pk3"
+        path.write_bytes(content(key))
+        return str(path)
+
+    return make
+
+
+def used(folder):
+    return sum(entry.stat().st_size for entry in os.scandir(folder))
+
+
+def test_what_is_written_is_fetched(tmp_path, made):
+    cache, copy = LevelCache(tmp_path / "a" / "b", LIMIT), tmp_path / "copy.pk3"
+    assert not cache.fetch("level 1", str(copy))
+    assert not copy.exists()
+    cache.write("level 1", made("level 1"))
+    cache.write("level 2", made("level 2"))
+    for other in (cache, LevelCache(tmp_path / "a" / "b", LIMIT)):
+        assert other.fetch("level 1", str(copy))
+        assert copy.read_bytes() == content("level 1")
+    assert not cache.fetch("level 3", str(copy))
+
+
+def test_any_text_is_a_key(tmp_path, made):
+    cache, copy = LevelCache(tmp_path / "cache", LIMIT), tmp_path / "copy.pk3"
+    for key in ("../../escape", "a/b", "", "é" * 5000, "."):
+        cache.write(key, made("level 3"))
+        assert cache.fetch(key, str(copy))
+    assert {path.name for path in tmp_path.iterdir()} == {"cache", "copy.pk3", "made.pk3"}
+
+
+def test_the_least_lately_used_give_way(tmp_path, made):
+    cache, copy = LevelCache(tmp_path / "cache", 4500), tmp_path / "copy.pk3"
+    for age, key in enumerate(("level 3", "level 2", "level 1", "level 0")):
+        cache.write(key, made(key))
+        os.utime(cache._file(key), (1000 - age, 1000 - age))
+    assert cache.fetch("level 0", str(copy))
+    cache.write("level 4", made("level 4"))
+    assert used(tmp_path / "cache") <= 4500
+    assert [key for key in SIZES if cache.fetch(key, str(copy))] == ["level 0", "level 2", "level 3", "level 4"]
+
+
+def test_what_is_larger_than_everything_is_left_out(tmp_path, made):
+    cache = LevelCache(tmp_path / "cache", 1100)
+    cache.write("level 0", made("level 0"))
+    cache.write("level 9", made("level 9"))
+    assert cache.fetch("level 0", str(tmp_path / "copy"))
+    assert not cache.fetch("level 9", str(tmp_path / "copy"))
+
+
+def test_what_killed_writers_left_is_removed(tmp_path, made):
+    cache = LevelCache(tmp_path / "cache", LIMIT)
+    cache.write("level 0", made("level 0"))
+    left = cache._file("level 1").with_suffix(".tmp")
+    left.write_bytes(b"half")
+    assert not cache.fetch("level 1", str(tmp_path / "copy"))
+    cache.write("level 2", made("level 2"))
+    assert not left.exists()
+
+
+def test_a_folder_that_cannot_be_used_is_done_without(tmp_path, made, caplog):
+    (tmp_path / "file").write_text("no folder")
+    cache = LevelCache(tmp_path / "file", LIMIT)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            cache.write("level 0", made("level 0"))
+            assert not cache.fetch("level 0", str(tmp_path / "copy"))
+    assert "not written to any more" in caplog.text
+    assert caplog.text.count("not written to any more") == 1
+
+
+def test_the_default_folder(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert str(default_folder()) == "/somewhere/compressive-impala/levels"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_folder().parts[-3:] == (".cache", "compressive-impala", "levels")
+
+
+def _use(folder, own, seed):
+    """What an actor does, on and on: fetch a level or make and write it. A wrong byte leaves the file "wrong"."""
+    draw, cache = random.Random(seed), LevelCache(folder, LIMIT)
+    path = own / f"{seed}.pk3"
+    while True:
+        key = draw.choice(list(SIZES))
+        if not cache.fetch(key, str(path)):
+            path.write_bytes(content(key))
+            cache.write(key, str(path))
+        elif path.read_bytes() != content(key):
+            (own / "wrong").touch()
+
+
+def test_many_processes_that_are_killed_at_any_moment(tmp_path):
+    folder, context = tmp_path / "cache", multiprocessing.get_context("fork")
+    cache, copy = LevelCache(folder, LIMIT), tmp_path / "copy"
+
+    def start(seed):
+        worker = context.Process(target=_use, args=(folder, tmp_path, seed), daemon=True)
+        worker.start()
+        return worker
+
+    def kill(worker):
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.join()
+
+    workers = [start(seed) for seed in range(4)]
+    for seed in range(4, 24):
+        for _ in range(5):
+            time.sleep(0.01)
+            with cache._alone():
+                assert used(folder) <= LIMIT, "what killed writers left is included"
+        kill(workers.pop(0))
+        workers.append(start(seed))
+    for worker in workers:
+        kill(worker)
+    assert not (tmp_path / "wrong").exists(), "a level was torn or another's"
+    (tmp_path / "last").write_bytes(content("level 39"))
+    cache.write("a new level", str(tmp_path / "last"))
+    assert used(folder) <= LIMIT
+    assert not list(folder.glob("*.tmp"))
+    found = [key for key in SIZES if cache.fetch(key, str(copy)) and copy.read_bytes() == content(key)]
+    assert len(found) + 1 == len(list(folder.glob("*.pk3"))) >= 4
