@@ -7,6 +7,8 @@ import torch
 
 from agent.core import Core, make_core
 
+pytest.register_assert_rewrite("tests.agent.literal")
+
 
 def _build(config: Any, dtype: torch.dtype = torch.float64, seed: int = 0) -> Core:
     before = torch.get_default_dtype()
