@@ -5,6 +5,7 @@ They know no masks, no batches and no fixed shapes: memories are python lists th
 episode and the attention that it got, and what is of another episode is left out of the sum.
 """
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass
@@ -36,8 +37,8 @@ class Slot:
 
 
 def literal_norm(norm: torch.nn.LayerNorm, x: Tensor) -> Tensor:
-    mean = sum(x) / len(x)
-    variance = sum((element - mean) ** 2 for element in x) / len(x)
+    mean = x.mean()
+    variance = ((x - mean) ** 2).mean()
     return (x - mean) / torch.sqrt(variance + norm.eps) * norm.weight + norm.bias
 
 
@@ -51,6 +52,7 @@ def literal_gate(gate: Any, x: Tensor, y: Tensor) -> Tensor:
     return (1 - z) * x + z * h
 
 
+@functools.cache
 def literal_encoding(distance: int) -> Tensor:
     angles = [distance / 10000 ** (2 * k / SIZE) for k in range(SIZE // 2)]
     return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
@@ -65,17 +67,21 @@ def literal_attention(layer: Layer, query: Tensor, slots: list[tuple[Tensor, int
     w_k, w_v = attention.key_value.weight.chunk(2)
     size = SIZE // HEADS
     joined, mean_weights = [], [0.0] * len(slots)
+    keys = [w_k @ slot for slot, _ in slots]
+    values = [w_v @ slot for slot, _ in slots]
+    positions = [attention.position.weight @ literal_encoding(distance) for _, distance in slots]
     for head in range(HEADS):
         part = slice(head * size, (head + 1) * size)
         q = (attention.query.weight @ query)[part]
         u, v = attention.content_bias[head, 0], attention.position_bias[head, 0]
         scores = []
-        for slot, distance in slots:
-            k = (w_k @ slot)[part]
-            r = (attention.position.weight @ literal_encoding(distance))[part]
+        for key, position in zip(keys, positions):
+            k, r = key[part], position[part]
             scores.append((q @ k + q @ r + u @ k + v @ r) / math.sqrt(size))
-        weights = [score.exp() / sum(other.exp() for other in scores) for score in scores]
-        joined.append(sum(weight * (w_v @ slot)[part] for weight, (slot, _) in zip(weights, slots)))
+        exponentials = [score.exp() for score in scores]
+        total = sum(exponentials)
+        weights = [exponential / total for exponential in exponentials]
+        joined.append(sum(weight * value[part] for weight, value in zip(weights, values)))
         mean_weights = [mean + float(weight.detach()) / HEADS for mean, weight in zip(mean_weights, weights)]
     return attention.output.weight @ torch.cat(joined), mean_weights
 

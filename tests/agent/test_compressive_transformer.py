@@ -61,7 +61,7 @@ def configs(draw: st.DrawFn) -> CompressiveTransformerConfig:
     return config_of(n_s, n_m, n_cm, c, **{name: draw(st.sampled_from(values)) for name, values in names})
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=8 * settings.default.max_examples)
 @given(config=configs(), steps=st.integers(1, 20), data=st.data())
 def test_equals_the_literal_with_resets(build, config, steps, data) -> None:
     places = st.tuples(st.integers(0, 1), st.integers(0, steps - 1))

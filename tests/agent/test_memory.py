@@ -130,9 +130,9 @@ def test_resized_neither_gains_nor_loses_compression(build) -> None:
 @pytest.mark.parametrize("c", [1, 2, 4])
 def test_slot_ages_are_those_of_the_steps_in_the_slots(build, n_m, c) -> None:
     core = build(config_of(4, (n_m, 2), (5, 3), (c, 4), compression="mean"))
-    inputs, traced = normal(1, 40, SIZE), 0
+    inputs, state, traced = normal(1, 40, SIZE), core.initial_state(1), 0
     for t in range(40):
-        state, phase = remembered(core, inputs[:, :t], resets(1, t)) if t else core.initial_state(1), t % 4
+        phase = t % 4
         ages = core.slot_ages(0, phase)
         slots = torch.cat([state.compressed[0], state.memory[0], state.segment[0]], dim=1)[0]
         slots[5 + n_m + phase] = inputs[0, t]
@@ -144,6 +144,8 @@ def test_slot_ages_are_those_of_the_steps_in_the_slots(build, n_m, c) -> None:
             if oldest <= t and newest >= 0:
                 assert_same(slot, inputs[0, t - oldest : t - newest + 1].mean(dim=0))
                 traced += 1
+        with torch.no_grad():
+            state = core(inputs[:, t : t + 1], resets(1, 1), state).state
     assert traced > 200
     assert core.slot_ages(1, 2).shape == (3 + 2 + 4, 2)
 
@@ -152,10 +154,12 @@ def test_slot_ages_are_those_of_the_steps_in_the_slots(build, n_m, c) -> None:
 @pytest.mark.parametrize("c", [1, 2, 4])
 def test_slot_ages_with_most_used_compression_are_those_of_the_state(build, n_m, c) -> None:
     core = build(config_of(4, n_m, 5, c, compression="most-used"))
-    inputs, sources = normal(2, 40, SIZE), set()
+    inputs, before, sources = normal(2, 40, SIZE), core.initial_state(2), set()
     for t in range(4, 40):
         begin, phase = t - t % 4, t % 4
-        before = remembered(core, inputs[:, :begin], resets(2, begin))
+        if phase == 0:
+            with torch.no_grad():
+                before = core(inputs[:, begin - 4 : begin], resets(2, 4), before).state
         ages, spans = core.slot_ages(0, phase, before), core.slot_ages(0, phase)
         assert ages.shape == (2, 5 + n_m + 4, 2)
         assert spans.shape == (5 + n_m + 4, 2)
