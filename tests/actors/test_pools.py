@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 
 from actors import ActorsConfig, LocalPool, Pool, Unroll
 from actors.actor import Actor
-from actors.ray_pool import MAX_FAILURES, RayPool
+from actors.ray_pool import RayPool
 from agent import Agent, AgentConfig
 from agent.core import LSTMConfig, leaves
 from agent.trajectory import acted, validate
@@ -26,16 +26,7 @@ from tests.actors import counting
 from tests.actors.counting import CountingAgent, make_counting_actor
 
 ENVS, LENGTH = 3, 8
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
-    ray.cloudpickle.register_pickle_by_value(counting)
-    yield
-    ray.shutdown()
+ray.cloudpickle.register_pickle_by_value(counting)  # actors do not import tests
 
 
 def small(**config: Any) -> ActorsConfig:
@@ -202,14 +193,16 @@ def test_a_bug_in_making_an_actor_is_raised_and_not_retried(cluster: None) -> No
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_an_actor_that_dies_again_and_again_stops_the_run(cluster: None) -> None:
+def test_an_actor_that_dies_again_and_again_stops_the_run(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.ray_pool.MAX_FAILURES", 1)
+
     def suicidal(actor_id: int, incarnation: int) -> Actor:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
     with RayPool(suicidal, small(num_actors=1)) as pool:
         pool.publish(weights(0), 0)
-        with pytest.raises(RuntimeError, match=f"actor 0 died {MAX_FAILURES + 1} times in a row"):
+        with pytest.raises(RuntimeError, match="actor 0 died 2 times in a row"):
             pool.get()
 
 

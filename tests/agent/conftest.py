@@ -7,6 +7,8 @@ import torch
 
 from agent.core import Core, make_core
 
+pytest.register_assert_rewrite("tests.agent.literal")
+
 
 def _build(config: Any, dtype: torch.dtype = torch.float64, seed: int = 0) -> Core:
     before = torch.get_default_dtype()
@@ -28,11 +30,3 @@ def _build(config: Any, dtype: torch.dtype = torch.float64, seed: int = 0) -> Co
 def build():
     """Makes a core in evaluation mode: `build(config, dtype=torch.float64, seed=0)`, every parameter random."""
     return _build
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -163,13 +163,14 @@ def test_the_list_of_commands(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_losses_that_are_not_finite_stop_the_run_and_keep_the_batch_and_the_last_good_checkpoint(
-    tmp_path: Path,
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
     options = [*TINY, "--checkpoint-seconds=1000", "--learner.learning-rate=1e30"]
-    result = run("launch", "--local", "--run", folder, "--frames", frames(30), *options)
-    assert result.returncode == 1
-    (line,) = result.stderr.splitlines()
+    with pytest.raises(SystemExit) as stop:
+        main(["launch", "--local", "--run", str(folder), f"--frames={frames(30)}", *options])
+    assert stop.value.code == 1
+    (line,) = capfd.readouterr().err.splitlines()
     assert re.search(r"update \d+ is not finite: .*loss/", line), line
     assert f"--resume {folder} --local --learner.learning-rate 2.5e+29" in line
     (batch,) = folder.glob("not-finite-*.safetensors")
@@ -178,5 +179,6 @@ def test_losses_that_are_not_finite_stop_the_run_and_keep_the_batch_and_the_last
     assert kept["observation"].shape == (2, 17, 24, 32, 3)
     assert kept["core_state/0"].shape == (2, 16, 16)
     assert all(weight.isfinite().all() for weight in checkpoints.load_latest(folder).parts["weights"].values())
-    again = run("launch", "--local", "--resume", folder, "--frames", frames(3), *TINY, "--learner.learning-rate=1e-3")
-    assert again.returncode == 0, again.stderr
+    again = ["launch", "--local", "--resume", str(folder), f"--frames={frames(3)}"]
+    main([*again, *TINY, "--learner.learning-rate=1e-3"])
+    assert "finished" in capfd.readouterr().out

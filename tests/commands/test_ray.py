@@ -28,12 +28,12 @@ def marked(mark: str, title: str = "") -> list[int]:
 
 
 def test_a_run_survives_its_actors_and_itself(tmp_path: Path) -> None:
-    """An actor is killed, then the program; it is resumed and stopped by Ctrl-C; it is resumed again and finishes."""
+    """An actor is killed, then the program; it is resumed and finishes."""
     folder, home = tmp_path / "run", tmp_path / "home"
     home.mkdir()  # Ray keeps its token there
     environment = {name: value for name, value in ENVIRONMENT.items() if name != "RAY_AUTH_MODE"}
     options = [*TINY, "--checkpoint-seconds=1", "--log-every=5"]
-    marks = [uuid.uuid4().hex for _ in range(3)]
+    marks = [uuid.uuid4().hex for _ in range(2)]
 
     def begin(number: int, *arguments: object) -> tuple:
         screen = (tmp_path / f"screen{number}").open("w+")
@@ -64,24 +64,16 @@ def test_a_run_survives_its_actors_and_itself(tmp_path: Path) -> None:
     process.wait()
     killed = saved_steps(folder)[-1]
 
-    process, screen = begin(1, "--resume", folder)
-    wait_until(lambda: saved_steps(folder)[-1] > killed + 300, process)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(PATIENCE) == 128 + signal.SIGINT
+    process, screen = begin(1, "--resume", folder, "--frames", 4 * (killed + 500))
+    assert process.wait(PATIENCE) == 0, said(screen)
     assert f"resumed from {folder}/checkpoints/{killed:012d}" in said(screen)
-    assert f"go on with: compressive launch --resume {folder}\n" in said(screen)
+    assert "finished" in said(screen)
     for chatter in ("INFO", "uthentication", "raylet", "Traceback"):
         assert chatter not in said(screen)
-    stopped = saved_steps(folder)[-1]
-
-    process, screen = begin(2, "--resume", folder, "--frames", 4 * (stopped + 500))
-    assert process.wait(PATIENCE) == 0, said(screen)
-    assert f"resumed from {folder}/checkpoints/{stopped:012d}" in said(screen)
-    assert "finished" in said(screen)
-    assert saved_steps(folder)[-1] >= stopped + 500
+    assert saved_steps(folder)[-1] >= killed + 500
     steps = [row["step"] for row in read_metrics(folder)]
     assert steps == sorted(set(steps))
-    assert any(killed < step <= stopped for step in steps)
+    assert any(step > killed for step in steps)
 
     # Ray's own watchmen notice within half a minute that a program was killed.
     deadline = time.monotonic() + PATIENCE
@@ -90,7 +82,10 @@ def test_a_run_survives_its_actors_and_itself(tmp_path: Path) -> None:
         time.sleep(0.5)
 
 
-def test_two_learners_go_on_when_one_dies_and_one_goes_on_alone(tmp_path: Path) -> None:
+def test_two_learners_go_on_when_one_dies_and_one_goes_on_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of two one is killed; Ctrl-C stops them; one learner resumes without Ray."""
     folder, mark = tmp_path / "run", uuid.uuid4().hex
     with (tmp_path / "screen").open("w+") as screen:
         process = start(
@@ -112,11 +107,14 @@ def test_two_learners_go_on_when_one_dies_and_one_goes_on_alone(tmp_path: Path) 
         said = screen.read()
     assert "2 learners on Ray" in said
     assert said.count("all learners are started again at version") == 1
-    assert "Traceback" not in said
+    assert f"go on with: compressive launch --resume {folder}\n" in said
+    for chatter in ("INFO", "uthentication", "raylet", "Traceback"):
+        assert chatter not in said
     rows = read_metrics(folder)
     assert [row["step"] for row in rows] == sorted({row["step"] for row in rows}), "nothing is learned twice"
     assert rows[-1]["attention/compressed"] > 0
 
     stopped = saved_steps(folder)[-1]
     main(["launch", "--local", "--learners=1", "--resume", str(folder), f"--frames={4 * stopped + frames(5)}"])
+    assert f"resumed from {folder}/checkpoints/{stopped:012d}" in capfd.readouterr().out
     assert saved_steps(folder)[-1] >= stopped + frames(5) // 4

@@ -107,11 +107,3 @@ def tiny_agent():
 def trajectory():
     """Makes random trajectories: `trajectory(rows, steps, seed=0)`."""
     return random_trajectory
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -10,7 +10,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -225,15 +225,6 @@ def test_three_learners_and_the_sums_themselves() -> None:
     assert DataParallel().size == 1
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
-    yield
-    ray.shutdown()
-
-
 def make(core: str = "compressive") -> Learner:
     return Learner(make_agent(core), CPU, 2000)
 
@@ -252,7 +243,10 @@ def kill(group: LearnerGroup, *ranks: int) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(cluster: None, caplog: pytest.LogCaptureFixture) -> None:
-    """Equal to one learner throughout: after a death, after what is not finite, from a state and back to one."""
+    """Equal to one learner throughout: after a death, after what is not finite, from a state and back to one.
+
+    A bug is none of these: it is raised.
+    """
     batches, alone, follower = make_batches("compressive", 8), make(), make()
     for learner in (alone, follower):
         learner.update(batches[0])
@@ -311,14 +305,14 @@ def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(cluster: None, caplog:
         assert_close(group.weights(), resumed.weights())
         with pytest.raises(ValueError, match="rows divisible by 2 learners, got 3"):
             group.update(shard(batches[0], 0, 2))
+        with pytest.raises(ray.exceptions.RayTaskError, match=r"expected uint8 \[N, 12, 16, 3\]"):
+            group.update(batches[0]._replace(observation=batches[0].observation[:, :, 1:]))
     assert group.restarts == 3
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_learners_that_die_again_and_again_and_bugs_stop_the_run(
-    cluster: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_learners_that_die_again_and_again_stop_the_run(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learner_group, "MAX_FAILURES", 1)
     batch = make_batch(make_agent("lstm"), 0)
     with LearnerGroup(make("lstm"), 2, "cpu") as group:
@@ -334,10 +328,5 @@ def test_learners_that_die_again_and_again_and_bugs_stop_the_run(
         with pytest.raises(RuntimeError, match="learners were lost 2 times in a row without an update: learner 0 died"):
             group.update(batch)
         assert group.version == 1
-        monkeypatch.setattr(group, "_start", start)
-        group._stop()
-        group._start()
-        with pytest.raises(ray.exceptions.RayTaskError, match=r"expected uint8 \[N, 12, 16, 3\]"):
-            group.update(batch._replace(observation=batch.observation[:, :, 1:]))
     with pytest.raises(ValueError, match="learners: expected at most one for each of the cluster's 0 GPUs, got 2"):
         LearnerGroup(make("lstm"), 2, "cuda")

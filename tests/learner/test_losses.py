@@ -89,7 +89,7 @@ def test_less_entropy_loss_is_more_random():
     assert uniform < losses.entropy_loss(torch.tensor([[[5.0] + [0.0] * 8]]), acted)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8 * settings.default.max_examples)
 @given(rows=st.integers(1, 4), steps=st.integers(1, 6), seed=st.integers(0, 1000), acting=st.floats(0, 1))
 def test_mean_is_sum_over_count_and_zero_of_none(rows, steps, seed, acting):
     generator = torch.Generator().manual_seed(seed)

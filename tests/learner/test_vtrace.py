@@ -75,7 +75,7 @@ def literal(
 THRESHOLDS = st.sampled_from([None, 0.5, 1.0, 2.0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15 * settings.default.max_examples)
 @given(
     rows=st.integers(1, 3),
     steps=st.integers(1, 9),
@@ -238,7 +238,7 @@ def test_a_terminated_episode_bootstraps_from_nothing():
     assert returns.pg_advantages.tolist() == [[0.0, 0.0, 1.0]]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8 * settings.default.max_examples)
 @given(
     seed=st.integers(0, 10_000),
     steps=st.integers(1, 8),
@@ -253,7 +253,7 @@ def test_what_stands_at_steps_that_do_not_act_is_never_used(seed, steps, junk):
         assert torch.equal(clean, dirty)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8 * settings.default.max_examples)
 @given(seed=st.integers(0, 10_000), steps=st.integers(2, 8), data=st.data())
 def test_nothing_passes_an_end_of_an_episode_or_a_row(seed, steps, data):
     inputs = random_inputs(2, steps, seed, acting=1.0)

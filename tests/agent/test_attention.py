@@ -1,0 +1,138 @@
+"""The attention that is returned, its parts against their formulas, and FlexAttention."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from agent.core.attention import relative_shift, sinusoids
+from tests.agent.tiny import HEADS, NORMS, POSITIONS, SIZE, assert_same, config_of, normal, resets, validity
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("cached", [False, True])
+def test_attention_that_is_returned_is_the_attention_that_is_used(build, norm, position, cached) -> None:
+    core = build(config_of(4, 6, 3, 2, norm=norm, compressed_position=position))
+    inputs, reset = normal(2, 30, SIZE), resets(2, 30, (0, 13), (1, 22))
+    state = core.initial_state(2)
+    with torch.no_grad():
+        begin = core.with_cache(state) if cached else state
+        fast, shown = core(inputs, reset, state), core(inputs, reset, begin, return_attention=True)
+    assert fast.attention is None
+    assert_same(shown.features, fast.features)
+    for actual, expected in zip(shown.state[0] + shown.state[1] + shown.state[2], sum(fast.state[:3], ())):
+        assert_same(actual, expected)
+    assert len(shown.attention) == 2
+    for weights in shown.attention:
+        assert weights.shape == (2, HEADS, 30, 3 + 6 + 4)
+        assert_same(weights.sum(dim=-1), torch.ones(2, HEADS, 30).double())
+
+
+def test_attention_is_zero_exactly_where_a_slot_is_invalid(build) -> None:
+    core = build(config_of(4, 6, 3, 2))
+    inputs, reset = normal(2, 40, SIZE), resets(2, 40, (0, 13), (1, 22), (1, 23))
+    whole = core(inputs, reset, core.initial_state(2), return_attention=True).attention
+    state = core.initial_state(2)
+    for t in range(40):
+        begins = reset[:, t, None]
+        valid = torch.cat(validity(core, state), dim=1) & ~begins
+        valid[:, 3 + 6 + state.phase] = True
+        output = core(inputs[:, t : t + 1], reset[:, t : t + 1], state, return_attention=True)
+        for weights, of_whole in zip(output.attention, whole):
+            assert torch.equal(weights[:, :, 0] > 0, valid[:, None].expand(-1, HEADS, -1))
+            assert_same(of_whole[:, :, t], weights[:, :, 0])
+        state = output.state
+    assert torch.cat(validity(core, state)[:2], dim=1).all()
+
+
+def test_attention_by_kind_is_the_mass_on_each_kind(build) -> None:
+    core = build(config_of(4, (6, 1), (3, 4), 2))
+    output = core(normal(2, 30, SIZE), resets(2, 30, (0, 13)), core.initial_state(2), return_attention=True)
+    assert [weights.shape for weights in output.attention] == [(2, HEADS, 30, 13), (2, HEADS, 30, 9)]
+    kinds = core.attention_by_kind(output.attention)
+    assert kinds.shape == (2, 2, HEADS, 30, 3)
+    for of_layer, weights, (n_m, n_cm) in zip(kinds, output.attention, ((6, 3), (1, 4))):
+        for kind, part in enumerate((slice(0, n_cm), slice(n_cm, n_cm + n_m), slice(n_cm + n_m, None))):
+            assert_same(of_layer[..., kind], weights[..., part].sum(dim=-1))
+    assert_same(kinds.sum(dim=-1), torch.ones(2, 2, HEADS, 30).double())
+    assert not kinds[:, 0, :, 13, :2].any()
+
+
+def test_attention_by_kind_of_a_core_that_attends_to_all_slots_alike(build) -> None:
+    core = build(config_of(2, 2, 1, 2))
+    for layer in core.layers:  # no query: every score is 0
+        for parameter in (layer.attention.query.weight, layer.attention.content_bias, layer.attention.position_bias):
+            torch.nn.init.zeros_(parameter)
+    output = core(normal(1, 12, SIZE), resets(1, 12, (0, 7)), core.initial_state(1), return_attention=True)
+    kinds = core.attention_by_kind(output.attention)
+    slots = [(0, 0, 1), (0, 0, 2), (0, 2, 1), (0, 2, 2), (1, 2, 1), (1, 2, 2), (1, 2, 1)]  # the reset comes at step 7
+    slots += [(0, 0, 1), (0, 1, 1), (0, 1, 2), (1, 2, 1), (1, 2, 2)]  # its segment began a step before it
+    expected = torch.tensor(slots).double() / torch.tensor(slots).sum(dim=1, keepdim=True)
+    assert_same(kinds, expected.expand(2, 1, HEADS, 12, 3))
+    for t in range(12):
+        newest = core.slot_ages(0, t % 2)[:, 1]
+        seen = (newest >= 0) & (newest <= (t if t < 7 else t - 7))
+        assert tuple(part.sum() for part in seen.split([1, 2, 2])) == slots[t]
+
+
+@pytest.mark.parametrize(("queries", "slots"), [(1, 1), (1, 6), (2, 2), (2, 5), (4, 4), (4, 9)])
+def test_relative_shift_aligns_distances_with_keys(queries, slots) -> None:
+    scores = normal(2, 3, queries, slots)
+    shifted = relative_shift(scores)
+    assert shifted.shape == scores.shape
+    for t in range(queries):
+        for s in range(slots - queries + t + 1):
+            distance = (slots - queries + t) - s
+            assert torch.equal(shifted[..., t, s], scores[..., t, slots - 1 - distance])
+
+
+@pytest.mark.parametrize("size", [2, 6, 8])
+def test_sinusoids_are_those_of_transformer_xl(size) -> None:
+    distances = [0, 1, 7, 1500]
+    table = sinusoids(torch.tensor(distances), size)
+    assert table.shape == (4, size)
+    for row, distance in zip(table, distances):
+        for k in range(size // 2):
+            angle = distance / 10000 ** (2 * k / size)
+            assert float(row[k]) == pytest.approx(math.sin(angle), abs=1e-12)
+            assert float(row[size // 2 + k]) == pytest.approx(math.cos(angle), abs=1e-12)
+
+
+SHAPES = pytest.mark.parametrize(
+    ("n_s", "n_m", "n_cm", "c", "position"), [(4, 6, 3, 2, "slot"), (6, 2, 4, 3, "time"), (4, 5, 0, 1, "slot")]
+)
+
+
+@SHAPES
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_gives_the_same(build, n_s, n_m, n_cm, c, position) -> None:
+    config = config_of(n_s, n_m, n_cm, c, compressed_position=position)
+    core, flex = build(config), build(dataclasses.replace(config, attention="flex"))
+    inputs, reset = normal(2, 30, SIZE), resets(2, 30, (0, 13), (1, 22))
+    with torch.no_grad():
+        expected, actual = (model(inputs, reset, model.initial_state(2)) for model in (core, flex))
+    assert_same(actual.features, expected.features)
+    assert_same(actual.state.compressed[-1], expected.state.compressed[-1])
+    flex.float()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = flex(inputs.float(), reset, flex.initial_state(2))
+    assert_same(mixed.features.double(), expected.features, 0.2)
+
+
+@SHAPES
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_flex_attention_learns_the_same_when_compiled(build, n_s, n_m, n_cm, c, position) -> None:
+    config = config_of(n_s, n_m, n_cm, c, compressed_position=position, model_size=32)  # kernels want 16 or more a head
+    inputs, reset = normal(2, 30, 32).float().cuda(), resets(2, 30, (0, 13), (1, 22)).cuda()
+    results = []
+    for attention in ("sdpa", "flex"):
+        core = build(dataclasses.replace(config, attention=attention), torch.float32).cuda()
+        model = torch.compile(core, fullgraph=True) if attention == "flex" else core
+        output = model(inputs, reset, core.initial_state(2))
+        output.features.square().mean().backward()
+        grads = [p.grad.flatten() for p in core.parameters() if p.grad is not None]
+        results.append(torch.cat([output.features.detach().flatten(), *grads]))
+    assert_same(*results, 1e-3)

@@ -1,0 +1,140 @@
+"""Who trains what: compression, its losses, and the gradients that flow through it or do not."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from agent.core.compression import COMPRESSIONS
+from tests.agent.literal import Literal
+from tests.agent.tiny import GATES, NORMS, SIZE, assert_same, config_of, normal, resets
+
+TRAINED = ("convolution", "dilated")  # the compression functions with parameters
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("loss", ["attention", "autoencoding"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_each_loss_trains_its_own_parameters_and_nothing_else(build, norm, gate, loss, compression) -> None:
+    core = build(config_of(norm=norm, gate=gate, compression=compression, compression_loss=loss)).train()
+    inputs = normal(2, 24, SIZE).requires_grad_()
+    mine = {id(parameter) for parameter in core.compression_parameters()}
+    assert bool(mine) == (compression in TRAINED or loss == "autoencoding")
+
+    output = core(inputs, resets(2, 24, (0, 9)), core.initial_state(2))
+    assert len(output.losses) == 2
+    total = sum(output.losses.values())
+    assert total > 0
+    if mine:
+        total.backward(retain_graph=True)
+        for name, parameter in core.named_parameters():
+            if id(parameter) in mine:
+                assert parameter.grad.abs().sum() > 0, name
+            else:
+                assert parameter.grad is None, name
+    else:
+        assert not total.requires_grad
+    assert inputs.grad is None
+
+    core.zero_grad(set_to_none=True)
+    output.features.square().sum().backward()
+    for name, parameter in core.named_parameters():
+        assert (parameter.grad is None) == (id(parameter) in mine), name
+    assert inputs.grad.abs().sum() > 0
+
+
+def test_what_is_compressed_matters_to_the_features(build) -> None:
+    """Or the test above would say nothing."""
+    core, inputs = build(config_of()), normal(1, 24, SIZE)
+    features = core(inputs, resets(1, 24), core.initial_state(1)).features
+    for parameter in core.compression_parameters():
+        parameter.data += 0.1
+    changed = core(inputs, resets(1, 24), core.initial_state(1)).features
+    assert_same(changed[:, :8], features[:, :8])
+    assert (changed[:, 8:] - features[:, 8:]).abs().amin(dim=(0, 2)).min() > 1e-6
+
+
+def test_gradients_flow_through_memory_and_stop_at_compression(build) -> None:
+    core = build(config_of(4, 4, 4, 2, num_layers=1))
+    inputs = normal(1, 12, SIZE).requires_grad_()
+    features = core(inputs, resets(1, 12), core.initial_state(1)).features
+    features[0, 11].square().sum().backward()
+    reached = inputs.grad.abs().sum(dim=2)[0]
+    assert not reached[:4].any()  # compressed when step 11 sees them
+    assert reached[4:8].all()  # memory
+    assert reached[8:].all()  # segment
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_with_bptt_the_task_trains_everything(build, norm, gate, compression) -> None:
+    core = build(config_of(norm=norm, gate=gate, compression=compression, compression_loss="bptt")).train()
+    assert core.compression_parameters() == []
+    output = core(normal(2, 24, SIZE), resets(2, 24, (0, 9)), core.initial_state(2))
+    assert output.losses == {}
+    output.features.square().sum().backward()
+    for name, parameter in core.named_parameters():
+        assert parameter.grad.abs().sum() > 0, name
+    names = {name for name, _ in core.named_parameters() if ".compression." in name}
+    assert bool(names) == (compression in TRAINED)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_the_gradients_of_bptt_are_those_of_the_literal(build, norm, compression) -> None:
+    core = build(config_of(4, 2, 3, 2, norm=norm, compression=compression, compression_loss="bptt"))
+    inputs, reset = normal(1, 14, SIZE).requires_grad_(), resets(1, 14, (0, 5))
+    wanted = [inputs, *core.parameters()]
+    features = core(inputs, reset, core.initial_state(1)).features
+    literal = Literal(core).run(inputs[0], reset[0])[None]
+    of_core, of_literal = (torch.autograd.grad(part.square().sum(), wanted) for part in (features, literal))
+    for actual, expected in zip(of_core, of_literal):
+        assert_same(actual, expected, 1e-9)
+
+
+def test_gradients_flow_through_compression_with_bptt(build) -> None:
+    core = build(config_of(4, 4, 4, 2, num_layers=1, compression_loss="bptt"))
+    inputs = normal(1, 12, SIZE).requires_grad_()
+    features = core(inputs, resets(1, 12), core.initial_state(1)).features
+    features[0, 11].square().sum().backward()
+    assert inputs.grad.abs().sum(dim=2)[0].all()
+
+
+@pytest.mark.parametrize(
+    ("loss", "compression", "share"),
+    [("autoencoding", "convolution", 0.8), ("autoencoding", "dilated", 0.8), ("attention", "convolution", 0.5)],
+)
+def test_the_compression_learns_to_reconstruct(build, loss, compression, share) -> None:
+    core = build(config_of(compression=compression, compression_loss=loss)).train()
+    optimiser = torch.optim.Adam(core.compression_parameters(), lr=1e-2)
+    inputs, history = normal(4, 16, SIZE), []
+    for _ in range(25):
+        loss = sum(core(inputs, resets(4, 16), core.initial_state(4)).losses.values())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        history.append(loss.item())
+    assert history[-1] < share * history[0]
+
+
+def test_losses_are_means_over_the_segments_of_a_call(build) -> None:
+    core, inputs, reset = build(config_of()), normal(2, 16, SIZE), resets(2, 16, (1, 5))
+    whole = core(inputs, reset, core.initial_state(2)).losses
+    state, parts = core.initial_state(2), []
+    for begin in range(0, 16, 2):
+        output = core(inputs[:, begin : begin + 2], reset[:, begin : begin + 2], state)
+        state = output.state
+        assert bool(output.losses) == (begin % 4 == 2)
+        parts += [output.losses] if output.losses else []
+    for name, loss in whole.items():
+        assert_same(torch.stack([part[name] for part in parts]).mean(), loss)
+    assert not parts[0]["compression/layer_0"]  # nothing evicted
+
+
+def test_a_convolution_is_the_convolution_of_torch(build) -> None:
+    core, slots = build(config_of(c=2)), normal(3, 8, SIZE)
+    group = core.layers[0].compression.group
+    kernel = group.weight.unflatten(1, (2, SIZE)).transpose(1, 2)
+    expected = F.conv1d(slots.transpose(1, 2), kernel, group.bias, stride=2).transpose(1, 2)
+    assert_same(core.layers[0].compression(slots), expected)

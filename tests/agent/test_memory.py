@@ -1,0 +1,183 @@
+"""What is remembered, what is compressed and what is forgotten; and where a slot came from."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from agent.core import index_state
+from agent.core.compression import COMPRESSIONS
+from tests.agent.literal import check_against_literal
+from tests.agent.tiny import NORMS, POSITIONS, SIZE, assert_same, config_of, normal, remembered, resets, validity
+
+# Memory, seen at layer 0, whose inputs are the core's.
+
+
+@pytest.mark.parametrize("n_m", [0, 1, 3, 4, 6, 9])
+@pytest.mark.parametrize("n_cm", [1, 3, 20])
+def test_the_oldest_steps_are_evicted_and_the_oldest_compressed_slots_dropped(build, n_m, n_cm) -> None:
+    n_s, c, steps = 4, 2, 24
+    core = build(config_of(n_s, n_m, n_cm, c, compression="mean"))
+    inputs = normal(2, steps, SIZE)
+    stream = torch.cat([torch.zeros(2, n_m, SIZE).double(), inputs], dim=1)
+    evicted, memory = stream[:, :steps], stream[:, steps:]
+    state = remembered(core, inputs, resets(2, steps))
+    assert_same(state.memory[0], memory)
+    compressed = torch.cat([torch.zeros(2, n_cm, SIZE).double(), evicted.unflatten(1, (-1, c)).mean(dim=2)], dim=1)
+    assert_same(state.compressed[0], compressed[:, -n_cm:])
+    seen = torch.arange(steps) >= n_m
+    valid = torch.cat([torch.zeros(n_cm, dtype=torch.bool), seen.view(-1, c).any(dim=1)])
+    compressed_valid, memory_valid, _ = validity(core, state)
+    assert torch.equal(compressed_valid, valid[-n_cm:].expand(2, -1))
+    assert torch.equal(memory_valid, torch.ones(2, n_m, dtype=torch.bool))
+
+
+def test_members_of_a_group_that_precede_a_reset_are_zeroed(build) -> None:
+    core = build(config_of(4, 0, 4, 4, compression="mean"))
+    inputs = normal(2, 12, SIZE)
+    state = remembered(core, inputs, resets(2, 12, (0, 6)))
+    kept = inputs.clone()
+    kept[0, 4:6] = 0
+    groups = kept.unflatten(1, (3, 4)).mean(dim=2)
+    assert_same(state.compressed[0][:, 1:], groups)
+    assert validity(core, state)[0].tolist() == [[False, False, True, True], [False, True, True, True]]
+
+    # What is evicted after the reset is zeroed, although it was remembered long before.
+    core = build(config_of(4, 4, 4, 2, compression="mean"))
+    state = remembered(core, inputs, resets(2, 12, (0, 7)))
+    means = inputs.unflatten(1, (6, 2)).mean(dim=2)
+    means[0, :3] = 0
+    means[0, 3] = inputs[0, 7] / 2
+    assert_same(state.compressed[0], means[:, :4])
+    compressed_valid, memory_valid, _ = validity(core, state)
+    assert compressed_valid.tolist() == [[False, False, False, True], [True, True, True, True]]
+    assert memory_valid.all()
+
+
+def test_a_reset_invalidates_what_was_compressed_before(build) -> None:
+    core = build(config_of())
+    inputs = normal(1, 17, SIZE)
+    assert validity(core, remembered(core, inputs, resets(1, 17)))[0].all()
+    compressed_valid, memory_valid, segment_valid = validity(core, remembered(core, inputs, resets(1, 17, (0, 16))))
+    assert not compressed_valid.any()
+    assert not memory_valid.any()
+    assert segment_valid.tolist() == [[True, False, False, False]]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("phase", [1, 2, 3, 7])
+def test_where_in_a_segment_an_episode_begins_does_not_matter_before_it_is_compressed(
+    build, norm, position, phase
+) -> None:
+    core = build(config_of(4, 9, 4, 2, norm=norm, compressed_position=position))
+    episode, before = normal(1, 9, SIZE), normal(1, phase, SIZE, seed=1)
+    fresh = core(episode, resets(1, 9), core.initial_state(1)).features
+    later = core(torch.cat([before, episode], dim=1), resets(1, 9 + phase, (0, phase)), core.initial_state(1)).features
+    assert_same(later[:, phase:], fresh)
+
+
+@pytest.mark.parametrize(("n_m", "n_cm"), [(0, 1), (2, 9), (11, 2)])
+def test_memory_sizes_can_change_without_retraining(build, n_m, n_cm) -> None:
+    trained = build(config_of())
+    core = build(config_of(n_m=n_m, n_cm=n_cm), seed=1)
+    core.load_state_dict(trained.state_dict(), strict=True)
+    check_against_literal(core, normal(1, 18, SIZE), resets(1, 18))
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize(("n_m", "n_cm"), [(0, 1), (11, (2, 0)), ((3, 5), None), (None, (9, 0))])
+def test_resized_equals_a_core_built_with_these_sizes(build, n_m, n_cm, compression, position) -> None:
+    before = config_of(4, 4, (4, 0), compression=compression, compressed_position=position)
+    if n_cm == 1:
+        before = config_of(4, 4, 4, compression=compression, compressed_position=position)
+    trained = build(before).train()
+    random = torch.get_rng_state()
+    core = trained.resized(n_m, n_cm)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert core.training
+    changes = {"memory_size": n_m, "compressed_size": n_cm}
+    config = dataclasses.replace(before, **{name: size for name, size in changes.items() if size is not None})
+    built = build(config, seed=1)
+    built.load_state_dict(trained.state_dict(), strict=True)
+    assert core.config == built.config
+    inputs, reset = normal(2, 30, SIZE), resets(2, 30, (1, 13))
+    actual, expected = (c.eval()(inputs, reset, c.initial_state(2)) for c in (core, built))
+    assert_same(actual.features, expected.features, 0)
+    assert actual.losses == expected.losses
+    # It shares nothing with the core that it came from.
+    for parameter in core.parameters():
+        parameter.data.zero_()
+    assert all(parameter.any() for parameter in trained.parameters())
+    assert trained.config == before
+    check_against_literal(trained.eval(), inputs[:1, :9], reset[:1, :9])
+
+
+def test_resized_neither_gains_nor_loses_compression(build) -> None:
+    core = build(config_of(n_cm=(4, 0)))
+    for size in (0, 4, (0, 4), (0, 0)):
+        with pytest.raises(ValueError, match="compressed_size: expected 0 exactly where it was 0 before"):
+            core.resized(compressed_size=size)
+    with pytest.raises(ValueError, match=r"memory_size: expected one number or 2 \(num_layers\), got \(1, 2, 3\)"):
+        core.resized(memory_size=(1, 2, 3))
+
+
+# Where a slot came from: all inputs differ, so layer 0's slots tell which steps they are made of.
+
+
+@pytest.mark.parametrize("n_m", [0, 1, 3, 6])
+@pytest.mark.parametrize("c", [1, 2, 4])
+def test_slot_ages_are_those_of_the_steps_in_the_slots(build, n_m, c) -> None:
+    core = build(config_of(4, (n_m, 2), (5, 3), (c, 4), compression="mean"))
+    inputs, state, traced = normal(1, 40, SIZE), core.initial_state(1), 0
+    for t in range(40):
+        phase = t % 4
+        ages = core.slot_ages(0, phase)
+        slots = torch.cat([state.compressed[0], state.memory[0], state.segment[0]], dim=1)[0]
+        slots[5 + n_m + phase] = inputs[0, t]
+        assert ages.shape == (len(slots), 2)
+        valid = torch.cat(validity(core, state), dim=1)[0]
+        valid[5 + n_m + phase] = True
+        for slot, (oldest, newest), present in zip(slots, ages.tolist(), valid.tolist()):
+            assert present == (0 <= newest <= t)
+            if oldest <= t and newest >= 0:
+                assert_same(slot, inputs[0, t - oldest : t - newest + 1].mean(dim=0))
+                traced += 1
+        with torch.no_grad():
+            state = core(inputs[:, t : t + 1], resets(1, 1), state).state
+    assert traced > 200
+    assert core.slot_ages(1, 2).shape == (3 + 2 + 4, 2)
+
+
+@pytest.mark.parametrize("n_m", [0, 3, 6])
+@pytest.mark.parametrize("c", [1, 2, 4])
+def test_slot_ages_with_most_used_compression_are_those_of_the_state(build, n_m, c) -> None:
+    core = build(config_of(4, n_m, 5, c, compression="most-used"))
+    inputs, before, sources = normal(2, 40, SIZE), core.initial_state(2), set()
+    for t in range(4, 40):
+        begin, phase = t - t % 4, t % 4
+        if phase == 0:
+            with torch.no_grad():
+                before = core(inputs[:, begin - 4 : begin], resets(2, 4), before).state
+        ages, spans = core.slot_ages(0, phase, before), core.slot_ages(0, phase)
+        assert ages.shape == (2, 5 + n_m + 4, 2)
+        assert spans.shape == (5 + n_m + 4, 2)
+        assert torch.equal(ages[..., 0], ages[..., 1])
+        assert (ages[..., 0] <= spans[:, 0]).all()
+        assert (ages[..., 1] >= spans[:, 1]).all()
+        slots = torch.cat([before.compressed[0], before.memory[0], inputs[:, begin : begin + 4]], dim=1)
+        valid = torch.cat(validity(core, before), dim=1)
+        valid[:, 5 + n_m :] = True
+        for row in range(2):
+            for slot, (age, _), present in zip(slots[row], ages[row].tolist(), valid[row].tolist()):
+                if present:
+                    assert_same(slot, inputs[row, t - age], 0)
+        sources |= set(before.source[0][valid[:, :5]].tolist())
+    assert c == 1 or len(sources) > 4 // c  # or it would always have kept the same
+
+
+def test_slot_ages_survive_taking_rows(build) -> None:
+    core = build(config_of(compression="most-used"))
+    state = remembered(core, normal(3, 24, SIZE), resets(3, 24))
+    assert torch.equal(core.slot_ages(1, 0, index_state(state, [2])), core.slot_ages(1, 0, state)[[2]])
