@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import json
 import logging
 import os
 import re
@@ -173,6 +174,7 @@ def launch(arguments: Sequence[str]) -> None:
     run = options.run or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.core_name}"
     if options.resume and not options.new_folder:
         run = Path(options.resume)
+    _check_folder(run)
     with console.status("preparing the environment (compiled once, then cached)"), _user_errors():
         prepare(config.env)
         trainer = Trainer(config, run, options.local)
@@ -213,9 +215,19 @@ def _user_errors() -> Iterator[None]:
         raise UserError(str(error)) from error
 
 
+def _check_folder(run: Path) -> None:
+    """Raises a UserError for a run in the folder that Ray unpacked for a job, since that goes with the cluster."""
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+    if "working_dir" in job.get("runtime_env", {}) and not run.is_absolute():
+        raise UserError(f"run: expected an absolute path, for a job's own folder is temporary, got {run}")
+
+
 def _again(options: Options, run: Path) -> str:
     """The command that goes on with a run."""
-    return f"compressive launch --resume {shlex.quote(str(run))}{' --local' if options.local else ''}"
+    where = " --local" if options.local else ""
+    if options.ray_address:
+        where = f" --ray-address {shlex.quote(options.ray_address)}"
+    return f"compressive launch --resume {shlex.quote(str(run))}{where}"
 
 
 def _describe(options: Options, trainer: Trainer, console: Console) -> None:

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -252,6 +252,15 @@ def make_learners(config: RunConfig, learner: Learner) -> "AbstractContextManage
         raise UserError(str(error)) from error
 
 
+def make_mirror(run: Path, local: bool) -> Callable[[Mapping[str, float]], None] | None:
+    """Where rows of metrics go beside the run's files: gauges of the Ray cluster that this process is connected to."""
+    if local:
+        return None
+    from commands.ray_metrics import RayGauges
+
+    return RayGauges(run.resolve().name).set
+
+
 class Trainer:
     """A run in progress: learner, counters and files.
 
@@ -380,7 +389,7 @@ class Trainer:
                 checkpoints.restore_rng(self.restored.state["rng"])
             if self.saved is None:
                 self.save(learner, pool)
-            writer = stack.enter_context(MetricsWriter(self.run, learner.steps))
+            writer = stack.enter_context(MetricsWriter(self.run, learner.steps, make_mirror(self.run, self.local)))
             pool.publish(learner.weights(), learner.version)
             clock, saved = Clock(learner.steps), time.monotonic()
             while self.frames < config.frames and not stop.requested:

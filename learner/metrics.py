@@ -7,7 +7,7 @@ the callers.
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,7 +25,12 @@ class MetricsWriter:
     run's folder itself.
     """
 
-    def __init__(self, run: Path | str, resumed_step: int | None = None) -> None:
+    def __init__(
+        self,
+        run: Path | str,
+        resumed_step: int | None = None,
+        mirror: Callable[[Mapping[str, float]], None] | None = None,
+    ) -> None:
         """Opens a run for rows.
 
         Args:
@@ -33,6 +38,7 @@ class MetricsWriter:
             resumed_step: the step from which the run goes on (0 if it begins anew): rows of later steps, which an
                 interrupted run wrote after its last checkpoint, are removed, and hidden in TensorBoard. None keeps
                 all. A torn last line is removed in any case.
+            mirror: is called with the numbers of every row as well.
         """
         run = Path(run)
         run.mkdir(parents=True, exist_ok=True)
@@ -43,6 +49,7 @@ class MetricsWriter:
         self._file = path.open("a")
         purge = resumed_step + 1 if resuming and resumed_step is not None else None
         self._events = SummaryWriter(str(run), purge_step=purge, flush_secs=10)
+        self._mirror = mirror
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes one row.
@@ -64,6 +71,8 @@ class MetricsWriter:
         self._file.flush()
         for name, value in metrics.items():
             self._events.add_scalar(name, value, step, walltime=now)
+        if self._mirror:
+            self._mirror(metrics)
 
     def close(self) -> None:
         """Flushes and closes both files; more calls do nothing."""

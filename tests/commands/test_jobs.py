@@ -1,0 +1,141 @@
+"""`ray job submit --working-dir`, as docs/clusters.md has it, on a real cluster of this machine."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from commands.ray_metrics import gauge_name
+from learner.metrics import read_metrics
+from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, last_row, refusal, saved_steps, wait_until
+
+ROOT = Path(__file__).parents[2]
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+
+
+class Head(NamedTuple):
+    """A cluster of one node: its temporary folder, where jobs are submitted, where metrics are read."""
+
+    folder: Path
+    dashboard: str
+    metrics: str
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def answers(address: str) -> bool:
+    """Whether there is something to read at an address."""
+    try:
+        return urllib.request.urlopen(address, timeout=5).status == 200
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def head() -> Iterator[Head]:
+    pytest.importorskip("aiohttp_cors", reason="jobs need Ray's dashboard: pip install -e '.[cluster]'")
+    names = ["port", "dashboard-port", "metrics-export-port", "ray-client-server-port"]
+    names += ["dashboard-agent-listen-port", "dashboard-agent-grpc-port"]
+    ports = dict(zip(names, free_ports(len(names))))
+    environment = {
+        **ENVIRONMENT,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # the cluster's `python`
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_JOB_STOP_WAIT_TIME_S": str(int(PATIENCE)),
+        "RAY_metrics_report_interval_ms": "500",
+    }
+    # Ray's sockets lie in it, and their paths must be short.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        options = ["--num-cpus=2", "--object-store-memory=200000000", f"--temp-dir={folder}"]
+        options += [f"--{name}={port}" for name, port in ports.items()]
+        process = subprocess.Popen(
+            [*RAY, "start", "--head", "--block", *options],
+            env=environment,
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            where = Head(Path(folder), *(f"http://127.0.0.1:{ports[names[i]]}" for i in (1, 2)))
+            agent = f"http://127.0.0.1:{ports['dashboard-agent-listen-port']}/api/local_raylet_healthz"
+            wait_until(lambda: answers(f"{where.dashboard}/api/version") and answers(agent), process)
+            yield where
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+
+
+def job(head: Head, *arguments: object) -> str:
+    """Runs `ray job` and returns what it says."""
+    command = [*RAY, "job", arguments[0], f"--address={head.dashboard}", *map(str, arguments[1:])]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, env=ENVIRONMENT)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_job_trains_from_an_uploaded_folder_shows_its_metrics_and_stops_with_a_checkpoint(
+    head: Head, tmp_path: Path
+) -> None:
+    source, run = tmp_path / "source", tmp_path / "run"
+    for package in ("agent", "envs", "actors", "learner", "commands"):
+        shutil.copytree(ROOT / package, source / package)
+    shutil.copy(ROOT / ".gitignore", source)
+    for left_out in ("runs/old", ".venv"):
+        (source / left_out).mkdir(parents=True)
+        (source / left_out / "large.bin").write_bytes(b"0")
+    launch = ["python", "-m", "commands", "launch", "--ray-address", "auto", "--run", run, "--frames", 10**9]
+    job(head, "submit", "--working-dir", source, "--submission-id=tiny", "--no-wait", "--", *launch, *TINY)
+    wait_until(lambda: last_row(run).get("episode/count", 0) > 0)
+
+    (unpacked,) = (path for path in head.folder.glob("session_latest/runtime_resources/*/_ray_pkg_*") if path.is_dir())
+    assert (unpacked / "commands" / "__main__.py").exists()
+    assert not list(unpacked.rglob("large.bin"))
+
+    def shown() -> dict[str, float]:
+        text = urllib.request.urlopen(f"{head.metrics}/metrics", timeout=5).read().decode()
+        return {
+            name: float(value) for name, value in re.findall(r'^ray_(\w+){.*run="run".*} (\S+)$', text, re.MULTILINE)
+        }
+
+    wait_until(lambda: gauge_name("episode/return") in shown())
+    numbers, names = shown(), ("episode/return", "learner/frames", "loss/total", "policy/entropy", "actors/alive")
+    wait_until(lambda: last_row(run)["learner/frames"] > numbers[gauge_name("learner/frames")])
+    for name in names:
+        assert numbers[gauge_name(name)] in [pytest.approx(row[name]) for row in read_metrics(run) if name in row], name
+
+    job(head, "stop", "tiny")
+    said = job(head, "logs", "tiny")
+    assert re.search(rf"stopped at .* go on with: compressive launch --resume {run} --ray-address auto", said), said
+    assert saved_steps(run)[-1] == last_row(run)["step"]
+    assert "STOPPED" in job(head, "list")
+    (log,) = head.folder.glob("session_latest/logs/jobs/supervisor-tiny.log")
+    assert "terminated gracefully" in log.read_text()
+
+
+@pytest.mark.parametrize("option", ["--run", "--resume"])
+def test_a_job_does_not_keep_its_run_in_its_temporary_folder(copied, monkeypatch, capfd, option):
+    monkeypatch.chdir(copied().parent)
+    job_config = {"runtime_env": {"working_dir": "gcs://_ray_pkg_0.zip"}, "metadata": {}}
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(job_config))
+    error = refusal(["launch", "--ray-address", "auto", option, "run"], capfd)
+    assert "run: expected an absolute path, for a job's own folder is temporary, got run" in error
