@@ -149,11 +149,8 @@ class Remote:
         return name
 
     def rename(self, name: str, new: str) -> None:
-        """Renames a folder by copying its files, in the place of another if there is one."""
-        contents = self._contents()
-        if new in contents:
-            self.remove(new)
-        for file in sorted(contents[name], key=lambda file: file == MANIFEST):
+        """Renames a folder by copying its files."""
+        for file in sorted(self._contents()[name], key=lambda file: file == MANIFEST):
             self._put(f"{self.path}/{new}/{file}", self.read(name, file))
         self.remove(name)
 
