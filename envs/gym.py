@@ -139,10 +139,15 @@ def _minigrid(env: Env, name: str, view: str) -> Env:
 
 def one_hot_cells(cells: NDArray[np.uint8]) -> NDArray[np.float32]:
     """MiniGrid's symbols [H, W, 3], (kind, colour, state), as a float32 vector with `MINIGRID_BITS` bits a cell."""
-    bits = np.zeros((cells.size // 3, sum(MINIGRID_BITS)), np.float32)
-    first = np.cumsum((0, *MINIGRID_BITS[:-1]))
-    np.put_along_axis(bits, cells.reshape(-1, 3) + first, 1, axis=1)
-    return bits.ravel()
+    bits = np.zeros(cells.size // 3 * sum(MINIGRID_BITS), np.float32)
+    bits[_first_bits(cells.size // 3) + cells.ravel()] = 1
+    return bits
+
+
+@functools.cache
+def _first_bits(cells: int) -> NDArray[np.intp]:
+    """Where the bits of each symbol begin, [cells * 3]."""
+    return np.add.outer(np.arange(cells) * sum(MINIGRID_BITS), np.cumsum((0, *MINIGRID_BITS[:-1]))).ravel()
 
 
 def _line(space: spaces.Space[Any]) -> str:
