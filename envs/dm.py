@@ -135,7 +135,7 @@ class RoomsDmEnv(dm_env.Environment):
         return specs.DiscreteArray(int(self._env.action_space.n), name="action")  # type: ignore[attr-defined]
 
 
-def make(name: str, num_envs: int, *, processes: int = 1, **fields: Any) -> VectorEnv:
+def make(name: str, num_envs: int, /, *, processes: int = 1, **fields: Any) -> VectorEnv:
     """A batch of the `dm_env.Environment` that "module:constructor" makes of the fields, adapted for an agent.
 
     Where the constructor takes a `seed`, its episodes follow the seed of the batch. See `gym.make` for the rest.
@@ -143,7 +143,7 @@ def make(name: str, num_envs: int, *, processes: int = 1, **fields: Any) -> Vect
     return batch(functools.partial(make_env, name, **fields), num_envs, processes)
 
 
-def make_env(name: str, **fields: Any) -> gymnasium.Env[Any, Any]:
+def make_env(name: str, /, **fields: Any) -> gymnasium.Env[Any, Any]:
     """One environment; see `make`."""
     module, _, constructor = name.partition(":")
     if not module or not constructor:

@@ -46,7 +46,7 @@ PACKAGES: dict[str, Package] = {
 MINIGRID_BITS = (11, 6, 3)
 
 
-def make(name: str, num_envs: int, *, processes: int = 1, **fields: Any) -> VectorEnv:
+def make(name: str, num_envs: int, /, *, processes: int = 1, **fields: Any) -> VectorEnv:
     """A batch of the environment with this id.
 
     Args:
@@ -62,7 +62,7 @@ def make(name: str, num_envs: int, *, processes: int = 1, **fields: Any) -> Vect
     return batch(functools.partial(make_env, name, **fields), num_envs, processes)
 
 
-def make_env(name: str, *, view: str = "symbols", **fields: Any) -> Env:
+def make_env(name: str, /, *, view: str = "symbols", **fields: Any) -> Env:
     """One environment as `adapt` makes it; see `make`. `view` is for MiniGrid: symbols or pixels."""
     _register(name)
     try:

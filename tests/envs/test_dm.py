@@ -104,6 +104,7 @@ def test_by_name() -> None:
         ("dm:Walk", "as in dm:module:Class, got dm:Walk"),
         ("dm:tests.envs.dm_tasks:Run", "no attribute 'Run'"),
         ("dm:tests.envs.dm_tasks:Walk,gravity=2", "unexpected keyword argument 'gravity'"),
+        ("dm:tests.envs.dm_tasks:Walk,name=2", "unexpected keyword argument 'name'"),
         ("dm:tests.envs.test_dm:Continuous", r"action space: expected Discrete\(n\) from 0, got Box"),
     ],
 )

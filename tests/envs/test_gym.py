@@ -82,6 +82,8 @@ def test_other_spaces_are_refused_by_name(space: spaces.Space, actions: spaces.S
         ("gym:", "Malformed environment ID"),
         ("gym:CartPol-v1", "gym:CartPol-v1: .* Did you mean: `CartPole`"),
         ("gym:CartPole-v1,gravity=3", "unexpected keyword argument 'gravity'"),
+        ("gym:CartPole-v1,num_envs=3", "unexpected keyword argument 'num_envs'"),
+        ("gym:CartPole-v1,disable_env_checker=False", "multiple values for keyword argument 'disable_env_checker'"),
         ("gym:CartPole-v1,view=pixels", "for MiniGrid only"),
         ("gym:CartPole-v1,processes=none", "processes: expected an integer of at least 1, got 'none'"),
         ("gym:Pendulum-v1", r"gym:Pendulum-v1: action space: expected Discrete\(n\) from 0, got Box"),
