@@ -310,8 +310,9 @@ def endless(run):
 
 run = base / "endless"
 save(run, 1, 1)
-generator, reached = random.Random(0), 1
-for _ in range(10):
+generator, kills, reached = random.Random(0), 0, 1
+while kills < 10 or reached <= 10:  # a busy machine may save nothing before a kill
+    kills += 1
     child = in_child(lambda: endless(run))
     time.sleep(generator.uniform(0.02, 0.12))
     os.kill(child, signal.SIGKILL)
@@ -319,13 +320,12 @@ for _ in range(10):
     now = load(run)
     assert now >= reached
     reached = now
-assert reached > 10, reached
 print("reached", reached)
 """
 
 
 def test_kill_9_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path):
-    """At every step that touches the disk in turn, then ten times at random in a loop of writes, keeping only one."""
+    """At every step that touches the disk in turn, then at least ten times in a loop of writes, keeping only one."""
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path)],
         cwd=Path(checkpoints.__file__).parents[1],
