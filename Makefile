@@ -32,8 +32,8 @@ $(READY): pyproject.toml
 train: venv  ## train the Compressive Transformer agent on two CPU cores, under 10 minutes
 	$(BIN)/compressive launch --preset cpu $(ARGS)
 
-test: venv  ## run all tests, under 10 minutes on two cores
-	$(BIN)/python -m pytest $(ARGS)
+test: venv  ## run all tests in two processes, under 10 minutes on two cores
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 lint: venv  ## style and types
 	$(BIN)/ruff check .

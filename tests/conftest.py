@@ -14,7 +14,7 @@ settings.load_profile("quick")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests that share what is expensive run in one process of pytest-xdist: a Ray cluster, a finished run, dynamo."""
+    """Tests that share what is expensive run in one process of pytest-xdist: a Ray cluster, a finished run."""
     if item.get_closest_marker("ray"):
         item.add_marker(pytest.mark.xdist_group("ray"))
     elif "finished" in getattr(item, "fixturenames", ()):

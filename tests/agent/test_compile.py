@@ -20,6 +20,7 @@ from agent.core import (
     map_state,
 )
 
+pytestmark = pytest.mark.xdist_group("compiler")  # it takes seconds to get ready
 SIZE, SEGMENT = 8, 4
 
 

@@ -470,8 +470,9 @@ def endless(run):
 run = base / "endless"
 folder, whole = run / "checkpoints", f"{'[0-9]' * 12}{'-*' if scheme else ''}/state.json"
 save(run, 1, 1)
-generator, reached = random.Random(0), 1
-for _ in range(10):
+generator, kills, reached = random.Random(0), 0, 1
+while kills < 10 or reached <= 10:  # a busy machine may save nothing before a kill
+    kills += 1
     child = in_child(lambda: endless(run))
     while not any(int(path.parent.name[:12]) > reached for path in folder.glob(whole)):
         time.sleep(0.001)
@@ -481,7 +482,6 @@ for _ in range(10):
     now = load(run)
     assert now >= reached
     reached = now
-assert reached > 5, reached
 print("reached", reached)
 """
 
