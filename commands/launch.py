@@ -151,10 +151,13 @@ def _numbers_of_actors(arguments: Sequence[str]) -> Iterator[str]:
 
 def _config_of(run: str) -> RunConfig:
     """The configuration of a run by its folder, or by the URL of its checkpoints, where it goes on to write them."""
-    if is_url(run):
-        config = from_plain(checkpoints.load_latest(run).state["config"])
-        return dataclasses.replace(config, checkpoint_url=run)
-    return read_config(Path(run))
+    if not is_url(run):
+        return read_config(Path(run))
+    checkpoint = checkpoints.load_latest(run)
+    try:
+        return dataclasses.replace(from_plain(checkpoint.state["config"]), checkpoint_url=run)
+    except ValueError as error:
+        raise ValueError(f"{checkpoint.path}: {error}") from error
 
 
 def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -330,19 +330,23 @@ def test_what_fails_is_tried_again(unreliable, late, caplog):
         if not pauses:
             break
     assert 5 < count < 99
-    Unreliable.fail(range(1, 4))
-    assert checkpoints.load_latest(run).step == 20
-    assert pauses == [1, 3, 9]
-    assert f"{run}: ConnectionResetError: the network is down; once more in 9 s" in caplog.text
+    assert f"{url}1: ConnectionResetError: the network is down; once more in 9 s" in caplog.text
 
 
-def test_what_is_forbidden_is_not_tried_again_nor_taken_for_damage(unreliable):
+@pytest.mark.parametrize(
+    ("error", "tries"), [(ConnectionResetError("the network is down"), [1, 3, 9]), (PermissionError("not yours"), [])]
+)
+def test_what_cannot_be_read_for_now_is_not_taken_for_damage(unreliable, error, tries):
+    """The newest checkpoint is not skipped; what is forbidden is not tried again either."""
     url, pauses = unreliable
-    save(url, 10)
-    Unreliable.fail((2,), error=PermissionError("not yours"))
-    with pytest.raises(storage.StorageError, match="PermissionError: not yours"):
+    for step in (10, 20):
+        save(url, step)
+    Unreliable.fail(range(2, 10**6), error=error)
+    with pytest.raises(storage.StorageError, match=f"{url} cannot be read or written: {type(error).__name__}: {error}"):
         checkpoints.load_latest(url)
-    assert pauses == []
+    assert pauses == tries
+    Unreliable.fail(range(2, 5), error=ConnectionResetError())
+    assert checkpoints.load_latest(url).step == 20
 
 
 @pytest.mark.parametrize("place", ["file", "memory"], indirect=True)
