@@ -247,7 +247,7 @@ def _claim(run: Path, new: bool) -> Iterator[None]:
     import fcntl
 
     try:
-        if new and run.exists() and any(run.iterdir()):
+        if new and run.exists() and _holds_anything(run):
             raise UserError(f"{run} already exists and is not empty: expected a new folder, or --resume {run}")
         made = not run.exists()
         run.mkdir(parents=True, exist_ok=True)
@@ -268,6 +268,13 @@ def _claim(run: Path, new: bool) -> Iterator[None]:
                 for folder in (run / "checkpoints", run)[: 2 if made else 1]:
                     with suppress(OSError):  # not there, or not empty
                         folder.rmdir()
+
+
+def _holds_anything(run: Path) -> bool:
+    """Whether there is more in a folder than a launch leaves that was killed before its first checkpoint."""
+    begun = {".lock", "config.json", "config.json.tmp", "checkpoints"}
+    others = [path for path in run.iterdir() if path.name not in begun]
+    return any(others) or any(path.suffix != ".tmp" for path in (run / "checkpoints").glob("*"))
 
 
 @contextmanager
