@@ -226,6 +226,15 @@ def test_a_run_is_used_by_one_process_at_a_time(copied: Copied, capfd: Capture) 
         main(["evaluate", str(folder), "--episodes", "1"])
 
 
+def test_what_a_launch_left_that_was_killed_before_its_first_checkpoint_is_no_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / "checkpoints" / "000000000000.tmp").mkdir(parents=True)
+    for name in (".lock", "config.json", "config.json.tmp", "checkpoints/000000000000.tmp/state.json"):
+        (folder / name).write_text("{")
+    main(["launch", "--local", "--run", str(folder), f"--frames={frames(1)}", *TINY])
+    assert saved_steps(folder)[-1] == frames(1) // 4
+
+
 @pytest.fixture
 def small_files() -> Callable[[], None]:
     """From the call on no file may grow beyond 100 kB, as on a disk that is full for all but the smallest files."""
