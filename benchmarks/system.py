@@ -1,19 +1,27 @@
-"""Where the time goes: environment, actor and learner alone, then the whole system in one process and on Ray.
+"""Where the time goes: environment, actor and learner alone, then the whole system by numbers of actors and learners.
 
-    python benchmarks/system.py [--preset cpu] [--seconds 20]
+    python benchmarks/system.py [--preset cpu] [--actors 1 2 4] [--learners 1 2]
 
-All in one run on the same machine, so the ratios mean something where the absolute numbers are noisy. Prints one JSON
-object; rates are agent steps a second, with one thread a process. "of_environment" is the whole system's rate over that
-of the environment alone on one core.
+All in one run on the same machine, so the ratios mean something where the absolute numbers are noisy: the systems are
+started together, take turns, and each figure is the median over the turns. One thread a process; "actors" are processes
+on Ray and one learner learns in this process, as it does for `compressive launch`. "local" is all in this process, so
+what Ray costs is the CPU time of a step beyond that of local, over all processes (Linux only); on fewer cores than
+processes the rates say how well the machine is shared, no more. Prints one JSON object; rates are agent steps a second.
 """
 
+import dataclasses
 import json
+import math
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +29,10 @@ import tyro
 
 from actors import LocalPool, Pool
 from agent.core import concatenate_states
+from commands.config import RunConfig
 from commands.presets import make_preset
-from commands.training import action_repeat, make_actor, make_agent, make_pool
+from commands.training import action_repeat, make_actor, make_agent, make_learner, make_learners, make_pool
 from envs import make_vector, prepare
-from learner.learner import Learner
 
 
 @dataclass
@@ -33,8 +41,17 @@ class Options:
 
     preset: str = "cpu"
     core: str = "compressive"
-    seconds: float = 20.0
-    """Time for each figure, after a warm-up."""
+    env: str | None = None
+    """Environment, if not that of the preset."""
+    seconds: float = 8.0
+    """Time for each part alone, after a warm-up."""
+    actors: tuple[int, ...] = (1, 2, 4)
+    """Numbers of actors of the whole system on Ray."""
+    learners: tuple[int, ...] = (1, 2)
+    """Numbers of learners of the whole system on Ray."""
+    turns: int = 5
+    updates: int = 5
+    """Updates of each system in each turn."""
 
 
 def rate(work: Callable[[], int], seconds: float) -> float:
@@ -46,13 +63,32 @@ def rate(work: Callable[[], int], seconds: float) -> float:
     return steps / elapsed
 
 
-def main(options: Options) -> dict:
-    """Measures and returns the figures."""
-    torch.set_num_threads(1)
-    config = make_preset(options.preset, options.core)
-    prepare(config.env)
-    rows, length = config.actors.envs_per_actor, config.actors.unroll_length
+def iterate(pool: Pool, learner: Any, unrolls: int) -> int:
+    """The main loop once: a batch of unrolls, an update, new weights for the actors. Returns the steps of the batch."""
+    trajectory = concatenate_states([pool.get().trajectory for _ in range(unrolls)])
+    learner.update(trajectory)
+    pool.publish(learner.weights(), learner.version)
+    return trajectory.action.numel()
 
+
+def cpu_seconds() -> float:
+    """CPU time so far of this process and all its living descendants, Ray's own among them; needs Linux's /proc."""
+    parents, ticks = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        parents[int(path.parent.name)], ticks[int(path.parent.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+    family = {os.getpid()}
+    while born := {child for child, parent in parents.items() if parent in family} - family:
+        family |= born
+    return sum(ticks.get(process, 0) for process in family) / os.sysconf("SC_CLK_TCK")
+
+
+def parts(config: RunConfig, seconds: float) -> dict[str, float]:
+    """Steps a second of the environment, of acting and of learning, each alone in this process."""
+    rows, length = config.actors.envs_per_actor, config.actors.unroll_length
     envs = make_vector(config.env, rows)
     envs.reset(seed=0)
     random = np.random.default_rng(0)
@@ -62,58 +98,98 @@ def main(options: Options) -> dict:
             envs.step(random.integers(envs.single_action_space.n, size=rows))
         return rows * length
 
-    environment = rate(act_at_random, options.seconds)
-
     actor = make_actor(config, 0, 0, 0)
-    acting = rate(lambda: actor.unroll(length).trajectory.action.numel(), options.seconds)
-
-    learner = Learner(make_agent(config), config.learner, 10**9)
+    learner = make_learner(config, make_agent(config))
     batch = concatenate_states([actor.unroll(length).trajectory for _ in range(config.unrolls_per_update)])
 
     def learn() -> int:
         learner.update(batch)
         return batch.action.numel()
 
-    learning = rate(learn, options.seconds)
+    return {
+        "environment_alone": rate(act_at_random, seconds),
+        "actor_alone": rate(lambda: actor.unroll(length).trajectory.action.numel(), seconds),
+        "learner_alone": rate(learn, seconds),
+    }
 
-    def whole(pool: Pool) -> float:
-        def iterate() -> int:
-            unrolls = [pool.get() for _ in range(config.unrolls_per_update)]
-            trajectory = concatenate_states([unroll.trajectory for unroll in unrolls])
-            learner.update(trajectory)
-            pool.publish(learner.weights(), learner.version)
-            return trajectory.action.numel()
 
-        with pool:
-            pool.publish(learner.weights(), learner.version)
-            for _ in range(8):  # every actor process is up before the clock starts
-                iterate()
-            return rate(iterate, options.seconds)
+def whole(config: RunConfig, options: Options) -> dict[str, tuple[float, float]]:
+    """Steps a second and CPU seconds a step of the whole system: "local" and, on Ray, by actors and learners."""
+    local = LocalPool(partial(make_actor, config, 0), dataclasses.replace(config.actors, num_actors=1))
+    one = make_learner(config, make_agent(config))
+    # And how many unrolls are there before anybody asks, and how CPU time is read.
+    systems: dict[str, tuple[Pool, Any, int, Callable[[], float]]] = {"local": (local, one, 0, time.process_time)}
+    with ExitStack() as stack:
+        pools, groups = {}, {}
+        for size in options.learners:
+            several = dataclasses.replace(config, learners=size)
+            groups[size] = stack.enter_context(make_learners(several, make_learner(several, make_agent(several))))
+        for size in options.actors:
+            acting = dataclasses.replace(config.actors, num_actors=size)
+            pools[size] = stack.enter_context(make_pool(dataclasses.replace(config, actors=acting), 0, local=False))
+        for learners, learner in groups.items():
+            for actors, pool in pools.items():
+                systems[name(actors, learners)] = (pool, learner, actors * config.actors.in_flight, cpu_seconds)
+        figures: dict[str, list[tuple[float, float]]] = {system: [] for system in systems}
+        for turn in range(options.turns + 1):  # the first until all processes are up
+            for system, (pool, learner, waiting, cpu_time) in systems.items():
+                pool.publish(learner.weights(), learner.version)
+                for _ in range(1 + math.ceil(waiting / config.unrolls_per_update)):  # what was there, and one more
+                    iterate(pool, learner, config.unrolls_per_update)
+                begin, cpu = time.perf_counter(), cpu_time()
+                steps = sum(iterate(pool, learner, config.unrolls_per_update) for _ in range(options.updates))
+                if turn:
+                    figures[system].append((steps / (time.perf_counter() - begin), (cpu_time() - cpu) / steps))
+                while pool.status().waiting < waiting:  # until its actors rest, not to disturb the others
+                    time.sleep(0.02)
+    return {system: median(turns) for system, turns in figures.items()}
 
-    local = whole(LocalPool(partial(make_actor, config, 0), config.actors))
+
+def name(actors: int, learners: int) -> str:
+    """Of a system on Ray."""
+    return f"{actors} actor{'s' * (actors > 1)}, {learners} learner{'s' * (learners > 1)}"
+
+
+def median(turns: list[tuple[float, float]]) -> tuple[float, float]:
+    """Of each of the two figures."""
+    first, second = (statistics.median(column) for column in zip(*turns))
+    return first, second
+
+
+def main(options: Options) -> dict:
+    """Measures and returns the figures."""
+    torch.set_num_threads(1)
+    config = make_preset(options.preset, options.core)
+    config = dataclasses.replace(config, env=options.env or config.env)
+    prepare(config.env)
+    alone = parts(config, options.seconds)
 
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(num_cpus=max(os.cpu_count() or 1, 4), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    distributed = whole(make_pool(config, 0, local=False))
+    cpus = max(os.cpu_count() or 1, sum(options.actors) + sum(options.learners))
+    ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    systems = whole(config, options)
     ray.shutdown()
 
+    (local, local_cpu), *_ = systems.values()
     return {
         "benchmark": "system",
         "preset": config.preset,
         "core": options.core,
+        "env": config.env,
+        "frames_per_step": action_repeat(config.env),
         "cores": os.cpu_count(),
         "steps_per_second": {
-            "environment_alone": round(environment),
-            "actor_alone": round(acting),
-            "learner_alone": round(learning),
-            "whole_local": round(local),
-            "whole_ray": round(distributed),
+            **{part: round(steps) for part, steps in alone.items()},
+            **{system: round(steps) for system, (steps, _) in systems.items()},
         },
-        "frames_per_second_ray": round(distributed * action_repeat(config.env)),
-        "of_environment": {"local": round(local / environment, 3), "ray": round(distributed / environment, 3)},
-        "ray_over_local": round(distributed / local, 3),
+        "of_environment": {
+            system: round(steps / alone["environment_alone"], 3) for system, (steps, _) in systems.items()
+        },
+        "over_local": {system: round(steps / local, 3) for system, (steps, _) in systems.items()},
+        "cpu_ms_a_step": {system: round(1000 * cpu, 4) for system, (_, cpu) in systems.items()},
+        "cpu_over_local": {system: round(cpu / local_cpu, 3) for system, (_, cpu) in systems.items()},
     }
 
 

@@ -1,0 +1,175 @@
+"""The same IMPALA with an LSTM in RLlib and here: agent steps a second with learning, and the ratio.
+
+    python -m venv rllib
+    rllib/bin/pip install torch==2.13.0 'ray[rllib]==2.60.0' numba==0.68.1 --extra-index-url https://download.pytorch.org/whl/cpu
+    python benchmarks/rllib.py --python rllib/bin/python [--env rooms:small] [--torso deep]
+
+RLlib pins another gymnasium, hence a virtual environment of its own; its half is benchmarks/peers/rllib_impala.py.
+
+Equal in both: the level and its vector of environments, uint8 pixels, the torso (our module in both), LSTM 256, policy
+and value heads, unrolls, steps of a batch, two processes that act, Adam, one thread a process, the same cores. Each
+runs with 4, 8 and 16 environments a process, and its best counts; starting and the first updates do not.
+
+Different: RLlib (new API stack) gives its LSTM no last action and reward; it cuts unrolls where episodes end and pads
+the pieces, so its batches have more rows; its LSTM is torch's fused one, where ours goes step by step to reset rows
+within an unroll. It learns in the driver, as we do: with a learner process of its own (--rllib-learners 1, its default)
+it drops batches that the learner has no time for. Its driver waits .05 s for samples instead of 0, which spares it a
+busy loop. Prints one JSON object; CPU time is that of all processes, Ray's own among them (Linux only).
+"""
+
+import collections
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from actors import ActorsConfig
+from benchmarks.system import cpu_seconds, iterate
+from commands.config import RunConfig
+from commands.presets import make_preset
+from commands.training import make_agent, make_learner, make_pool
+from envs import prepare
+
+PEER = Path(__file__).resolve().parent / "peers" / "rllib_impala.py"
+
+
+@dataclass
+class Options:
+    """Measures RLlib's IMPALA and ours."""
+
+    python: Path
+    """Interpreter of the virtual environment that has RLlib."""
+    env: str = "rooms:full"
+    torso: str = "small"
+    """Vision network: small, so that the system shows, or deep, which on CPUs costs more than everything else."""
+    unroll_length: int = 100
+    batch: int = 1600
+    """Steps of an update."""
+    actors: int = 2
+    """Processes that act."""
+    envs: tuple[int, ...] = (4, 8, 16)
+    """Environments of each of them; all are tried."""
+    rllib_learners: int = 0
+    """Processes that learn in RLlib; 0 learns in the driver."""
+    seconds: float = 25.0
+    """Time for each figure."""
+    warm_up: int = 3
+    """Updates before that."""
+
+
+def make_config(options: Options, envs: int) -> RunConfig:
+    """Our half as a run.
+
+    Raises:
+        ValueError: if a batch is not a whole number of unrolls.
+    """
+    unrolls, rest = divmod(options.batch, envs * options.unroll_length)
+    if rest or not unrolls:
+        raise ValueError(
+            f"batch: expected a multiple of {envs} environments x {options.unroll_length} steps, got {options.batch}"
+        )
+    config = make_preset("paper", "lstm")
+    return dataclasses.replace(
+        config,
+        env=options.env,
+        unrolls_per_update=unrolls,
+        agent=dataclasses.replace(config.agent, torso=options.torso),
+        actors=ActorsConfig(num_actors=options.actors, envs_per_actor=envs, unroll_length=options.unroll_length),
+    )
+
+
+class Meter:
+    """Steps a second and CPU seconds a step, between the first and the last report of how many steps there are."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[float, float, float]] = []
+
+    def report(self, steps: float) -> None:
+        """There are that many now."""
+        self.reports.append((steps, time.perf_counter(), cpu_seconds()))
+
+    def figures(self) -> tuple[float, float]:
+        """The two figures."""
+        steps, seconds, cpu = (last - first for first, last in zip(self.reports[0], self.reports[-1]))
+        return steps / seconds, cpu / steps
+
+
+def measure_ours(options: Options, envs: int) -> tuple[float, float]:
+    """The figures of ours, on the Ray cluster that this process is connected to."""
+    config = make_config(options, envs)
+    learner, meter, steps = make_learner(config, make_agent(config)), Meter(), 0
+    with make_pool(config, 0, local=False) as pool:
+        pool.publish(learner.weights(), learner.version)
+        for _ in range(options.warm_up):
+            iterate(pool, learner, config.unrolls_per_update)
+        begin = time.perf_counter()
+        meter.report(steps)
+        while time.perf_counter() - begin < options.seconds:
+            steps += iterate(pool, learner, config.unrolls_per_update)
+            meter.report(steps)
+    return meter.figures()
+
+
+def measure_rllib(options: Options) -> dict[int, tuple[float, float]]:
+    """The figures of RLlib by environments of an actor."""
+    arguments = json.dumps({**dataclasses.asdict(options), "python": str(options.python)})
+    command = [str(options.python), str(PEER), arguments]
+    environment = {**os.environ, "PYTHONPATH": str(PEER.parent.parent.parent)}
+    meters, reports = {envs: Meter() for envs in options.envs}, collections.Counter[int]()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            if line.startswith("{"):
+                report = json.loads(line)
+                reports[report["envs"]] += 1
+                if reports[report["envs"]] >= options.warm_up:
+                    meters[report["envs"]].report(report["steps"])
+    if process.returncode:
+        raise SystemExit(f"{options.python} {PEER} ended with status {process.returncode}")
+    return {envs: meter.figures() for envs, meter in meters.items()}
+
+
+def main(options: Options) -> dict:
+    """Measures both and returns the figures."""
+    for envs in options.envs:
+        make_config(options, envs)
+    prepare(options.env)
+
+    import ray
+
+    torch.set_num_threads(1)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init("local", num_cpus=options.actors + 2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ours = {envs: measure_ours(options, envs) for envs in options.envs}
+    ray.shutdown()
+    rllib = measure_rllib(options)
+    return {
+        "benchmark": "rllib",
+        **{field: value for field, value in dataclasses.asdict(options).items() if field != "python"},
+        "cores": os.cpu_count(),
+        "steps_per_second": {
+            "ours": {envs: round(rate) for envs, (rate, _) in ours.items()},
+            "rllib": {envs: round(rate) for envs, (rate, _) in rllib.items()},
+        },
+        "cpu_ms_a_step": {
+            "ours": {envs: round(1000 * cpu, 3) for envs, (_, cpu) in ours.items()},
+            "rllib": {envs: round(1000 * cpu, 3) for envs, (_, cpu) in rllib.items()},
+        },
+        "ours_over_rllib": {
+            **{envs: round(ours[envs][0] / rllib[envs][0], 2) for envs in options.envs},
+            "best": round(max(ours.values())[0] / max(rllib.values())[0], 2),
+        },
+    }
+
+
+if __name__ == "__main__":
+    json.dump(main(tyro.cli(Options)), sys.stdout, indent=2)
+    print()

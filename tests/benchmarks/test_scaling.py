@@ -1,0 +1,80 @@
+"""The model of benchmarks/scaling.py: its numbers solve its own equation, and its limits are those one expects."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from benchmarks.scaling import Calls, Loop, Options, table
+
+LOOP = Loop(
+    unroll_steps=500,
+    unroll_bytes=10_000_000,
+    batch_unrolls=8,
+    weight_bytes=30_000_000,
+    actor_steps_per_second=200.0,
+    update_seconds=0.3,
+    request_seconds=4e-4,
+    wait_seconds=4e-7,
+    receive_seconds=5e-3,
+    scatter_seconds=3e-3,
+    publish_seconds=0.02,
+)
+
+
+@pytest.mark.parametrize("by_reference", [False, True])
+@pytest.mark.parametrize("gpus", [1, 8, 64])
+def test_time_of_the_loop_is_the_sum_of_its_parts(gpus: int, by_reference: bool) -> None:
+    rate = LOOP.steps_per_second(gpus, by_reference)
+    actors = rate / LOOP.actor_steps_per_second
+    seconds = LOOP.update_seconds + LOOP.driver_seconds(gpus, actors, by_reference)
+    assert rate * seconds == pytest.approx(gpus * LOOP.batch_unrolls * LOOP.unroll_steps)
+    assert LOOP.gpu_busy(gpus, by_reference) == pytest.approx(LOOP.update_seconds / seconds)
+
+
+def test_a_driver_without_costs_scales_without_limit_and_a_slow_one_bounds_the_rate() -> None:
+    free = dataclasses.replace(
+        LOOP, request_seconds=0, wait_seconds=0, receive_seconds=0, scatter_seconds=0, publish_seconds=0
+    )
+    assert free.gpu_busy(64) == pytest.approx(1)
+    assert free.steps_per_second(64) == pytest.approx(64 * free.steps_per_second(1))
+    most = LOOP.unroll_steps / (LOOP.receive_seconds + LOOP.scatter_seconds)
+    rates = [LOOP.steps_per_second(gpus) for gpus in (1, 2, 8, 64, 10_000)]
+    assert rates == sorted(rates)
+    assert rates[-1] < most
+    assert LOOP.steps_per_second(64, by_reference=True) > 2 * LOOP.steps_per_second(64)
+
+
+def test_half_of_the_time_is_where_it_says() -> None:
+    gpus = LOOP.gpus_at_half()
+    assert LOOP.gpu_busy(gpus) <= 0.5 < LOOP.gpu_busy(gpus - 1)
+    assert LOOP.gpus_at_half(by_reference=True) > gpus
+
+
+def test_rows_count_actors_and_bytes() -> None:
+    options = Options(network_gbit=80, node_cores=10, node_gpus=8)  # 10 GB/s
+    one, many = LOOP.row(1, options), LOOP.row(64, options)
+    assert one["actors"] == math.ceil(LOOP.steps_per_second(1) / 200)
+    assert one["actor_nodes"] == math.ceil(one["actors"] / 10)
+    unrolls = LOOP.steps_per_second(1) / 500 * 0.01  # GB/s
+    assert one["unrolls_gb_per_second"] == pytest.approx(unrolls, abs=1e-3)
+    assert one["network_in"] == pytest.approx(unrolls / 10, abs=1e-3)
+    weights = LOOP.steps_per_second(1) / 4000 * 0.03 * one["actor_nodes"]
+    assert one["network_out"] == pytest.approx(weights / 10, abs=1e-3)
+    assert many["network_in"] > many["unrolls_gb_per_second"] / 10, "gradients go over the network, too"
+    assert LOOP.row(64, options, by_reference=True)["network_in"] < many["network_in"]
+
+
+def test_calls_are_counted_in_both_directions() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    with Calls() as forward:
+        loss = (weight * 2).sum()
+    with Calls() as backward:
+        loss.backward()
+    assert forward.count == 2
+    assert backward.count >= 2
+
+
+def test_table_is_markdown() -> None:
+    assert table([{"a_b": 1000, "c": 0.5}]) == "| a b | c |\n|---|---|\n| 1,000 | 0.5 |"
