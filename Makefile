@@ -44,7 +44,7 @@ format: venv  ## mend the style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-NO_SPEED := curves recall rllib soak kill_driver
+NO_SPEED := curves recall rllib nodes soak kill_driver
 bench: venv  ## side-by-side speed measurements, one JSON object each
 	@for script in $(filter-out $(NO_SPEED:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do echo "# $$script" >&2; $(BIN)/python $$script || exit 1; done
 

@@ -6,6 +6,7 @@ has fresh environments and fresh memory. Ray itself is started and stopped by th
 
 import logging
 import os
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,8 @@ MAX_FAILURES = 5
 """Times that an actor may die in a row without delivering an unroll before the run stops: then it is a bug."""
 STALL_SECONDS = 30.0
 """Time without any unroll after which to say so."""
+POLL_SECONDS = 0.25
+"""Longest time between two looks at what actors have finished."""
 
 
 class RemoteActor:
@@ -134,15 +137,18 @@ class RayPool(Pool):
 
     def _oldest_finished(self) -> ray.ObjectRef:
         """Waits for requests to be finished; of several, that which was made first (`ray.wait` does not say)."""
+        begin = time.monotonic()
         while True:
             while self.finished:
                 if (request := self.finished.popleft()) in self.pending:  # else its actor is gone
                     return request
             requests = self._awaited()
-            if ray.wait(requests, timeout=STALL_SECONDS)[0]:
+            # Not longer: a call that has begun to wait for what a lost node held waits for nothing else.
+            if ray.wait(requests, timeout=POLL_SECONDS)[0]:
                 finished = set(ray.wait(requests, num_returns=len(requests), timeout=0)[0])
                 self.finished.extend(request for request in requests if request in finished)
-            else:
+            elif time.monotonic() - begin > STALL_SECONDS:
+                begin = time.monotonic()
                 free = ray.available_resources()
                 logger.warning(
                     "no unroll for %.0f s: %d of %s actors are up; each needs %s, and the cluster has free %s",
