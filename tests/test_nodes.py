@@ -52,6 +52,23 @@ def make_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         cluster.shutdown()
 
 
+def bigger(times: int) -> Callable[[int, int], Actor]:
+    """Makes counting actors whose observations come so many times over, for unrolls that lie in the object store."""
+
+    def make(actor_id: int, incarnation: int) -> Actor:
+        actor = make_counting_actor(ENVS, actor_id, incarnation)
+        unroll = actor.unroll
+
+        def unroll_bigger(length: int) -> Unroll:
+            trajectory, episodes = unroll(length)
+            return Unroll(trajectory._replace(observation=trajectory.observation.repeat(1, 1, times)), episodes)
+
+        actor.unroll = unroll_bigger  # type: ignore[method-assign]
+        return actor
+
+    return make
+
+
 def test_actors_and_learners_outlive_a_node_and_use_a_new_one(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster(_system_config=SOON)
     ray.init(address=cluster.address, **START)
@@ -67,7 +84,7 @@ def actors_survive(cluster: Cluster) -> None:
     acting = {"num_cpus": 2, "labels": {"for": "acting"}}
     labelled = ActorsConfig(num_actors=1, envs_per_actor=ENVS, unroll_length=8, cpus=0, labels=("for=acting",))
     seen: set[tuple[int, ...]] = set()
-    with RayPool(partial(make_counting_actor, ENVS), config) as pool:
+    with RayPool(bigger(1_000), config) as pool:  # 324 kB each
         version = 0
 
         def learn_until(condition: Callable[[], bool]) -> None:
@@ -79,7 +96,7 @@ def actors_survive(cluster: Cluster) -> None:
                 trajectory = pool.get().trajectory
                 version += 1
                 assert not trajectory.policy_logits.any(), "an environment got a state that is not its own"
-                steps = set(map(tuple, trajectory.observation[:, :-1].flatten(0, 1).long().tolist()))
+                steps = set(map(tuple, trajectory.observation[:, :-1, :3].flatten(0, 1).long().tolist()))
                 assert len(steps) == ENVS * 8
                 assert not steps & seen, "a step is learned from twice"
                 seen.update(steps)
@@ -149,19 +166,8 @@ def test_a_full_object_store_moves_to_the_disk_and_stops_the_run_where_that_is_f
     ray.init(address=cluster.address, **START)
     ray.cloudpickle.register_pickle_by_value(counting)
 
-    def make_big(actor_id: int, incarnation: int) -> Actor:
-        actor = make_counting_actor(ENVS, actor_id, incarnation)
-        unroll = actor.unroll
-
-        def unroll_big(length: int) -> Unroll:
-            trajectory, episodes = unroll(length)
-            return Unroll(trajectory._replace(observation=trajectory.observation.repeat(1, 1, 45_000)), episodes)
-
-        actor.unroll = unroll_big  # type: ignore[method-assign]
-        return actor
-
     config = ActorsConfig(num_actors=4, envs_per_actor=ENVS, unroll_length=8, in_flight=2, cpus=0.1)
-    with RayPool(make_big, config) as pool:
+    with RayPool(bigger(45_000), config) as pool:
         pool.publish({"marker": torch.zeros(1)}, 0)
         pool.get()
         wait_until(lambda: pool.status().waiting == 8)  # 8 x 15 MB
