@@ -1,7 +1,8 @@
 """The same IMPALA with an LSTM in RLlib and here: agent steps a second with learning, and the ratio.
 
     python -m venv rllib
-    rllib/bin/pip install torch==2.13.0 'ray[rllib]==2.60.0' numba==0.68.1 --extra-index-url https://download.pytorch.org/whl/cpu
+    rllib/bin/pip install --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0
+    rllib/bin/pip install 'ray[rllib]==2.60.0' numba==0.68.1 dm-env==1.6
     python benchmarks/rllib.py --python rllib/bin/python [--env rooms:small] [--torso deep]
 
 RLlib pins another gymnasium, hence a virtual environment of its own; its half is benchmarks/peers/rllib_impala.py.
