@@ -129,7 +129,7 @@ def _minigrid(env: Env, name: str, view: str) -> Env:
         raise ValueError(f"environment gym:{name}: view: expected symbols or pixels, got {view!r}")
     mission = env.observation_space["mission"]  # type: ignore[index]
     if mission.ordered_placeholders or mission.contains(""):  # BabyAI's missions may be any string
-        raise ValueError(f"environment gym:{name}: its mission differs by episode, and agents do not read")
+        raise ValueError(f"environment gym:{name}: its mission differs by episode, and missions are not shown")
     if view == "pixels":
         return ImgObsWrapper(RGBImgPartialObsWrapper(env))
     env = ImgObsWrapper(env)

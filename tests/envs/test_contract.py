@@ -5,14 +5,12 @@ A new kind of environment adds a line. Those of packages that are not installed 
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -22,7 +20,7 @@ from agent import Agent, AgentConfig
 from agent.core import GRUConfig
 from agent.trajectory import acted, validate
 from envs.gym import PACKAGES
-from tests.envs.test_dmlab import Lab
+from tests.envs.lab import Lab
 
 SPECS = (
     "rooms:small,episode_frames=50",
@@ -201,15 +199,6 @@ def test_a_state_resumes_exactly_where_there_is_one(spec: str) -> None:
         other.set_state({})  # type: ignore[attr-defined]
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_an_actor_unrolls_it(spec: str) -> None:
     """Score and steps of episodes are those of their trajectory; whatever the network is given, it takes."""
     env = envs.make_vector(spec, 2)
