@@ -121,7 +121,9 @@ def measure_ours(options: Options, envs: int) -> tuple[float, float]:
 
 
 def measure_rllib(options: Options) -> dict[int, tuple[float, float]]:
-    """The figures of RLlib by environments of an actor."""
+    """The figures of RLlib by environments of an actor; ends the program where its interpreter cannot do that."""
+    if not options.python.is_file():
+        raise SystemExit(f"python: expected an interpreter with RLlib (see --help), got {options.python}")
     arguments = json.dumps({**dataclasses.asdict(options), "python": str(options.python)})
     command = [str(options.python), str(PEER), arguments]
     environment = {**os.environ, "PYTHONPATH": str(PEER.parent.parent.parent)}
@@ -143,15 +145,15 @@ def main(options: Options) -> dict:
     for envs in options.envs:
         make_config(options, envs)
     prepare(options.env)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    rllib = measure_rllib(options)
 
     import ray
 
     torch.set_num_threads(1)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init("local", num_cpus=options.actors + 2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     ours = {envs: measure_ours(options, envs) for envs in options.envs}
     ray.shutdown()
-    rllib = measure_rllib(options)
     return {
         "benchmark": "rllib",
         **{field: value for field, value in dataclasses.asdict(options).items() if field != "python"},
@@ -172,5 +174,5 @@ def main(options: Options) -> dict:
 
 
 if __name__ == "__main__":
-    json.dump(main(tyro.cli(Options)), sys.stdout, indent=2)
+    json.dump(main(tyro.cli(Options, description=__doc__)), sys.stdout, indent=2)
     print()
