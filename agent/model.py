@@ -22,7 +22,7 @@ class AgentConfig:
     """The network, apart from what the environment decides (observation shape, number of actions)."""
 
     torso: str = "deep"
-    """Network for images: deep (IMPALA's ResNet) or small. Vectors always go through two linear layers."""
+    """Network for images: deep or shallow (IMPALA's two) or small. Vectors always go through two linear layers."""
     torso_size: int = 256
     """Features of the torso."""
     core: CoreConfig = field(default_factory=CompressiveTransformerConfig)

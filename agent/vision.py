@@ -1,4 +1,4 @@
-"""Torsos: images to features (IMPALA's deep residual network, and a small one for small images), and back; vectors too.
+"""Torsos: images to features (IMPALA's deep and shallow networks, and a small one for small images), and back; vectors too.
 
 A torso maps observations, uint8 images [N, height, width, channels] or float32 vectors [N, D], to features [N, size],
 ReLU applied. Observations are scaled here and nowhere else (docs/decisions.md says why). A new torso for images is one
@@ -44,6 +44,11 @@ def deep_layers(channels: int) -> list[nn.Module]:
     return [*layers, nn.ReLU()]
 
 
+def shallow_layers(channels: int) -> list[nn.Module]:
+    """IMPALA's shallow network (Espeholt et al. 2018, figure 3), padded so that images of any size will do."""
+    return [nn.Conv2d(channels, 16, 8, 4, padding=4), nn.ReLU(), nn.Conv2d(16, 32, 4, 2, padding=2), nn.ReLU()]
+
+
 def small_layers(channels: int) -> list[nn.Module]:
     """Three strided convolutions for images of about 24 x 32 pixels on a CPU."""
     layers: list[nn.Module] = []
@@ -53,7 +58,11 @@ def small_layers(channels: int) -> list[nn.Module]:
     return layers
 
 
-TORSOS: dict[str, Callable[[int], list[nn.Module]]] = {"deep": deep_layers, "small": small_layers}
+TORSOS: dict[str, Callable[[int], list[nn.Module]]] = {
+    "deep": deep_layers,
+    "shallow": shallow_layers,
+    "small": small_layers,
+}
 
 
 class Vision(nn.Module):

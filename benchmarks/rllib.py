@@ -3,11 +3,11 @@
     python -m venv rllib
     rllib/bin/pip install --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0
     rllib/bin/pip install 'ray[rllib]==2.60.0' numba==0.68.1 dm-env==1.6
-    python benchmarks/rllib.py --python rllib/bin/python [--env rooms:small] [--torso deep]
+    python benchmarks/rllib.py --python rllib/bin/python [--single] [--env rooms:small] [--torso deep]
 
 RLlib pins another gymnasium, hence a virtual environment of its own; its half is benchmarks/peers/rllib_impala.py.
 
-Equal in both: the level and its vector of environments, uint8 pixels, the torso (our module in both), LSTM 256, policy
+Equal in both: the level and (without --single) its vector of environments, uint8 pixels, the torso (our module in both), LSTM 256, policy
 and value heads, unrolls, steps of a batch, two processes that act, Adam, one thread a process, the same cores. Each
 runs with 4, 8 and 16 environments a process, and its best counts; starting and the first updates do not.
 
@@ -50,8 +50,10 @@ class Options:
     python: Path
     """Interpreter of the virtual environment that has RLlib."""
     env: str = "rooms:full"
-    torso: str = "small"
-    """Vision network: small, so that the system shows, or deep, which on CPUs costs more than everything else."""
+    torso: str = "shallow"
+    """Vision network: IMPALA's shallow one, so that the system shows, or deep, which on CPUs costs more than all else."""
+    single: bool = False
+    """RLlib gets single environments, which it steps one after the other, as it does with any gymnasium id."""
     unroll_length: int = 100
     batch: int = 1600
     """Steps of an update."""

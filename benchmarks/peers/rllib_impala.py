@@ -26,6 +26,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from agent.vision import Vision
 from envs import make_vector
+from envs.rooms import RoomsEnv
 
 
 class Torso(TorchModel, Encoder):
@@ -66,7 +67,10 @@ class Catalog(PPOCatalog):
 
 def make_config(options: dict[str, Any], envs: int) -> IMPALAConfig:
     """IMPALA on RLlib's new API stack."""
-    tune.register_env("rooms", lambda context: make_vector(options["env"], context["num_envs"]))
+    if options["single"]:
+        tune.register_env("rooms", lambda _: RoomsEnv(options["env"].removeprefix("rooms:")))
+    else:
+        tune.register_env("rooms", lambda context: make_vector(options["env"], context["num_envs"]))
     length = options["unroll_length"]
     network = {
         "torso": options["torso"],
@@ -82,7 +86,7 @@ def make_config(options: dict[str, Any], envs: int) -> IMPALAConfig:
             num_env_runners=options["actors"],
             num_envs_per_env_runner=envs,
             rollout_fragment_length=length,
-            gym_env_vectorize_mode="vector_entry_point",
+            gym_env_vectorize_mode="sync" if options["single"] else "vector_entry_point",
             create_env_on_local_worker=False,
         )
         .learners(num_learners=options["rllib_learners"])

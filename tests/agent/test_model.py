@@ -113,9 +113,9 @@ def test_only_uint8_images_of_the_right_shape_are_taken() -> None:
 
 def test_bad_torsos_are_named() -> None:
     for shape in (IMAGE, (5,)):
-        with pytest.raises(ValueError, match="torso: expected one of deep, small, got 'huge'"):
+        with pytest.raises(ValueError, match="torso: expected one of deep, shallow, small, got 'huge'"):
             make_torso("huge", shape, 4)
-    with pytest.raises(ValueError, match="torso: expected one of deep, small, got 'huge'"):
+    with pytest.raises(ValueError, match="torso: expected one of deep, shallow, small, got 'huge'"):
         Vision("huge", IMAGE, 4)
     with pytest.raises(ValueError, match=re.escape("image_shape: expected [height, width, channels], got [12, 16]")):
         make_torso("small", (12, 16), 4)

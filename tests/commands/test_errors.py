@@ -39,7 +39,7 @@ Copied = Callable[..., Path]
         (["launch", "--actors.unroll-length", "24"], ["unroll_length", "segment_size = 16", "24"]),
         (["launch", "--agent.core.compression-rate", "3"], ["compression_rate", "segment_size = 16", "3"]),
         (["launch", "--agent.core.model-size", "30"], ["model_size", "num_heads = 4", "30"]),
-        (["launch", "--agent.torso", "huge"], ["torso", "deep, small", "'huge'"]),
+        (["launch", "--agent.torso", "huge"], ["torso", "deep, shallow, small", "'huge'"]),
         (["launch", "--agent.reconstruction-cost", "-1"], ["reconstruction_cost", "at least 0", "-1"]),
         (["launch", "--core", "lstm", "--agent.core.memory-size", "3"], ["--agent.core.memory-size"]),
         (["launch", "--frames", "-1"], ["frames", "1 or more", "-1"]),
