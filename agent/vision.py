@@ -1,4 +1,4 @@
-"""Torsos: images to features (IMPALA's deep and shallow networks, and a small one for small images), and back; vectors too.
+"""Torsos: images to features (IMPALA's deep and shallow networks, and one for small images), and back; vectors too.
 
 A torso maps observations, uint8 images [N, height, width, channels] or float32 vectors [N, D], to features [N, size],
 ReLU applied. Observations are scaled here and nowhere else (docs/decisions.md says why). A new torso for images is one

@@ -7,9 +7,10 @@
 
 RLlib pins another gymnasium, hence a virtual environment of its own; its half is benchmarks/peers/rllib_impala.py.
 
-Equal in both: the level and (without --single) its vector of environments, uint8 pixels, the torso (our module in both), LSTM 256, policy
-and value heads, unrolls, steps of a batch, two processes that act, Adam, one thread a process, the same cores. Each
-runs with 4, 8 and 16 environments a process, and its best counts; starting and the first updates do not.
+Equal in both: the level and (without --single) its vector of environments, uint8 pixels, the torso (our module in
+both), LSTM 256, policy and value heads, unrolls, steps of a batch, two processes that act, Adam, one thread a process,
+the same cores. Each runs with 4, 8 and 16 environments a process, and its best counts; starting and the first updates
+do not.
 
 Different: RLlib (new API stack) gives its LSTM no last action and reward; it cuts unrolls where episodes end and pads
 the pieces, so its batches have more rows; its LSTM is torch's fused one, where ours goes step by step to reset rows
@@ -51,7 +52,7 @@ class Options:
     """Interpreter of the virtual environment that has RLlib."""
     env: str = "rooms:full"
     torso: str = "shallow"
-    """Vision network: IMPALA's shallow one, so that the system shows, or deep, which on CPUs costs more than all else."""
+    """Vision network: IMPALA's shallow one, so that the system shows, or deep, which costs CPUs more than all else."""
     single: bool = False
     """RLlib gets single environments, which it steps one after the other, as it does with any gymnasium id."""
     unroll_length: int = 100

@@ -49,7 +49,7 @@ def answers(address: str) -> bool:
 
 
 @pytest.fixture
-def head() -> Iterator[Head]:
+def head(tmp_path: Path) -> Iterator[Head]:
     pytest.importorskip("aiohttp_cors", reason="jobs need Ray's dashboard: pip install -e '.[cluster]'")
     names = ["port", "dashboard-port", "metrics-export-port", "ray-client-server-port"]
     names += ["dashboard-agent-listen-port", "dashboard-agent-grpc-port"]
@@ -62,15 +62,16 @@ def head() -> Iterator[Head]:
         "RAY_metrics_report_interval_ms": "500",
     }
     # Ray's sockets lie in it, and their paths must be short.
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+    folders = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+    with folders as folder, (tmp_path / "head.log").open("w") as screen:
         options = ["--num-cpus=2", "--object-store-memory=200000000", f"--temp-dir={folder}"]
         options += [f"--{name}={port}" for name, port in ports.items()]
         process = subprocess.Popen(
             [*RAY, "start", "--head", "--block", *options],
             env=environment,
             cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=screen,
+            stderr=subprocess.STDOUT,
         )
         try:
             where = Head(Path(folder), *(f"http://127.0.0.1:{ports[names[i]]}" for i in (1, 2)))
@@ -105,6 +106,7 @@ def test_a_job_trains_from_an_uploaded_folder_shows_its_metrics_and_stops_with_a
         (source / left_out / "large.bin").write_bytes(b"0")
     launch = ["python", "-m", "commands", "launch", "--ray-address", "auto", "--run", run, "--frames", 10**9]
     job(head, "submit", "--working-dir", source, "--submission-id=tiny", "--no-wait", "--", *launch, *TINY)
+    wait_until(lambda: (run / "config.json").exists())  # the level is compiled for the new folder
     wait_until(lambda: last_row(run).get("episode/count", 0) > 0)
 
     (unpacked,) = (path for path in head.folder.glob("session_latest/runtime_resources/*/_ray_pkg_*") if path.is_dir())
