@@ -31,11 +31,15 @@ def compressive(**fields: Any) -> CompressiveTransformerConfig:
 
 CONFIGS: dict[str, Any] = {
     "post": compressive(),
-    "pre-gru-time-most-used": compressive(
-        norm="pre", gate="gru", compressed_position="time", compression="most-used", memory_size=6
+    "pre-gru-time-most-used-autoencoding": compressive(
+        norm="pre",
+        gate="gru",
+        compressed_position="time",
+        compression="most-used",
+        compression_loss="autoencoding",
+        memory_size=6,
     ),
-    "pre-dilated-autoencoding": compressive(norm="pre", compression="dilated", compression_loss="autoencoding"),
-    "bptt": compressive(compression_loss="bptt"),
+    "pre-dilated-bptt": compressive(norm="pre", compression="dilated", compression_loss="bptt"),
     "transformer-xl": compressive(compressed_size=0),
     "lstm": LSTMConfig(SIZE, 1),
     "gru": GRUConfig(SIZE, 1),
