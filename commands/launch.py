@@ -315,7 +315,7 @@ def _claim(trainer: Trainer, new: bool) -> Iterator[None]:
     try:
         if new and run.exists() and _holds_anything(run):
             raise UserError(f"{run} already exists and is not empty: expected a new folder, or --resume {run}")
-        made = not run.exists()
+        made, begun = not run.exists(), (run / "config.json").exists()
         run.mkdir(parents=True, exist_ok=True)
         lock = (run / ".lock").open("w")
     except OSError as error:
@@ -329,7 +329,7 @@ def _claim(trainer: Trainer, new: bool) -> Iterator[None]:
             yield
         finally:
             saved = trainer.saved or any((run / "checkpoints").glob("*"))
-            if new and not (saved and (run / "config.json").exists()):
+            if new and not begun and not (saved and (run / "config.json").exists()):
                 for path in (run / "config.json", run / ".lock"):
                     path.unlink(missing_ok=True)
                 for folder in (run / "checkpoints", run)[: 2 if made else 1]:

@@ -63,9 +63,9 @@ def test_a_run_folder_that_was_copied_behind_a_url(copied: Copied, tmp_path: Pat
     """What was written to a disk goes on behind the URL; and the new folder stands, even if Ray does not start."""
     store, new = copied("store"), tmp_path / "new"
     arguments = ["launch", "--resume", f"file://{store}", "--run", str(new), f"--frames={frames(31)}"]
-    assert "ray-address" in refusal([*arguments, "--ray-address", "127.0.0.1:1"], capfd)
+    error = refusal([*arguments, "--ray-address", "127.0.0.1:1"], capfd)
+    assert "ray-address" in error, error
     assert json.loads((new / "config.json").read_text())["checkpoint_url"] == f"file://{store}"
-    assert f"{new} already exists" in refusal(arguments, capfd)
     before = saved_steps(store)
     main(["launch", "--local", "--resume", str(new)])
     assert steps(store)[-1] > before[-1]
@@ -91,6 +91,17 @@ def test_a_url_that_cannot_be_used_is_refused_before_the_first_update(
     error = refusal([*arguments, "--checkpoint-url", url.replace("STORE", store)], capfd)
     assert all(word.replace("STORE", store) in error for word in words), error
     assert [path.name for path in tmp_path.iterdir()] == ["store"], "nothing is left behind"
+
+
+def test_a_run_killed_right_after_its_first_checkpoint_is_not_begun_again(
+    copied: Copied, tmp_path: Path, capfd: Capture
+) -> None:
+    run, url = tmp_path / "run", f"file://{copied('store')}"
+    run.mkdir()
+    (run / "config.json").write_text("{}")
+    arguments = ["launch", "--local", "--run", str(run), *TINY, "--checkpoint-url", url]
+    assert f"{url} already has checkpoints" in refusal(arguments, capfd)
+    assert (run / "config.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize(

@@ -498,7 +498,7 @@ def test_kill_9_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path, scheme):
         cwd=Path(checkpoints.__file__).parents[1],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "reached" in done.stdout
