@@ -54,7 +54,7 @@ class Options:
     checkpoint_seconds: float = 2.0
     core: str = "compressive"
     seed: int = 0
-    patience: float = 180.0
+    patience: float = 300.0
     """Longest time that a launch may take to its first update, and the last one to finish, in seconds."""
 
 

@@ -56,6 +56,10 @@ SAMPLE_SECONDS = 10.0
 VICTIMS = {"actor": "RemoteActor", "learner": "RemoteLearner"}
 LEARNER_SHARE = 0.25
 """Of the kills, where there are several learners."""
+PATIENT_KILLS = 4
+"""Kills without a recovery after which the next ones are left out: the program gives up where six in a row hit one."""
+PASSING = {"IDLE", "default_worker.py", "zombie"}
+"""Kinds of processes that are there now and then, and soon become others."""
 GROWTH = {
     "memory_mb": (24.0, 0.1),
     "object_store_mb": (32.0, 0.0),
@@ -226,6 +230,7 @@ class SoakTrainer(Trainer):
         self.kills: list[Kill] = []
         self.unsettled: list[Kill] = []
         self.back: dict[str, list[float]] = {kind: [] for kind in VICTIMS}
+        self.interrupted = 0  # kills of what was not yet back from the one before
         self.begin, self.last_update, self.longest_gap = 0.0, 0.0, 0.0
         self.arrivals: dict[int, float] = {}
         self.memory = 0  # of this process after an update, when its activations are gone
@@ -268,6 +273,11 @@ class SoakTrainer(Trainer):
         for kill in [kill for kill in self.unsettled if kill.kind == "learner"]:
             if self.learner_restarts > kill.restarts:
                 self._settle(kill, now)
+        waiting = [kill for kill in self.unsettled if kill.kind == "actor"]
+        if self.everyone_is_back():
+            self.interrupted += len(waiting)
+            for kill in waiting:
+                self.unsettled.remove(kill)
         end = self.begin + 60 * self.options.minutes
         if now > end and (self.everyone_is_back() or now > end + self.options.patience):
             self.stop.signal = signal.SIGINT
@@ -322,7 +332,7 @@ class Watch(threading.Thread):
         several = self.options.learners > 1
         kind = "learner" if several and self.random.random() < LEARNER_SHARE else "actor"
         victims = [process.pid for process in family(os.getpid()) if process.kind == VICTIMS[kind]]
-        if victims:
+        if victims and len(self.trainer.unsettled) < PATIENT_KILLS:
             self.trainer.killed(kind)
             os.kill(self.random.choice(victims), signal.SIGKILL)
 
@@ -341,7 +351,7 @@ class Watch(threading.Thread):
             "object_store_mb": used / 2**20,
             "shared_memory_mb": shared_memory(raylets) / 2**20,
         }
-        for kind in {process.kind for process in processes} - {"IDLE", "zombie"}:  # now and then there is one
+        for kind in {process.kind for process in processes} - PASSING:
             memory = [process.memory for process in processes if process.kind == kind]
             values[f"memory_mb/{kind}"] = statistics.mean(memory) / 2**20
         values["memory_mb/driver"] = self.trainer.memory / 2**20
@@ -426,7 +436,7 @@ def soak(options: Options, run: Path) -> dict[str, Any]:
     returns = quarters([(row["time"], row["episode/return"]) for row in rows if "episode/return" in row])
     by_quarter = [statistics.mean(part) if part else 0.0 for part in returns]  # 0: no episode ended
     checks = {
-        "few kills": 2 * sum(kills.values()) >= 60 * options.minutes / (options.kill_seconds or math.inf) - 1,
+        "nobody was killed": bool(trainer.kills) or not options.kill_seconds,
         "no update for too long": trainer.longest_gap <= options.patience,
         "not everyone is back": trainer.everyone_is_back(),
         "actors died that nobody killed": pool.restarts <= kills["actor"],
@@ -454,7 +464,7 @@ def soak(options: Options, run: Path) -> dict[str, Any]:
         "kills": kills,
         "restarts": {"actor": pool.restarts, "learner": trainer.learner_restarts},
         "seconds_until_back": {kind: summary(times) for kind, times in trainer.back.items() if times},
-        "killed_before_back": len(trainer.unsettled),
+        "killed_before_back": trainer.interrupted + len(trainer.unsettled),
         "longest_gap_seconds": round(trainer.longest_gap, 1),
         "unrolls": len(ledger.seen),
         "unrolls_learned_twice": ledger.repeated,
