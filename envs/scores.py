@@ -1,4 +1,5 @@
-"""What scores to expect: of people and random actions on DMLab-30, of an oracle and random actions where measured.
+"""What scores to expect: of people and random actions on DMLab-30, of an oracle and random actions where measured, and
+how much memory the variants of the re-created level ask for.
 
 The numbers of DMLab-30 are in `dmlab30.py`; those of the re-creation come from `python benchmarks/environment.py
 --episodes 16384`; those of diagnostic tasks are exact. Nothing here runs an environment.
@@ -20,6 +21,23 @@ LEVEL, ORACLE = BY_NAME["rooms_select_nonmatching_object"], 66.0
 MEASURED: dict[str, dict[str, float]] = {
     "full": {"oracle": 67.0, "random": 0.85},
     "small": {"oracle": 242.0, "random": 3.15},
+}
+
+#: Least and most steps that a memory has to bridge, by variant: from the oracle's last look at an example to its first
+#: at the choice about it (`envs.rooms.memory_spans`).
+MEMORY_SPANS: dict[str, tuple[int, int]] = {
+    "full": (4, 7),
+    "full-randomised": (4, 7),
+    "full-recall-112": (112, 112),
+    "full-recall-192": (192, 192),
+    "full-recall-292": (292, 292),
+    "full-recall-532": (532, 532),
+    "small": (1, 1),
+    "small-recall": (9, 114),
+    "small-recall-16": (16, 16),
+    "small-recall-30": (30, 30),
+    "small-recall-58": (58, 58),
+    "small-recall-114": (114, 114),
 }
 
 

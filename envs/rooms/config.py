@@ -28,8 +28,19 @@ class RoomsConfig:
         image_width: columns of the view, pixels.
         fov_degrees: horizontal field of view.
         hud: draw health, armour, the clock and the running score over the view.
+        randomise: draw the look anew for every episode: textures and colours of walls, floor and sky, light and
+            shade on the objects, and whether and where the display is. The task stays the same, seed for seed.
         action_repeat: frames an action is held, i.e. frames per agent step.
         episode_frames: frames of an episode (60 a second); the clock spans all trials.
+        redraw_match: draw a new match object for every trial; otherwise it is fixed for the episode.
+        fixed_sides: the example stands left, and so does the choice of the lower number: with two objects, the second
+            room always looks the same and what is remembered says where to go. Otherwise sides are drawn every trial.
+        examples: examples of a round. Its first trials only show: the teleporter leads to the next example. Then the
+            choices about them follow, in the same order.
+        delay_frames: time in the dark, where nothing moves, between a round's last example and its first choice.
+        delay_halvings: the delay of every round is halved so many times, drawn from 0 to this number.
+        visit_frames: time between entering a room and entering the next: who is done sooner waits in the dark, who
+            is not is moved on. 0 leaves it to the player.
         shapes: names of the shapes objects are made of, from `envs.rooms.shapes.SHAPES`.
         colours: glow colours (red, green, blue), 0..255. The objects are all pairs (shape, colour).
         object_scale: size of the objects; 1 is about 32 u tall.
@@ -57,8 +68,15 @@ class RoomsConfig:
     image_width: int = 96
     fov_degrees: float = 90.0
     hud: bool = True
+    randomise: bool = False
     action_repeat: int = 4
     episode_frames: int = 720
+    redraw_match: bool = False
+    fixed_sides: bool = False
+    examples: int = 1
+    delay_frames: int = 0
+    delay_halvings: int = 0
+    visit_frames: int = 0
     shapes: tuple[str, ...] = tuple(SHAPES)
     colours: tuple[RGB, ...] = LEVEL_COLOURS
     object_scale: float = 1.0
@@ -92,7 +110,8 @@ class RoomsConfig:
                 check(field.name, number, "a finite number")
             elif field.type == "int":
                 check(field.name, isinstance(value, int) and not isinstance(value, bool), "an integer")
-        check("hud", isinstance(self.hud, bool), "True or False")
+            elif field.type == "bool":
+                check(field.name, isinstance(value, bool), "True or False")
         check("image_height", 8 <= self.image_height <= 1024, "8 to 1024 pixels")
         check("image_width", 8 <= self.image_width <= 1024, "8 to 1024 pixels")
         if self.hud and (self.image_height < 40 or self.image_width < 64):
@@ -103,6 +122,13 @@ class RoomsConfig:
         check("fov_degrees", 10 <= self.fov_degrees <= 150, "10 to 150 degrees")
         check("action_repeat", self.action_repeat >= 1, "at least 1")
         check("episode_frames", self.episode_frames >= 1, "at least 1")
+        check("examples", self.examples >= 1, "at least 1")
+        check("redraw_match", self.redraw_match or self.examples == 1, f"True with examples={self.examples}")
+        check("delay_frames", self.delay_frames >= 0, "0 or more")
+        most = self.delay_frames.bit_length() - 1 if self.delay_frames else 0
+        halves = f"0 to {most}, since delay_frames={self.delay_frames}"
+        check("delay_halvings", 0 <= self.delay_halvings <= most, halves)
+        check("visit_frames", self.visit_frames >= 0, "0 or more")
         names = ", ".join(SHAPES)
         check("shapes", isinstance(self.shapes, tuple) and len(self.shapes) > 0, f"a tuple of names out of {names}")
         check("shapes", all(name in SHAPES for name in self.shapes), f"names out of {names}")
@@ -146,24 +172,58 @@ class RoomsConfig:
         return -(-self.episode_frames // self.action_repeat)
 
 
+_FULL = RoomsConfig()
+_SMALL = RoomsConfig(
+    image_height=24,
+    image_width=32,
+    hud=False,
+    shapes=("sphere",),
+    colours=DISTINCT_COLOURS,
+    object_scale=1.75,
+    pickup_scale=1.1,
+    hover_height=12.0,
+    glow_pulse=0.0,
+    distance_scale=0.35,
+    wall_height=80.0,
+    throw_seconds=0.0,
+)
+_SMALL_RECALL = dataclasses.replace(
+    _SMALL,
+    colours=(DISTINCT_COLOURS[0], DISTINCT_COLOURS[2]),
+    redraw_match=True,
+    fixed_sides=True,
+    visit_frames=12,
+    delay_frames=448,
+    delay_halvings=4,
+    episode_frames=1440,
+    pickup_scale=1.2,
+    run_speed=1000.0,
+    throw_speed=2000.0,
+    throw_seconds=0.08,
+    reward_teleport=0.0,
+    reward_wrong=0.0,
+)
+
 #: The named variants. "full" is the level; "small" is a task of the same structure that a CPU can learn in minutes:
 #: everything nearer, objects that differ in colour alone, larger and more saturated, and no head-up display.
+#: A number at the end is the memory that a level asks for, in steps (`envs.rooms.memory_spans`): "full-recall-N" shows
+#: many examples before it asks for them. "small-recall" shows one of two objects, and after a delay of 7, 14, 28, 56
+#: or 112 steps the player is thrown between the choices, so that one step to the proper side is the answer.
 VARIANTS: dict[str, RoomsConfig] = {
-    "full": RoomsConfig(),
-    "small": RoomsConfig(
-        image_height=24,
-        image_width=32,
-        hud=False,
-        shapes=("sphere",),
-        colours=DISTINCT_COLOURS,
-        object_scale=1.75,
-        pickup_scale=1.1,
-        hover_height=12.0,
-        glow_pulse=0.0,
-        distance_scale=0.35,
-        wall_height=80.0,
-        throw_seconds=0.0,
-    ),
+    "full": _FULL,
+    "full-randomised": dataclasses.replace(_FULL, randomise=True),
+    **{
+        f"full-recall-{span}": dataclasses.replace(
+            _FULL, redraw_match=True, examples=examples, visit_frames=80, episode_frames=2 * 80 * examples
+        )
+        for span, examples in ((112, 6), (192, 10), (292, 15), (532, 27))
+    },
+    "small": _SMALL,
+    "small-recall": _SMALL_RECALL,
+    **{
+        f"small-recall-{span}": dataclasses.replace(_SMALL_RECALL, delay_frames=frames, delay_halvings=0)
+        for span, frames in ((16, 56), (30, 112), (58, 224), (114, 448))
+    },
 }
 
 

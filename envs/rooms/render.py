@@ -7,6 +7,7 @@ state or knows which target compiles it.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -31,12 +32,12 @@ FONT = textures.FONT
 
 
 class Scene(NamedTuple):
-    """The constants of the view. Lengths in u, already scaled."""
+    """The constants of the view. Lengths in u, already scaled. The first of K textures are the level's own."""
 
-    floors: NDArray[np.uint8]  # [2, LEVELS, X, Y, 3] by room
+    floors: NDArray[np.uint8]  # [K, 2, LEVELS, X, Y, 3] by room
     origins: NDArray[np.float64]  # [2, 2] x, y of each floor's first texel
-    wall: NDArray[np.uint8]  # [2, LEVELS, TILE, TILE, 3]
-    sky: NDArray[np.uint8]  # [SKY_ROWS, SKY_COLUMNS, 3]
+    wall: NDArray[np.uint8]  # [K, 2, LEVELS, TILE, TILE, 3]
+    sky: NDArray[np.uint8]  # [K, SKY_ROWS, SKY_COLUMNS, 3]
     walls: NDArray[np.float64]  # [2, 8, 4] by room; see level.WALLS
     wall_counts: NDArray[np.int64]  # [2]
     colours: NDArray[np.float64]  # [C, 3]
@@ -53,21 +54,44 @@ class Scene(NamedTuple):
     hud: bool
 
 
+class Look(NamedTuple):
+    """What differs between episodes with `RoomsConfig.randomise`; see `look`."""
+
+    floor: int  # texture
+    wall: int
+    sky: int
+    glow: tuple[float, float, float]  # factors of an object's colour
+    ambient: float  # of the light on an object, whose rest falls from the player
+    trim: float  # factor of the trim's colour
+    hud: bool
+    hud_shift: int  # pixels towards the middle of the view
+
+
+@functools.lru_cache(maxsize=4)
+def _paint(scale: float, randomise: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
+    """Floors, walls and skies of a scene; kept, for random ones take a second or two."""
+    seeds = (None, *range(textures.RANDOM)) if randomise else (None,)
+    painted = [[textures.floor(room, scale, seed) for room in range(2)] for seed in seeds]
+    floors = np.zeros((len(seeds), 2, *np.max([f.shape for f in painted[0]], axis=0)), np.uint8)
+    for k, rooms in enumerate(painted):
+        for room, floor in enumerate(rooms):
+            floors[k, room, :, : floor.shape[1], : floor.shape[2]] = floor
+    return floors, np.stack([textures.wall(seed) for seed in seeds]), np.stack([textures.sky(seed) for seed in seeds])
+
+
 def build(config: RoomsConfig) -> Scene:
     """The scene a config describes."""
-    scale, plan = config.distance_scale, level.build(config)
-    painted = [textures.floor(room, plan, scale) for room in range(2)]
-    floors = np.zeros((2, *np.max([f.shape for f in painted], axis=0)), np.uint8)
+    scale = config.distance_scale
+    floors, wall, sky = _paint(scale, config.randomise)
     walls = np.zeros((2, 8, 4))
     for room in range(2):
-        floors[room, :, : painted[room].shape[1], : painted[room].shape[2]] = painted[room]
         walls[room, : len(level.WALLS[room])] = np.array(level.WALLS[room]) * (1, scale, scale, scale)
     kinds = [shapes.SHAPES[name] for name in config.shapes]
     return Scene(
         floors=floors,
         origins=np.array(level.BOUNDS, float)[:, :2] * scale,
-        wall=textures.wall(),
-        sky=textures.sky(),
+        wall=wall,
+        sky=sky,
         walls=walls,
         wall_counts=np.array([len(w) for w in level.WALLS]),
         colours=np.array(config.colours, float),
@@ -82,6 +106,39 @@ def build(config: RoomsConfig) -> Scene:
         spin=2 * math.pi / (config.spin_seconds * FRAMES_PER_SECOND),
         pulse=float(config.glow_pulse),
         hud=config.hud,
+    )
+
+
+@register_jitable
+def _uniform(bits, k, low, high):
+    """The kth number uniform in low..high that an episode's look is made of."""
+    return low + (high - low) * np.float64(level.mixed(bits + np.uint64(k) * level.GOLDEN) >> np.uint64(11)) * 2.0**-53
+
+
+@register_jitable
+def look(scene, state, i):
+    """How environment i's episode looks: as the level, or drawn from the bits `State.look`.
+
+    Objects lose up to a quarter of their brightness, and their colours move by a tenth, so that they stay apart.
+    """
+    bits = state.look[i]
+    if bits == 0:
+        return Look(0, 0, 0, (1.0, 1.0, 1.0), 0.62, 1.0, scene.hud, 0)
+    last = scene.wall.shape[0] - 1e-9
+    bright = _uniform(bits, 3, 0.75, 1.1)
+    return Look(
+        int(_uniform(bits, 0, 0.0, last)),
+        int(_uniform(bits, 1, 0.0, last)),
+        int(_uniform(bits, 2, 0.0, last)),
+        (
+            bright * _uniform(bits, 4, 0.9, 1.1),
+            bright * _uniform(bits, 5, 0.9, 1.1),
+            bright * _uniform(bits, 6, 0.9, 1.1),
+        ),
+        _uniform(bits, 7, 0.4, 0.9),
+        _uniform(bits, 8, 0.4, 2.0),
+        scene.hud and _uniform(bits, 9, 0.0, 1.0) < 0.75,
+        int(_uniform(bits, 10, 0.0, 4.0)),
     )
 
 
@@ -108,13 +165,13 @@ def trace(kind, x, y, z, dx, dy, dz, t0, t1):
 
 
 @register_jitable
-def draw_object(scene, item, ox, oy, frame, x, y, dx, dy, wall_depth, horizon, column, image):
-    """Draw into one column the object numbered `item` at plan position (ox, oy), seen from (x, y) along (dx, dy)."""
+def draw_object(scene, style, item, spot, frame, x, y, dx, dy, wall_depth, horizon, column, image):
+    """Draw into one column the object numbered `item` at plan position spot [2], seen from (x, y) along (dx, dy)."""
     num_colours = scene.colours.shape[0]
     shape, colour = item // num_colours, item % num_colours
     radius, half = scene.bounds[shape, 0] * scene.unit, scene.bounds[shape, 1] * scene.unit
     # Where the column's vertical plane cuts the bounding cylinder, in depths t along (dx, dy).
-    rx, ry = ox - x, oy - y
+    rx, ry = spot[0] - x, spot[1] - y
     length = dx * dx + dy * dy
     middle = (rx * dx + ry * dy) / length
     inside = radius * radius / length - ((rx * rx + ry * ry) / length - middle * middle)
@@ -143,21 +200,30 @@ def draw_object(scene, item, ox, oy, frame, x, y, dx, dy, wall_depth, horizon, c
         if not hit:
             continue
         for c in range(3):
-            value = scene.colours[colour, c] * pulse * (0.62 + 0.38 * light) if glow else TRIM[c] * (0.4 + light)
+            if glow:
+                shade = style.ambient + (1.0 - style.ambient) * light
+                value = scene.colours[colour, c] * pulse * shade * style.glow[c]
+            else:
+                value = TRIM[c] * (0.4 + light) * style.trim
             image[row, column, c] = np.uint8(min(value, 255.0))
 
 
 @register_jitable
-def look(scene, state, i, height):
+def direction(scene, state, i, height):
     """Environment i's view, which its columns share: cosine and sine of the yaw, and the row of the horizon."""
     yaw, pitch = math.radians(state.yaw[i]), math.radians(state.pitch[i])
     return math.cos(yaw), math.sin(yaw), 0.5 * height - math.tan(pitch) * scene.focal
 
 
 @register_jitable
-def draw_column(scene, plan, state, i, view, column, image):
+def draw_column(scene, plan, state, i, style, view, column, image):
     """Draw one column of environment i's view into image [H, W, 3] uint8, all but the head-up display."""
     height, width = image.shape[0], image.shape[1]
+    if state.room[i] == level.DARK:
+        for row in range(height):
+            for c in range(3):
+                image[row, column, c] = 0
+        return
     x, y = state.x[i], state.y[i]
     room = 0 if state.room[i] == level.ROOM_1 else 1
     cos, sin, horizon = view
@@ -188,7 +254,7 @@ def draw_column(scene, plan, state, i, view, column, image):
     for row in range(top):
         r = min(max(int((horizon - row - 0.5) * rise), 0), SKY_ROWS - 1)
         for c in range(3):
-            image[row, column, c] = scene.sky[r, sky_column, c]
+            image[row, column, c] = scene.sky[style.sky, r, sky_column, c]
 
     blur = _blur(1.0 / pixels)
     tile_column = math.floor(along / TEXEL) & (TILE - 1)
@@ -198,21 +264,21 @@ def draw_column(scene, plan, state, i, view, column, image):
         r = int(tile_row) & (TILE - 1)
         tile_row += step
         for c in range(3):
-            image[row, column, c] = scene.wall[fixed_y, blur, tile_column, r, c]
+            image[row, column, c] = scene.wall[style.wall, fixed_y, blur, tile_column, r, c]
 
     x0, y0 = (x - scene.origins[room, 0]) / TEXEL, (y - scene.origins[room, 1]) / TEXEL
-    last_x, last_y = scene.floors.shape[2] - 1, scene.floors.shape[3] - 1
+    last_x, last_y = scene.floors.shape[3] - 1, scene.floors.shape[4] - 1
     for row in range(foot, height):
         t = scene.eye * scene.focal / (row + 0.5 - horizon)
         u = min(max(int(x0 + t * dx / TEXEL), 0), last_x)
         v = min(max(int(y0 + t * dy / TEXEL), 0), last_y)
         blur = _blur(1.5 * t / scene.focal)
         for c in range(3):
-            image[row, column, c] = scene.floors[room, blur, u, v, c]
+            image[row, column, c] = scene.floors[style.floor, room, blur, u, v, c]
 
     if room == 0:
         item, spot = state.match[i], plan.examples[state.example_side[i]]
-        draw_object(scene, item, spot[0], spot[1], state.frame[i], x, y, dx, dy, depth, horizon, column, image)
+        draw_object(scene, style, item, spot, state.frame[i], x, y, dx, dy, depth, horizon, column, image)
     else:
         first = 0 if y <= plan.arrival[1] else 1  # the farther one, which the nearer may hide
         for k in range(2):
@@ -220,7 +286,7 @@ def draw_column(scene, plan, state, i, view, column, image):
             if side != state.taken[i]:
                 item = state.match[i] if side == state.match_side[i] else state.other[i]
                 spot = plan.choices[side]
-                draw_object(scene, item, spot[0], spot[1], state.frame[i], x, y, dx, dy, depth, horizon, column, image)
+                draw_object(scene, style, item, spot, state.frame[i], x, y, dx, dy, depth, horizon, column, image)
 
 
 @register_jitable
@@ -262,18 +328,20 @@ def _number(image, value, row, right, red, green, blue):
 
 
 @register_jitable
-def draw_hud(plan, state, i, image):
-    """Draw health and armour (bottom left), the time left (top right) and the running score (bottom right)."""
-    height, width = image.shape[0], image.shape[1]
-    bottom = height - 7
-    _glyph(image, CROSS, bottom, 2, 255, 60, 60)
-    _number(image, 100, bottom, 18, 255, 220, 90)
-    _glyph(image, CROSS, bottom, 22, 90, 160, 255)
-    _number(image, 0, bottom, 30, 255, 220, 90)
-    _number(image, round(state.score[i]), bottom, width - 1, 255, 255, 255)
-    left = -((state.frame[i] - plan.episode_frames) // FRAMES_PER_SECOND)
-    seconds = left % 60
-    _glyph(image, seconds % 10, 2, width - 5, 255, 255, 255)
-    _glyph(image, seconds // 10, 2, width - 9, 255, 255, 255)
-    _glyph(image, COLON, 2, width - 13, 255, 255, 255)
-    _number(image, left // 60, 2, width - 13, 255, 255, 255)
+def draw_hud(plan, state, i, shift, image):
+    """Draw health and armour (bottom left), the time left (top right) and the running score (bottom right).
+
+    All of it stands `shift` pixels nearer to the middle of the view than in the level.
+    """
+    left, right, top, bottom = shift, image.shape[1] - shift, 2 + shift, image.shape[0] - 7 - shift
+    _glyph(image, CROSS, bottom, left + 2, 255, 60, 60)
+    _number(image, 100, bottom, left + 18, 255, 220, 90)
+    _glyph(image, CROSS, bottom, left + 22, 90, 160, 255)
+    _number(image, 0, bottom, left + 30, 255, 220, 90)
+    _number(image, round(state.score[i]), bottom, right - 1, 255, 255, 255)
+    time = -((state.frame[i] - plan.episode_frames) // FRAMES_PER_SECOND)
+    seconds = time % 60
+    _glyph(image, seconds % 10, top, right - 5, 255, 255, 255)
+    _glyph(image, seconds // 10, top, right - 9, 255, 255, 255)
+    _glyph(image, COLON, top, right - 13, 255, 255, 255)
+    _number(image, time // 60, top, right - 13, 255, 255, 255)

@@ -1,11 +1,13 @@
 """What the rooms are painted with: original procedural textures, computed once from a config with numpy.
 
 Floors are painted whole, pads included, so that the renderer needs one look-up a pixel; walls repeat one tile; the sky
-is a panorama. Each texture comes in several degrees of blur against aliasing, the finest first. Projection and objects
-are in `render.py`.
+is a panorama. Each texture comes in several degrees of blur against aliasing, the finest first. Without a seed they are
+those of the level; with one, some others. Projection and objects are in `render.py`.
 """
 
 from __future__ import annotations
+
+import colorsys
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,8 @@ LEVELS = 4
 TILE = 64
 #: Rows of the panorama cover slopes 0..SKY_SLOPE above the horizon.
 SKY_ROWS, SKY_COLUMNS, SKY_SLOPE = 64, 512, 1.6
+#: Number of floors, walls and skies that `RoomsConfig.randomise` picks from.
+RANDOM = 24
 
 _GLYPHS = {
     "0": "111 101 101 101 111",
@@ -66,31 +70,68 @@ def _hexagons(x: NDArray[np.float64], y: NDArray[np.float64], width: float) -> t
     return best, cell
 
 
-def floor(room: int, plan: level.Level, scale: float) -> NDArray[np.uint8]:
+def _random_colour(rng: np.random.Generator, darkest: float, brightest: float) -> NDArray[np.float64]:
+    """A colour of any hue and of a brightness between two of 0..1."""
+    return 255.0 * np.array(colorsys.hsv_to_rgb(rng.random(), rng.uniform(0.0, 0.9), rng.uniform(darkest, brightest)))
+
+
+def _random_surface(x: NDArray[np.float64], y: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    """Colours at points in u: hexagons, bricks, stripes or clouds in two colours, darker than any object's glow."""
+    width = float(rng.choice([16.0, 32.0, 64.0]))
+    kind = rng.integers(4)
+    if kind == 0:
+        edge, cell = _hexagons(x, y, width)
+        shade = np.where(edge > 0.9, 1.0, 0.25 * (1.0 + np.sin(cell * 12.9898)))
+    elif kind == 1:
+        row = np.floor(y / width)
+        along = x / (2.0 * width) + 0.5 * (row % 2)
+        joint = np.minimum(along % 1.0 * 2.0 * width, y % width) < 3.0
+        shade = np.where(joint, 1.0, 0.25 * (1.0 + np.sin(np.floor(along) * 12.9898 + row * 78.233)))
+    elif kind == 2:
+        shade = 0.5 + 0.5 * np.sin((x if rng.random() < 0.5 else y) * 2.0 * np.pi / width)
+    else:
+        waves = rng.integers(-3, 4, (6, 2)) * 2.0 * np.pi / 128.0
+        shade = 0.5 + np.mean([np.sin(a * x + b * y + p) for (a, b), p in zip(waves, rng.uniform(0, 6.3, 6))], axis=0)
+    dark, light = _random_colour(rng, 0.15, 0.7), _random_colour(rng, 0.15, 0.7)
+    return dark + np.clip(shade, 0.0, 1.0)[..., None] * (light - dark)
+
+
+def floor(room: int, scale: float, seed: int | None = None) -> NDArray[np.uint8]:
     """[LEVELS, X, Y, 3]: a room's floor, orange hexagons and its pads; texel (0, 0) is at the lowest x, y."""
     x0, y0, x1, y1 = np.array(level.BOUNDS[room]) * scale
     x, y = np.meshgrid(np.arange(x0 + TEXEL / 2, x1, TEXEL), np.arange(y0 + TEXEL / 2, y1, TEXEL), indexing="ij")
-    edge, cell = _hexagons(x, y, 40.0)
-    tint = 0.86 + 0.14 * np.sin(cell * 12.9898)
-    colour = np.array([226.0, 118.0, 34.0]) * tint[..., None] * (1.0 - 0.22 * np.clip(edge, 0, 1) ** 3)[..., None]
-    colour = np.where((edge > 0.9)[..., None], np.array([112.0, 54.0, 22.0]), colour)
-    for cx, cy in plan.examples if room == 0 else plan.choices:
+    if seed is None:
+        pads = np.ones(3)
+        edge, cell = _hexagons(x, y, 40.0)
+        tint = 0.86 + 0.14 * np.sin(cell * 12.9898)
+        colour = np.array([226.0, 118.0, 34.0]) * tint[..., None] * (1.0 - 0.22 * np.clip(edge, 0, 1) ** 3)[..., None]
+        colour = np.where((edge > 0.9)[..., None], np.array([112.0, 54.0, 22.0]), colour)
+    else:
+        rng = np.random.Generator(np.random.PCG64((seed, 1)))
+        pads = rng.uniform(0.7, 1.05, 3)
+        colour = _random_surface(x, y, rng)
+    for cx, cy in np.array(level.EXAMPLES if room == 0 else level.CHOICES) * scale:
         radius = np.hypot(x - cx, y - cy) / 24.0
         disc = np.where((radius < 0.72)[..., None], np.array([236.0, 246.0, 255.0]), np.array([120.0, 178.0, 255.0]))
-        colour = np.where((radius < 1.0)[..., None], disc, colour)
+        colour = np.where((radius < 1.0)[..., None], disc * pads, colour)
     if room == 0:
         px0, py0, px1, py1 = np.array(level.PAD) * scale
         inside = np.minimum(np.minimum(x - px0, px1 - x), np.minimum(y - py0, py1 - y))
         swirl = np.sin(np.hypot(x - (px0 + px1) / 2, y - (py0 + py1) / 2) * 0.7)
         purple = np.array([150.0, 40.0, 214.0]) + swirl[..., None] * np.array([36.0, 24.0, 30.0])
         purple = np.where((inside < 4.0)[..., None], np.array([224.0, 150.0, 255.0]), purple)
-        colour = np.where((inside >= 0)[..., None], purple, colour)
+        colour = np.where((inside >= 0)[..., None], purple * pads, colour)
     return blurred(colour)
 
 
-def wall() -> NDArray[np.uint8]:
+def wall(seed: int | None = None) -> NDArray[np.uint8]:
     """[2, LEVELS, TILE, TILE, 3]: a tile (column along the wall, row downward) of blue circuit board, for walls at a
     fixed x and the darker ones at a fixed y."""
+    if seed is not None:
+        rng = np.random.Generator(np.random.PCG64((seed, 2)))
+        u, v = np.meshgrid(np.arange(TILE) * TEXEL, np.arange(TILE) * TEXEL, indexing="ij")
+        tile = _random_surface(u, v, rng)
+        return np.stack([blurred(tile * rng.uniform(0.6, 1.0)), blurred(tile * rng.uniform(0.6, 1.0))])
     tile = np.empty((TILE, TILE, 3))
     tile[:] = (34.0, 62.0, 140.0)
     rng = np.random.Generator(np.random.PCG64(20191113))
@@ -110,19 +151,21 @@ def wall() -> NDArray[np.uint8]:
     return np.stack([blurred(tile), blurred(tile * 0.72)])
 
 
-def sky() -> NDArray[np.uint8]:
+def sky(seed: int | None = None) -> NDArray[np.uint8]:
     """[SKY_ROWS, SKY_COLUMNS, 3]: light sky with towers; rows from the horizon up, columns around from -180 degrees."""
     up = np.linspace(0, 1, SKY_ROWS)[:, None, None]
-    image = np.broadcast_to(
-        (1 - up) * np.array([226.0, 238.0, 250.0]) + up * np.array([142.0, 190.0, 240.0]), (SKY_ROWS, SKY_COLUMNS, 3)
-    ).copy()
+    low, high, tint = np.array([226.0, 238.0, 250.0]), np.array([142.0, 190.0, 240.0]), np.ones(3)
     rng = np.random.Generator(np.random.PCG64(7))
+    if seed is not None:
+        rng = np.random.Generator(np.random.PCG64((seed, 3)))
+        low, high, tint = _random_colour(rng, 0.3, 1.0), _random_colour(rng, 0.3, 1.0), rng.uniform(0.3, 1.2, 3)
+    image = np.broadcast_to((1 - up) * low + up * high, (SKY_ROWS, SKY_COLUMNS, 3)).copy()
     for column in range(4, SKY_COLUMNS, 16):
         width, height = int(rng.integers(4, 11)), int(rng.integers(10, 36))
         left = column + int(rng.integers(0, 4))
-        shade = rng.uniform(0.86, 1.0)
+        shade = rng.uniform(0.86, 1.0) * tint
         columns = np.arange(left, left + width) % SKY_COLUMNS
         image[:height, columns] = np.array([168.0, 186.0, 212.0]) * shade
         image[:height, columns[: width // 3]] = np.array([200.0, 214.0, 232.0]) * shade
         image[2:height:4, columns[1:-1]] = np.array([122.0, 146.0, 186.0]) * shade
-    return np.round(image).astype(np.uint8)
+    return np.round(np.minimum(image, 255.0)).astype(np.uint8)

@@ -44,11 +44,12 @@ def _compile():
                 rewards[i] = 0.0
             elif actions[i] >= 0:
                 rewards[i] = level.advance_step(plan, state, i, actions[i])
-            view = render.look(scene, state, i, images.shape[1])
+            style = render.look(scene, state, i)
+            view = render.direction(scene, state, i, images.shape[1])
             for column in range(images.shape[2]):
-                render.draw_column(scene, plan, state, i, view, column, images[i])
-            if scene.hud:
-                render.draw_hud(plan, state, i, images[i])
+                render.draw_column(scene, plan, state, i, style, view, column, images[i])
+            if style.hud:
+                render.draw_hud(plan, state, i, style.hud_shift, images[i])
 
     return run
 
@@ -100,7 +101,7 @@ class RoomsVectorEnv(VectorEnv):
         self.copy = copy
         self.level = level.build(self.config)
         self.scene = render.build(self.config)
-        self.state = level.allocate(num_envs)
+        self.state = level.allocate(num_envs, self.config.examples)
         self._images = np.zeros((num_envs, *shape), np.uint8)
         self._rewards = np.zeros(num_envs)
         self._all = np.ones(num_envs, bool)

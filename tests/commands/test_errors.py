@@ -10,6 +10,7 @@ import pytest
 
 from agent.core import CORES
 from commands import main
+from envs.rooms import VARIANTS
 from learner import checkpoints
 from tests.commands.cli import TINY, frames, refusal, run, saved_steps
 
@@ -32,7 +33,7 @@ Copied = Callable[..., Path]
         (["launch", "--env", "gym:nowhere:Id-v0"], ["'nowhere'"]),
         (["launch", "--env", "dm:nowhere:Class"], ["'nowhere'"]),
         (["launch", "--env", "diagnostic:recall,delay=0"], ["delay", "at least 1", "0"]),
-        (["launch", "--env", "rooms:tiny"], ["'tiny'", "full, small"]),
+        (["launch", "--env", "rooms:tiny"], ["'tiny'", "full, full-randomised"]),
         (["launch", "--env", "rooms:small,gravity=2"], ["'gravity'", "hover_height"]),
         (["launch", "--env", "rooms:small,hud=perhaps"], ["hud", "bool", "'perhaps'"]),
         (["launch", "--env", "rooms:small,hud"], ["field=value", "'hud'"]),
@@ -87,7 +88,7 @@ Copied = Callable[..., Path]
         (["evaluate", "RUN", "--episodes", "0"], ["episodes", "1 or more", "0"]),
         (["evaluate", "RUN", "--seed", "-3"], ["seed", "0 or more", "-3"]),
         (["evaluate", "RUN", "--env", "rooms:full"], ["[24, 32, 3]", "rooms:small", "[72, 96, 3]", "rooms:full"]),
-        (["evaluate", "RUN", "--env", "rooms:none"], ["'none'", "full, small"]),
+        (["evaluate", "RUN", "--env", "rooms:none"], ["'none'", "full, full-randomised"]),
         (["evaluate", "RUN", "--episodes", "1", "--video", "EMPTY"], ["video", "EMPTY"]),
         (["evaluate", "RUN", "--episodes", "1", "--video", "FULL/thesis.txt/a.mp4"], ["video", "FULL/thesis.txt"]),
     ],
@@ -117,7 +118,7 @@ def test_bad_input_from_a_shell() -> None:
     result = run("launch", "--env", "rooms:tiny")
     assert result.returncode == 2
     assert result.stdout == ""
-    assert result.stderr == "compressive: no variant 'tiny' of the rooms level; there are: full, small\n"
+    assert result.stderr == f"compressive: no variant 'tiny' of the rooms level; there are: {', '.join(VARIANTS)}\n"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_a_resumed_run_keeps_what_its_checkpoint_depends_on(
         ('{"agent": {"core": "lstm"}}', ["core", "object", "'lstm'"]),
         ('{"learner": {"optimiser": "sgd"}}', ["optimiser", "adam", "'sgd'"]),
         ('{"learner": {"clip_rho": "high"}}', ["clip_rho", "float", "'high'"]),
-        ('{"env": "rooms:none"}', ["'none'", "full, small"]),
+        ('{"env": "rooms:none"}', ["'none'", "full, full-randomised"]),
     ],
 )
 @pytest.mark.parametrize("command", [["launch", "--local", "--resume"], ["evaluate"]])

@@ -78,7 +78,7 @@ def test_two_tasks_from_launch_to_evaluate(tmp_path: Path, capfd: pytest.Capture
         ("rooms:small,rooms:small,spin_seconds=4,rooms:small,spin_seconds=3", ["num_actors", "at least 3", "got 2"]),
         ("rooms:small,rooms:full", ["[24, 32, 3]", "in rooms:small", "[72, 96, 3]", "in rooms:full"]),
         ("rooms:small,rooms:small,action_repeat=2", ["4 frames a step", "2 frames a step"]),
-        ("rooms:small,rooms:none", ["'none'", "full, small"]),
+        ("rooms:small,rooms:none", ["'none'", "full, full-randomised"]),
         ("rooms:small,atari:pong", ["'atari:pong'", "rooms, dmlab"]),
         ("dmlab:dmlab30", ["DeepMind Lab", "build", "--env rooms:full"]),
     ],

@@ -10,6 +10,8 @@ FORWARD, LEFT, RIGHT, FIRE = (ACTION_NAMES.index(n) for n in ("forward", "look l
 #: One frame a step, and hardly a picture: for tests of the rules.
 FRAMES = RoomsConfig(image_height=8, image_width=8, hud=False, action_repeat=1)
 STEPS = RoomsConfig(image_height=8, image_width=8, hud=False)
+#: State in which the second room follows the first.
+CHOOSING = {"room": ROOM_2, "visit": 2}
 
 
 def start(config=FRAMES, num_envs=1, seed=0, **state):
@@ -49,6 +51,41 @@ def test_walking_straight_reaches_the_pad_in_about_53_frames():
     # 257 u at 320 u/s take 48.2 frames; accelerating costs about 4 more.
     assert set(rewards) == {0.0, 1.0}
     assert 51 <= rewards.index(1.0) + 1 <= 55
+
+
+def test_speed_after_n_frames_from_rest():
+    """The first frame covers 0.63 u; after nine the player runs at 320 u/s, 5.33 u a frame."""
+    env = start()
+    places = [env.state.x[0]]
+    for _ in range(30):
+        step(env, FORWARD)
+        places.append(env.state.x[0])
+    covered = np.diff(places)
+    assert covered[0] == pytest.approx(0.63, abs=0.01)
+    assert covered[8] == pytest.approx(320 / 60, rel=0.03)
+    assert covered[-1] == pytest.approx(320 / 60, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("room", "x", "y", "yaw", "axis", "stop"),
+    [
+        (ROOM_1, -100, -64, 180, "x", -241),
+        (ROOM_1, 110, 110, 0, "x", 113),
+        (ROOM_1, -100, 50, 90, "y", 113),
+        (ROOM_1, -100, -100, -90, "y", -241),
+        (ROOM_2, 320, -64, 180, "x", 271),
+        (ROOM_2, 320, -64, 90, "y", -15),
+        (ROOM_2, 320, -64, -90, "y", -113),
+        (ROOM_2, 500, -64, 0, "x", 625),
+        (ROOM_2, 500, -64, 90, "y", 113),
+        (ROOM_2, 500, -64, -90, "y", -233),
+    ],
+)
+def test_walls_stop_the_player_half_his_width_before_them(room, x, y, yaw, axis, stop):
+    env = start(room=room, x=x, y=y, yaw=yaw)
+    for _ in range(60):
+        step(env, FORWARD)
+    assert getattr(env.state, axis)[0] == pytest.approx(stop)
 
 
 def test_the_teleporter_leads_to_288_minus_64_looking_along_x():
@@ -136,7 +173,7 @@ def test_the_example_cannot_be_touched():
 
 
 def test_the_frame_after_a_choice_is_a_new_trial():
-    env = start(room=ROOM_2, x=600.0, y=64.0, yaw=30.0, vx=50.0)
+    env = start(**CHOOSING, x=600.0, y=64.0, yaw=30.0, vx=50.0)
     match = env.state.match[0]
     assert abs(step(env, FORWARD)[0][0]) == 10.0
     assert env.state.room[0] == CHOSEN
@@ -147,7 +184,7 @@ def test_the_frame_after_a_choice_is_a_new_trial():
 
 
 def test_with_action_repeat_the_step_of_a_choice_shows_the_new_trial():
-    env = start(STEPS, room=ROOM_2, x=600.0, y=64.0)
+    env = start(STEPS, **CHOOSING, x=600.0, y=64.0)
     assert abs(step(env, FIRE)[0][0]) == 10.0
     assert env.state.room[0] == ROOM_1
 
@@ -180,6 +217,16 @@ def test_oracle_scores_66_or_67_on_every_seed():
     assert (infos["wrong_choices"] == 0).all()
 
 
+def test_a_trial_of_the_oracle_lasts_about_111_frames():
+    """111 is another script's time in the original; this one cuts its corners a little closer."""
+    env, ends = start(FRAMES, 16, seed=1), []
+    for frame in range(1, 720):
+        _, reward, _, _, _ = env.step(oracle_actions(env))
+        ends.append(np.where(reward == 10.0, frame, 0))
+    lengths = [np.diff(column[column > 0]) for column in np.array(ends).T]
+    assert np.mean(np.concatenate(lengths)) == pytest.approx(111, abs=8)
+
+
 def test_the_same_walker_choosing_at_random_scores_about_6():
     env, rng = start(STEPS, 256, seed=2), np.random.default_rng(0)
     wrong = rng.random((8, 256)) < 0.5
@@ -202,7 +249,7 @@ def trials(num_envs=64, rounds=60, config=STEPS):
     for _ in range(rounds):
         for name, values in seen.items():
             values.append(getattr(env.state, name).copy())
-        env.state.room[:], env.state.taken[:], env.state.frame[:] = CHOSEN, 0, 0
+        env.state.room[:], env.state.visit[:], env.state.frame[:] = CHOSEN, 2, 0
         step(env, FIRE)
     return {name: np.array(values) for name, values in seen.items()}
 

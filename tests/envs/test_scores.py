@@ -31,7 +31,7 @@ def test_variants_of_the_level(variant):
 
 
 def test_unknown_variants_are_named():
-    with pytest.raises(ValueError, match="full, small"):
+    with pytest.raises(ValueError, match="full, full-randomised"):
         envs.reference_scores("rooms:large")
 
 

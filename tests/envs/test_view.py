@@ -5,7 +5,12 @@ import pytest
 
 from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv
 from envs.rooms.config import LEVEL_COLOURS
-from envs.rooms.level import ROOM_1, ROOM_2
+from envs.rooms.level import CHOICES, ROOM_1, ROOM_2
+from envs.rooms.render import PULSE_SECONDS, UNIT
+from envs.rooms.shapes import SHAPES
+
+#: Variants with enough objects for a third to take the place of one of two.
+MANY = [name for name, config in VARIANTS.items() if config.num_objects > 2]
 
 
 def view(config="full", **state):
@@ -38,7 +43,7 @@ def test_the_example_is_seen_from_the_start_on_its_side(variant):
     assert left.max() < width / 2 <= right.min()
 
 
-@pytest.mark.parametrize("variant", list(VARIANTS))
+@pytest.mark.parametrize("variant", MANY)
 def test_both_choices_are_seen_on_arrival(variant):
     width = VARIANTS[variant].image_width
     match = columns(at_arrival(variant, match=0, other=2), at_arrival(variant, match=1, other=2))
@@ -55,12 +60,54 @@ def test_at_arrival_an_object_is_5_to_6_pixels_wide_on_the_full_level():
     assert 4 <= len(seen) <= 6
 
 
+@pytest.mark.parametrize(("degrees", "seen"), [(44, True), (46, False)])
+def test_the_field_of_view_is_90_degrees(degrees, seen):
+    """A sphere 200 u away, its near edge (4.6 degrees from its centre) on this or that side of the view's."""
+    sphere, angle = 3 * 10, np.radians(degrees + 4.6)
+    x, y = np.array(CHOICES[0]) - 200.0 * np.array([np.cos(angle), np.sin(angle)])
+    a, b = (view(room=ROOM_2, x=x, y=y, match=sphere + colour, other=sphere + 2, match_side=0) for colour in (0, 1))
+    assert (a != b).any() == seen
+
+
+def test_objects_are_about_32_u_tall_and_at_most_32_wide():
+    for name, (_, radius, half) in SHAPES.items():
+        assert 2 * half * UNIT == pytest.approx({"cylinder": 49, "double_prism": 15}.get(name, 32), abs=9), name
+        assert 2 * radius * UNIT <= 33, name
+
+
+def test_the_glow_pulses_at_a_fifth_of_a_hertz():
+    still = RoomsConfig(hud=False, bob_height=0.0, glow_pulse=0.15, spin_seconds=1000.0)
+    reds = [view(still, room=ROOM_2, x=540.0, y=64.0, match=30, frame=f)[..., 0] for f in range(0, 301, 75)]
+    glow = reds[0] != reds[2]
+    bright = [red[glow].sum() for red in reds]
+    assert PULSE_SECONDS == 5.0
+    assert bright[0] == bright[4] > bright[1] == bright[3] > bright[2]
+    assert bright[2] / bright[0] == pytest.approx(0.85, abs=0.01)
+
+
+def test_walls_are_128_u_high_and_the_eye_50_above_the_floor():
+    """The far wall, 360 u ahead at the start, ends 78 u above the horizon and 50 below: rows 25.6 to 42.7 of 72."""
+    env = RoomsVectorEnv(1, RoomsConfig(hud=False))
+    painted = env.reset(seed=0)[0][0]
+
+    def rows(texture):
+        blank = np.zeros_like(getattr(env.scene, texture))
+        env.scene, kept = env.scene._replace(**{texture: blank}), env.scene
+        changed = (env.set_state(env.get_state())[0] != painted).any(2)[:, 48]
+        env.scene = kept
+        return np.flatnonzero(changed).tolist()
+
+    assert rows("sky") == list(range(26))
+    assert rows("wall") == list(range(26, 43))
+    assert rows("floors") == list(range(43, 72))
+
+
 def test_objects_on_the_small_level_fill_a_good_part_of_the_view():
     seen = (at_arrival("small", other=1) != at_arrival("small", other=2)).any(2)
     assert seen.sum() >= 40
 
 
-@pytest.mark.parametrize("variant", list(VARIANTS))
+@pytest.mark.parametrize("variant", MANY)
 def test_room_1_shows_nothing_of_the_choice(variant):
     a = view(variant, other=1, match_side=0)
     assert (a == view(variant, other=2, match_side=1)).all()

@@ -1,0 +1,102 @@
+"""Randomised looks: nothing but the look changes, it is drawn by episode, and objects stay what they are."""
+
+import numpy as np
+import pytest
+
+from envs.registry import rooms_config
+from envs.rooms import RoomsVectorEnv, oracle_actions, render
+from envs.rooms.level import ROOM_1, ROOM_2
+
+MEMBERS = 16
+RANDOMISED = rooms_config("full", {"randomise": "True"})
+
+
+@pytest.fixture(scope="module")
+def env():
+    """A batch on which tests may do anything that begins with a reset."""
+    return RoomsVectorEnv(MEMBERS, RANDOMISED)
+
+
+def looks(env):
+    """The look of every member, as tuples that can be compared."""
+    with np.errstate(over="ignore"):
+        return [render.look(env.scene, env.state, i) for i in range(env.num_envs)]
+
+
+def test_the_task_is_the_same_seed_for_seed(env):
+    plain = RoomsVectorEnv(MEMBERS, "full")
+    images = [e.reset(seed=3)[0] for e in (env, plain)]
+    assert (images[0] != images[1]).any((1, 2, 3)).all()
+    for _ in range(185):
+        actions = oracle_actions(plain)
+        (_, *ours), (_, *theirs) = env.step(actions), plain.step(actions)
+        for a, b in zip(ours[:3], theirs[:3]):
+            assert (a == b).all()
+    for name, array in plain.get_state().items():
+        assert name == "look" or (array == env.get_state()[name]).all()
+
+
+def test_a_look_lasts_an_episode_and_its_seed_repeats_it(env):
+    first = env.reset(seed=4)[0]
+    before = looks(env)
+    assert len(set(before)) == MEMBERS
+    for _ in range(180):
+        env.step(oracle_actions(env))
+    assert looks(env) == before
+    env.step(np.zeros(MEMBERS, int))
+    assert not set(looks(env)) & set(before)
+    assert (env.reset(seed=4)[0] == first).all()
+
+
+def test_a_look_is_part_of_the_state(env):
+    env.reset(seed=5)
+    seen = env.step(np.zeros(MEMBERS, int))[0]
+    other = RoomsVectorEnv(MEMBERS, RANDOMISED)
+    assert (other.set_state(env.get_state()) == seen).all()
+
+
+def test_every_texture_is_used_and_the_display_is_hidden_in_a_quarter_of_the_episodes():
+    batch = RoomsVectorEnv(1000, rooms_config("full", {"randomise": "True", "image_height": "40", "image_width": "64"}))
+    batch.reset(seed=6)
+    drawn = looks(batch)
+    for part in ("floor", "wall", "sky"):
+        assert {getattr(look, part) for look in drawn} == set(range(len(batch.scene.wall)))
+    assert np.mean([look.hud for look in drawn]) == pytest.approx(0.75, abs=0.05)
+    assert {look.hud_shift for look in drawn} == {0, 1, 2, 3}
+    pairs = {(look.floor, look.wall) for look in drawn}
+    assert len(pairs) > 400, "walls and floors are drawn apart"
+
+
+def test_objects_are_seen_and_told_apart_by_colour_in_every_look(env):
+    """The sphere's glow differs from what is behind it, and is nearest to its own colour among the level's three."""
+    env.reset(seed=7)
+    state = env.get_state()
+    state["room"][:], state["x"][:], state["y"][:] = ROOM_2, 510.0, 64.0
+    palette = np.array(RANDOMISED.colours, float)
+    palette /= np.linalg.norm(palette, axis=1, keepdims=True)
+    views = {}
+    for item in (*range(30, 33), None):
+        if item is not None:
+            state["match"][:], state["match_side"][:] = item, 0
+        state["taken"][:] = -1 if item is not None else 0
+        views[item] = env.set_state(state)[:, 10:58, 30:66].astype(float)
+    for colour in range(3):
+        image = views[30 + colour]
+        changed = np.abs(image - views[None]).max(3) > 40
+        assert (changed.sum((1, 2)) > 100).all()
+        for member in range(MEMBERS):
+            glow = image[member][changed[member]]
+            bright = glow[glow.max(1) > 110]
+            nearest = np.argmax(bright @ palette.T / np.linalg.norm(bright, axis=1, keepdims=True), axis=1)
+            assert np.mean(nearest == colour) > 0.9
+
+
+def test_rooms_show_no_more_than_without(env):
+    """A look tells nothing about the objects: whoever takes part of them, the rest of the view stays."""
+    env.reset(seed=8)
+    assert (env.state.room == ROOM_1).all()
+    seen = env.set_state(env.get_state())
+    state = env.get_state()
+    state["other"][:] = (state["other"] + 7) % 36
+    state["match_side"][:] = 1 - state["match_side"]
+    assert (env.set_state(state) == seen).all()

@@ -1,0 +1,184 @@
+"""What makes a level need more memory: rounds of several examples, a delay, fixed visits, matches drawn anew."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv, oracle_actions
+from envs.rooms.level import ACTION_NAMES, DARK, ROOM_2
+from envs.rooms.oracle import memory_spans
+from envs.scores import MEMORY_SPANS
+
+FORWARD, FIRE = ACTION_NAMES.index("forward"), ACTION_NAMES.index("fire")
+STEPS = RoomsConfig(image_height=8, image_width=8, hud=False, redraw_match=True, episode_frames=4800)
+FRAMES = replace(STEPS, action_repeat=1)
+FIXED = replace(STEPS, visit_frames=64)
+
+
+def play(config, steps, policy=oracle_actions, num_envs=64, seed=0):
+    """Arrays [steps + 1, N] of the state's fields before each step and after the last, and rewards [steps, N]."""
+    env = RoomsVectorEnv(num_envs, config)
+    env.reset(seed=seed)
+    states, rewards = [env.get_state()], []
+    for _ in range(steps):
+        rewards.append(env.step(policy(env))[1])
+        states.append(env.get_state())
+    return {name: np.array([state[name] for state in states]) for name in states[0]}, np.array(rewards)
+
+
+def still(env):
+    return np.full(env.num_envs, FIRE)
+
+
+def visits(seen):
+    """For every member the visits it made, as the numbers of the steps at which they began and their state then."""
+    began = np.ones(seen["visit"].shape, bool)
+    began[1:] = (seen["visit"][1:] != seen["visit"][:-1]) | (seen["x"][1:] == seen["x"][0]) & (seen["vx"][1:] == 0)
+    return [{name: array[began[:, i], i] for name, array in seen.items()} for i in range(seen["visit"].shape[1])]
+
+
+@pytest.mark.parametrize("visit_frames", [0, 64])
+def test_a_round_shows_its_examples_then_asks_for_them_in_the_same_order(visit_frames):
+    seen, rewards = play(replace(FIXED, examples=3, visit_frames=visit_frames), 200)
+    assert set(np.unique(rewards)) == {0.0, 1.0, 10.0}
+    for member in visits(seen):
+        rounds = len(member["visit"]) // 6
+        assert rounds >= 2
+        assert member["visit"][: 6 * rounds].tolist() == [0, 1, 2, 4, 5, 6] * rounds
+        for name in ("match", "other", "match_side"):
+            shown, asked = member[name][: 6 * rounds].reshape(rounds, 2, 3).transpose(1, 0, 2)
+            assert (shown == asked).all()
+
+
+def test_examples_of_a_round_and_of_rounds_are_drawn_independently():
+    """Nothing but the example itself tells the match: neither the other examples nor the answers before."""
+    config = replace(FIXED, examples=3, visit_frames=4, shapes=("cube",))
+    seen, _ = play(config, 60, still, num_envs=512)
+    shown = seen["visit"] < 3
+    match = np.stack([seen["match"][shown[:, i], i] for i in range(512)], 1)
+    assert np.bincount(match.ravel(), minlength=3) / match.size == pytest.approx(1 / 3, abs=0.02)
+    for lag in (1, 2, 3):
+        assert np.mean(match[lag:] == match[:-lag]) == pytest.approx(1 / 3, abs=0.02)
+    sides = np.stack([seen["match_side"][shown[:, i], i] for i in range(512)], 1)
+    assert sides.mean() == pytest.approx(0.5, abs=0.02)
+    assert np.mean(sides[1:] == sides[:-1]) == pytest.approx(0.5, abs=0.02)
+
+
+def test_whoever_remembers_only_the_latest_example_chooses_at_random():
+    """Of the two objects asked for he avoids the one shown last, or takes any: right in half of the cases of k = 2."""
+    config = replace(FIXED, examples=2, colours=((255, 0, 0), (0, 255, 0)), shapes=("cube",))
+
+    def avoids_the_latest(env):
+        latest = env.state.round[:, 1, 0]
+        return oracle_actions(env, choose_match=(env.state.visit > 2) & (latest != env.state.match))
+
+    seen, _ = play(config, 600, avoids_the_latest, num_envs=64)
+    second, first = seen["visit"][:-1] == 4, seen["visit"][:-1] == 3
+    right, wrong = (np.diff(seen[name], axis=0) for name in ("correct", "wrong"))
+    assert right[second].sum() > 500
+    assert wrong[second].sum() == 0
+    assert right[first].sum() / (right[first].sum() + wrong[first].sum()) == pytest.approx(0.5, abs=0.06)
+
+
+@pytest.mark.parametrize("examples", [1, 2])
+def test_the_delay_is_dark_and_still_and_lasts_its_frames(examples):
+    config = replace(FRAMES, examples=examples, delay_frames=37, image_height=40, image_width=64)
+    env = RoomsVectorEnv(4, config)
+    env.reset(seed=0)
+    dark = 0
+    while dark == 0 or env.state.room[0] == DARK:
+        before = env.get_state()
+        view, reward, _, _, _ = env.step(oracle_actions(env))
+        assert (view.max((1, 2, 3)) == 0).tolist() == (env.state.room == DARK).tolist()
+        if before["room"][0] == DARK:
+            assert reward[0] == 0.0
+            assert before["visit"][0] == examples
+        dark += env.state.room[0] == DARK
+        assert env.state.frame[0] < 400
+    assert dark == 37
+    assert (env.state.room[0], env.state.visit[0]) == (ROOM_2, examples + 1)
+    assert env.state.x[0] == 288
+    assert env.state.vx[0] == 400
+
+
+def test_without_fixed_visits_only_the_delay_differs():
+    """The same player plays the same trials, each later by the delay."""
+    a, b = (play(replace(FRAMES, delay_frames=delay), 500, num_envs=8, seed=1)[0] for delay in (0, 37))
+    for i in range(8):
+        parts = [{k: v[:, i][s["room"][:, i] != DARK] for k, v in s.items()} for s in (a, b)]
+        count = min(len(p["x"]) for p in parts)
+        for name in ("x", "y", "yaw", "match", "other", "correct"):
+            assert (parts[0][name][:count] == parts[1][name][:count]).all()
+
+
+@pytest.mark.parametrize("policy", [oracle_actions, still])
+def test_fixed_visits_take_their_time_whatever_the_player_does(policy):
+    config = replace(FIXED, examples=2, delay_frames=20)
+    seen, rewards = play(config, 10 * 69, policy)
+    schedule = np.repeat([0, 1, 2, 3, 4], [16, 16, 5, 16, 16])
+    assert (seen["visit"][:-1] == np.tile(schedule, 10)[:, None]).all()
+    if policy is still:
+        assert not rewards.any()
+    else:
+        assert rewards.sum(0).tolist() == [10 * 2 * 11.0] * 64
+        early = (seen["room"] == DARK) & (seen["visit"] != 2)
+        assert early.any(), "who is done waits in the dark"
+
+
+def test_the_delay_is_halved_as_often_as_not():
+    config = replace(FIXED, delay_frames=112, delay_halvings=2, visit_frames=4)
+    seen, _ = play(config, 300, still, num_envs=32)
+    dark = (seen["room"] == DARK) & (np.roll(seen["visit"], 1, axis=0) == 0)
+    lengths, counts = np.unique(seen["clock"][dark], return_counts=True)
+    assert lengths.tolist() == [28, 56, 112]
+    assert counts / counts.sum() == pytest.approx(1 / 3, abs=0.06)
+
+
+def test_fixed_sides_put_the_lower_number_left():
+    config = replace(FIXED, fixed_sides=True, visit_frames=4)
+    seen, _ = play(config, 100, still)
+    assert (seen["match_side"] == (seen["match"] > seen["other"])).all()
+    assert not seen["example_side"].any()
+    assert seen["match_side"].mean() == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_match_drawn_anew_is_uniform_and_one_that_is_not_stays():
+    anew, stays = (play(replace(FIXED, redraw_match=flag, visit_frames=4), 200, still)[0] for flag in (True, False))
+    assert (stays["match"] == stays["match"][0]).all()
+    match = anew["match"][::2]
+    assert np.mean(match[1:] == match[:-1]) == pytest.approx(1 / 36, abs=0.01)
+    assert len(np.unique(match)) == 36
+
+
+def test_a_state_resumes_within_a_round():
+    config = replace(STEPS, examples=4, delay_frames=30)
+    env, other = RoomsVectorEnv(8, config), RoomsVectorEnv(8, config)
+    env.reset(seed=2)
+    for _ in range(75):
+        env.step(oracle_actions(env))
+    assert (env.state.visit > 4).any()
+    other.set_state(env.get_state())
+    for _ in range(200):
+        actions = oracle_actions(env)
+        for a, b in zip(env.step(actions)[:3], other.step(actions)[:3]):
+            assert (a == b).all()
+
+
+@pytest.mark.parametrize("delay", [20, 100])
+def test_memory_span_grows_by_the_delay(delay):
+    config = replace(FIXED, delay_frames=4 * delay, image_height=24, image_width=32, episode_frames=1920)
+    assert set(memory_spans(config, 4) - delay) == set(memory_spans(replace(config, delay_frames=0), 4))
+
+
+def test_memory_span_grows_by_a_visit_an_example():
+    config = replace(FIXED, image_height=24, image_width=32, episode_frames=1920)
+    spans = {k: memory_spans(replace(config, examples=k), 4) for k in (1, 2, 5)}
+    assert spans[2].mean() == pytest.approx(spans[1].mean() + 16, abs=1)
+    assert spans[5].mean() == pytest.approx(spans[1].mean() + 64, abs=1)
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_memory_spans_of_the_variants(variant):
+    spans = memory_spans(VARIANTS[variant], num_envs=1 if "recall-" in variant else 8)
+    assert (spans.min(), spans.max()) == MEMORY_SPANS[variant]
