@@ -90,7 +90,7 @@ def last_checkpoint(run: Path, config: RunConfig) -> dict[str, str]:
     """The checkpoint from which the run would go on, and those that cannot be read."""
     try:
         checkpoint = checkpoints.load_latest(config.checkpoint_url or run)
-    except (ValueError, FileNotFoundError, ImportError, StorageError) as error:
+    except (FileNotFoundError, StorageError) as error:
         return {"checkpoint": str(error)}
     name = str(checkpoint.path) if config.checkpoint_url else Path(checkpoint.path).name
     age = duration(max(time.time() - checkpoint.time, 0.0))  # this way round NaN stays

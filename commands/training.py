@@ -270,8 +270,7 @@ class Trainer:
         local: whether actors live in this process; only then is a resumed run identical to an uninterrupted one.
 
     Raises:
-        ValueError: if there is no such environment, network or kind of URL.
-        ImportError: if one of them needs a package that is not installed.
+        ValueError: if there is no such environment or network.
         StorageError: if the run's URL cannot be used.
     """
 

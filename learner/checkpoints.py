@@ -133,7 +133,7 @@ def load_latest(run: Path | str) -> Checkpoint:
 
     Raises:
         FileNotFoundError: if the folder is no run, or there is no checkpoint, or none that can be read; says which.
-        ValueError, ImportError, StorageError: if the URL cannot be used or read from. None is skipped for that.
+        StorageError: if the URL cannot be used or read from. None is skipped for that.
     """
     storage = open_storage(run)
     skipped: list[str] = []

@@ -30,7 +30,7 @@ _HOPELESS = (PermissionError, NotImplementedError)
 
 
 class StorageError(Exception):
-    """A URL cannot be read from or written to, however often it was tried; the message names it."""
+    """A URL cannot be used, for want of a package, say, or fails however often it is tried; the message names it."""
 
 
 class Disk:
@@ -110,19 +110,15 @@ class Remote:
     can mix its files with those that are there. What fails is tried again after each of `PAUSES`.
 
     Raises:
-        ValueError: if fsspec does not know the protocol.
-        ImportError: if the protocol needs a package that is not installed; names it.
-        StorageError: if the URL cannot be used; by every method, too.
+        StorageError: if the URL cannot be used; names the package that is missing. Every method may raise it, too.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         try:
             self.fs, root = url_to_fs(self.url)
-        except (ValueError, ImportError) as error:
-            raise type(error)(f"{url} cannot be used: {error}") from error
         except Exception as error:  # each package has its own
-            raise StorageError(f"{url} cannot be used: {_describe(error)}") from error
+            raise StorageError(f"{url} cannot be used: {error}") from error
         self.path = f"{root}/checkpoints"
 
     def locate(self, name: str) -> str:
@@ -232,7 +228,7 @@ def open_storage(run: Path | str) -> Disk | Remote:
     """Where the checkpoints of a run are: in its folder, or behind a URL.
 
     Raises:
-        ValueError, ImportError, StorageError: if the URL cannot be used.
+        StorageError: if the URL cannot be used.
     """
     return Remote(str(run)) if is_url(run) else Disk(Path(run))
 
