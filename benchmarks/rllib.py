@@ -3,7 +3,7 @@
     python -m venv rllib
     rllib/bin/pip install --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0
     rllib/bin/pip install 'ray[rllib]==2.60.0' numba==0.68.1 dm-env==1.6
-    python benchmarks/rllib.py --python rllib/bin/python [--single] [--env rooms:small] [--torso deep]
+    python benchmarks/rllib.py --python rllib/bin/python [--as-it-comes] [--single] [--torso deep]
 
 RLlib pins another gymnasium, hence a virtual environment of its own; its half is benchmarks/peers/rllib_impala.py.
 
@@ -16,7 +16,13 @@ Different: RLlib (new API stack) gives its LSTM no last action and reward; it cu
 the pieces, so its batches have more rows; its LSTM is torch's fused one, where ours goes step by step to reset rows
 within an unroll. It learns in the driver, as we do: with a learner process of its own (--rllib-learners 1, its default)
 it drops batches that the learner has no time for. Its driver waits .05 s for samples instead of 0, which spares it a
-busy loop. Prints one JSON object; CPU time is that of all processes, Ray's own among them (Linux only).
+busy loop.
+
+With --as-it-comes nothing of this is done for it: single environments, its own network of the same sizes (IMPALA's
+shallow torso, LSTM 256) on pixels as float32, for its convolutions take no others, its learner process and its waiting
+times. Only the lengths of unrolls and batches are ours.
+
+Prints one JSON object; CPU time is that of all processes, Ray's own among them (Linux only).
 """
 
 import collections
@@ -55,6 +61,9 @@ class Options:
     """Vision network: IMPALA's shallow one, so that the system shows, or deep, which costs CPUs more than all else."""
     single: bool = False
     """RLlib gets single environments, which it steps one after the other, as it does with any gymnasium id."""
+    as_it_comes: bool = False
+    """RLlib as it sets itself up, with its own network instead of our torso; --torso, --single and --rllib-learners
+    then say nothing about it."""
     unroll_length: int = 100
     batch: int = 1600
     """Steps of an update."""

@@ -1,8 +1,8 @@
 """RLlib's half of benchmarks/rllib.py, which runs this file with the interpreter of RLlib's own virtual environment.
 
 The options come as one JSON object; whenever steps have been learned from, a line of JSON says how many there are now:
-the clocks are in the other half. RLlib's parts are used as they are; only the torso is ours, through the hook that
-RLlib has for that, and the level.
+the clocks are in the other half. RLlib's parts are used as they are; only the level is ours, and, through the hook that
+RLlib has for that, the torso, unless it is to come with its own.
 """
 
 import json
@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
+import numpy as np
 import ray
 import torch
 from ray import tune
@@ -22,11 +24,25 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.models.base import ENCODER_OUT, Encoder
 from ray.rllib.core.models.configs import ModelConfig
 from ray.rllib.core.models.torch.base import TorchModel
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from agent.vision import Vision
 from envs import make_vector
 from envs.rooms import RoomsEnv
+
+
+class FloatPixels(gymnasium.ObservationWrapper):
+    """Pixels as float32 from 0 to 1: RLlib's own network takes no others."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        shape = env.observation_space.shape
+        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, shape, np.float32)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        """The pixels, scaled."""
+        return observation.astype(np.float32) / 255
 
 
 class Torso(TorchModel, Encoder):
@@ -67,6 +83,8 @@ class Catalog(PPOCatalog):
 
 def make_config(options: dict[str, Any], envs: int) -> IMPALAConfig:
     """IMPALA on RLlib's new API stack."""
+    if options["as_it_comes"]:
+        return make_config_as_it_comes(options, envs)
     if options["single"]:
         tune.register_env("rooms", lambda _: RoomsEnv(options["env"].removeprefix("rooms:")))
     else:
@@ -100,6 +118,29 @@ def make_config(options: dict[str, Any], envs: int) -> IMPALAConfig:
             timeout_s_sampler_manager=0.05,  # at 0, its default, the driver polls without a pause
             lr=1e-4,
         )
+        .reporting(min_time_s_per_iteration=1)
+    )
+
+
+def make_config_as_it_comes(options: dict[str, Any], envs: int) -> IMPALAConfig:
+    """IMPALA as RLlib sets it up: single environments, its own network, a learner process; sizes as ours."""
+    tune.register_env("rooms", lambda _: FloatPixels(RoomsEnv(options["env"].removeprefix("rooms:"))))
+    length = options["unroll_length"]
+    network = DefaultModelConfig(  # IMPALA's shallow torso, in RLlib's words
+        conv_filters=[[16, 8, 4], [32, 4, 2]],
+        conv_activation="relu",
+        head_fcnet_hiddens=[],
+        fcnet_hiddens=[256],
+        use_lstm=True,
+        lstm_cell_size=256,
+        max_seq_len=length + 1,
+    )
+    return (
+        IMPALAConfig()
+        .environment("rooms")
+        .env_runners(num_env_runners=options["actors"], num_envs_per_env_runner=envs, rollout_fragment_length=length)
+        .rl_module(model_config=network)
+        .training(train_batch_size_per_learner=options["batch"], lr=1e-4)
         .reporting(min_time_s_per_iteration=1)
     )
 
