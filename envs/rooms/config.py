@@ -189,12 +189,14 @@ _SMALL = RoomsConfig(
 )
 _SMALL_RECALL = dataclasses.replace(
     _SMALL,
+    image_height=12,
+    image_width=16,
     colours=(DISTINCT_COLOURS[0], DISTINCT_COLOURS[2]),
     redraw_match=True,
     fixed_sides=True,
     visit_frames=12,
-    delay_frames=448,
-    delay_halvings=4,
+    delay_frames=256,
+    delay_halvings=5,
     episode_frames=1440,
     pickup_scale=1.2,
     run_speed=1000.0,
@@ -207,8 +209,8 @@ _SMALL_RECALL = dataclasses.replace(
 #: The named variants. "full" is the level; "small" is a task of the same structure that a CPU can learn in minutes:
 #: everything nearer, objects that differ in colour alone, larger and more saturated, and no head-up display.
 #: A number at the end is the memory that a level asks for, in steps (`envs.rooms.memory_spans`): "full-recall-N" shows
-#: many examples before it asks for them. "small-recall" shows one of two objects, and after a delay of 7, 14, 28, 56
-#: or 112 steps the player is thrown between the choices, so that one step to the proper side is the answer.
+#: many examples before it asks for them. "small-recall" shows one of two objects, and after a delay of 2, 4, 8, 16, 32
+#: or 64 steps the player is thrown between the choices, so that one step to the proper side is the answer.
 VARIANTS: dict[str, RoomsConfig] = {
     "full": _FULL,
     "full-randomised": dataclasses.replace(_FULL, randomise=True),
@@ -222,7 +224,7 @@ VARIANTS: dict[str, RoomsConfig] = {
     "small-recall": _SMALL_RECALL,
     **{
         f"small-recall-{span}": dataclasses.replace(_SMALL_RECALL, delay_frames=frames, delay_halvings=0)
-        for span, frames in ((16, 56), (30, 112), (58, 224), (114, 448))
+        for span, frames in ((18, 64), (34, 128), (66, 256), (130, 512))
     },
 }
 

@@ -30,7 +30,7 @@ def test_gymnasium_checks_the_single_environment(variant):
     check_env(RoomsEnv(variant, render_mode="rgb_array"), skip_render_check=False)
 
 
-@pytest.mark.parametrize("suffix", ["", "-Small", "-Full-Randomised", "-Small-Recall-58"])
+@pytest.mark.parametrize("suffix", ["", "-Small", "-Full-Randomised", "-Small-Recall-66"])
 def test_registered_names(suffix):
     name = f"RoomsSelectNonmatchingObject{suffix}-v0"
     env = gymnasium.make(f"compressive/{name}")
