@@ -32,14 +32,14 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --back: #0d1117; --card: #161b22; --ink: #e6edf3; --soft: #9198a1;
   --line: #30363d; --accent: #58a6ff; --warn: #d29922; } }
 * { box-sizing: border-box }
-body { margin: 0 auto; max-width: 68rem; padding: 2rem 1.25rem 4rem; background: var(--back); color: var(--ink);
+body { margin: 0 auto; max-width: 76rem; padding: 2rem 1.25rem 4rem; background: var(--back); color: var(--ink);
   font: 15px/1.55 system-ui, sans-serif }
 h1 { font-size: 1.6rem; margin: 0 0 .25rem } h2 { font-size: 1.1rem; margin: 2.25rem 0 .5rem }
 p { margin: .4rem 0; max-width: 50rem } .soft { color: var(--soft); font-size: .9rem }
 .verdict { font-size: 1.05rem; border-left: 3px solid var(--accent); padding-left: .8rem; margin: 1rem 0 }
 .missing { border-left: 3px solid var(--warn); padding-left: .8rem; margin: 1rem 0 }
-figure { margin: .5rem 0; padding: .75rem; background: var(--card); border: 1px solid var(--line); border-radius: 8px }
-figure svg { width: 100%; height: auto; display: block }
+figure { margin: .5rem 0; padding: .75rem; overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 8px }
+figure svg { width: 100%; min-width: 28rem; height: auto; display: block }
 .wide { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; white-space: nowrap }
 th, td { padding: .45rem .7rem; text-align: right; border-bottom: 1px solid var(--line) }
@@ -76,7 +76,7 @@ def write_report(folder: Path, comparison: Comparison, missing: Mapping[str, str
         inline[name] = _inline(svg.decode(), name)
         plt.close(figure)
     page = folder / "report.html"
-    _write(page, make_page(comparison, inline, missing, command).encode())
+    _write(page, make_page(folder, comparison, inline, missing, command).encode())
     return page
 
 
@@ -108,6 +108,7 @@ def _colour(comparison: Comparison, name: str) -> str:
 
 
 def _axes(axes: Any) -> None:
+    axes.set_facecolor("none")
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(LINE)
     axes.tick_params(colors=INK, color=LINE)
@@ -141,7 +142,12 @@ def draw_curves(comparison: Comparison) -> Figure:
         _axes(axes)
     panels[0][0].set_ylabel(comparison.scale_text)
     figure.legend(
-        *panels[0][0].get_legend_handles_labels(), loc="outside right upper", frameon=False, labelcolor=INK, fontsize=9
+        *panels[0][0].get_legend_handles_labels(),
+        loc="outside upper left",
+        ncols=min(5, len(comparison.names)),
+        frameon=False,
+        labelcolor=INK,
+        fontsize=9,
     )
     return figure
 
@@ -165,8 +171,10 @@ def draw_scores(comparison: Comparison) -> Figure:
     return figure
 
 
-def make_page(comparison: Comparison, figures: Mapping[str, str], missing: Mapping[str, str], command: str) -> str:
-    """The page as HTML."""
+def make_page(
+    folder: Path, comparison: Comparison, figures: Mapping[str, str], missing: Mapping[str, str], command: str
+) -> str:
+    """The page as HTML; see `write_report`."""
     seeds = sorted({run.config.seed for run in comparison.runs})
     frames = sorted({run.config.frames for run in comparison.runs})
     about = (
@@ -190,7 +198,7 @@ def make_page(comparison: Comparison, figures: Mapping[str, str], missing: Mappi
         "<p class=soft>How likely a run of the row's variant scores higher than one of the column's, with 95 % "
         "interval; 50 % is no difference.</p>",
         _notes(comparison),
-        f"<h2>Runs</h2>{_runs(comparison)}",
+        f"<h2>Runs</h2>{_runs(comparison, folder)}",
         f"<h2>Again</h2><pre><code>{_text(command)}</code></pre>",
         f"<p class=soft>Figures (PNG, SVG) and tables (CSV) are beside this page, in <code>{FOLDER}/</code>.</p>",
     ]
@@ -198,7 +206,7 @@ def make_page(comparison: Comparison, figures: Mapping[str, str], missing: Mappi
     return (
         f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{title}</title>"
         f"<meta name=viewport content='width=device-width'><style>{STYLE}</style></head>"
-        f"<body>{''.join(parts)}</body></html>\n"
+        f"<body>{''.join(parts).replace(' %', '&nbsp;%')}</body></html>\n"
     )
 
 
@@ -215,11 +223,11 @@ def verdict(comparison: Comparison) -> str:
     beats = f"; its runs are better than those of {_list(apart)}" if apart else ""
     equal = f"; it cannot be told apart from {_list(level)}" if level else ""
     few = min(len(run) for run in (variant.runs for variant in comparison.variants))
-    return f"{lead}{beats}{equal}." + (f" With {few} run{'s' * (few > 1)} a variant that is weak evidence." * (few < 5))
+    return f"{lead}{beats}{equal}." + (f" With {few} run{'s' * (few > 1)} of each, that is weak evidence." * (few < 5))
 
 
 def _list(names: list[str]) -> str:
-    return " and ".join(filter(None, ("; ".join(names[:-1]), names[-1]))) if names else ""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else ""
 
 
 def _text(words: object) -> str:
@@ -252,14 +260,15 @@ def _key(comparison: Comparison, name: str) -> str:
 
 def _variants(comparison: Comparison) -> str:
     best = max(variant.score.value for variant in comparison.variants)
-    head = ["variant", "runs", "interquartile mean", "mean", "correct", "frames to threshold", "steps/s"]
+    chose = any(variant.correct is not None for variant in comparison.variants)
+    head = ["variant", "runs", "interquartile mean", "mean", *["correct"] * chose, "frames to threshold", "steps/s"]
     rows = [
         [
             _key(comparison, variant.name),
             _cell(len(variant.runs)),
             _cell(f"{variant.score.value:.2f}", _interval(variant.score), variant.score.value == best),
             _cell(f"{variant.mean:.2f}"),
-            _cell("-" if variant.correct is None else f"{variant.correct:.1f} %"),
+            *[_cell("-" if variant.correct is None else f"{variant.correct:.1f} %")] * chose,
             _reached(variant),
             _cell(quantity(variant.steps_per_second)),
             _cell(f"{variant.state_bytes / 1024:.1f} KiB"),
@@ -296,13 +305,14 @@ def _improvements(comparison: Comparison) -> str:
     return _table(["better than", *comparison.names], rows)
 
 
-def _runs(comparison: Comparison) -> str:
+def _runs(comparison: Comparison, folder: Path) -> str:
     rows = []
     for variant in comparison.variants:
         for run in variant.runs:
             cells = [_cell(run.config.env), _cell(run.config.seed), _cell(f"{run.score(comparison.scale):.2f}")]
             cells += [_cell(f"{run.summary['return']['mean']:.2f}")]
-            rows.append([_key(comparison, variant.name), *cells, f"<td><code>{_text(run.path)}</code></td>"])
+            path = run.path.relative_to(folder) if run.path.is_relative_to(folder) else run.path
+            rows.append([_key(comparison, variant.name), *cells, f"<td><code>{_text(path)}</code></td>"])
     return _table(["variant", "environment", "seed", comparison.scale_text, "return", "folder"], rows)
 
 

@@ -1,4 +1,4 @@
-"""`compressive evaluate`: complete episodes with trained agents, through the actor that trained them, or by a script."""
+"""`compressive evaluate`: complete episodes, with trained agents through the actor that trained them or by a script."""
 
 import json
 from collections.abc import Sequence

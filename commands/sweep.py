@@ -129,7 +129,7 @@ def label(configs: Sequence[RunConfig]) -> list[str]:
     flats = [flatten(to_plain(config)) for config in configs]
     labels = []
     for flat in flats:
-        parts = [str(flat["agent.core.name"])]
+        parts = []
         for field, value in flat.items():
             own = field.startswith("agent.core.")
             rivals = [other for other in flats if not own or other["agent.core.name"] == flat["agent.core.name"]]
@@ -137,7 +137,7 @@ def label(configs: Sequence[RunConfig]) -> list[str]:
                 continue
             short = field.rpartition(".")[2]
             parts.append(f"{SHORT.get(short, short.replace('_', ' '))} {_words(value)}".strip())
-        labels.append(", ".join(parts))
+        labels.append(f"{flat['agent.core.name']} ({', '.join(parts)})" if parts else flat["agent.core.name"])
     return labels
 
 

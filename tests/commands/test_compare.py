@@ -51,14 +51,14 @@ def test_a_core_s_field_is_varied_and_set_in_the_cores_that_have_it() -> None:
 
 def test_environments_are_varied_as_well(tmp_path: Path) -> None:
     trials = grid(cores=("lstm", "gru"), vary=[("env", (RECALL, "diagnostic:tmaze"))])
-    assert list(trials)[0] == "lstm-diagnostic-recall-delay-3-seed-0"
+    assert next(iter(trials)) == "lstm-diagnostic-recall-delay-3-seed-0"
     write(tmp_path, trials, "compressive compare ...")
     assert read(tmp_path) == (trials, "compressive compare ..."), "a sweep's file holds all of it"
 
 
 def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
     trials = grid(rates=("1", "4"), cores=("lstm",), vary=[("learner.discount", ("0.9", "0.99"))])
-    assert label(list(trials.values()))[0::5] == ["compressive, rate 1, discount 0.9", "lstm, discount 0.99"]
+    assert label(list(trials.values()))[0::5] == ["compressive (rate 1, discount 0.9)", "lstm (discount 0.99)"]
     assert label([make_preset("memory", "lstm")]) == ["lstm"]
 
 
@@ -80,7 +80,7 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
         (["--rates", "1", "2", "--cpus-per-trial", "0"], ["cpus-per-trial", "more than 0"]),
         (["--vary", "agent.core.speed", "1", "2"], ["vary", "field of the configuration", "agent.core.speed"]),
         (["--vary", "learner.speed", "1", "2"], ["--learner.speed"]),
-        (["--vary", "learner.discount"], ["vary", "with values", "learner.discount"]),
+        (["--vary", "learner.discount"], ["vary", "a field and its values", "learner.discount"]),
         (["--rates", "1", "2", "--folder", "FULL"], ["FULL", "not empty", "--folder"]),
         (["--rates", "1", "2", "--folder", "SWEEP"], ["SWEEP holds another sweep", "as it was"]),
         (["--resume", "EMPTY"], ["EMPTY", "no sweep", "sweep.json"]),
@@ -187,7 +187,7 @@ def test_the_report_of_finished_runs_says_their_numbers(make_run: MakeRun, tmp_p
     page = Page(text)
     assert page.open == []
     assert all(target.startswith("#") for target in page.loads), "needs nothing else"
-    for words in ("oracle-normalised", "86.00", "75 %", RECALL, "--from"):
+    for words in ("oracle-normalised", "86.00", "75&nbsp;%", RECALL, "--from"):
         assert words in text
     for name in ("curves", "scores"):
         assert (out / "report" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
@@ -283,8 +283,8 @@ def test_a_killed_sweep_goes_on_and_a_failing_trial_fails_alone(tmp_path: Path) 
     assert bad in page
     assert "1 run is missing" in page
     assert [row["variant"] for row in table(folder / "report" / "runs.csv")] == [
-        "lstm, learning rate 0.001",
-        "lstm, learning rate 0.0001",
+        "lstm (learning rate 0.001)",
+        "lstm (learning rate 0.0001)",
     ]
     parameters, scalars = hparams(folder / good)
     assert parameters == {"learner.learning_rate"}
