@@ -38,7 +38,8 @@ h1 { font-size: 1.6rem; margin: 0 0 .25rem } h2 { font-size: 1.1rem; margin: 2.2
 p { margin: .4rem 0; max-width: 50rem } .soft { color: var(--soft); font-size: .9rem }
 .verdict { font-size: 1.05rem; border-left: 3px solid var(--accent); padding-left: .8rem; margin: 1rem 0 }
 .missing { border-left: 3px solid var(--warn); padding-left: .8rem; margin: 1rem 0 }
-figure { margin: .5rem 0; padding: .75rem; overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 8px }
+figure { margin: .5rem 0; padding: .75rem; overflow-x: auto; background: var(--card);
+  border: 1px solid var(--line); border-radius: 8px }
 figure svg { width: 100%; min-width: 28rem; height: auto; display: block }
 .wide { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; white-space: nowrap }

@@ -251,8 +251,8 @@ def test_a_killed_sweep_goes_on_and_a_failing_trial_fails_alone(tmp_path: Path) 
     """Three runs, one of which cannot learn; the driver is killed after the first has finished."""
     folder, mark = tmp_path / "sweep", uuid.uuid4().hex
     words = ["compare", "--folder", folder, "--preset", "memory", "--cores", "lstm", "--env", RECALL]
-    words += ["--vary", "learner.learning-rate", "1e-3", "1e30", "1e-4", "--seeds", "0", "--frames", 200 * 64]
-    words += ["--actors.envs-per-actor=4", "--actors.unroll-length=16", "--log-every=1", "--checkpoint-seconds=0"]
+    words += ["--vary", "learner.learning-rate", "1e-3", "1e30", "1e-4", "--seeds", "0", "--frames", 80 * 64]
+    words += ["--actors.envs-per-actor=4", "--actors.unroll-length=16", "--log-every=1", "--checkpoint-seconds=1"]
     words += ["--eval-episodes=4", "--agent.core.model-size=16", "--agent.torso-size=16"]
     good, bad, slow = (f"lstm-learning-rate-{rate}-seed-0" for rate in ("0.001", "1e-30", "0.0001"))
 
@@ -262,7 +262,7 @@ def test_a_killed_sweep_goes_on_and_a_failing_trial_fails_alone(tmp_path: Path) 
 
     process, screen = begin(0)
     finished = lambda: [path.parent.name for path in folder.glob("*/evaluation.json")]  # noqa: E731
-    wait_until(lambda: finished() or process.poll() is not None)
+    wait_until(lambda: finished() or process.poll() is not None, patience=2 * PATIENCE)
     first = finished()
     if process.poll() is None:
         os.kill(process.pid, signal.SIGKILL)
