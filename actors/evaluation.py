@@ -1,13 +1,82 @@
-"""Evaluation: complete episodes through the same actor that trains, and what they say together."""
+"""Evaluation: complete episodes, by the same actor that trains or by a scripted policy, and what they say together.
+
+Both kinds of player are counted alike, so their scores can be compared.
+"""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
 
 from actors.actor import Actor, Episode
 
 
-def play_episodes(actor: Actor, episodes: int, progress: Callable[[int], None] | None = None) -> list[Episode]:
+def oracle(envs: VectorEnv, generator: np.random.Generator) -> NDArray[np.int64]:
+    """The best actions [N], from the environments' own state (`oracle_actions`)."""
+    return envs.oracle_actions()  # type: ignore[attr-defined]
+
+
+def uniform(envs: VectorEnv, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Uniform random actions [N]."""
+    return generator.integers(envs.single_action_space.n, size=envs.num_envs)  # type: ignore[attr-defined]
+
+
+POLICIES: dict[str, Callable[[VectorEnv, np.random.Generator], NDArray[np.int64]]] = {
+    "oracle": oracle,
+    "random": uniform,
+}
+"""Policies that need no network."""
+
+
+class ScriptedActor:
+    """Environments played by one of `POLICIES`: what `play_episodes` needs of an `Actor`, without a network.
+
+    Args:
+        envs: a vector environment that resets on the next step, with Discrete actions.
+        policy: name in `POLICIES`.
+        seed: of the environments and of random actions.
+        task: name of what is played; goes into episodes.
+
+    Raises:
+        ValueError: if the environment has no oracle, but is to be played by it.
+    """
+
+    def __init__(self, envs: VectorEnv, policy: str, seed: int, task: str = "") -> None:
+        if policy == "oracle" and not hasattr(envs, "oracle_actions"):
+            raise ValueError(
+                f"{task or envs}: expected an environment that has an oracle (rooms, diagnostic), got none"
+            )
+        self.envs, self.choose, self.task = envs, POLICIES[policy], task
+        env_seed, action_seed = np.random.SeedSequence(seed).generate_state(2, np.uint64)
+        self.generator = np.random.default_rng(action_seed)
+        self.envs.reset(seed=int(env_seed % 2**31))
+        self.metrics: tuple[str, ...] = tuple(envs.metadata.get("episode_metrics", ()))
+        self.over = np.zeros(envs.num_envs, dtype=bool)
+        self.scores, self.lengths = np.zeros(envs.num_envs), np.zeros(envs.num_envs, dtype=np.int64)
+
+    def play(self) -> list[Episode]:
+        """One step; returns the episodes that ended."""
+        was_over = self.over
+        actions = self.choose(self.envs, self.generator)
+        _, reward, terminated, truncated, infos = self.envs.step(actions)
+        self.over = np.logical_or(terminated, truncated)
+        self.scores += reward
+        self.lengths += ~was_over
+        episodes = [self._episode(int(index), infos) for index in np.flatnonzero(self.over)]
+        self.scores[self.over] = 0
+        self.lengths[self.over] = 0
+        return episodes
+
+    def _episode(self, index: int, infos: dict[str, Any]) -> Episode:
+        metrics = {name: float(infos[name][index]) for name in self.metrics}
+        return Episode(float(self.scores[index]), int(self.lengths[index]), index, 0, 0, metrics, self.task)
+
+
+def play_episodes(
+    actor: Actor | ScriptedActor, episodes: int, progress: Callable[[int], None] | None = None
+) -> list[Episode]:
     """Plays at least `episodes` complete episodes, equally many in every environment.
 
     Counting the first episodes of each environment, rather than the first to end, keeps short ones from being
@@ -23,7 +92,8 @@ def play_episodes(actor: Actor, episodes: int, progress: Callable[[int], None] |
     each = -(-episodes // actor.envs.num_envs)
     counts = np.zeros(actor.envs.num_envs, dtype=int)
     kept: list[Episode] = []
-    actor.core_state = actor.agent.core.with_cache(actor.core_state)
+    if isinstance(actor, Actor):
+        actor.core_state = actor.agent.core.with_cache(actor.core_state)
     while counts.min() < each:
         ended = actor.play()
         for episode in ended:

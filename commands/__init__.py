@@ -17,7 +17,8 @@ USAGE = """usage: compressive COMMAND [OPTIONS]
 Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as memory.
 
   launch     train an agent, on this machine or on a Ray cluster, then evaluate and film it
-  evaluate   play episodes with a trained agent and report its scores
+  evaluate   play episodes with trained agents, an oracle or at random, and report the scores
+  compare    train variants of an agent with several seeds each, and compare them in a report
   status     show what a run is doing: progress, actors, policy lag, last checkpoint
 
 `compressive COMMAND --help` explains a command's options. To begin:
@@ -29,11 +30,12 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
 
 def _commands() -> dict[str, Callable[[Sequence[str]], None]]:
     # Imported late: `compressive --help` answers at once.
+    from commands.compare import compare
     from commands.evaluate import evaluate
     from commands.launch import launch
     from commands.status import status
 
-    return {"launch": launch, "evaluate": evaluate, "status": status}
+    return {"launch": launch, "evaluate": evaluate, "compare": compare, "status": status}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

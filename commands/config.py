@@ -24,8 +24,8 @@ class RunConfig:
     """A training run; `compressive launch` writes it, resolved, to the run's `config.json`."""
 
     preset: str = "cpu"
-    """Where all other defaults come from: cpu (a small level, two CPU cores), paper (section 5.7, DeepMind Lab) or
-    dmlab30 (the same agent on DMLab-30)."""
+    """Where all other defaults come from: cpu (a small level, two CPU cores), memory (a task that asks for a longer
+    memory, for `compare`), paper (section 5.7, DeepMind Lab) or dmlab30 (the same agent on DMLab-30)."""
     env: str = "rooms:small"
     """Environment: rooms:small, rooms:full (the level itself, re-created), dmlab:LEVEL (needs DeepMind Lab), gym:ID
     (any gymnasium id), dm:MODULE:CLASS (any dm_env.Environment), diagnostic:recall or diagnostic:tmaze.

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -45,23 +45,27 @@ def score_text(progress: Progress) -> str:
     return f"return {progress.score:.1f}{over}{correct}"
 
 
-class TerminalDisplay:
-    """Shows progress on a console; a context manager.
+class LiveLine:
+    """Shows how far something is on a console; a context manager.
 
     In a terminal one line is redrawn in place, or two where it is too narrow for one; elsewhere plain lines are added.
+
+    Args:
+        console: where to.
+        activity: the line's first word.
+        waiting: what is waited for as long as there is nothing to show.
     """
 
-    def __init__(self, console: Console, total_frames: int) -> None:
-        self.console = console
-        self.total_frames = total_frames
-        self.progress: Progress | None = None
+    def __init__(self, console: Console, activity: str, waiting: str) -> None:
+        self.console, self.activity, self.waiting = console, activity, waiting
+        self.shown: tuple[float, str, list[str]] | None = None
         self.printed = -math.inf
         self.started = time.monotonic()
         self.live = Live(self, console=console, refresh_per_second=4) if console.is_terminal else None
         self.handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, RichHandler)]
         self.consoles = [handler.console for handler in self.handlers]
 
-    def __enter__(self) -> "TerminalDisplay":
+    def __enter__(self) -> Self:
         if self.live:
             for handler in self.handlers:  # messages go above the line instead of through it
                 handler.console = self.console
@@ -74,50 +78,56 @@ class TerminalDisplay:
             for handler, console in zip(self.handlers, self.consoles):
                 handler.console = console
 
-    def update(self, progress: Progress) -> None:
-        """See `commands.training.Display`."""
-        self.progress = progress
+    def show(self, share: float, head: str, fields: list[str]) -> None:
+        """Shows a share done of 1, how far that is in words, and other fields, the most important first."""
+        self.shown = share, head, fields
         now = time.monotonic()
-        done = progress.frames >= self.total_frames
-        if self.live or (now - self.printed < PLAIN_SECONDS and not done):
+        if self.live or (now - self.printed < PLAIN_SECONDS and share < 1):
             return
         self.printed = now
-        head, fields = self._texts(progress)
-        line = "  ".join((f"{duration(now - self.started):>8}", f"{100 * self._share():5.1f} %", head, *fields))
+        line = "  ".join((f"{duration(now - self.started):>8}", f"{100 * share:5.1f} %", head, *fields))
         self.console.print(line, highlight=False, soft_wrap=True)
 
     def __rich__(self) -> RenderableType:
-        if self.progress is None:
-            return Text("training  waiting for the first unroll", style="dim", no_wrap=True, overflow="ellipsis")
+        if self.shown is None:
+            waiting = f"{self.activity}  waiting for {self.waiting}"
+            return Text(waiting, style="dim", no_wrap=True, overflow="ellipsis")
         width = self.console.width
-        head, fields = self._texts(self.progress)
+        share, head, shown = self.shown
+        fields = list(shown)
         while len("  ".join(fields)) > width:
             fields.pop()
         rest = Text("  ".join(fields))
-        room = width - len(f"training    {head}")
+        room = width - len(f"{self.activity}    {head}")
         one_line = room - 24 >= len(rest) + 2
         cells: list[RenderableType] = [Text(head, style="bold"), *([rest] if one_line else [])]
         if room > 3:
-            cells = ["training", ProgressBar(total=1.0, completed=self._share(), width=min(24, room)), *cells]
+            cells = [self.activity, ProgressBar(total=1.0, completed=share, width=min(24, room)), *cells]
         rows = Table.grid(padding=(0, 2))
         rows.add_row(*cells)
         return rows if one_line else Group(rows, rest)
 
-    def _share(self) -> float:
-        return min(1.0, self.progress.frames / self.total_frames) if self.progress else 0.0
 
-    def _texts(self, progress: Progress) -> tuple[str, list[str]]:
-        """How far it is, and the other fields, the most important first."""
-        head = f"{quantity(progress.frames)}/{quantity(self.total_frames)} frames"
+class TerminalDisplay(LiveLine):
+    """Shows the progress of a run that ends at `total_frames`."""
+
+    def __init__(self, console: Console, total_frames: int) -> None:
+        super().__init__(console, "training", "the first unroll")
+        self.total_frames = total_frames
+
+    def update(self, progress: Progress) -> None:
+        """See `commands.training.Display`."""
         rate = progress.frames_per_second
         left = max(0, self.total_frames - progress.frames) / rate if rate else math.inf
         restarts = f", {progress.pool.restarts} restarted" if progress.pool.restarts else ""
-        return f"{head}  left {duration(left)}", [
+        head = f"{quantity(progress.frames)}/{quantity(self.total_frames)} frames  left {duration(left)}"
+        fields = [
             f"{quantity(progress.steps)} steps",
             f"{quantity(progress.frames_per_second)} frames/s",
             score_text(progress),
             f"{progress.pool.alive} actors{restarts}",
         ]
+        self.show(min(1.0, progress.frames / self.total_frames), head, fields)
 
 
 def table(title: str, rows: dict[str, str]) -> Table:
@@ -138,3 +148,28 @@ def task_table(summaries: list[dict[str, Any]]) -> Table:
         interval = f"{score['mean']:.2f}  [{score['low']:.2f}, {score['high']:.2f}]"
         built.add_row(part["environment"], str(part["episodes"]), interval, *cells)
     return built
+
+
+def evaluation_table(summaries: list[dict[str, Any]]) -> Table:
+    """Evaluations of several runs, a row each, with columns for what any of them has; see `task_table`."""
+    scales = [name for name in ("human_normalised", "oracle_normalised") if any(name in one for one in summaries)]
+    chose = any("correct_choices" in one for one in summaries)
+    names = [f"{name.replace('_', '-')} %" for name in scales] + ["correct choices %"] * chose
+    built = Table("run", "core", "environment", "episodes", "return", *names)
+    for one in summaries:
+        score, choices = one["return"], one.get("correct_choices")
+        bounds: list[Any] = [score.get("low"), score.get("high")]
+        cells = [_estimate(score["mean"], bounds, 2)]
+        cells += [_estimate(one.get(name), one.get(f"{name}_interval", [None]), 1) for name in scales]
+        if chose:
+            percent = [100 * choices[end] for end in ("mean", "low", "high")] if choices else [None]
+            cells.append(_estimate(percent[0], percent[1:], 1))
+        built.add_row(one["run"], one["core"], one["environment"], str(one["episodes"]), *cells)
+    return built
+
+
+def _estimate(value: float | None, interval: list[Any], digits: int) -> str:
+    if value is None:
+        return "-"
+    within = "" if None in interval else f"  [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
+    return f"{value:.{digits}f}{within}"

@@ -1,9 +1,10 @@
-"""`compressive evaluate`: complete episodes with a trained agent, through the same actor that trained it."""
+"""`compressive evaluate`: complete episodes, with trained agents through the actor that trained them or by a script."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -11,12 +12,12 @@ import tyro
 from rich.console import Console
 
 from actors import Actor, Episode
-from actors.evaluation import correct_fraction, mean_interval, play_episodes
+from actors.evaluation import ScriptedActor, correct_fraction, mean_interval, play_episodes
 from actors.recording import record_episodes
 from agent import Agent
 from commands import UserError
 from commands.config import RunConfig, read_config
-from commands.display import table, task_table
+from commands.display import evaluation_table, table, task_table
 from commands.options import parse
 from commands.training import interface, make_agent
 from envs import held_out, make_vector, mean_normalised, prepare, tasks
@@ -27,12 +28,24 @@ EVALUATION_SEED = 2
 """Branch of the run's seed sequence from which evaluation draws; training draws from 1."""
 
 
+SCALES = ("human_normalised", "human_normalised_capped", "oracle_normalised")
+"""Scores in % of what people or an oracle reach, in summaries."""
+
+
 @dataclass(frozen=True)
 class Options:
-    """Plays episodes with the agent of a run and reports its scores with 95 % bootstrap intervals."""
+    """Plays episodes with the agents of runs and reports their scores with 95 % bootstrap intervals.
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-    """Folder of the run, as `compressive launch` made it; its last readable checkpoint is taken."""
+    compressive evaluate runs/NAME                              the agent of a run
+    compressive evaluate runs/A runs/B --greedy                 of several, in one table
+    compressive evaluate --policy oracle --env rooms:full       what can be reached there, or by chance (random)
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DIR [DIR ...]]")] = ()
+    """Folders of runs, as `compressive launch` made them; of each the last readable checkpoint is taken."""
+    policy: Literal["agent", "oracle", "random"] = "agent"
+    """Who plays: the agents of the runs, or in an environment (--env) without any run an oracle that reads its state,
+    or uniform random actions."""
     episodes: int = 128
     """Episodes of each task, rounded up to a multiple of the environments that are played together (up to 64)."""
     greedy: bool = False
@@ -42,6 +55,8 @@ class Options:
     env: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
     """Another environment than the run's own (in DeepMind Lab: its test level), with the same observations and
     actions."""
+    json: bool = False
+    """Print JSON, a list with an object for each run, instead of a table."""
     video: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Also film two episodes, of the first task if there are several, to this MP4."""
 
@@ -52,39 +67,113 @@ class Options:
             raise ValueError(f"seed: expected 0 or more, got {self.seed}")
         if self.video and self.video.is_dir():
             raise ValueError(f"video: expected a file to write, got the folder {self.video}")
+        if self.policy == "agent" and not self.runs:
+            raise ValueError("expected DIR, the folder of a run, or --policy oracle or random with --env; got neither")
+        if self.policy != "agent" and (self.runs or not self.env):
+            got = f"the run {self.runs[0]}" if self.runs else "no --env"
+            raise ValueError(f"policy: expected --env and no run for {self.policy}, got {got}")
+        if self.video and len(self.runs) != 1:
+            raise ValueError(f"video: expected one run to film, got {len(self.runs)}")
+
+
+class Player(NamedTuple):
+    """A run whose agent is about to play in `env`."""
+
+    run: Path
+    config: RunConfig
+    agent: Agent
+    env: str
+    checkpoint: checkpoints.Checkpoint
 
 
 def evaluate(arguments: Sequence[str]) -> None:
     """Runs the command."""
     options = parse(Options, "compressive evaluate", args=list(arguments), config=(tyro.conf.FlagCreatePairsOff,))
-    console = Console()
+    console = Console(stderr=options.json)  # so that standard output is JSON alone
     torch.set_num_threads(1)
+    if options.policy != "agent":
+        _show([_scripted(options, console)], options, console)
+        return
+    players = [load_player(run, options.env) for run in options.runs]  # all of them, before any plays
+    if options.video and not filmable(players[0].env):
+        shape = list(interface(players[0].env).observation_shape)
+        raise UserError(f"video: expected images in RGB, got {shape} from {players[0].env}")
+    evaluated = []
+    for player in players:
+        for skipped in player.checkpoint.skipped:
+            console.print(f"[yellow]skipped checkpoint[/] {skipped}", highlight=False, soft_wrap=True)
+        each = " of each task" if len(tasks(player.env)) > 1 else ""
+        with console.status(f"playing {options.episodes} episodes{each} with {player.run}"):
+            episodes = play(player.config, player.agent, options.episodes, options.seed, not options.greedy, player.env)
+        about = {"run": str(player.run), "checkpoint": str(player.checkpoint.path), "core": player.config.core_name}
+        evaluated.append(about | evaluation_summary(episodes, player.env))
+    if options.video:
+        config, agent, env = players[0].config, players[0].agent, players[0].env
+        with console.status("filming"):
+            try:
+                film(config, agent, options.video, 2, options.seed, not options.greedy, env)
+            except OSError as error:
+                raise UserError(f"video: {error}") from error
+    _show(evaluated, options, console)
+
+
+def load_player(run: Path, env: str | None = None) -> Player:
+    """The agent of a run's last readable checkpoint, on the CPU, to play in `env` or what the run is tested on.
+
+    Raises:
+        UserError: if the folder is no run, has no checkpoint or a damaged one, or the environment is of another shape.
+    """
     try:
-        config = read_config(options.run)
-        env = options.env or held_out(config.env)
+        config = read_config(run)
+        env = env or held_out(config.env)
         prepare(env)
         _require_same_interface(config.env, env)
-        if options.video and not filmable(env):
-            raise ValueError(f"video: expected images in RGB, got {list(interface(env).observation_shape)} from {env}")
         agent = make_agent(config)
-        checkpoint = checkpoints.load_latest(config.checkpoint_url or options.run)
+        checkpoint = checkpoints.load_latest(config.checkpoint_url or run)
         agent.load_state_dict(checkpoint.parts["weights"])
     except (ValueError, FileNotFoundError, ImportError, StorageError) as error:
         raise UserError(str(error)) from error
     except (RuntimeError, KeyError) as error:
-        raise UserError(f"{checkpoint.path} does not fit {options.run / 'config.json'}: {error}") from error
-    for skipped in checkpoint.skipped:
-        console.print(f"[yellow]skipped checkpoint[/] {skipped}", highlight=False, soft_wrap=True)
-    with console.status(f"playing {options.episodes} episodes{' of each task' if len(tasks(env)) > 1 else ''}"):
-        episodes = play(config, agent, options.episodes, options.seed, not options.greedy, env)
-    summary = evaluation_summary(episodes, env)
-    rows = {"checkpoint": str(checkpoint.path), "environment": env} | evaluation_rows(summary)
+        raise UserError(f"{checkpoint.path} does not fit {run / 'config.json'}: {error}") from error
+    return Player(run, config, agent, env, checkpoint)
+
+
+def _scripted(options: Options, console: Console) -> dict[str, Any]:
+    """The summary of what a scripted policy plays."""
+    env = options.env or ""
+    try:
+        names = tasks(env)
+        prepare(env)
+        with console.status(f"playing {options.episodes} episodes{' of each task' if len(names) > 1 else ''}"):
+            episodes = [episode for task in names for episode in play_script(options.policy, task, options)]
+    except (ValueError, ImportError) as error:
+        raise UserError(str(error)) from error
+    return {"policy": options.policy, **evaluation_summary(episodes, env)}
+
+
+def play_script(policy: str, task: str, options: Options) -> list[Episode]:
+    """Plays episodes of a task by one of `actors.evaluation.POLICIES`."""
+    seed = np.random.SeedSequence([EVALUATION_SEED, options.seed]).generate_state(1)[0]
+    envs = make_vector(task, min(64, options.episodes))
+    try:
+        return play_episodes(ScriptedActor(envs, policy, int(seed), task), options.episodes)
+    finally:
+        envs.close()
+
+
+def _show(evaluated: list[dict[str, Any]], options: Options, console: Console) -> None:
+    """Prints summaries as JSON, or one as a table of its own and several as rows of one."""
+    if options.json:
+        print(json.dumps(evaluated, indent=2))
+        return
+    if len(evaluated) > 1:
+        console.print(evaluation_table(evaluated))
+        return
+    (summary,) = evaluated
+    rows: dict[str, str] = {name: summary[name] for name in ("policy", "checkpoint", "environment") if name in summary}
+    rows |= evaluation_rows(summary)
     if options.video:
-        with console.status("filming"):
-            try:
-                rows["video"] = str(film(config, agent, options.video, 2, options.seed, not options.greedy, env))
-            except OSError as error:
-                raise UserError(f"video: {error}") from error
+        rows["video"] = str(options.video)
     if "tasks" in summary:
         console.print(task_table(summary["tasks"]))
     console.print(table("evaluation", rows))
@@ -178,6 +267,8 @@ def _summary(episodes: list[Episode], env: str) -> dict[str, Any]:
         "return": {"mean": mean, "low": low, "high": high},
         **mean_normalised({env: mean}),
     }
+    ends = mean_normalised({env: low}), mean_normalised({env: high})
+    summary |= {f"{name}_interval": [end[name] for end in ends] for name in SCALES if name in summary}
     if correct + wrong:
         right = np.array([episode.metrics.get("correct_choices", 0.0) for episode in episodes])
         choices = right + np.array([episode.metrics.get("wrong_choices", 0.0) for episode in episodes])
@@ -202,9 +293,11 @@ def evaluation_rows(summary: dict[str, Any]) -> dict[str, str]:
             f"{100 * part['mean']:.1f} %  [{100 * part['low']:.1f}, {100 * part['high']:.1f}]  "
             f"of {summary['choices_per_episode']:.1f} an episode"
         )
-    for name in ("human_normalised", "human_normalised_capped", "oracle_normalised"):
+    for name in SCALES:
         if name in summary and (played or name != "human_normalised_capped"):
             scale = name.replace("_normalised", "-normalised").replace("_", ", ")
             over = f", mean of {sum(name in part for part in played)} of {len(played)} tasks" if played else ""
-            rows[scale] = f"{summary[name]:.1f} %{over}"
+            interval = summary.get(f"{name}_interval")
+            within = f"  [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else ""
+            rows[scale] = f"{summary[name]:.1f} %{within}{over}"
     return rows

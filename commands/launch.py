@@ -181,7 +181,7 @@ def launch(arguments: Sequence[str]) -> None:
     with console.status("preparing the environment (compiled once, then cached)"), _user_errors():
         prepare(config.env)
         trainer = Trainer(config, run, options.local)
-    with _claim(trainer, options.new_folder):
+    with claim(trainer, options.new_folder):
         with _user_errors():
             trainer.claim(new=options.resume is None)
             if options.resume:
@@ -303,8 +303,13 @@ def _train(options: Options, trainer: Trainer, console: Console) -> None:
 
 
 @contextmanager
-def _claim(trainer: Trainer, new: bool) -> Iterator[None]:
+def claim(trainer: Trainer, new: bool, patience: float = 0.0) -> Iterator[None]:
     """Keeps other processes from a run's folder; a new one is made, and removed if there is nothing to go on from.
+
+    Args:
+        trainer: the run.
+        new: whether it has no folder yet.
+        patience: seconds to wait for another process to leave the folder.
 
     Raises:
         UserError: if the folder cannot be made or written to, is not new or is in use.
@@ -321,10 +326,15 @@ def _claim(trainer: Trainer, new: bool) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{run}: expected a folder that can be written to, got: {error.strerror}") from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"{run} is in use by another process") from error
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    raise UserError(f"{run} is in use by another process") from error
+                time.sleep(0.5)
         try:
             yield
         finally:
@@ -356,32 +366,45 @@ def ray_cluster(options: Options, trainer: Trainer, console: Console) -> Iterato
         yield
         return
     config = trainer.config
+    # Actors may outnumber the cores: the operating system shares these better than an idle queue does.
+    cpus = max(os.cpu_count() or 1, config.actors.num_actors + (config.learners if config.learners > 1 else 0))
+    store = 3 * config.actors.most_actors * config.actors.in_flight * trainer.unroll_bytes
+    with start_ray(options.ray_address, cpus, store, console, "--local does without it"):
+        yield
+
+
+@contextmanager
+def start_ray(address: str | None, cpus: int, store: int, console: Console, remedy: str = "") -> Iterator[None]:
+    """Joins the cluster at an address, or starts one on this machine with that many CPUs and bytes in its object store.
+
+    Raises:
+        UserError: if Ray does not start (`remedy` says what to do then), or there is no cluster at the address.
+        MemoryError: if Ray's object store is full, and the disk that it moves objects to as well.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")  # the pool says so itself
-    if options.ray_address is None:  # nobody sees them, and Ray keeps 3.5 KB for each of 100,000 unrolls
+    if address is None:  # nobody sees them, and Ray keeps 3.5 KB for each of 100,000 unrolls
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     import ray
     from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
     logging.getLogger("ray").setLevel(logging.ERROR)
-    where: dict[str, Any] = {"address": options.ray_address}
-    if options.ray_address is None:
+    where: dict[str, Any] = {"address": address}
+    if address is None:
         # "local": whatever cluster the environment names or an earlier one left behind in the temporary folder.
-        # Actors may outnumber the cores: the operating system shares these better than an idle queue does.
-        cpus = max(os.cpu_count() or 1, config.actors.num_actors + (config.learners if config.learners > 1 else 0))
-        store = max(512 << 20, 3 * config.actors.most_actors * config.actors.in_flight * trainer.unroll_bytes)
-        where = {"address": "local", "num_cpus": cpus, "object_store_memory": store, "include_dashboard": False}
+        where = {"address": "local", "num_cpus": cpus, "object_store_memory": max(512 << 20, store)}
+        where["include_dashboard"] = False
     # Ray's processes inherit that hang-ups are ignored: the terminal may close, the last unrolls still arrive.
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with console.status("starting Ray" if options.ray_address is None else f"joining {options.ray_address}"):
-            if options.ray_address:
-                _knock(options.ray_address)
+        with console.status("starting Ray" if address is None else f"joining {address}"):
+            if address:
+                _knock(address)
             ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises just this where the machine is too busy, for instance
-        if options.ray_address:
-            raise UserError(f"ray-address: expected a Ray cluster, got {options.ray_address}: {error}") from error
-        raise UserError(f"Ray did not start (--local does without it): {error}") from error
+        if address:
+            raise UserError(f"ray-address: expected a Ray cluster, got {address}: {error}") from error
+        raise UserError(f"Ray did not start{f' ({remedy})' if remedy else ''}: {error}") from error
     finally:
         signal.signal(signal.SIGHUP, hang_up)
     try:

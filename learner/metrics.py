@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams as hparams_summary
 
 FILE = "metrics.jsonl"
 
@@ -124,3 +125,22 @@ def _truncate(path: Path, last_step: int | None) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_bytes(b"".join(kept))
     temporary.replace(path)
+
+
+def write_hparams(run: Path | str, step: int, hparams: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+    """Adds a run to TensorBoard's table of hyperparameters, with its final metrics.
+
+    Args:
+        run: the run's folder.
+        step: agent steps in all.
+        hparams: what tells the run from others; values that are no numbers, texts or booleans are shown as texts.
+        metrics: numbers by name, which become scalars at `step` too.
+    """
+    plain = {
+        name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in hparams.items()
+    }
+    with SummaryWriter(str(run)) as events:
+        for summary in hparams_summary(plain, dict(metrics)):
+            events.file_writer.add_summary(summary)
+        for name, value in metrics.items():
+            events.add_scalar(name, value, step)

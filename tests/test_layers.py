@@ -14,7 +14,13 @@ ALLOWED = {
     "learner": {"agent"},
     "commands": {"agent", "envs", "actors", "learner"},
 }
-RAY_ALLOWED = {"actors/ray_pool.py", "learner/group.py", "commands/launch.py", "commands/ray_metrics.py"}
+RAY_ALLOWED = {
+    "actors/ray_pool.py",
+    "learner/group.py",
+    "commands/launch.py",
+    "commands/ray_metrics.py",
+    "commands/trials.py",
+}
 
 
 def imported(path: Path) -> set[str]:

@@ -167,6 +167,12 @@ class RoomsVectorEnv(VectorEnv):
         """The current view of every environment."""
         return tuple(self._images.copy())
 
+    def oracle_actions(self) -> NDArray[np.int64]:
+        """The actions [N] of a player who knows the state; see `envs.rooms.oracle`."""
+        from envs.rooms.oracle import oracle_actions  # which imports this module
+
+        return oracle_actions(self)
+
     def get_state(self) -> dict[str, NDArray]:
         """Everything that decides what happens next, as a dict of arrays [N]; `set_state` takes it back exactly."""
         return {name: array.copy() for name, array in self.state._asdict().items()}

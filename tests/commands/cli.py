@@ -67,12 +67,14 @@ def start(
     )
 
 
-def wait_until(condition: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
+def wait_until(
+    condition: Callable[[], object], process: subprocess.Popen[str] | None = None, patience: float = PATIENCE
+) -> None:
     """Waits until something holds, as long as the process lives."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not condition():
         assert process is None or process.poll() is None, f"the process ended with status {process.returncode}"
-        assert time.monotonic() < deadline, f"waited {PATIENCE} s"
+        assert time.monotonic() < deadline, f"waited {patience} s"
         time.sleep(0.01)
 
 

@@ -1,0 +1,82 @@
+"""`compressive evaluate` of several runs, of oracles and of random actions."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from commands import main
+from envs import reference_scores
+from tests.commands.cli import refusal
+
+Capture = pytest.CaptureFixture[str]
+
+
+def evaluated(arguments: list[str], capfd: Capture) -> list[dict]:
+    """What the command prints as JSON, and nothing else."""
+    capfd.readouterr()
+    main(["evaluate", "--json", *arguments])
+    return json.loads(capfd.readouterr().out)
+
+
+@pytest.mark.parametrize("env", ["rooms:full", "rooms:small", "diagnostic:recall", "diagnostic:tmaze,length=5"])
+def test_the_oracle_reaches_what_is_on_record(env: str, capfd: Capture) -> None:
+    (summary,) = evaluated(["--policy", "oracle", "--env", env, "--episodes", "4"], capfd)
+    assert summary["return"] == dict.fromkeys(("mean", "low", "high"), reference_scores(env)["oracle"])
+    assert summary["oracle_normalised"] == pytest.approx(100)
+    assert (summary["policy"], summary["episodes"]) == ("oracle", 4)
+
+
+@pytest.mark.parametrize(("env", "episodes"), [("rooms:small", 64), ("diagnostic:recall,delay=2", 2048)])
+def test_random_actions_score_what_is_on_record(env: str, episodes: int, capfd: Capture) -> None:
+    arguments = ["--policy", "random", "--env", env, "--episodes", str(episodes)]
+    (summary,) = evaluated(arguments, capfd)
+    score, expected = summary["return"], reference_scores(env)["random"]
+    assert expected is not None
+    assert abs(score["mean"] - expected) < score["high"] - score["low"], "within two 95 % intervals"
+    low, high = summary["oracle_normalised_interval"]
+    assert low < summary["oracle_normalised"] < high
+    assert evaluated(arguments, capfd) == [summary], "the same seed"
+    assert evaluated([*arguments, "--seed", "1"], capfd) != [summary]
+
+
+def test_several_tasks_by_a_script(capfd: Capture) -> None:
+    env = "diagnostic:recall,diagnostic:tmaze"
+    (summary,) = evaluated(["--policy", "oracle", "--env", env, "--episodes", "3"], capfd)
+    assert summary["return"] == {"mean": 1.0}
+    assert [part["episodes"] for part in summary["tasks"]] == [3, 3]
+
+
+def test_several_runs_in_one_table(
+    finished: tuple[Path, str], copied: Callable[[str], Path], capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [str(finished[0]), str(copied("again"))]
+    first, second = evaluated([*runs, "--episodes", "2"], capfd)
+    assert [first["run"], second["run"]] == runs
+    assert first["return"] == second["return"], "the same agent and episodes"
+    monkeypatch.setenv("COLUMNS", "250")
+    main(["evaluate", *runs, "--episodes", "2"])
+    printed = capfd.readouterr().out
+    assert printed.count(f"{first['return']['mean']:.2f}  [") == 2
+    assert all(run in printed for run in runs)
+
+
+def test_what_cannot_be_evaluated_is_one_line_before_any_episode(
+    finished: tuple[Path, str], copied: Callable[[str], Path], tmp_path: Path, capfd: Capture
+) -> None:
+    run, broken = str(finished[0]), copied("broken")
+    for weights in broken.glob("checkpoints/*/weights.safetensors"):
+        weights.write_bytes(b"torn")
+    assert str(broken) in refusal(["evaluate", run, str(broken)], capfd)
+    (broken / "config.json").write_text("{")
+    assert "expected JSON" in refusal(["evaluate", run, str(broken)], capfd)
+    assert "config.json" in refusal(["evaluate", run, str(tmp_path)], capfd)
+    for arguments, words in (
+        (["--policy", "oracle", "--env", "gym:CartPole-v1"], "has an oracle (rooms, diagnostic), got none"),
+        (["--policy", "oracle"], "--env and no run for oracle, got no --env"),
+        ([run, "--policy", "random"], f"got the run {run}"),
+        (["--policy", "random", "--env", "rooms:none"], "'none'"),
+        ([run, run, "--video", str(tmp_path / "a.mp4")], "one run to film, got 2"),
+    ):
+        assert words in refusal(["evaluate", *arguments], capfd)
