@@ -123,37 +123,40 @@ def dmlab30(core: str = "compressive") -> RunConfig:
 
 
 def memory(core: str = "compressive") -> RunConfig:
-    """A task that asks for a longer memory, to compare cores in five minutes of one CPU core a run: `make compare`.
+    """A level that asks for up to 66 steps of memory, learned in five minutes of one CPU core: `make compare`.
 
-    Each layer sees 8 recent steps and 8 compressed slots; Transformer-XL gets these as memory: the same attention cost.
+    The one layer sees 8 recent steps and 16 compressed slots; Transformer-XL gets these as memory: the same attention
+    cost. So it and rate 1 reach back 24 steps, rate 2 40 and rate 4 72, and delays of 16, 32 and 64 steps tell them
+    apart.
     """
     transformer: dict[str, Any] = {
         "model_size": 64,
-        "num_layers": 2,
+        "num_layers": 1,
         "num_heads": 4,
         "mlp_size": 128,
         "segment_size": 8,
         "norm": "pre",
     }
     cores: dict[str, CoreConfig] = {
-        "compressive": CompressiveTransformerConfig(**transformer, memory_size=8, compressed_size=8),
-        "transformer-xl": TransformerXLConfig(**transformer, memory_size=16),
-        "gated-transformer-xl": GatedTransformerXLConfig(**transformer, memory_size=16),
+        "compressive": CompressiveTransformerConfig(
+            **transformer, memory_size=8, compressed_size=16, compression_rate=4
+        ),
+        "transformer-xl": TransformerXLConfig(**transformer, memory_size=24),
+        "gated-transformer-xl": GatedTransformerXLConfig(**transformer, memory_size=24),
         "lstm": LSTMConfig(model_size=64),
         "gru": GRUConfig(model_size=64),
-        "mingru": MinGRUConfig(model_size=64, num_layers=2, mlp_size=128),
-        "memoryless": MemorylessConfig(model_size=64, num_layers=2, mlp_size=128),
+        "mingru": MinGRUConfig(model_size=64, num_layers=1, mlp_size=128),
+        "memoryless": MemorylessConfig(model_size=64, num_layers=1, mlp_size=128),
     }
     config = cpu(core)
     return dataclasses.replace(
         config,
         preset="memory",
-        env="diagnostic:recall,delay=40",
-        frames=2_000_000,
-        video_episodes=0,
-        agent=dataclasses.replace(config.agent, core=cores[core], reconstruction_cost=0.0),
-        learner=dataclasses.replace(config.learner, discount=0.99, lambda_=1.0),
-        actors=ActorsConfig(num_actors=1, envs_per_actor=64, unroll_length=48),
+        env="rooms:small-recall",
+        frames=4_800_000,
+        agent=dataclasses.replace(config.agent, torso_size=64, core=cores[core]),
+        learner=dataclasses.replace(config.learner, discount=0.8, lambda_=0.95),
+        actors=ActorsConfig(num_actors=1, envs_per_actor=32, unroll_length=32),
     )
 
 
