@@ -12,7 +12,8 @@ from rich.console import Console
 
 from actors import Actor, Episode
 from actors.evaluation import correct_fraction, mean_interval, play_episodes
-from actors.recording import record_episodes
+from actors.recording import Recording, record_episodes
+from actors.video import write_video
 from agent import Agent
 from commands import UserError
 from commands.config import RunConfig, read_config
@@ -82,7 +83,8 @@ def evaluate(arguments: Sequence[str]) -> None:
     if options.video:
         with console.status("filming"):
             try:
-                rows["video"] = str(film(config, agent, options.video, 2, options.seed, not options.greedy, env))
+                recordings = record(config, agent, 2, options.seed, not options.greedy, env)
+                rows["video"] = str(write_video(recordings, options.video))
             except OSError as error:
                 raise UserError(f"video: {error}") from error
     if "tasks" in summary:
@@ -127,24 +129,16 @@ def filmable(env: str) -> bool:
     return len(shape) == 3 and shape[2] == 3
 
 
-def film(
-    config: RunConfig,
-    agent: Agent,
-    path: Path,
-    episodes: int,
-    seed: int = 0,
-    sample: bool = True,
-    env: str | None = None,
-) -> Path:
-    """Films episodes of the first task and returns the path of the video."""
+def record(
+    config: RunConfig, agent: Agent, episodes: int, seed: int = 0, sample: bool = True, env: str | None = None
+) -> list[Recording]:
+    """Plays episodes of the first task one by one, step by step to look at."""
     first = tasks(env or held_out(config.env))[0]
     actor = make_evaluator(config, agent, 1, seed, sample, first, film=True)
     try:
-        names = actor.envs.metadata.get("action_names") or tuple(map(str, range(agent.num_actions)))
-        record_episodes(actor, episodes, path, names, fps=round(actor.envs.metadata.get("render_fps", 15)))
+        return record_episodes(actor, episodes)
     finally:
         actor.envs.close()
-    return path
 
 
 def evaluation_summary(episodes: list[Episode], env: str) -> dict[str, Any]:
