@@ -18,12 +18,15 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
 
   launch     train an agent, on this machine or on a Ray cluster, then evaluate and film it
   evaluate   play episodes with a trained agent and report its scores
+  visualize  play episodes and lay the agent's memory open: a video, and a page for the browser
+  report     one page about a run: configuration, curves, memory, evaluation
   status     show what a run is doing: progress, actors, policy lag, last checkpoint
 
 `compressive COMMAND --help` explains a command's options. To begin:
 
   compressive launch                 train on two CPU cores, under 10 minutes
   compressive evaluate runs/NAME     the agent of that run once more
+  compressive visualize runs/NAME    what it remembers, step by step
 """
 
 
@@ -31,9 +34,11 @@ def _commands() -> dict[str, Callable[[Sequence[str]], None]]:
     # Imported late: `compressive --help` answers at once.
     from commands.evaluate import evaluate
     from commands.launch import launch
+    from commands.report import report
     from commands.status import status
+    from commands.visualize import visualize
 
-    return {"launch": launch, "evaluate": evaluate, "status": status}
+    return {"launch": launch, "evaluate": evaluate, "visualize": visualize, "report": report, "status": status}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

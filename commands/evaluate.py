@@ -65,17 +65,11 @@ def evaluate(arguments: Sequence[str]) -> None:
         env = options.env or held_out(config.env)
         prepare(env)
         _require_same_interface(config.env, env)
-        if options.video and not filmable(env):
-            raise ValueError(f"video: expected images in RGB, got {list(interface(env).observation_shape)} from {env}")
-        agent = make_agent(config)
-        checkpoint = checkpoints.load_latest(config.checkpoint_url or options.run)
-        agent.load_state_dict(checkpoint.parts["weights"])
-    except (ValueError, FileNotFoundError, ImportError, StorageError) as error:
+        if options.video:
+            require_images(env, "video: ")
+    except (ValueError, FileNotFoundError, ImportError) as error:
         raise UserError(str(error)) from error
-    except (RuntimeError, KeyError) as error:
-        raise UserError(f"{checkpoint.path} does not fit {options.run / 'config.json'}: {error}") from error
-    for skipped in checkpoint.skipped:
-        console.print(f"[yellow]skipped checkpoint[/] {skipped}", highlight=False, soft_wrap=True)
+    config, agent, checkpoint = load_agent(options.run, console)
     with console.status(f"playing {options.episodes} episodes{' of each task' if len(tasks(env)) > 1 else ''}"):
         episodes = play(config, agent, options.episodes, options.seed, not options.greedy, env)
     summary = evaluation_summary(episodes, env)
@@ -90,6 +84,26 @@ def evaluate(arguments: Sequence[str]) -> None:
     if "tasks" in summary:
         console.print(task_table(summary["tasks"]))
     console.print(table("evaluation", rows))
+
+
+def load_agent(run: Path, console: Console) -> tuple[RunConfig, Agent, checkpoints.Checkpoint]:
+    """The agent of a run's last readable checkpoint; says which checkpoints were skipped.
+
+    Raises:
+        UserError: if there is no run, or no checkpoint that fits it, or its environment cannot be made.
+    """
+    try:
+        config = read_config(run)
+        agent = make_agent(config)
+        checkpoint = checkpoints.load_latest(config.checkpoint_url or run)
+        agent.load_state_dict(checkpoint.parts["weights"])
+    except (ValueError, FileNotFoundError, ImportError, StorageError) as error:
+        raise UserError(str(error)) from error
+    except (RuntimeError, KeyError) as error:
+        raise UserError(f"{checkpoint.path} does not fit {run / 'config.json'}: {error}") from error
+    for skipped in checkpoint.skipped:
+        console.print(f"[yellow]skipped checkpoint[/] {skipped}", highlight=False, soft_wrap=True)
+    return config, agent, checkpoint
 
 
 def _require_same_interface(trained: str, other: str) -> None:
@@ -127,6 +141,12 @@ def filmable(env: str) -> bool:
     """Whether what an agent sees in an environment is an image in RGB, which can be filmed."""
     shape = interface(env).observation_shape
     return len(shape) == 3 and shape[2] == 3
+
+
+def require_images(env: str, what: str = "") -> None:
+    """Raises a ValueError where `filmable` is false."""
+    if not filmable(env):
+        raise ValueError(f"{what}expected images in RGB, got {list(interface(env).observation_shape)} from {env}")
 
 
 def record(
