@@ -139,23 +139,24 @@ def _attention(
 
 
 def _join(steps: list[_Step], episode: Episode, actor: Actor) -> Recording:
-    parts = _Step(*(list(values) for values in zip(*steps)))
     metadata, core = actor.envs.metadata, actor.agent.core
     attention = []
-    for layer, (weights, slots) in enumerate(zip(zip(*parts.weights), zip(*parts.slots))):
-        sizes = core.layers[layer].sizes
-        kinds = (sizes.compressed, sizes.memory, sizes.segment)
-        attention.append(Attention(kinds, np.stack(weights), np.stack(slots)))
+    if isinstance(core, CompressiveTransformer):
+        for index, layer in enumerate(core.layers):
+            sizes = (layer.sizes.compressed, layer.sizes.memory, layer.sizes.segment)
+            weights, slots = (np.stack(parts) for parts in zip(*((s.weights[index], s.slots[index]) for s in steps)))
+            attention.append(Attention(sizes, weights, slots))
     names = metadata.get("action_names") or map(str, range(actor.agent.num_actions))
+    poses = [step.pose for step in steps if step.pose is not None]
     return Recording(
         episode=episode,
-        observations=np.stack(parts.observation),
-        actions=np.array(parts.action),
-        values=np.array(parts.value, np.float32),
-        rewards=np.array(parts.reward, np.float32),
+        observations=np.stack([step.observation for step in steps]),
+        actions=np.array([step.action for step in steps]),
+        values=np.array([step.value for step in steps], np.float32),
+        rewards=np.array([step.reward for step in steps], np.float32),
         attention=tuple(attention),
-        mass=np.stack(parts.mass),
-        poses=None if steps[0].pose is None else np.stack(parts.pose),
+        mass=np.stack([step.mass for step in steps]),
+        poses=np.stack(poses) if poses else None,
         action_names=tuple(names),
         fps=float(metadata.get("render_fps", 15)),
         floor_plan=metadata.get("floor_plan"),

@@ -93,15 +93,14 @@ def show(recordings: Sequence[Recording], stem: Path, title: str, config: RunCon
     return {"video": str(video), "page": f"{page}  (open it in a browser)"}
 
 
-def page_data(
-    recordings: Sequence[Recording], title: str, core: str, limit: int = PAGE_BYTES
-) -> dict[str, Any]:
+def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int = PAGE_BYTES) -> dict[str, Any]:
     """What `pages/episode.html` reads: the episodes that fit, in full, and of the first at least its beginning."""
     check_images(recordings)
     first = recordings[0]
     height, width = first.observations.shape[1:3]
     limit -= 100_000  # the page itself
-    episodes, room, note = [], limit, ""
+    episodes: list[dict[str, Any]] = []
+    room, note = limit, ""
     for number, recording in enumerate(recordings):
         steps = len(recording.actions)
         episode, size = _episode(recording, steps)
@@ -165,7 +164,9 @@ def _sheets(frames: np.ndarray) -> list[str]:
         rows = -(-len(part) // 10)
         grid = np.zeros((rows * 10, *part.shape[1:]), np.uint8)
         grid[: len(part)] = part
-        pictures.append(np.concatenate([np.concatenate(list(row), axis=1) for row in grid.reshape(rows, 10, *part.shape[1:])]))
+        pictures.append(
+            np.concatenate([np.concatenate(list(row), axis=1) for row in grid.reshape(rows, 10, *part.shape[1:])])
+        )
     sheets = [_webp(picture, lossless=True, quality=50, method=2) for picture in pictures]
     if sum(map(len, sheets)) > LOSSLESS_BYTES:
         sheets = [_webp(picture, quality=85, method=2) for picture in pictures]

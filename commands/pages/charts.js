@@ -143,7 +143,8 @@ class LineChart {
       });
     } else {
       for (const tick of ticks(low, high, height > 120 ? 4 : 2)) {
-        this.svg.append(shape("text", { x: box.left + 4, y: this.y(tick) - 3 }, readable(tick)));
+        const y = this.y(tick) < box.top + 14 ? this.y(tick) + 13 : this.y(tick) - 3;
+        this.svg.append(shape("text", { x: box.left + 4, y, class: "within" }, readable(tick)));
       }
     }
     this.hair = shape("line", { y1: box.top, y2: box.bottom, stroke: "var(--ink)", "stroke-width": 1.5 });
