@@ -174,8 +174,8 @@ def build(config: RoomsConfig) -> Level:
 def floor_plan(config: RoomsConfig) -> dict[str, Any]:
     """What to draw a path on, in the units and axes of `State.x` and `State.y` (y grows to the left), for people.
 
-    "rooms": names by the number in a pose; in the first is shown what must be remembered. "walls": segments (x0, y0, x1, y1). "areas" and "spots": boxes and points
-    by name.
+    "rooms": names by the number in a pose; in the first is shown what must be remembered. "walls": segments
+    (x0, y0, x1, y1). "areas" and "spots": boxes and points by name.
     """
     scale = config.distance_scale
     ends = [(at, low, at, high) if axis == 0 else (low, at, high, at) for room in WALLS for axis, at, low, high in room]
