@@ -65,8 +65,8 @@ def evaluate(arguments: Sequence[str]) -> None:
         env = options.env or held_out(config.env)
         prepare(env)
         _require_same_interface(config.env, env)
-        if options.video:
-            require_images(env, "video: ")
+        if options.video and not filmable(env):
+            raise ValueError(f"video: expected images in RGB, got {list(interface(env).observation_shape)} from {env}")
     except (ValueError, FileNotFoundError, ImportError) as error:
         raise UserError(str(error)) from error
     config, agent, checkpoint = load_agent(options.run, console)
@@ -141,12 +141,6 @@ def filmable(env: str) -> bool:
     """Whether what an agent sees in an environment is an image in RGB, which can be filmed."""
     shape = interface(env).observation_shape
     return len(shape) == 3 and shape[2] == 3
-
-
-def require_images(env: str, what: str = "") -> None:
-    """Raises a ValueError where `filmable` is false."""
-    if not filmable(env):
-        raise ValueError(f"{what}expected images in RGB, got {list(interface(env).observation_shape)} from {env}")
 
 
 def record(

@@ -21,9 +21,10 @@ from actors.video import check_images, write_video
 from commands import UserError
 from commands.config import RunConfig
 from commands.display import quantity, table
-from commands.evaluate import load_agent, record, require_images
+from commands.evaluate import filmable, load_agent, record
 from commands.options import parse
 from commands.pages import packed, rounded, write_page
+from commands.training import interface
 
 PAGE_BYTES = 15_000_000
 """A page is not larger than this, so that it opens at once; what does not fit is left out, and the page says so."""
@@ -62,10 +63,9 @@ def visualize(arguments: Sequence[str]) -> None:
     console = Console()
     torch.set_num_threads(1)
     config, agent, checkpoint = load_agent(options.run, console)
-    try:
-        require_images(config.env)
-    except ValueError as error:
-        raise UserError(f"{options.run}: {error}") from error
+    if not filmable(config.env):
+        seen = list(interface(config.env).observation_shape)
+        raise UserError(f"{options.run}: expected images in RGB to show, got {seen} from {config.env}")
     with console.status("playing"):
         recordings = record(config, agent, options.episodes, options.seed, not options.greedy)
     stem = (options.output or options.run / "videos") / "episodes"
