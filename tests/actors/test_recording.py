@@ -56,7 +56,7 @@ def literal_slots(sizes: tuple[int, int, int], rate: int, episodes: int) -> list
     nothing = -(10**6)
     compressed, memory, segment = [(nothing, nothing)] * n_cm, [(nothing, nothing)] * n_m, []
     shown, now = [], 0
-    for episode in range(episodes):
+    for _ in range(episodes):
         begin = now
         for step in range(STEPS + 1):  # the last one only resets
             if step < STEPS:
