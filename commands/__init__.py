@@ -3,6 +3,7 @@
 Bad input ends with one line on standard error and exit status 2, before any work is done.
 """
 
+import importlib
 import logging
 import os
 import sys
@@ -18,6 +19,8 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
 
   launch     train an agent, on this machine or on a Ray cluster, then evaluate and film it
   evaluate   play episodes with trained agents, an oracle or at random, and report the scores
+  visualize  play episodes and lay the agent's memory open: a video, and a page for the browser
+  report     one page about a run: configuration, curves, memory, evaluation
   compare    train variants of an agent with several seeds each, and compare them in a report
   status     show what a run is doing: progress, actors, policy lag, last checkpoint
 
@@ -25,17 +28,12 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
 
   compressive launch                 train on two CPU cores, under 10 minutes
   compressive evaluate runs/NAME     the agent of that run once more
+  compressive visualize runs/NAME    what it remembers, step by step
 """
 
 
-def _commands() -> dict[str, Callable[[Sequence[str]], None]]:
-    # Imported late: `compressive --help` answers at once.
-    from commands.compare import compare
-    from commands.evaluate import evaluate
-    from commands.launch import launch
-    from commands.status import status
-
-    return {"launch": launch, "evaluate": evaluate, "compare": compare, "status": status}
+COMMANDS = ("launch", "evaluate", "visualize", "report", "compare", "status")
+"""Names of commands, each a function in the module of its name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -50,10 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.filterwarnings("ignore", message="skipped checkpoint")
     try:
         name, rest = arguments[0], arguments[1:]
-        commands = _commands()
-        if name not in commands:
-            raise UserError(f"expected a command out of {', '.join(commands)}, got {name!r} (see compressive --help)")
-        commands[name](rest)
+        if name not in COMMANDS:
+            raise UserError(f"expected a command out of {', '.join(COMMANDS)}, got {name!r} (see compressive --help)")
+        command: Callable[[Sequence[str]], None] = getattr(importlib.import_module(f"commands.{name}"), name)
+        command(rest)
         sys.stdout.flush()
     except UserError as error:
         print(f"compressive: {' '.join(str(error).split())}", file=sys.stderr)

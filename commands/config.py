@@ -8,6 +8,7 @@ import json
 import re
 import types
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -108,6 +109,15 @@ def to_plain(config: RunConfig) -> dict[str, Any]:
     plain = dataclasses.asdict(config)
     plain["agent"]["core"] = {"name": config.core_name, **plain["agent"]["core"]}
     return plain
+
+
+def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Name, old and new value of all that differs between two configurations, as `to_plain` gives them."""
+    if isinstance(old, dict):
+        for key in old:
+            yield from differences(old[key], new[key], f"{name}.{key}" if name else key)
+    elif old != new:
+        yield name, old, new
 
 
 def from_plain(plain: dict[str, Any]) -> RunConfig:

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from actors import Actor, Episode
 from actors.evaluation import ScriptedActor, correct_fraction, mean_interval, play_episodes
-from actors.recording import record_episodes
+from actors.recording import Recording, record_episodes
+from actors.video import write_video
 from agent import Agent
 from commands import UserError
 from commands.config import RunConfig, read_config
@@ -94,14 +95,12 @@ def evaluate(arguments: Sequence[str]) -> None:
     if options.policy != "agent":
         _show([_scripted(options, console)], options, console)
         return
-    players = [load_player(run, options.env) for run in options.runs]  # all of them, before any plays
+    players = [load_player(run, console, options.env) for run in options.runs]  # all of them, before any plays
     if options.video and not filmable(players[0].env):
         shape = list(interface(players[0].env).observation_shape)
         raise UserError(f"video: expected images in RGB, got {shape} from {players[0].env}")
     evaluated = []
     for player in players:
-        for skipped in player.checkpoint.skipped:
-            console.print(f"[yellow]skipped checkpoint[/] {skipped}", highlight=False, soft_wrap=True)
         each = " of each task" if len(tasks(player.env)) > 1 else ""
         with console.status(f"playing {options.episodes} episodes{each} with {player.run}"):
             episodes = play(player.config, player.agent, options.episodes, options.seed, not options.greedy, player.env)
@@ -111,14 +110,16 @@ def evaluate(arguments: Sequence[str]) -> None:
         config, agent, env = players[0].config, players[0].agent, players[0].env
         with console.status("filming"):
             try:
-                film(config, agent, options.video, 2, options.seed, not options.greedy, env)
+                write_video(record(config, agent, 2, options.seed, not options.greedy, env), options.video)
             except OSError as error:
                 raise UserError(f"video: {error}") from error
     _show(evaluated, options, console)
 
 
-def load_player(run: Path, env: str | None = None) -> Player:
+def load_player(run: Path, console: Console, env: str | None = None) -> Player:
     """The agent of a run's last readable checkpoint, on the CPU, to play in `env` or what the run is tested on.
+
+    Says which checkpoints were skipped.
 
     Raises:
         UserError: if the folder is no run, has no checkpoint or a damaged one, or the environment is of another shape.
@@ -135,6 +136,8 @@ def load_player(run: Path, env: str | None = None) -> Player:
         raise UserError(str(error)) from error
     except (RuntimeError, KeyError) as error:
         raise UserError(f"{checkpoint.path} does not fit {run / 'config.json'}: {error}") from error
+    for skipped in checkpoint.skipped:
+        console.print(f"[yellow]skipped checkpoint[/] {skipped}", highlight=False, soft_wrap=True)
     return Player(run, config, agent, env, checkpoint)
 
 
@@ -216,24 +219,16 @@ def filmable(env: str) -> bool:
     return len(shape) == 3 and shape[2] == 3
 
 
-def film(
-    config: RunConfig,
-    agent: Agent,
-    path: Path,
-    episodes: int,
-    seed: int = 0,
-    sample: bool = True,
-    env: str | None = None,
-) -> Path:
-    """Films episodes of the first task and returns the path of the video."""
+def record(
+    config: RunConfig, agent: Agent, episodes: int, seed: int = 0, sample: bool = True, env: str | None = None
+) -> list[Recording]:
+    """Plays episodes of the first task one by one, step by step to look at."""
     first = tasks(env or held_out(config.env))[0]
     actor = make_evaluator(config, agent, 1, seed, sample, first, film=True)
     try:
-        names = actor.envs.metadata.get("action_names") or tuple(map(str, range(agent.num_actions)))
-        record_episodes(actor, episodes, path, names, fps=round(actor.envs.metadata.get("render_fps", 15)))
+        return record_episodes(actor, episodes)
     finally:
         actor.envs.close()
-    return path
 
 
 def evaluation_summary(episodes: list[Episode], env: str) -> dict[str, Any]:

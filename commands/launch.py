@@ -22,12 +22,14 @@ import tyro
 from rich.console import Console
 
 from commands import UserError
-from commands.config import RunConfig, from_plain, read_config, to_plain
+from commands.config import RunConfig, differences, from_plain, read_config, to_plain
 from commands.display import TerminalDisplay, quantity, table, task_table
-from commands.evaluate import evaluation_rows, evaluation_summary, film, filmable, play
+from commands.evaluate import evaluation_rows, evaluation_summary, filmable, play, record
 from commands.options import parse as parse_options
 from commands.presets import make_preset
+from commands.tensorboard import log_recordings
 from commands.training import Trainer, interface, stop_on_signals
+from commands.visualize import show
 from envs import held_out, prepare, tasks
 from learner import checkpoints
 from learner.storage import StorageError, is_url
@@ -124,7 +126,7 @@ def parse(arguments: Sequence[str]) -> Options:
     if options.core != config.core_name:
         raise UserError(f"core: expected {config.core_name} as in {options.resume}, got {options.core}")
     if options.resume:
-        for name, old, new in _differences(to_plain(config), to_plain(options.config)):
+        for name, old, new in differences(to_plain(config), to_plain(options.config)):
             if name.startswith(FIXED):
                 raise UserError(f"{name}: expected {old} as in {options.resume}, got {new}")
     return options
@@ -158,15 +160,6 @@ def _config_of(run: str) -> RunConfig:
         return dataclasses.replace(from_plain(checkpoint.state["config"]), checkpoint_url=run)
     except ValueError as error:
         raise ValueError(f"{checkpoint.path}: {error}") from error
-
-
-def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Name, old and new value of all that differs between two configurations, as `to_plain` gives them."""
-    if isinstance(old, dict):
-        for key in old:
-            yield from _differences(old[key], new[key], f"{name}.{key}" if name else key)
-    elif old != new:
-        yield name, old, new
 
 
 def launch(arguments: Sequence[str]) -> None:
@@ -282,24 +275,34 @@ def _train(options: Options, trainer: Trainer, console: Console) -> None:
         )
         sys.exit(128 + stop.signal)
     seconds = time.monotonic() - begin
-    agent = trainer.agent.to("cpu")
-    with console.status(f"evaluating {config.eval_episodes} episodes"):
-        summary = evaluation_summary(play(config, agent, config.eval_episodes), held_out(config.env))
+    with console.status(f"playing {config.eval_episodes} episodes"):
+        summary, shown = conclude(trainer)
     checkpoints.write_json(run / "evaluation.json", summary)
     rows = evaluation_rows(summary)
     rows["frames, steps"] = f"{quantity(trainer.frames)}, {quantity(trainer.learner.steps)}"
     rows["training"] = f"{seconds / 60:.1f} min"
-    if config.video_episodes and filmable(config.env):
-        with console.status("filming"):
-            video = film(config, agent, run / "videos" / "final.mp4", config.video_episodes)
-        rows["video"] = str(video)
+    rows |= shown
     rows["checkpoint"] = str(trainer.saved)
     rows["curves"] = f"tensorboard --logdir {run}"
     rows["metrics"] = str(run / "metrics.jsonl")
     rows["again"] = f"compressive evaluate {run}"
+    rows["report"] = f"compressive report {run}"
     if "tasks" in summary:
         console.print(task_table(summary["tasks"]))
     console.print(table("finished", rows))
+
+
+def conclude(trainer: Trainer) -> tuple[dict[str, Any], dict[str, str]]:
+    """Evaluates a trained agent and films it: the evaluation's summary, and where the episodes are."""
+    config, run, shown = trainer.config, trainer.run, dict[str, str]()
+    agent = trainer.agent.to("cpu")
+    summary = evaluation_summary(play(config, agent, config.eval_episodes), held_out(config.env))
+    if config.video_episodes and filmable(config.env):
+        recordings = record(config, agent, config.video_episodes)
+        title = f"{run.resolve().name}, {quantity(trainer.learner.steps)} steps"
+        shown = show(recordings, run / "videos" / "final", title, config)
+        log_recordings(run, trainer.learner.steps, recordings)
+    return summary, shown
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from agent import Agent, Trajectory
 from agent.core import concatenate_states, leaves, state_bytes
 from commands import UserError
 from commands.config import RunConfig, to_plain
+from commands.tensorboard import LAYOUT
 from envs import make_vector, mean_normalised, tasks
 from learner import checkpoints
 from learner.diagnostics import attention_mass
@@ -388,7 +389,8 @@ class Trainer:
                 checkpoints.restore_rng(self.restored.state["rng"])
             if self.saved is None:
                 self.save(learner, pool)
-            writer = stack.enter_context(MetricsWriter(self.run, learner.steps, make_mirror(self.run, self.local)))
+            mirror = make_mirror(self.run, self.local)
+            writer = stack.enter_context(MetricsWriter(self.run, learner.steps, mirror, LAYOUT))
             pool.publish(learner.weights(), learner.version)
             clock, saved = Clock(learner.steps), time.monotonic()
             while self.frames < config.frames and not stop.requested:

@@ -20,11 +20,10 @@ from ray import tune
 
 from commands.config import RunConfig, from_plain, to_plain
 from commands.display import LiveLine, duration, quantity
-from commands.evaluate import evaluation_summary, film, filmable, play
-from commands.launch import claim
+from commands.launch import claim, conclude
 from commands.sweep import FILE
 from commands.training import Progress, StopRequest, Trainer
-from envs import held_out, prepare
+from envs import prepare
 from learner import checkpoints
 from learner.metrics import read_metrics, write_hparams
 
@@ -104,10 +103,7 @@ def _train(config: RunConfig, run: Path, stop: StopRequest, hparams: dict[str, A
         trainer.train(Reporter(), stop)
         if trainer.frames < config.frames:
             return
-        agent = trainer.agent.to("cpu")
-        summary = evaluation_summary(play(config, agent, config.eval_episodes), held_out(config.env))
-        if config.video_episodes and filmable(config.env):
-            film(config, agent, run / "videos" / "final.mp4", config.video_episodes)
+        summary, _ = conclude(trainer)
         scores = {name: value for name, value in summary.items() if name.endswith("_normalised")}
         for measure in ("return", "correct_choices"):
             if measure in summary:

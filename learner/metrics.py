@@ -31,6 +31,7 @@ class MetricsWriter:
         run: Path | str,
         resumed_step: int | None = None,
         mirror: Callable[[Mapping[str, float]], None] | None = None,
+        layout: dict[str, dict[str, list[Any]]] | None = None,
     ) -> None:
         """Opens a run for rows.
 
@@ -40,6 +41,7 @@ class MetricsWriter:
                 interrupted run wrote after its last checkpoint, are removed, and hidden in TensorBoard. None keeps
                 all. A torn last line is removed in any case.
             mirror: is called with the numbers of every row as well.
+            layout: charts of TensorBoard's custom scalars, as `SummaryWriter.add_custom_scalars` takes them.
         """
         run = Path(run)
         run.mkdir(parents=True, exist_ok=True)
@@ -51,6 +53,8 @@ class MetricsWriter:
         purge = resumed_step + 1 if resuming and resumed_step is not None else None
         self._events = SummaryWriter(str(run), purge_step=purge, flush_secs=10)
         self._mirror = mirror
+        if layout:
+            self._events.add_custom_scalars(layout)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes one row.

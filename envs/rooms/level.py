@@ -6,7 +6,7 @@ Coordinates and rules are those of rooms_select_nonmatching_object (see docs), s
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba.extending import register_jitable
@@ -169,6 +169,24 @@ def build(config: RoomsConfig) -> Level:
         throw_speed=float(config.throw_speed * scale),
         throw_moves=round(config.throw_seconds / physics.MOVE_SECONDS),
     )
+
+
+def floor_plan(config: RoomsConfig) -> dict[str, Any]:
+    """What to draw a path on, in the units and axes of `State.x` and `State.y` (y grows to the left), for people.
+
+    "rooms": names by the number in a pose; in the first is shown what must be remembered. "walls": segments
+    (x0, y0, x1, y1). "areas" and "spots": boxes and points by name.
+    """
+    scale = config.distance_scale
+    ends = [(at, low, at, high) if axis == 0 else (low, at, high, at) for room in WALLS for axis, at, low, high in room]
+    points = {f"example, {side}": spot for side, spot in zip(("left", "right"), EXAMPLES)}
+    points |= {f"choice, {side}": spot for side, spot in zip(("left", "right"), CHOICES)}
+    return {
+        "rooms": ("room of the example", "room of the choice", "the dark"),
+        "walls": [[scale * end for end in wall] for wall in ends],
+        "areas": {"teleporter": [scale * edge for edge in PAD]},
+        "spots": {name: [scale * at for at in spot] for name, spot in points.items()},
+    }
 
 
 def _clear_of_wall(position: tuple[int, int], bounds: tuple[int, int, int, int], scale: float) -> NDArray[np.float64]:

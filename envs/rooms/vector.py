@@ -92,6 +92,7 @@ class RoomsVectorEnv(VectorEnv):
             "episode_metrics": ("correct_choices", "wrong_choices"),
             "action_repeat": self.config.action_repeat,
             "action_names": level.ACTION_NAMES,
+            "floor_plan": level.floor_plan(self.config),
         }
         shape = (self.config.image_height, self.config.image_width, 3)
         self.single_observation_space = spaces.Box(0, 255, shape, np.uint8)
@@ -162,6 +163,15 @@ class RoomsVectorEnv(VectorEnv):
             "wrong_choices": self.state.wrong.copy(),
             "_wrong_choices": self._all.copy(),
         }
+
+    def poses(self) -> NDArray[np.float64]:
+        """Where the players are, [N, 4]: x, y, yaw in degrees (0 along +x, growing to the left) and the room.
+
+        Rooms are numbered, and all of it can be drawn, as `metadata["floor_plan"]` says. Not among the infos: nobody
+        who trains looks at it.
+        """
+        room = np.array([0, 1, 1, 2])[self.state.room]  # CHOSEN is still in the second room
+        return np.stack([self.state.x, self.state.y, self.state.yaw, room], axis=1)
 
     def render(self) -> tuple[NDArray[np.uint8], ...]:
         """The current view of every environment."""

@@ -1,0 +1,268 @@
+// What both pages share: reading packed arrays, and line and bar charts as SVG. No libraries, no network.
+"use strict";
+
+const get = (id) => document.getElementById(id);
+
+// A number as people read it.
+function readable(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  const short = (number) => number.toFixed(size < 10 ? 1 : 0).replace(/\.0$/, "");
+  if (size >= 1e9) return (value / 1e9).toFixed(1).replace(/\.0$/, "") + " G";
+  if (size >= 1e6) return (value / 1e6).toFixed(1).replace(/\.0$/, "") + " M";
+  if (size >= 1e4) return (value / 1e3).toFixed(0) + " k";
+  if (size >= 100 || Number.isInteger(value)) return short(value);
+  if (size >= 0.01) return String(Number(value.toPrecision(3)));
+  return value === 0 ? "0" : value.toExponential(1).replace("e-", "e−");
+}
+
+function element(name, attributes = {}, text = null) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  if (text !== null) node.textContent = text;
+  return node;
+}
+
+function shape(name, attributes = {}, text = null) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  if (text !== null) node.textContent = text;
+  return node;
+}
+
+// The array that `packed` of the Python side deflated; kind is Uint8Array, Int32Array or alike.
+async function unpacked(text, kind) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new kind(await new Response(stream).arrayBuffer());
+}
+
+// Round numbers from low to high.
+function ticks(low, high, count) {
+  const raw = (high - low) / Math.max(count, 1);
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].find((factor) => factor * power >= raw * 0.999) * power;
+  const found = [];
+  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index++) {
+    found.push(Number((index * step).toPrecision(12)));
+  }
+  return found;
+}
+
+function extent(series, atLeast) {
+  let [low, high] = atLeast || [Infinity, -Infinity];
+  for (const { y, low: lower, high: upper } of series) {
+    for (const values of [y, lower, upper]) {
+      for (const value of values || []) {
+        if (value === null) continue;
+        low = Math.min(low, value);
+        high = Math.max(high, value);
+      }
+    }
+  }
+  if (low > high) return [0, 1];
+  const room = (high - low || Math.abs(high) || 1) * 0.06;
+  return [low === 0 ? 0 : low - room, high + room];
+}
+
+// Lines over x. series: [{name, colour, x, y, stems, low, high}]; y may hold nulls, stems draws bars from 0 instead of a
+// line, low and high a band around it.
+// options: height, domain ([from, to] of x), include ([low, high] that y shows at least), bands ([{from, to}]),
+// inset (pixels left and right of the plot; labels are then drawn inside it), xLabel, label (for screen readers),
+// legend (element for names and values), pick (called with x where the chart is clicked or dragged on).
+class LineChart {
+  constructor(host, series, options = {}) {
+    Object.assign(this, { host, series, options, at: null });
+    this.svg = shape("svg", { role: "img", "aria-label": options.label || "" });
+    host.append(this.svg);
+    new ResizeObserver(() => this.draw()).observe(host);
+    this.draw();
+    const position = (event) => this.x.back(event.clientX - this.svg.getBoundingClientRect().left);
+    if (options.pick) {
+      let down = false;
+      this.svg.style.cursor = "pointer";
+      this.svg.style.touchAction = "pan-y";
+      this.svg.addEventListener("pointerdown", (event) => {
+        down = true;
+        this.svg.setPointerCapture(event.pointerId);
+        options.pick(position(event));
+      });
+      this.svg.addEventListener("pointermove", (event) => down && options.pick(position(event)));
+      this.svg.addEventListener("pointerup", () => (down = false));
+      this.svg.addEventListener("pointercancel", () => (down = false));
+    } else if (options.legend) {
+      this.svg.addEventListener("pointermove", (event) => this.cursor(position(event)));
+      this.svg.addEventListener("pointerleave", () => this.cursor(null));
+    }
+    this.say();
+  }
+
+  draw() {
+    const { series, options } = this;
+    const width = this.host.clientWidth;
+    if (!width) return;
+    const height = options.height || 180;
+    const inset = options.inset;
+    const box = inset === undefined
+      ? { left: 52, right: width - 8, top: 10, bottom: height - 26 }
+      : { left: inset, right: width - inset, top: 6, bottom: height - 6 };
+    const all = series.flatMap((line) => [line.x[0], line.x[line.x.length - 1]]);
+    const [from, to] = options.domain || [Math.min(...all), Math.max(...all)];
+    const [low, high] = extent(series, options.include);
+    const across = (box.right - box.left) / (to - from || 1);
+    this.x = (value) => box.left + (value - from) * across;
+    this.x.back = (pixel) => Math.min(to, Math.max(from, from + (pixel - box.left) / across));
+    this.y = (value) => box.bottom - ((value - low) / (high - low)) * (box.bottom - box.top);
+    this.box = box;
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    this.svg.style.height = `${height}px`;
+    this.svg.replaceChildren();
+    for (const band of options.bands || []) {
+      const left = this.x(band.from);
+      this.svg.append(shape("rect", {
+        x: left, y: box.top, width: Math.max(0, this.x(band.to) - left), height: box.bottom - box.top,
+        fill: "var(--band)",
+      }));
+    }
+    for (const tick of ticks(low, high, height > 120 ? 4 : 2)) {
+      const y = this.y(tick);
+      this.svg.append(shape("line", { x1: box.left, x2: box.right, y1: y, y2: y, stroke: "var(--grid)" }));
+      if (inset === undefined) {
+        this.svg.append(shape("text", { x: box.left - 8, y: y + 4, "text-anchor": "end" }, readable(tick)));
+      }
+    }
+    for (const line of series) this.line(line);
+    if (inset === undefined) {
+      const marks = ticks(from, to, Math.max(2, Math.floor(width / 110)));
+      marks.forEach((tick, index) => {
+        const last = index === marks.length - 1;
+        const text = readable(tick) + (last && options.xLabel ? ` ${options.xLabel}` : "");
+        const anchor = this.x(tick) > box.right - 40 ? "end" : "middle";
+        const x = anchor === "end" ? box.right : this.x(tick);
+        this.svg.append(shape("text", { x, y: height - 6, "text-anchor": anchor }, text));
+      });
+    } else {
+      for (const tick of ticks(low, high, height > 120 ? 4 : 2)) {
+        const y = this.y(tick) < box.top + 14 ? this.y(tick) + 13 : this.y(tick) - 3;
+        this.svg.append(shape("text", { x: box.left + 4, y, class: "within" }, readable(tick)));
+      }
+    }
+    this.hair = shape("line", { y1: box.top, y2: box.bottom, stroke: "var(--ink)", "stroke-width": 1.5 });
+    this.svg.append(this.hair);
+    this.cursor(this.at, true);
+  }
+
+  line({ x, y, colour, stems, low, high }) {
+    if (low) {
+      const shown = x.map((_, index) => index).filter((index) => low[index] !== null && high[index] !== null);
+      const upper = shown.map((index) => `${this.x(x[index]).toFixed(1)},${this.y(high[index]).toFixed(1)}`);
+      const lower = shown.map((index) => `${this.x(x[index]).toFixed(1)},${this.y(low[index]).toFixed(1)}`).reverse();
+      this.svg.append(shape("polygon", { points: [...upper, ...lower].join(" "), fill: colour, opacity: 0.16 }));
+    }
+    if (stems) {
+      for (let index = 0; index < x.length; index++) {
+        if (!y[index]) continue;
+        const at = this.x(x[index]);
+        this.svg.append(shape("line", {
+          x1: at, x2: at, y1: this.y(0), y2: this.y(y[index]), "stroke-width": 2.5,
+          stroke: y[index] > 0 ? "var(--good)" : "var(--bad)",
+        }));
+      }
+      return;
+    }
+    let path = "";
+    let pen = false;
+    for (let index = 0; index < x.length; index++) {
+      if (y[index] === null) {
+        pen = false;
+        continue;
+      }
+      const [right, down] = [this.x(x[index]).toFixed(1), this.y(y[index]).toFixed(1)];
+      path += `${pen ? "L" : "M"}${right} ${down}`;
+      pen = true;
+    }
+    this.svg.append(shape("path", {
+      d: path, fill: "none", stroke: colour, "stroke-width": 1.75, "stroke-linejoin": "round",
+    }));
+  }
+
+  // Moves the cursor to x, or away with null; the legend says the values there.
+  cursor(at, drawn = false) {
+    this.at = at;
+    if (!this.hair) return;
+    this.hair.style.display = at === null ? "none" : "";
+    if (at !== null) {
+      this.hair.setAttribute("x1", this.x(at));
+      this.hair.setAttribute("x2", this.x(at));
+    }
+    if (!drawn) this.say();
+  }
+
+  say() {
+    const { legend, xLabel } = this.options;
+    if (!legend) return;
+    const nodes = this.series.map((line) => {
+      const node = element("span");
+      const swatch = element("i");
+      swatch.style.color = line.colour;
+      const known = line.y.length - 1 - [...line.y].reverse().findIndex((value) => value !== null);
+      const index = this.at === null ? known : nearest(line.x, this.at);
+      node.append(swatch, `${line.name} `, element("b", {}, readable(line.y[index])));
+      return node;
+    });
+    if (this.at !== null && xLabel) nodes.push(element("span", {}, `at ${readable(this.at)} ${xLabel}`));
+    legend.replaceChildren(...nodes);
+  }
+}
+
+function nearest(sorted, value) {
+  let [low, high] = [0, sorted.length - 1];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] < value) low = middle + 1;
+    else high = middle;
+  }
+  return low > 0 && value - sorted[low - 1] < sorted[low] - value ? low - 1 : low;
+}
+
+// Bars with error bars. bars: [{name, value, error, colour}]; names under the bars, values above them.
+function barChart(host, bars, { height = 200, label = "", text = readable } = {}) {
+  const svg = shape("svg", { role: "img", "aria-label": label });
+  host.append(svg);
+  function draw() {
+    const width = host.clientWidth;
+    if (!width) return;
+    const box = { left: 48, right: width - 4, top: 18, bottom: height - 24 };
+    const high = Math.max(...bars.map((bar) => bar.value + (bar.error || 0)), 1e-12) * 1.05;
+    const each = (box.right - box.left) / bars.length;
+    const y = (value) => box.bottom - (value / high) * (box.bottom - box.top);
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    svg.style.height = `${height}px`;
+    svg.replaceChildren();
+    for (const tick of ticks(0, high, 4)) {
+      svg.append(shape("line", { x1: box.left, x2: box.right, y1: y(tick), y2: y(tick), stroke: "var(--grid)" }));
+      svg.append(shape("text", { x: box.left - 8, y: y(tick) + 4, "text-anchor": "end" }, text(tick)));
+    }
+    bars.forEach((bar, index) => {
+      const [left, middle] = [box.left + index * each, box.left + (index + 0.5) * each];
+      const rect = shape("rect", {
+        x: left + each * 0.14, y: y(bar.value), width: each * 0.72, height: box.bottom - y(bar.value), rx: 2,
+        fill: bar.colour,
+      });
+      rect.append(shape("title", {}, `${bar.name}: ${text(bar.value)}`));
+      svg.append(rect);
+      if (bar.error) {
+        svg.append(shape("line", {
+          x1: middle, x2: middle, y1: y(bar.value - bar.error), y2: y(bar.value + bar.error), stroke: "var(--ink)",
+          "stroke-width": 1.5,
+        }));
+      } else if (each > 60) {
+        svg.append(shape("text", { x: middle, y: y(bar.value) - 5, "text-anchor": "middle" }, text(bar.value)));
+      }
+      const room = each > 7 * (bar.short || bar.name).length;
+      if (room) svg.append(shape("text", { x: middle, y: height - 6, "text-anchor": "middle" }, bar.short || bar.name));
+    });
+  }
+  new ResizeObserver(draw).observe(host);
+  draw();
+}

@@ -1,0 +1,83 @@
+"""What TensorBoard shows of a run beside its scalars: charts of those that belong together, film and attention.
+
+Scalars are written as they are measured, by `learner.metrics`.
+"""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from tensorboard.compat.proto.summary_pb2 import Summary
+from torch.utils.tensorboard import SummaryWriter
+
+from actors.recording import Recording
+from actors.video import HEIGHT, PANEL_WIDTH, VIEW_WIDTH, pictures
+from agent.core import ATTENTION_KINDS
+
+LAYOUT = {
+    "learning": {
+        "return": ["Multiline", ["^episode/return$"]],
+        "correct choices": ["Multiline", ["^episode/correct_choices$"]],
+        "normalised score": ["Multiline", ["^episode/.*normalised.*$"]],
+        "return by task": ["Multiline", ["^.*:.*/return$"]],
+    },
+    "memory": {
+        "attention": ["Multiline", [f"^attention/{kind}$" for kind in ATTENTION_KINDS]],
+        "compression loss by layer": ["Multiline", ["^loss/compression/.*$"]],
+    },
+    "losses": {
+        "losses": ["Multiline", ["^loss/(total|policy|baseline|entropy|reconstruction)$"]],
+        "value": ["Multiline", ["^value/.*$"]],
+        "entropy of the policy": ["Multiline", ["^policy/entropy$"]],
+        "gradient norms": ["Multiline", ["^gradient/.*$"]],
+    },
+    "system": {
+        "frames a second": ["Multiline", ["^speed/frames_per_second$"]],
+        "policy lag": ["Multiline", ["^policy_lag/.*$"]],
+        "learner idle": ["Multiline", ["^learner/idle_fraction$"]],
+        "actors": ["Multiline", ["^actors/.*$"]],
+    },
+}
+"""Charts of the tab "Custom scalars", by group: regular expressions of the scalars in each."""
+
+
+def log_recordings(run: Path, step: int, recordings: Sequence[Recording]) -> None:
+    """Adds a film of the first episode (an animated GIF) and, by layer, its attention from step to step.
+
+    A row of the attention's picture is a step of the episode, a column a step that it attends to; brightness is the
+    square root of the weight, over the largest.
+
+    Args:
+        run: the run's folder.
+        step: agent steps so far.
+        recordings: with image observations [T, height, width, 3] uint8.
+    """
+    first = recordings[0]
+    with SummaryWriter(str(run)) as events:
+        film = Summary.Image(
+            height=HEIGHT // 2,
+            width=(VIEW_WIDTH + PANEL_WIDTH) // 2,
+            colorspace=3,
+            encoded_image_string=_gif(first),
+        )
+        events.file_writer.add_summary(Summary(value=[Summary.Value(tag="episode/film", image=film)]), step)
+        for index, layer in enumerate(first.attention):
+            weights = np.sqrt(np.maximum(layer.by_step(), 0))
+            shades = np.rint(255 * weights / weights.max()).astype(np.uint8)
+            events.add_image(f"attention/layer_{index}", shades.repeat(2, 0).repeat(2, 1), step, dataformats="HW")
+
+
+def _gif(recording: Recording) -> bytes:
+    """An episode's video as TensorBoard can show it, at half the size."""
+    size = (VIEW_WIDTH + PANEL_WIDTH) // 2, HEIGHT // 2
+    palette = Image.Palette.ADAPTIVE
+    frames = [
+        Image.fromarray(picture).resize(size, Image.Resampling.BILINEAR).convert("P", palette=palette, colors=64)
+        for picture in pictures([recording])
+    ]
+    buffer = io.BytesIO()
+    duration = round(1000 / recording.fps)
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=duration, loop=0)
+    return buffer.getvalue()

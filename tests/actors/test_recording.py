@@ -1,0 +1,117 @@
+"""Recordings say what was played, and trace every key slot to the steps that a literal memory would hold."""
+
+import numpy as np
+import pytest
+import torch
+
+from actors import Actor
+from actors.recording import Recording, record_episodes
+from actors.video import write_video
+from agent import Agent, AgentConfig
+from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig
+from envs import make_vector
+
+ENV = "rooms:small,episode_frames=100"
+STEPS = 25
+SIZES = {"segment_size": 4, "memory_size": (8, 2), "compressed_size": (3, 4), "compression_rate": (2, 4)}
+
+
+def make_actor(core: CoreConfig, env: str = ENV, rows: int = 1) -> Actor:
+    torch.manual_seed(0)
+    envs = make_vector(env, rows)
+    shape = envs.single_observation_space.shape
+    agent = Agent(AgentConfig(torso="small", torso_size=8, core=core), shape, int(envs.single_action_space.n))
+    return Actor(envs, agent, actor_id=0, seed=3)
+
+
+def compressive(**changes: object) -> CompressiveTransformerConfig:
+    return CompressiveTransformerConfig(8, 2, 2, 8, **{**SIZES, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def recordings() -> list[Recording]:
+    return record_episodes(make_actor(compressive()), 3)
+
+
+def test_a_recording_is_what_the_environment_showed_and_paid(recordings: list[Recording]) -> None:
+    actor = make_actor(compressive())
+    for recording in recordings:
+        assert recording.observations.shape == (STEPS, 24, 32, 3)
+        assert recording.action_names[0] == "forward"
+        assert recording.fps == 15
+        for step in range(STEPS):
+            np.testing.assert_array_equal(recording.observations[step], actor.moment.observation[0])
+            np.testing.assert_array_equal(recording.poses[step], actor.envs.poses()[0])
+            (ended,) = actor.step(torch.tensor([recording.actions[step]])) or [None]
+            assert recording.rewards[step] == actor.moment.reward[0]
+        assert ended is not None
+        assert ended.score == recording.episode.score == recording.rewards.sum()
+        np.testing.assert_allclose(recording.returns + recording.rewards, recording.rewards.cumsum())
+        actor.step(torch.tensor([0]))  # which only resets
+
+
+def literal_slots(sizes: tuple[int, int, int], rate: int, episodes: int) -> list[list[tuple[int, int]]]:
+    """(first, last) of every slot before each step, by moving steps from list to list; -1 where there is nothing."""
+    n_s, n_m, n_cm = 4, sizes[1], sizes[0]
+    nothing = -(10**6)
+    compressed, memory, segment = [(nothing, nothing)] * n_cm, [(nothing, nothing)] * n_m, []
+    shown, now = [], 0
+    for _ in range(episodes):
+        begin = now
+        for step in range(STEPS + 1):  # the last one only resets
+            if step < STEPS:
+                slots = compressed + memory + segment + [(now, now)] + [(nothing, nothing)] * (n_s - len(segment) - 1)
+                inside = [(max(first - begin, 0), last - begin) if last >= begin else (-1, -1) for first, last in slots]
+                shown.append(inside)
+            segment.append((now, now))
+            now += 1
+            if len(segment) == n_s:
+                everything = memory + segment
+                evicted, memory, segment = everything[:n_s], everything[n_s:], []
+                groups = [evicted[i : i + rate] for i in range(0, n_s, rate)]
+                compressed = (compressed + [(group[0][0], group[-1][1]) for group in groups])[-n_cm:]
+    return shown
+
+
+def test_slots_trace_to_the_steps_of_a_literal_memory(recordings: list[Recording]) -> None:
+    for layer, rate in enumerate(SIZES["compression_rate"]):
+        sizes = (SIZES["compressed_size"][layer], SIZES["memory_size"][layer], 4)
+        found = np.concatenate([recording.attention[layer].steps for recording in recordings])
+        assert recordings[0].attention[layer].sizes == sizes
+        np.testing.assert_array_equal(found, literal_slots(sizes, rate, len(recordings)))
+
+
+def test_attention_adds_up_and_lies_where_slots_hold_something(recordings: list[Recording]) -> None:
+    for recording in recordings:
+        for index, layer in enumerate(recording.attention):
+            assert layer.weights.shape == (STEPS, 2, sum(layer.sizes))
+            np.testing.assert_allclose(layer.weights.sum(axis=2), 1, atol=1e-5)
+            present = np.broadcast_to(layer.steps[:, None, :, 0] >= 0, layer.weights.shape)
+            np.testing.assert_array_equal(layer.weights > 0, present)
+            kinds = np.split(layer.weights, np.cumsum(layer.sizes)[:-1], axis=2)
+            np.testing.assert_allclose(recording.mass[:, index], np.stack([k.sum(2) for k in kinds], -1), atol=1e-6)
+            by_step = layer.by_step()
+            np.testing.assert_allclose(by_step.sum(axis=1), 1, atol=1e-5)
+            assert np.abs(np.triu(by_step, 1)).max() < 1e-9, "nothing of the future"
+            slot = next(s for s in range(layer.sizes[0]) if layer.steps[-1, s, 0] >= 0)
+            first, last = layer.steps[-1, slot]
+            share = layer.weights[-1, :, slot].mean() / (last - first + 1)
+            assert by_step[-1, first : last + 1] == pytest.approx(share, abs=1e-6)
+
+
+def test_most_used_memories_trace_to_one_step_each() -> None:
+    (recording,) = record_episodes(make_actor(compressive(compression="most-used")), 1)
+    for layer in recording.attention:
+        np.testing.assert_array_equal(layer.steps[..., 0], layer.steps[..., 1])
+        assert (layer.steps[-1, : layer.sizes[0], 0] >= 0).any()
+        assert ((layer.steps[-1, : layer.sizes[0], 0] >= 0) == (layer.weights[-1, 0, : layer.sizes[0]] > 0)).all()
+
+
+def test_cores_without_attention_and_environments_without_images_are_recorded_too(tmp_path) -> None:
+    (recording,) = record_episodes(make_actor(LSTMConfig(8), "diagnostic:tmaze,length=3"), 1)
+    assert recording.attention == ()
+    assert recording.poses is None
+    assert recording.observations.ndim == 2
+    with pytest.raises(ValueError, match="expected an image"):
+        write_video([recording], tmp_path / "a.mp4")
+    assert not list(tmp_path.iterdir())

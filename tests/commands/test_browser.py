@@ -1,0 +1,182 @@
+"""The pages as a person uses them, in a headless Chromium where one is installed: slider, keys, layers and heads."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commands import main
+from tests.commands.pages import embedded, shown_frames, unpacked
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, which is in the extra dev")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs an installed Chromium or Chrome")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync", "--disable-quic"]
+SHOWN = """() => ({
+  step: Number(document.body.dataset.step), slider: Number(slider.value), facts: facts.innerText,
+  slots: [...document.querySelectorAll('.slot')].map(slot => ({...slot.dataset})),
+  frame: view.toDataURL(), strip: document.querySelector('.slot canvas')?.toDataURL(), map: map.toDataURL(),
+  ribbon: ribbon.toDataURL(), rest: document.querySelector('#rest')?.innerText,
+})"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Any]:
+    """An empty tab, in which errors and requests beyond the page itself fail the test."""
+    page = browser.new_page(viewport={"width": 1280, "height": 860})
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda request: None if inside(request.url) else problems.append(request.url))
+    yield page
+    page.close()
+    assert problems == []
+
+
+def inside(url: str) -> bool:
+    return url.startswith(("data:", "blob:")) or (url.startswith("file:") and url.endswith(".html"))
+
+
+def show(tab: Any, path: Path) -> dict[str, Any]:
+    tab.goto(path.as_uri())
+    tab.wait_for_selector("body[data-ready]", timeout=60_000)
+    return embedded(path)
+
+
+def expected_slots(episode: dict[str, Any], step: int, layers: list[int], heads: list[int]) -> dict[tuple, float]:
+    """(first, last) of every slot at a step and its share, by the page's data."""
+    shares, steps = [], None
+    for layer in (episode["layers"][index] for index in layers):
+        weights = unpacked(layer["weights"], "u1").reshape(-1, layer["heads"], layer["slots"])[step, heads]
+        steps = unpacked(layer["steps"], "<i4").reshape(-1, layer["slots"], 2)[step]
+        shares.append((weights / 255.0) ** 2)
+    total = np.sum(shares, axis=(0, 1))
+    assert steps is not None
+    return {tuple(ends): share for ends, share in zip(steps.tolist(), total / total.sum()) if ends[0] >= 0}
+
+
+def assert_strip(shown: dict[str, Any], expected: dict[tuple, float]) -> None:
+    found = {(int(slot["first"]), int(slot["last"])): float(slot["weight"]) for slot in shown["slots"]}
+    assert len(found) == min(12, len(expected))
+    for ends, weight in found.items():
+        assert weight == pytest.approx(expected[ends], abs=1e-3)
+    left_out = [weight for ends, weight in expected.items() if ends not in found]
+    assert max(left_out, default=0.0) <= min(found.values()) + 1e-4, "the largest are shown"
+
+
+def test_slider_keys_layers_and_heads(tab: Any, finished: tuple[Path, str]) -> None:
+    data = show(tab, finished[0] / "videos" / "final.html")
+    (episode,) = data["episodes"]
+    last, heads = len(episode["actions"]) - 1, list(range(episode["layers"][0]["heads"]))
+    first = tab.evaluate(SHOWN)
+    assert (first["step"], first["slider"]) == (0, 0)
+    assert_strip(first, {(0, 0): 1.0})
+
+    def pressed(key: str, step: int) -> dict[str, Any]:
+        tab.keyboard.press(key)
+        shown = tab.evaluate(SHOWN)
+        assert (shown["step"], shown["slider"]) == (step, step), key
+        action = data["actions"][episode["actions"][step]]
+        assert f"{step} of {last}" in shown["facts"]
+        assert action in shown["facts"]
+        return shown
+
+    pressed("ArrowRight", 1)
+    pressed("ArrowLeft", 0)
+    pressed("ArrowLeft", 0)
+    end = pressed("End", last)
+    assert end["frame"] != first["frame"]
+    assert end["map"] != first["map"]
+    pressed("Home", 0)
+    for step, reward in enumerate(episode["rewards"]):
+        if reward and step:
+            pressed("n", step)
+            break
+    tab.locator("#slider").fill("150")
+    shown = tab.evaluate(SHOWN)
+    assert shown["step"] == 150
+    assert_strip(shown, expected_slots(episode, 150, [0, 1], heads))
+    assert {slot["kind"] for slot in shown["slots"]} <= {"compressed", "memory", "segment"}
+    tab.select_option("#layer", "1")
+    layer = tab.evaluate(SHOWN)
+    assert_strip(layer, expected_slots(episode, 150, [1], heads))
+    tab.select_option("#head", "2")
+    head = tab.evaluate(SHOWN)
+    assert_strip(head, expected_slots(episode, 150, [1], [2]))
+    assert len({json.dumps([each["slots"], each["ribbon"]]) for each in (shown, layer, head)}) == 3
+    assert head["frame"] == layer["frame"]
+    slot = tab.locator(".slot").first
+    target = int(slot.get_attribute("data-first"))
+    slot.click()
+    assert tab.evaluate(SHOWN)["step"] == target
+
+
+def test_the_frames_that_are_drawn_are_those_of_the_data(tab: Any, finished: tuple[Path, str]) -> None:
+    data = show(tab, finished[0] / "videos" / "final.html")
+    frames = shown_frames(data, data["episodes"][0])
+    for step in (0, 99, 100, 179):
+        tab.evaluate(f"go({step})")
+        scale = 24
+        middle = scale // 2
+        pixels = tab.evaluate(
+            "() => { const view = document.querySelector('#view');"
+            "return [view.width, view.height,"
+            " ...view.getContext('2d').getImageData(0, 0, view.width, view.height).data]; }"
+        )
+        width, height = pixels[:2]
+        assert (width, height) == (32 * scale, 24 * scale)
+        drawn = np.array(pixels[2:], np.uint8).reshape(height, width, 4)[middle::scale, middle::scale, :3]
+        np.testing.assert_array_equal(drawn, frames[step])
+
+
+def test_space_plays_and_pauses(tab: Any, finished: tuple[Path, str]) -> None:
+    show(tab, finished[0] / "videos" / "final.html")
+    tab.keyboard.press(" ")
+    tab.wait_for_function("Number(document.body.dataset.step) > 3")
+    assert tab.locator("#play").inner_text() == "Pause"
+    tab.keyboard.press(" ")
+    step = tab.evaluate(SHOWN)["step"]
+    tab.wait_for_timeout(300)
+    assert tab.evaluate(SHOWN)["step"] == step
+    assert tab.locator("#play").inner_text() == "Play"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_a_telephone(
+    tab: Any, finished: tuple[Path, str], tmp_path: Path, scheme: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    main(["report", str(finished[0]), "--episodes", "0", "--output", str(tmp_path / "report.html")])
+    tab.emulate_media(color_scheme=scheme)
+    tab.set_viewport_size({"width": 390, "height": 844})
+    for path in (finished[0] / "videos" / "final.html", tmp_path / "report.html"):
+        show(tab, path)
+        assert tab.evaluate("document.documentElement.scrollWidth") == 390
+        paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, paper[4:-1].split(","))) > 384) == (scheme == "light")
+
+
+def test_the_report_draws_what_was_measured(tab: Any, finished: tuple[Path, str], tmp_path: Path) -> None:
+    main(["report", str(finished[0]), "--episodes", "1", "--output", str(tmp_path / "report.html")])
+    data = show(tab, tmp_path / "report.html")
+    titles = tab.locator("#charts h3").all_inner_texts()
+    assert [title.split("\n")[0].startswith(chart["title"]) for title, chart in zip(titles, data["charts"])]
+    assert len(titles) == len(data["charts"])
+    assert tab.locator("#buckets rect").count() == len(data["buckets"]["bars"])
+    assert tab.locator("#bylayer rect").count() == 2
+    box = tab.locator("#charts svg").first.bounding_box()
+    before = tab.locator("#charts .legend").first.inner_text()
+    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert "at " in tab.locator("#charts .legend").first.inner_text() != before

@@ -1,0 +1,184 @@
+"""The pages of `visualize`, `report` and `launch` hold what was played and measured, in any condition of a run."""
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+
+from actors.recording import Recording
+from commands import main
+from commands.evaluate import load_player, record
+from commands.pages import packed, write_page
+from commands.report import attention_by_bucket
+from commands.visualize import page_data
+from learner.metrics import read_metrics
+from tests.commands.cli import TINY, frames, refusal
+from tests.commands.pages import embedded, shown_frames, unpacked
+
+Capture = pytest.CaptureFixture[str]
+Copied = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def recording(finished: tuple[Path, str]) -> Recording:
+    """The episode that the finished run filmed, played once more."""
+    player = load_player(finished[0], Console(quiet=True))
+    return record(player.config, player.agent, 1)[0]
+
+
+@pytest.fixture
+def page(finished: tuple[Path, str]) -> Path:
+    return finished[0] / "videos" / "final.html"
+
+
+def test_the_page_of_a_run_holds_the_episode_as_it_was_played(page: Path, recording: Recording) -> None:
+    data = embedded(page)
+    assert page.stat().st_size < 2_000_000
+    assert data["actions"][0] == "forward"
+    assert data["plan"]["rooms"][0] == "room of the example"
+    (episode,) = data["episodes"]
+    np.testing.assert_array_equal(shown_frames(data, episode), recording.observations)
+    assert episode["actions"] == recording.actions.tolist()
+    assert episode["score"] == recording.episode.score
+    for name in ("values", "rewards"):
+        np.testing.assert_allclose(episode[name], getattr(recording, name), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(episode["scores"], recording.returns, atol=1e-3)
+    np.testing.assert_allclose(episode["poses"], recording.poses, rtol=1e-3, atol=1e-6)
+    assert len(episode["layers"]) == len(recording.attention) == 2
+    for layer, played in zip(episode["layers"], recording.attention):
+        assert tuple(layer["sizes"]) == played.sizes
+        weights = (unpacked(layer["weights"], "u1").reshape(played.weights.shape) / 255) ** 2
+        np.testing.assert_allclose(weights, played.weights, atol=0.005)
+        np.testing.assert_allclose(weights.sum(axis=2), 1, atol=0.03)
+        np.testing.assert_array_equal(unpacked(layer["steps"], "<i4").reshape(played.steps.shape), played.steps)
+
+
+def test_what_does_not_fit_is_left_out_and_said(recording: Recording) -> None:
+    whole = page_data([recording], "a", "compressive")
+    assert whole["note"] == ""
+    size = len(json.dumps(whole["episodes"]))
+    two = page_data([recording, recording], "a", "compressive", limit=int(1.5 * size) + 100_000)
+    assert len(two["episodes"]) == 1
+    assert "Of 2 episodes the first 1 are shown" in two["note"]
+    part = page_data([recording], "a", "compressive", limit=int(0.7 * size) + 100_000)
+    assert len(part["episodes"][0]["actions"]) == 90
+    assert "Of the episode's 180 steps the first 90 are shown" in part["note"]
+    assert len(json.dumps(part["episodes"])) <= 0.7 * size
+
+
+def test_visualize_writes_a_video_and_a_page(finished: tuple[Path, str], tmp_path: Path, capfd: Capture) -> None:
+    main(["visualize", str(finished[0]), "--episodes", "1", "--seed", "4", "--greedy", "--output", str(tmp_path / "a")])
+    printed = capfd.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["episodes.html", "episodes.mp4"]
+    for path in (tmp_path / "a").iterdir():
+        assert str(path) in printed
+    other = embedded(tmp_path / "a" / "episodes.html")
+    assert other["episodes"][0]["actions"] != embedded(finished[0] / "videos" / "final.html")["episodes"][0]["actions"]
+
+
+def test_text_cannot_end_the_script(tmp_path: Path) -> None:
+    data = {"title": "</script><script>alert(1)</script><!--<script>{{style}}"}
+    page = write_page(tmp_path / "a.html", "report", "<b>&", data)
+    text = page.read_text()
+    assert "<title>&lt;b&gt;&amp;</title>" in text
+    assert "alert(1)</script>" not in text
+    assert json.loads(text.partition('type="application/json">')[2].partition("</script>")[0]) == data
+    np.testing.assert_array_equal(unpacked(packed(np.arange(5, dtype=np.int32)), "<i4"), np.arange(5))
+
+
+def test_the_report_of_a_finished_run(copied: Copied, capfd: Capture) -> None:
+    run = copied("run")
+    main(["report", str(run), "--episodes", "1"])
+    assert str(run / "report.html") in capfd.readouterr().out
+    data = embedded(run / "report.html")
+    assert data["facts"]["state"] == "finished"
+    assert data["changed"]["agent.torso_size"] == ["256", "16"]
+    rows = read_metrics(run)
+    charts = {chart["title"]: chart["series"] for chart in data["charts"]}
+    assert {"return", "correct choices", "losses", "attention", "throughput", "policy lag"} <= charts.keys()
+    (returns,) = charts["return"]
+    assert returns["x"][-1] == rows[-1]["learner/frames"]
+    assert returns["y"][-1] == pytest.approx(rows[-1]["episode/return"], rel=1e-3)
+    expected = [np.mean([row[f"loss/compression/layer_{i}"] for row in rows[-3:]]) for i in (0, 1)]
+    assert data["compressibility"] == pytest.approx(expected, rel=0.2)
+    assert sum(bar["mean"] for bar in data["buckets"]["bars"]) == pytest.approx(1, abs=0.01)
+    assert [bar["kind"] for bar in data["buckets"]["bars"]] == ["compressed"] * 6 + ["memory"] * 6 + ["segment"] * 6
+    assert "return" in data["evaluation"]
+    assert data["media"]["video"]["source"].startswith("data:video/mp4;base64,")
+    assert data["media"]["pages"] == [{"name": "final.html", "link": "videos/final.html"}]
+
+
+def test_the_report_of_a_run_in_any_condition(copied: Copied, capfd: Capture) -> None:
+    run = copied("run")
+    for path in [run / "evaluation.json", *run.glob("videos/*")]:
+        path.unlink()
+    for path in run.glob("checkpoints/*/weights.safetensors"):
+        path.write_bytes(path.read_bytes()[:100])
+    with (run / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 1')
+    main(["report", str(run)])
+    data = embedded(run / "report.html")
+    assert "Nothing could be played" in data["buckets"]["why"]
+    assert data["evaluation"] == {}
+    assert data["media"] == {"pages": []}
+    assert len(data["charts"]) > 5
+    assert "no checkpoint can be read" in refusal(["visualize", str(run)], capfd)
+    (run / "metrics.jsonl").unlink()
+    main(["report", str(run), "--episodes", "0"])
+    data = embedded(run / "report.html")
+    assert data["charts"] == data["compression"] == []
+
+
+def test_runs_without_attention_or_images(tmp_path: Path, capfd: Capture) -> None:
+    tiny = [option for option in TINY if "mlp" not in option]
+    for name, options in (
+        ("lstm", ["--core=lstm", f"--frames={frames(1)}", "--video-episodes=1", "--env=rooms:small,episode_frames=40"]),
+        ("maze", ["--core=gru", "--frames=32", "--env=diagnostic:tmaze,length=3"]),
+    ):
+        main(["launch", "--local", "--run", str(tmp_path / name), *tiny, *options])
+        main(["report", str(tmp_path / name), "--episodes", "1"])
+        assert "has no attention" in embedded(tmp_path / name / "report.html")["buckets"]["why"]
+    data = embedded(tmp_path / "lstm" / "videos" / "final.html")
+    assert "core (lstm) has no attention" in data["without"]
+    assert data["episodes"][0]["layers"] == []
+    error = refusal(["visualize", str(tmp_path / "maze")], capfd)
+    assert "expected images in RGB to show, got [3] from diagnostic:tmaze,length=3" in error
+
+
+def test_buckets_are_sums_over_slots(recording: Recording) -> None:
+    found = attention_by_bucket([recording])
+    full = np.all([(layer.steps[:, :32, 0] >= 0).all(axis=1) for layer in recording.attention], axis=0)
+    assert found["full"]
+    assert found["steps"] == full.sum() > 50
+    slots = np.mean([layer.weights[full] for layer in recording.attention], axis=(0, 1, 2))
+    parts = [part for kind in np.split(slots, 3) for part in np.array_split(kind, 6)]
+    assert [bar["mean"] for bar in found["bars"]] == pytest.approx([part.sum() for part in parts], rel=1e-3)
+    assert [bar["error"] for bar in found["bars"]] == [None] * 18, "one episode has no spread"
+
+
+def test_tensorboard_has_the_film_the_attention_and_charts(finished: tuple[Path, str]) -> None:
+    events = EventAccumulator(str(finished[0]), size_guidance={"images": 0, "tensors": 0})
+    events.Reload()
+    tags = events.Tags()
+    assert set(tags["images"]) == {"episode/film", "attention/layer_0", "attention/layer_1"}
+    (film,) = events.Images("episode/film")
+    picture = Image.open(io.BytesIO(film.encoded_image_string))
+    assert (picture.format, picture.size, picture.n_frames > 100) == ("GIF", (380, 180), True)
+    (shades,) = events.Images("attention/layer_1")
+    assert (shades.width, shades.height) == (360, 360)
+    layout = layout_pb2.Layout()
+    layout.ParseFromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+    unused = []
+    for category in layout.category:
+        for chart in category.chart:
+            found = [tag for tag in tags["scalars"] if any(re.match(part, tag) for part in chart.multiline.tag)]
+            unused += [] if found else [chart.title]
+    assert unused == ["return by task"]
