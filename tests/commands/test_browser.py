@@ -112,10 +112,10 @@ def test_slider_keys_layers_and_heads(tab: Any, finished: tuple[Path, str]) -> N
     assert shown["step"] == 150
     assert_strip(shown, expected_slots(episode, 150, [0, 1], heads))
     assert {slot["kind"] for slot in shown["slots"]} <= {"compressed", "memory", "segment"}
-    tab.select_option("#layer", value="1")
+    tab.select_option("#layer", index=2)  # after the mean
     layer = tab.evaluate(SHOWN)
     assert_strip(layer, expected_slots(episode, 150, [1], heads))
-    tab.select_option("#head", value="2")
+    tab.select_option("#head", index=3)
     head = tab.evaluate(SHOWN)
     assert_strip(head, expected_slots(episode, 150, [1], [2]))
     assert len({json.dumps([each["slots"], each["ribbon"]]) for each in (shown, layer, head)}) == 3
