@@ -1,5 +1,7 @@
 """The pages as a person uses them, in a headless Chromium where one is installed: slider, keys, layers and heads."""
 
+import base64
+import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -8,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from commands import main
 from tests.commands.pages import embedded, shown_frames, unpacked
@@ -18,10 +21,9 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs an installed Chr
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync", "--disable-quic"]
 SHOWN = """() => ({
-  step: Number(document.body.dataset.step), slider: Number(slider.value), facts: facts.innerText,
-  slots: [...document.querySelectorAll('.slot')].map(slot => ({...slot.dataset})),
-  frame: view.toDataURL(), strip: document.querySelector('.slot canvas')?.toDataURL(), map: map.toDataURL(),
-  ribbon: ribbon.toDataURL(), rest: document.querySelector('#rest')?.innerText,
+  step: Number(document.body.dataset.step), slider: Number(get('slider').value), facts: get('facts').innerText,
+  slots: [...document.querySelectorAll('.slot')].map((slot) => ({ ...slot.dataset })),
+  frame: get('view').toDataURL(), map: get('map').toDataURL(), ribbon: get('ribbon').toDataURL(),
 })"""
 
 
@@ -110,10 +112,10 @@ def test_slider_keys_layers_and_heads(tab: Any, finished: tuple[Path, str]) -> N
     assert shown["step"] == 150
     assert_strip(shown, expected_slots(episode, 150, [0, 1], heads))
     assert {slot["kind"] for slot in shown["slots"]} <= {"compressed", "memory", "segment"}
-    tab.select_option("#layer", "1")
+    tab.select_option("#layer", index=2)  # after the mean
     layer = tab.evaluate(SHOWN)
     assert_strip(layer, expected_slots(episode, 150, [1], heads))
-    tab.select_option("#head", "2")
+    tab.select_option("#head", index=3)
     head = tab.evaluate(SHOWN)
     assert_strip(head, expected_slots(episode, 150, [1], [2]))
     assert len({json.dumps([each["slots"], each["ribbon"]]) for each in (shown, layer, head)}) == 3
@@ -129,17 +131,10 @@ def test_the_frames_that_are_drawn_are_those_of_the_data(tab: Any, finished: tup
     frames = shown_frames(data, data["episodes"][0])
     for step in (0, 99, 100, 179):
         tab.evaluate(f"go({step})")
-        scale = 24
-        middle = scale // 2
-        pixels = tab.evaluate(
-            "() => { const view = document.querySelector('#view');"
-            "return [view.width, view.height,"
-            " ...view.getContext('2d').getImageData(0, 0, view.width, view.height).data]; }"
-        )
-        width, height = pixels[:2]
-        assert (width, height) == (32 * scale, 24 * scale)
-        drawn = np.array(pixels[2:], np.uint8).reshape(height, width, 4)[middle::scale, middle::scale, :3]
-        np.testing.assert_array_equal(drawn, frames[step])
+        encoded = tab.evaluate(SHOWN)["frame"].partition(",")[2]
+        drawn = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGB"))
+        assert drawn.shape == (24 * 24, 32 * 24, 3)
+        np.testing.assert_array_equal(drawn[12::24, 12::24], frames[step])
 
 
 def test_space_plays_and_pauses(tab: Any, finished: tuple[Path, str]) -> None:
@@ -176,7 +171,6 @@ def test_the_report_draws_what_was_measured(tab: Any, finished: tuple[Path, str]
     assert len(titles) == len(data["charts"])
     assert tab.locator("#buckets rect").count() == len(data["buckets"]["bars"])
     assert tab.locator("#bylayer rect").count() == 2
-    box = tab.locator("#charts svg").first.bounding_box()
     before = tab.locator("#charts .legend").first.inner_text()
-    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tab.locator("#charts svg").first.hover()
     assert "at " in tab.locator("#charts .legend").first.inner_text() != before

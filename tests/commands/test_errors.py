@@ -21,7 +21,7 @@ Copied = Callable[..., Path]
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["fly"], ["launch, evaluate, visualize, report, status", "'fly'"]),
+        (["fly"], ["launch, evaluate, visualize, report, compare", "'fly'"]),
         (["launch", "--preset", "gpu"], ["preset", "cpu, paper", "'gpu'"]),
         (["launch", "--preset"], ["--preset"]),
         (["launch", "--core", "rnn"], ["core", ", ".join(CORES), "'rnn'"]),

@@ -285,3 +285,20 @@ def test_a_new_episode_draws_a_new_match_object():
     step(env, FIRE)
     step(env, FIRE)
     assert (env.state.match != before).mean() > 0.8
+
+
+def test_poses_lie_on_the_floor_plan() -> None:
+    env = RoomsVectorEnv(4, "small")
+    env.reset(seed=0)
+    plan, seen = env.metadata["floor_plan"], set()
+    xs = [x for wall in plan["walls"] for x in wall[::2]]
+    ys = [y for wall in plan["walls"] for y in wall[1::2]]
+    for _ in range(40):
+        poses = env.poses()
+        assert poses.shape == (4, 4)
+        assert ((poses[:, 0] >= min(xs)) & (poses[:, 0] <= max(xs))).all()
+        assert ((poses[:, 1] >= min(ys)) & (poses[:, 1] <= max(ys))).all()
+        np.testing.assert_array_equal(poses[:, 2], env.state.yaw)
+        seen |= {plan["rooms"][int(room)] for room in poses[:, 3]}
+        env.step(oracle_actions(env))
+    assert seen == {"room of the example", "room of the choice"}
