@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import ray
@@ -70,7 +71,7 @@ def is_finished(run: Path, config: RunConfig) -> bool:
 def failure(run: Path) -> str | None:
     """Why a trial failed, in one line, if it did."""
     path = run / ERROR
-    return path.read_text().strip().splitlines()[-1] if path.is_file() else None
+    return shorten(path.read_text().strip().splitlines()[-1], 240, placeholder=" ...") if path.is_file() else None
 
 
 def run_trial(folder: Path, name: str, plain: dict[str, Any], hparams: dict[str, Any], resources: Resources) -> None:
@@ -196,7 +197,7 @@ class Watch(tune.Callback):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         error = trial.get_pickled_error() or trial.get_error() or "its process died"
         name = trial.config["trial"]
-        self._fail(name, " ".join(str(getattr(error, "cause", None) or error).split())[:300])
+        self._fail(name, shorten(str(error), 240, placeholder=" ..."))
         self._ended(name)
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
