@@ -4,6 +4,7 @@ The runs' folders say what is done, not Tune's own state: a sweep goes on with t
 from its last checkpoint. Tune's snapshots, every few seconds at best, would know less.
 """
 
+import logging
 import math
 import os
 import tempfile
@@ -197,7 +198,7 @@ class Watch(tune.Callback):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         error = trial.get_pickled_error() or trial.get_error() or "its process died"
         name = trial.config["trial"]
-        self._fail(name, shorten(str(error), 240, placeholder=" ..."))
+        self._fail(name, shorten(str(error).strip().splitlines()[-1], 240, placeholder=" ..."))
         self._ended(name)
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -250,6 +251,7 @@ def run_trials(
     """
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # runs write their own metrics
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # failures are told by `watch`
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # whose tables no verbosity silences
     os.environ.setdefault("TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S", "600")
     plain = {name: to_plain(trials[name]) for name in todo}
