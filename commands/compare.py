@@ -168,7 +168,7 @@ def _train(folder: Path, trials: dict[str, RunConfig], options: Options, console
         todo = [name for name in trials if name not in finished]
         again = f"compressive compare --resume {shlex.quote(str(folder))}"
         console.print(f"[bold]folder[/]  {folder}", highlight=False, soft_wrap=True)
-        console.print(f"[bold]runs[/]    {len(trials)}, of which {len(finished)} are finished", highlight=False)
+        console.print(f"[bold]runs[/]    {len(trials)}, {len(finished)} of them finished", highlight=False)
         if not todo:
             return {}
         console.print(f"[bold]stop[/]    Ctrl-C, then go on with: {again}", highlight=False, soft_wrap=True)

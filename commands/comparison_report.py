@@ -214,17 +214,19 @@ def make_page(
 def verdict(comparison: Comparison) -> str:
     """The best variant, and from which others its runs can be told apart."""
     best = max(comparison.variants, key=lambda variant: variant.score.value)
-    scores = f"{best.score.value:.1f} [{best.score.low:.1f}, {best.score.high:.1f}]"
+    few = min(len(variant.runs) for variant in comparison.variants)
+    lead = f"{best.name} has the highest interquartile mean, {best.score.value:.1f}"
     others = [name for name in comparison.names if name != best.name]
-    lead = f"{best.name} has the highest interquartile mean, {scores}"
     if not others:
         return f"{lead}."
+    if few < 2:
+        return f"{lead}. One run of a variant says nothing about the next, so none can be told apart."
+    lead += f" [{best.score.low:.1f}, {best.score.high:.1f}]"
     apart = [name for name in others if comparison.improvements[best.name, name].low > 0.5]
     level = [name for name in others if name not in apart]
     beats = f"; its runs are better than those of {_list(apart)}" if apart else ""
     equal = f"; it cannot be told apart from {_list(level)}" if level else ""
-    few = min(len(run) for run in (variant.runs for variant in comparison.variants))
-    return f"{lead}{beats}{equal}." + (f" With {few} run{'s' * (few > 1)} of each, that is weak evidence." * (few < 5))
+    return f"{lead}{beats}{equal}." + f" With {few} runs of each, that is weak evidence." * (few < 5)
 
 
 def _list(names: list[str]) -> str:
@@ -320,7 +322,8 @@ def _runs(comparison: Comparison, folder: Path) -> str:
 def _notes(comparison: Comparison) -> str:
     return (
         "<p class=soft>Interquartile mean and probability of improvement as in Agarwal et al. (2021), with a bootstrap "
-        "stratified by environment. Intervals are over runs, not over episodes; those of three runs are their range. "
+        "stratified by environment. Intervals are over runs, not over episodes; those of three runs are their range, "
+        "those of one say nothing. "
         "Frames to the threshold: where the curve of a run first reached it, mean over the runs that did. State: "
         "memory of one environment. Temporal range: steps back that all layers together can reach.</p>"
     )

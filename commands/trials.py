@@ -4,6 +4,7 @@ The runs' folders say what is done, not Tune's own state: a sweep goes on with t
 from its last checkpoint. Tune's snapshots, every few seconds at best, would know less.
 """
 
+import logging
 import math
 import os
 import tempfile
@@ -12,6 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import ray
@@ -69,7 +71,7 @@ def is_finished(run: Path, config: RunConfig) -> bool:
 def failure(run: Path) -> str | None:
     """Why a trial failed, in one line, if it did."""
     path = run / ERROR
-    return path.read_text().strip().splitlines()[-1] if path.is_file() else None
+    return shorten(path.read_text().strip().splitlines()[-1], 240, placeholder=" ...") if path.is_file() else None
 
 
 def run_trial(folder: Path, name: str, plain: dict[str, Any], hparams: dict[str, Any], resources: Resources) -> None:
@@ -192,7 +194,7 @@ class Watch(tune.Callback):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         error = trial.get_pickled_error() or trial.get_error() or "its process died"
         name = trial.config["trial"]
-        self._fail(name, " ".join(str(getattr(error, "cause", None) or error).split())[:300])
+        self._fail(name, shorten(str(error).strip().splitlines()[-1], 240, placeholder=" ..."))
         self._ended(name)
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -245,6 +247,7 @@ def run_trials(
     """
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # runs write their own metrics
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # failures are told by `watch`
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # whose tables no verbosity silences
     os.environ.setdefault("TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S", "600")
     plain = {name: to_plain(trials[name]) for name in todo}

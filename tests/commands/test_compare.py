@@ -208,6 +208,10 @@ def test_environments_with_a_common_scale_are_tasks_and_others_are_refused(
     main(["compare", "--from", *map(str, runs), "--folder", str(out)])
     better = table(out / "report" / "improvements.csv")
     assert [float(row["probability"]) for row in better] == [0.5, 0.5]
+    assert "has the highest interquartile mean, 40.0" in (out / "report.html").read_text()
+    assert "With 2 runs of each, that is weak evidence" in (out / "report.html").read_text()
+    main(["compare", "--from", str(runs[0]), str(runs[2]), "--folder", str(out)])
+    assert "One run of a variant says nothing" in (out / "report.html").read_text()
     arguments = ["compare", "--folder", str(out), "--from"]
     error = refusal([*arguments, *map(str, runs[:3])], capfd)
     assert all(words in error for words in ("mixed environments", longer, "no run of lstm")), error
@@ -246,7 +250,7 @@ def hparams(run: Path) -> tuple[set[str], set[str]]:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_killed_sweep_goes_on_and_a_failing_trial_fails_alone(tmp_path: Path) -> None:
     """Three runs, one of which cannot learn; the driver is killed after the first has finished."""
     folder, mark = tmp_path / "sweep", uuid.uuid4().hex
@@ -262,7 +266,7 @@ def test_a_killed_sweep_goes_on_and_a_failing_trial_fails_alone(tmp_path: Path) 
 
     process, screen = begin(0)
     finished = lambda: [path.parent.name for path in folder.glob("*/evaluation.json")]  # noqa: E731
-    wait_until(lambda: finished() or process.poll() is not None, patience=2 * PATIENCE)
+    wait_until(lambda: finished() or process.poll() is not None, patience=4 * PATIENCE)
     first = finished()
     if process.poll() is None:
         os.kill(process.pid, signal.SIGKILL)
@@ -270,10 +274,10 @@ def test_a_killed_sweep_goes_on_and_a_failing_trial_fails_alone(tmp_path: Path) 
     kept = {name: (folder / name / "evaluation.json").stat().st_mtime_ns for name in first}
 
     process, screen = begin(1)
-    assert process.wait(2 * PATIENCE) == 1, "a run is missing"
+    assert process.wait(4 * PATIENCE) == 1, "a run is missing"
     screen.seek(0)
     said = screen.read()
-    assert f"3, of which {len(first)} are finished" in said
+    assert f"3, {len(first)} of them finished" in said
     assert {name: (folder / name / "evaluation.json").stat().st_mtime_ns for name in first} == kept, "not done again"
     assert set(finished()) == {good, slow}
     assert re.search(rf"missing {bad}: .*not finite", said), said
