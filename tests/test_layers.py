@@ -12,9 +12,16 @@ ALLOWED = {
     "envs": set(),
     "actors": {"agent", "envs"},
     "learner": {"agent"},
-    "commands": {"agent", "envs", "actors", "learner"},
+    "text": {"agent", "learner"},
+    "commands": {"agent", "envs", "actors", "learner", "text"},
 }
-RAY_ALLOWED = {"actors/ray_pool.py", "learner/group.py", "commands/launch.py", "commands/ray_metrics.py"}
+RAY_ALLOWED = {
+    "actors/ray_pool.py",
+    "learner/group.py",
+    "commands/launch.py",
+    "commands/ray_metrics.py",
+    "commands/sequence.py",
+}
 
 
 def imported(path: Path) -> set[str]:
