@@ -4,8 +4,8 @@
     python benchmarks/text.py --compare compressions --corpus pg19 --path FOLDER --log docs/log.md
     python benchmarks/text.py --compare compressions --corpus enwik8 --path FILE --steps 500 --seeds 0
 
-All variants are `compressive text train --preset cpu` and see the same batches in the same order. The test split is read
-once, 16 parts side by side, each with empty memory at its beginning. Beside them: what xz and bz2 make of the same
+All variants are `compressive text train --preset cpu` and see the same batches in the same order. The split test is
+read once, 16 parts side by side, each with empty memory at its beginning. Beside them: what xz and bz2 make of the same
 held-out bytes, alone, and as what they add to the training text (bz2 looks back 900 kB at most, xz -9e 64 MiB).
 
 Runs lie in --out, with curves for TensorBoard. Prints progress and a table to stderr and one JSON object to stdout.
@@ -29,8 +29,8 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from commands.text import TextJob, measure, prepare, to_plain
 from commands.text_presets import TextConfig, make_preset
+from commands.text_runs import TextJob, measure, prepare, to_plain
 from learner.data_parallel import DataParallel
 from learner.sequence import Progress, train
 from text.corpora import Corpus, load, open_tokens
@@ -58,8 +58,8 @@ class Options:
     path: str | None = None
     """Where it is."""
     tokens: Literal["bytes", "words", "subwords"] = "subwords"
-    """What a token is; results are bits a byte in any case. With subwords (package `tokenizers`) a model sees three times
-    the text in the same time."""
+    """What a token is; results are bits a byte in any case. With subwords (package `tokenizers`) a model sees three
+    times the text in the same time."""
     vocabulary: int | None = 2048
     """Words or subwords; not for bytes."""
     seeds: tuple[int, ...] = (0, 1, 2)
