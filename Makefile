@@ -9,7 +9,7 @@ CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train compare test lint format bench clean
+.PHONY: help venv train compare text test lint format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ compare: venv  ## compare compression rates, an LSTM and a Transformer-XL on a t
 	@$(BIN)/python -c 'import ray.tune, matplotlib' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[compare]'
 	$(BIN)/compressive compare --preset memory --rates 1 2 4 --cores lstm transformer-xl --seeds 0 1 2 $(ARGS)
 
+text: venv  ## compare language models with xz and bz2 on two CPU cores, under 20 minutes
+	$(BIN)/python benchmarks/text.py $(ARGS)
+
 test: venv  ## run all tests in two processes, under 10 minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
@@ -48,7 +51,7 @@ format: venv  ## mend the style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-NO_SPEED := curves recall rllib nodes soak kill_driver
+NO_SPEED := curves recall rllib nodes soak kill_driver text
 bench: venv  ## side-by-side speed measurements, one JSON object each
 	@for script in $(filter-out $(NO_SPEED:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do echo "# $$script" >&2; $(BIN)/python $$script || exit 1; done
 

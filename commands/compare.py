@@ -21,7 +21,7 @@ from commands.config import RunConfig, to_plain
 from commands.display import LiveLine, quantity
 from commands.launch import start_ray
 from commands.options import parse as parse_options
-from commands.training import stop_on_signals
+from commands.signals import stop_on_signals
 
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 Words = tuple[str, ...]

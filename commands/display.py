@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,7 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from commands.training import Progress
+if TYPE_CHECKING:
+    from commands.training import Progress
 
 PLAIN_SECONDS = 15.0
 """Time between two lines where the output is not a terminal."""
@@ -35,7 +36,7 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def score_text(progress: Progress) -> str:
+def score_text(progress: "Progress") -> str:
     """Return and correct choices, as far as there are any."""
     if math.isnan(progress.score):
         return "no episode finished yet"
@@ -115,7 +116,7 @@ class TerminalDisplay(LiveLine):
         super().__init__(console, "training", "the first unroll")
         self.total_frames = total_frames
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: "Progress") -> None:
         """See `commands.training.Display`."""
         rate = progress.frames_per_second
         left = max(0, self.total_frames - progress.frames) / rate if rate else math.inf

@@ -22,9 +22,11 @@ from ray import tune
 
 from commands.config import RunConfig, from_plain, to_plain
 from commands.display import LiveLine, duration, quantity
-from commands.launch import claim, conclude
+from commands.folders import claim
+from commands.launch import conclude
+from commands.signals import StopRequest
 from commands.sweep import FILE
-from commands.training import Progress, StopRequest, Trainer
+from commands.training import Progress, Trainer
 from envs import prepare
 from learner import checkpoints
 from learner.metrics import read_metrics, write_hparams
@@ -98,7 +100,7 @@ def _train(config: RunConfig, run: Path, stop: StopRequest, hparams: dict[str, A
     prepare(config.env)
     trainer = Trainer(config, run, local)
     resumable = any((run / "checkpoints").glob("[0-9]*"))
-    with claim(trainer, new=not resumable, patience=LOCK_SECONDS):
+    with claim(run, not resumable, lambda: bool(trainer.saved), LOCK_SECONDS):
         if resumable:
             trainer.restore()
         checkpoints.write_json(run / "config.json", to_plain(config))

@@ -12,13 +12,15 @@ ALLOWED = {
     "envs": set(),
     "actors": {"agent", "envs"},
     "learner": {"agent"},
-    "commands": {"agent", "envs", "actors", "learner"},
+    "text": {"agent", "learner"},
+    "commands": {"agent", "envs", "actors", "learner", "text"},
 }
 RAY_ALLOWED = {
     "actors/ray_pool.py",
     "learner/group.py",
     "commands/launch.py",
     "commands/ray_metrics.py",
+    "commands/sequence.py",
     "commands/trials.py",
 }
 

@@ -14,7 +14,8 @@ from agent import AgentConfig
 from agent.core import LSTMConfig
 from commands import UserError, main
 from commands.config import RunConfig
-from commands.training import Progress, StopRequest, Trainer
+from commands.signals import StopRequest
+from commands.training import Progress, Trainer
 from learner import checkpoints, storage
 from tests.commands.cli import TINY, frames, refusal, saved_steps, start, wait_until
 from tests.unreliable import Unreliable

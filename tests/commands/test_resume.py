@@ -11,7 +11,8 @@ from agent import AgentConfig
 from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, TransformerXLConfig
 from commands import main
 from commands.config import RunConfig
-from commands.training import Progress, StopRequest, Trainer
+from commands.signals import StopRequest
+from commands.training import Progress, Trainer
 from learner.metrics import read_metrics
 from tests.commands.cli import TINY, frames, saved_steps, start, state, wait_until
 

@@ -10,7 +10,8 @@ from actors import ActorsConfig, Episode, LocalPool, Unroll
 from agent import AgentConfig
 from agent.core import LSTMConfig
 from commands.config import RunConfig
-from commands.training import StopRequest, Trainer
+from commands.signals import StopRequest
+from commands.training import Trainer
 from learner import checkpoints
 from learner.metrics import read_metrics
 

@@ -1,0 +1,365 @@
+"""`compressive text`: trains language models on the shared core, measures them and draws text from them."""
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from agent.sequence import SequenceModel
+from commands import UserError
+from commands.display import quantity, table
+from commands.options import parse
+from commands.sequence import run_training, user_errors
+from commands.text_presets import TextConfig, make_preset
+from commands.text_runs import (
+    TextJob,
+    core_name,
+    describer,
+    measure,
+    open_run,
+    passes,
+    prepare,
+    read_run,
+    require_same_tokens,
+    rows_of,
+    to_plain,
+)
+from learner import checkpoints
+from learner.sequence import SequenceLearner
+from learner.streams import one_pass
+from text import evaluation, sampling
+from text.corpora import Split, Tokens
+from text.tokenisation import Tokeniser, Words
+
+USAGE = """usage: compressive text COMMAND [OPTIONS]
+
+Language modelling with the agents' recurrent core: Enwik8, WikiText-103, PG-19, any folder, or Python's own source.
+
+  train      train a model, then measure it on held-out text
+  evaluate   measure a trained model: bits per byte, perplexity, and the paper's analyses
+  sample     continue a prompt
+
+`compressive text COMMAND --help` explains a command's options. To begin:
+
+  compressive text train                     Python's source, bytes, on a CPU, a few minutes
+  compressive text evaluate runs/NAME
+  compressive text sample runs/NAME --prompt 'def main('
+"""
+FIXED = (
+    *("preset", "corpus", "path", "tokens", "vocabulary", "reset_documents", "seed", "model"),
+    *("learner.batch_size", "learner.sequence_length"),
+)
+"""What a resumed run cannot change."""
+Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+
+
+@dataclass(frozen=True)
+class Start:
+    """What decides the defaults of all other options."""
+
+    preset: str = "cpu"
+    core: str = "compressive"
+    resume: Path | None = None
+
+
+@dataclass(frozen=True)
+class TrainOptions(TextConfig):
+    """Trains a language model, then measures it on the test split.
+
+    Every number has an option. The defaults below are those of the preset and the core that are named beside --help.
+
+      compressive text train                                     Python's source, bytes, two CPU cores
+      compressive text train --core transformer-xl               the baseline at equal attention cost
+      compressive text train --corpus folder --path ~/books      any folder of text files
+      compressive text train --preset enwik8 --path enwik8       the paper's models: enwik8, wikitext103, pg19
+      compressive text train --model.core.compression mean --model.core.compression-loss none
+      compressive text train --resume runs/NAME                  go on where a run stopped
+    """
+
+    core: str = "compressive"
+    """Core: compressive, transformer-xl, local (attention within the segment alone), or any other of `agent.core`."""
+    run: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder of the run, new or empty; if not given, runs/text-DATE-TIME-CORE."""
+    resume: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Go on with the run in this folder, from its last readable checkpoint; most values may be changed."""
+    threads: int = 1
+    """CPU threads of a learner."""
+
+    @property
+    def config(self) -> TextConfig:
+        """What belongs to the run, without what belongs to this launch of it."""
+        return TextConfig(**{field.name: getattr(self, field.name) for field in dataclasses.fields(TextConfig)})
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Measures a trained model on held-out text, as a stream with memory that goes on."""
+
+    run: Folder
+    """Folder of the run; its last readable checkpoint is taken."""
+    split: Literal["train", "valid", "test"] = "test"
+    """Which text."""
+    rows: int = 1
+    """Parts that are read side by side: faster, but each begins with empty memory."""
+    sizes: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MEMORY:COMPRESSED")] = ()
+    """Also with other numbers of slots (Tables 8 and 9), such as 768:1024 768:3072; :3072 keeps the memory."""
+    frequency: bool = False
+    """By how often the training text has a token (Table 7; for words)."""
+    position: bool = False
+    """By how much context a token has."""
+    attention: bool = False
+    """Attention by eighteen buckets of memory (Figure 2)."""
+    compression: bool = False
+    """The compression's loss by layer (Figure 6)."""
+    dynamic: float | None = None
+    """Dynamic evaluation: go on training on the text, each part after it was scored, with this learning rate."""
+    path: str | None = None
+    """Where the corpus is, if not where it was."""
+    device: str = "auto"
+    """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
+    threads: int = 1
+    """CPU threads."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "rows", "threads")
+        if self.dynamic is not None and not self.dynamic > 0:
+            raise ValueError(f"dynamic: expected a positive learning rate, got {self.dynamic}")
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """Continues a prompt; text appears as it is drawn."""
+
+    run: Folder
+    """Folder of the run; its last readable checkpoint is taken."""
+    prompt: str | None = None
+    """What to continue; - for standard input, which may be far longer than the memory. If not given, a new document."""
+    length: int = 500
+    """Tokens to draw."""
+    temperature: float = 1.0
+    """Logits are divided by it; 0 takes the most probable token."""
+    top_p: float = 0.98
+    """Nucleus: the most probable tokens that have this probability together; 1 for all."""
+    seed: int = 0
+    """Seed of the draws."""
+    device: str = "auto"
+    """Where to compute."""
+    threads: int = 1
+    """CPU threads."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "length", "threads")
+
+
+def _require_positive(options: Any, *names: str) -> None:
+    for name in names:
+        if getattr(options, name) < 1:
+            raise ValueError(f"{name}: expected 1 or more, got {getattr(options, name)}")
+
+
+def text(arguments: Sequence[str]) -> None:
+    """Runs the command."""
+    commands: dict[str, Callable[[list[str]], None]] = {"train": _train, "evaluate": _evaluate, "sample": _sample}
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return
+    if arguments[0] not in commands:
+        expected = ", ".join(commands)
+        raise UserError(f"text: expected one of {expected}, got {arguments[0]!r} (see compressive text --help)")
+    commands[arguments[0]](list(arguments[1:]))
+
+
+def _parse_train(arguments: list[str]) -> TrainOptions:
+    prog = "compressive text train"
+    known = [argument for argument in arguments if argument not in ("-h", "--help")]
+    start, _ = parse(Start, prog, args=known, return_unknown_args=True)
+    with user_errors():
+        config = read_run(start.resume) if start.resume else make_preset(start.preset, start.core)
+    options = parse(
+        TrainOptions,
+        prog,
+        args=arguments,
+        default=TrainOptions(**vars(config), core=core_name(config) if start.resume else start.core),
+        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
+    )
+    _require_positive(options, "threads")
+    if options.run and options.resume:
+        raise UserError("--run names a new run and --resume an old one: give only one of them")
+    if options.resume:
+        old, new = _flat(to_plain(config)), _flat(to_plain(options.config))
+        for name in old:
+            if old[name] != new.get(name) and name.startswith(FIXED):
+                raise UserError(f"{name}: expected {old[name]} as in {options.resume}, got {new.get(name)}")
+    return options
+
+
+def _flat(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in plain.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _train(arguments: list[str]) -> None:
+    options, console = _parse_train(arguments), Console()
+    config = options.config
+    torch.set_num_threads(options.threads)
+    run = options.resume or options.run or Path("runs") / f"text-{time.strftime('%Y%m%d-%H%M%S')}-{options.core}"
+    with console.status(f"preparing {config.corpus} (once, then cached)"), user_errors():
+        folder, tokens = prepare(config)
+    again = f"compressive text train --resume {run}"
+    if options.resume:
+        require_same_tokens(options.resume, tokens)
+
+    def start(learner: SequenceLearner, checkpoint: checkpoints.Checkpoint | None) -> None:
+        checkpoints.write_json(run / "tokeniser.json", {"digest": tokens.digest, **tokens.tokeniser.to_plain()})
+        _describe(config, run, tokens, learner, again, console)
+        if checkpoint:
+            console.print(f"resumed from {checkpoint.path} at step {learner.step}", highlight=False, soft_wrap=True)
+
+    def finish(model: SequenceModel) -> None:
+        with console.status("measuring on the split test"):
+            found = measure(config, model, tokens, "test", config.evaluate_rows)
+        checkpoints.write_json(run / "evaluation.json", found)
+        rows = rows_of(found) | {"curves": f"tensorboard --logdir {run}", "again": f"compressive text evaluate {run}"}
+        console.print(table("finished", rows | {"sample": f"compressive text sample {run}"}))
+
+    job = TextJob(config, run, folder)
+    run_training(job, console, not options.resume, describer(tokens.tokeniser), again, start, finish)
+
+
+def _describe(
+    config: TextConfig, run: Path, tokens: Tokens, learner: SequenceLearner, again: str, console: Console
+) -> None:
+    parameters = sum(parameter.numel() for parameter in learner.model.parameters())
+    sizes = ", ".join(f"{name} {quantity(split.bytes)}" for name, split in tokens.splits.items())
+    learning = f"{config.learners} learners on Ray" if config.learners > 1 else f"learning on {learner.device}"
+    lines = {
+        "run": str(run),
+        "corpus": f"{config.corpus}: bytes of {sizes}; {tokens.tokeniser.vocabulary} {config.tokens}",
+        "model": f"{core_name(config)} core, {quantity(parameters)} parameters, {learning}",
+        "batch": f"{config.learner.batch_size} rows of {config.learner.sequence_length} tokens",
+        "curves": f"tensorboard --logdir {run.parent}",
+        "stop": f"Ctrl-C, then go on with: {again}",
+    }
+    for name, value in lines.items():
+        console.print(f"[bold]{name:<8}[/]  {value}", highlight=False, soft_wrap=True)
+
+
+def _evaluate(arguments: list[str]) -> None:
+    prog = "compressive text evaluate"
+    options = parse(EvaluateOptions, prog, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    torch.set_num_threads(options.threads)
+    console = Console()
+    sizes = [_sizes(words) for words in options.sizes]
+    config, tokeniser, model, checkpoint = open_run(options.run, options.device)
+    if options.path:
+        config = dataclasses.replace(config, path=options.path)
+    with console.status(f"preparing {config.corpus}"), user_errors():
+        _, tokens = prepare(config)
+    require_same_tokens(options.run, tokens)
+    split = tokens.splits[options.split]
+    with console.status(f"measuring on the split {options.split}"), user_errors():
+        found = measure(config, model, tokens, options.split, options.rows)
+        console.print(table("evaluation", {"checkpoint": str(checkpoint.path)} | rows_of(found)))
+        if sizes:
+            found["sizes"] = _print_sizes(config, model, split, tokeniser, sizes, options.rows, console)
+        if options.frequency:
+            counts = evaluation.counts(tokens.splits["train"], tokeniser.vocabulary)
+            totals = evaluation.by_frequency(model, passes(config, split, options.rows), counts)
+            found["frequency"] = {name: {"nats": each.mean, "count": each.count} for name, each in totals.items()}
+            rows = [
+                (name, f"{evaluation.perplexity(each.nll, max(1, each.count)):.2f}", str(each.count))
+                for name, each in totals.items()
+            ]
+            console.print(_table(("times in training text", "perplexity", "tokens"), rows))
+        if options.position:
+            positions = evaluation.by_position(model, passes(config, split, options.rows))
+            found["position"] = [{"from": begin, "nats": each.mean, "count": each.count} for begin, each in positions]
+            rows = [(f"{begin} to {2 * begin - 1}", f"{each.mean:.4f}", str(each.count)) for begin, each in positions]
+            console.print(_table(("tokens of context", "nats a token", "tokens"), rows))
+        if options.attention or options.compression:
+            steps = getattr(config.model.core, "segment_size", 1)
+            starts = split.starts if config.reset_documents else None
+        if options.attention:
+            buckets = evaluation.attention(model, one_pass(split.tokens, options.rows, steps, starts))
+            found["attention"] = buckets._asdict()
+            rows = [(kind, f"{mean:.4f}", f"{error:.4f}") for kind, mean, error in zip(*buckets)]
+            console.print(_table(("bucket, oldest first", "attention", "standard error"), rows))
+        if options.compression:
+            found["compression"] = evaluation.compression_loss(
+                model, one_pass(split.tokens, options.rows, steps, starts)
+            )
+            losses = {name.removeprefix("compression/"): f"{loss:.6f}" for name, loss in found["compression"].items()}
+            console.print(table("compression loss", losses))
+        if options.dynamic is not None:  # the last, for it changes the weights
+            learning = dataclasses.replace(config.learner, device=options.device)
+            total = evaluation.dynamic(model, passes(config, split, options.rows), learning, options.dynamic)
+            found["dynamic"] = evaluation.summary(total, split, tokeniser)
+            console.print(table("dynamic evaluation", {k: f"{v:.4f}" for k, v in found["dynamic"].items()}))
+        checkpoints.write_json(options.run / f"evaluation-{options.split}.json", found)
+
+
+def _sizes(words: str) -> tuple[int | None, int | None]:
+    try:
+        memory, compressed = (int(word) if word else None for word in words.split(":"))
+    except ValueError:
+        raise UserError(f"sizes: expected MEMORY:COMPRESSED such as 768:3072, got {words!r}") from None
+    return memory, compressed
+
+
+def _print_sizes(
+    config: TextConfig,
+    model: SequenceModel,
+    split: Split,
+    tokeniser: Tokeniser,
+    sizes: list[tuple[int | None, int | None]],
+    rows: int,
+    console: Console,
+) -> list[dict[str, Any]]:
+    starts = split.starts if config.reset_documents else None
+    found, shown = [], []
+    steps = config.learner.sequence_length
+    for (memory, compressed), total in evaluation.by_memory(model, split, rows, steps, sizes, starts):
+        measures = evaluation.summary(total, split, tokeniser)
+        found.append({"memory_size": memory, "compressed_size": compressed, **measures})
+        words = tuple("own" if size is None else str(size) for size in (memory, compressed))
+        shown.append((*words, f"{measures['bits_per_byte']:.4f}", f"{measures['word_perplexity']:.2f}"))
+    console.print(_table(("memory", "compressed", "bits a byte", "perplexity a word"), shown))
+    return found
+
+
+def _table(columns: tuple[str, ...], rows: list[Any]) -> Table:
+    built = Table(*columns)
+    for row in rows:
+        built.add_row(*row)
+    return built
+
+
+def _sample(arguments: list[str]) -> None:
+    prog = "compressive text sample"
+    options = parse(SampleOptions, prog, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    torch.set_num_threads(options.threads)
+    _, tokeniser, model, _ = open_run(options.run, options.device)
+    prompt = sys.stdin.buffer.read() if options.prompt == "-" else os.fsencode(options.prompt or "")
+    encoded = tokeniser.encode(prompt).tolist()
+    if isinstance(tokeniser, Words) and encoded and not prompt.endswith(b"\n"):
+        encoded.pop()  # the prompt's last line goes on
+    tokens = torch.tensor([tokeniser.separator, *encoded])
+    with user_errors():
+        drawn = sampling.sample(model, tokens, options.length, options.temperature, options.top_p, options.seed)
+    if options.prompt != "-":
+        print(prompt.decode(errors="replace"), end="", flush=True)
+    decode = tokeniser.decoder()
+    for token in drawn:
+        print(decode(token), end="", flush=True)
+    print()
