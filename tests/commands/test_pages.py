@@ -130,7 +130,7 @@ def test_the_report_of_a_run_in_any_condition(copied: Copied, capfd: Capture) ->
     assert data["evaluation"] == {}
     assert data["media"] == {"pages": []}
     assert len(data["charts"]) > 5
-    assert "no checkpoint can be read" in refusal(["visualize", str(run)], capfd)
+    assert "no checkpoint that can be read" in refusal(["visualize", str(run)], capfd)
     (run / "metrics.jsonl").unlink()
     main(["report", str(run), "--episodes", "0"])
     data = embedded(run / "report.html")
