@@ -13,6 +13,7 @@ from speech import audio
 _SCALES = np.geomspace(2e-5, 0.3, 24)
 _RECENT = 32
 _CONTEXTS = 12
+_ROUNDS = 4
 
 
 def order_0(train: np.ndarray, held_out: np.ndarray) -> float:
@@ -39,7 +40,7 @@ class LinearPredictor(NamedTuple):
     def predict(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of tokens [N]: predictions of the samples [N], and contexts [N]; before the first there is silence."""
         samples = audio.decode(tokens).astype(np.float64)
-        predictions = np.convolve(samples, np.concatenate([[0.0], self.coefficients]))[: len(samples)]
+        predictions = _predictions(samples, self.coefficients)
         return predictions, np.searchsorted(self.thresholds, _recent_errors(samples - predictions))
 
     def nll(self, tokens: np.ndarray) -> np.ndarray:
@@ -55,7 +56,7 @@ class LinearPredictor(NamedTuple):
 
 
 def fit_linear_predictor(train: np.ndarray, order: int = 32, most: int = 200_000) -> LinearPredictor:
-    """Least squares for the coefficients, expectation maximisation for the weights of the mixture.
+    """Least squares for the coefficients, weighted by loudness; expectation maximisation for the weights of the mixture.
 
     Args:
         train: tokens [N].
@@ -71,14 +72,18 @@ def fit_linear_predictor(train: np.ndarray, order: int = 32, most: int = 200_000
     tokens = np.asarray(train[begin : begin + most])
     samples = audio.decode(tokens).astype(np.float64)
     windows = np.lib.stride_tricks.sliding_window_view(samples, order + 1)
-    covariance = windows.T @ windows
-    # Newest first; a ridge keeps silence solvable.
-    moments, target = covariance[:order, :order][::-1, ::-1], covariance[:order, order][::-1]
-    ridge = 1e-9 * np.trace(moments) / order + 1e-12
-    coefficients = np.linalg.solve(moments + ridge * np.eye(order), target)
+    importance = np.ones(len(windows))
+    for _ in range(_ROUNDS):
+        covariance = (windows.T * importance) @ windows
+        # Newest first; a ridge keeps silence solvable.
+        moments, target = covariance[:order, :order][::-1, ::-1], covariance[:order, order][::-1]
+        ridge = 1e-9 * np.trace(moments) / order + 1e-12
+        coefficients = np.linalg.solve(moments + ridge * np.eye(order), target)
+        recent = _recent_errors(samples - _predictions(samples, coefficients))
+        # Likelihood asks for errors in proportion to loudness; plain squares would fit the loudest words alone.
+        importance = (recent[order:] + 1e-4) ** -2
 
-    blank = LinearPredictor(coefficients, np.zeros(0), np.zeros((1, 0)))
-    predictions, _ = blank.predict(tokens)
+    predictions = _predictions(samples, coefficients)
     recent = _recent_errors(samples - predictions)
     thresholds = np.unique(np.quantile(recent, np.arange(1, _CONTEXTS) / _CONTEXTS))
     contexts = np.searchsorted(thresholds, recent)
@@ -91,6 +96,10 @@ def fit_linear_predictor(train: np.ndarray, order: int = 32, most: int = 200_000
             weights[context] = (shares / shares.sum(axis=1, keepdims=True)).mean(axis=0)
         weights[context] = 0.999 * weights[context] + 0.001 / weights.shape[1]
     return LinearPredictor(coefficients, thresholds, weights)
+
+
+def _predictions(samples: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    return np.convolve(samples, np.concatenate([[0.0], coefficients]))[: len(samples)]
 
 
 def _recent_errors(errors: np.ndarray) -> np.ndarray:

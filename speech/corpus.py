@@ -26,7 +26,7 @@ SYNTHETIC = "synthetic"
 """The corpus that needs no files."""
 SPLITS = ("train", "validation", "test")
 _FORMAT = 1
-_VOICES, _UTTERANCES = 12, 12
+_VOICES, _UTTERANCES = 12, 10
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ def divide(sources: list[_Source], config: CorpusConfig) -> dict[str, list[_Sour
     parts: dict[str, list[_Source]] = {}
     for split, share in (("validation", config.validation_share), ("test", config.test_share)):
         parts[split] = []
-        # One unit is always left for training.
-        while len(shuffled) > len(SPLITS) - 1 - len(parts) + 1 and (
+        # At least one is left for each of the splits that follow.
+        while len(shuffled) > len(SPLITS) - len(parts) and (
             not parts[split] or sum(source.seconds for source in parts[split]) < share * total
         ):
             parts[split] += shuffled.pop(0)
