@@ -216,6 +216,8 @@ def write_json(path: Path | str, value: Any) -> None:
 def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
     """Splits a nest of dicts, lists and tuples, such as an optimiser's `state_dict()`, into tensors and JSON.
 
+    Named tuples, such as a core's state, become plain ones.
+
     Returns:
         the tensors by path ("state/0/exp_avg"), and a value that JSON can hold, from which `unflatten` makes an equal
         nest (keys that are ints and tuples included).
@@ -234,8 +236,9 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
             return {"tensor": path}
         if type(node) is dict:
             return {"dict": [[_plain_key(key, path), plain(value, _join(path, key))] for key, value in node.items()]}
-        if type(node) in (list, tuple):
-            return {type(node).__name__: [plain(value, _join(path, index)) for index, value in enumerate(node)]}
+        if type(node) is list or isinstance(node, tuple):
+            kind = "list" if type(node) is list else "tuple"
+            return {kind: [plain(value, _join(path, index)) for index, value in enumerate(node)]}
         if node is None or type(node) in (bool, int, float, str):
             return node
         raise TypeError(f"{path}: expected tensors, numbers, strings and nests of them, got {type(node).__name__}")

@@ -4,6 +4,7 @@ Each learner has its rows (a shard) and makes its part of every sum over the bat
 makes of the whole. Who the learners are and what becomes of those that die is the business of `group`.
 """
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -27,6 +28,11 @@ class DataParallel:
         """Number of learners."""
         return 1 if self.group is None else self.group.size()
 
+    @property
+    def rank(self) -> int:
+        """Which of them this learner is, from 0."""
+        return 0 if self.group is None else self.group.rank()
+
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of the learners' tensors, which have one shape; the same bits on each of them. Without gradient.
 
@@ -38,6 +44,17 @@ class DataParallel:
     def max(self, tensor: Tensor) -> Tensor:
         """The maximum, element by element, as `sum` gives the sum."""
         return self._all_reduce(tensor, dist.ReduceOp.MAX)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The learners' tensors, of one shape, joined along dim 0 in the order of ranks."""
+        if self.group is None:
+            return tensor
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        try:
+            dist.all_gather(parts, tensor.contiguous(), group=self.group)
+        except RuntimeError as error:
+            raise PeerLost(str(error)) from error
+        return torch.cat(parts)
 
     def _all_reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         if self.group is None:

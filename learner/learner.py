@@ -5,18 +5,18 @@ one of several that share each batch (`data_parallel`), which `group` places on 
 `state_dict()` by `checkpoints`, curves of the metrics it returns by `metrics`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
 
 from agent.core.state import detach_state, leaves, state_to
 from agent.trajectory import Trajectory, acted, validate
 from learner import losses
 from learner.data_parallel import DataParallel
+from learner.gradients import copy_to_cpu, gradient_norm, not_finite, shorten, split_parameters, sum_gradients
 from learner.vtrace import VTraceReturns, action_log_probs, vtrace
 
 
@@ -136,7 +136,7 @@ class Learner:
         self._parallel = parallel or DataParallel()
         if self._parallel.size > 1:
             agent.share_batch(self._parallel.sum)  # type: ignore[operator]
-        self._main_parameters, self._compression_parameters = _split_parameters(self.agent)
+        self._main_parameters, self._compression_parameters = split_parameters(self.agent)
         self._optimiser = _make_optimiser(config, self._main_parameters, self._compression_parameters)
 
     @property
@@ -181,9 +181,9 @@ class Learner:
         self._optimiser.zero_grad(set_to_none=True)
         parts = self._losses(trajectory)
         parts["loss/total"].backward()
-        self._sum_gradients()
-        main_norm = _gradient_norm(self._main_parameters)
-        compression_norm = _gradient_norm(self._compression_parameters)
+        sum_gradients(self.agent.parameters(), self._parallel)
+        main_norm = gradient_norm(self._main_parameters)
+        compression_norm = gradient_norm(self._compression_parameters)
 
         sums = self._parallel.sum(torch.stack([part.detach().to(main_norm) for part in parts.values()]))
         lag = self._parallel.max((self.version - trajectory.version).max())
@@ -206,13 +206,13 @@ class Learner:
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the agent's parameters and buffers on the CPU, by name: for actors and for checkpoints."""
-        return {name: _to_cpu(tensor) for name, tensor in self.agent.state_dict().items()}
+        return {name: copy_to_cpu(tensor) for name, tensor in self.agent.state_dict().items()}
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on exactly: copies, on the CPU, of weights and optimiser, and the counters."""
         return {
             "weights": self.weights(),
-            "optimiser": _copy_to_cpu(self._optimiser.state_dict()),
+            "optimiser": copy_to_cpu(self._optimiser.state_dict()),
             "version": self.version,
             "steps": self.steps,
         }
@@ -224,18 +224,9 @@ class Learner:
             RuntimeError, ValueError: from torch, if weights or optimiser are those of another agent.
         """
         self.agent.load_state_dict(state["weights"])
-        self._optimiser.load_state_dict(_copy_to_cpu(state["optimiser"]))
+        self._optimiser.load_state_dict(copy_to_cpu(state["optimiser"]))
         self.version = int(state["version"])
         self.steps = int(state["steps"])
-
-    def _sum_gradients(self) -> None:
-        """Replaces gradients by their sum over the learners, all in one go."""
-        if self._parallel.size == 1:
-            return
-        gradients = [parameter.grad for parameter in self.agent.parameters() if parameter.grad is not None]
-        sums = self._parallel.sum(torch.cat([gradient.flatten() for gradient in gradients]))
-        for gradient, total in zip(gradients, sums.split([gradient.numel() for gradient in gradients])):
-            gradient.copy_(total.view_as(gradient))
 
     def _losses(self, trajectory: Trajectory) -> dict[str, Tensor]:
         """Forward pass and losses: scalars on the device, by the name of their metric.
@@ -311,19 +302,15 @@ class Learner:
         bad = [name for name in metrics if name.startswith(("loss/", "gradient/")) and not _is_finite(metrics[name])]
         if not bad:
             return
-        parameters = [
-            name
-            for name, parameter in self.agent.named_parameters()
-            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
-        ]
+        parameters = not_finite(self.agent)
         fields = {name: value for name, value in trajectory._asdict().items() if isinstance(value, Tensor)}
         spoilt = self._parallel.sum(torch.stack([(~value.isfinite()).sum() for value in fields.values()]))
         inputs = [name for name, count in zip(fields, spoilt.tolist()) if count]
         self._optimiser.zero_grad(set_to_none=True)
         raise FloatingPointError(
             f"update {self.version + 1} is not finite: {', '.join(f'{name} = {metrics[name]}' for name in bad)}; "
-            f"parameters with such gradients: {_shorten(parameters)}; "
-            f"fields of the trajectory that are not finite: {_shorten(inputs)}. The weights were not changed."
+            f"parameters with such gradients: {parameters}; "
+            f"fields of the trajectory that are not finite: {shorten(inputs)}. The weights were not changed."
         )
 
 
@@ -344,20 +331,6 @@ def resolve_device(device: str) -> torch.device:
     return resolved
 
 
-def _split_parameters(agent: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The trained parameters (main, compression), each in the order of `agent.named_parameters()`."""
-    compression = {id(parameter) for parameter in agent.compression_parameters()}  # type: ignore[operator]
-    every = list(agent.parameters())
-    strangers = compression - {id(parameter) for parameter in every}
-    if strangers:
-        raise ValueError(f"compression_parameters: expected parameters of the agent, got {len(strangers)} others")
-    trained = [parameter for parameter in every if parameter.requires_grad]
-    return (
-        [parameter for parameter in trained if id(parameter) not in compression],
-        [parameter for parameter in trained if id(parameter) in compression],
-    )
-
-
 def _make_optimiser(
     config: LearnerConfig, main: list[nn.Parameter], compression: list[nn.Parameter]
 ) -> torch.optim.Optimizer:
@@ -374,11 +347,6 @@ def _make_optimiser(
     )
 
 
-def _gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The Euclidean norm of the gradients as one vector: a scalar on their device."""
-    return get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-
-
 def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
     if tensor.shape != expected:
         raise ValueError(f"{name}: expected {list(expected)}, got {list(tensor.shape)}")
@@ -386,22 +354,3 @@ def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
 
 def _is_finite(value: float) -> bool:
     return float("-inf") < value < float("inf")
-
-
-def _shorten(names: list[str]) -> str:
-    listed = ", ".join(names[:5]) or "none"
-    return f"{listed} and {len(names) - 5} more" if len(names) > 5 else listed
-
-
-def _to_cpu(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
-
-
-def _copy_to_cpu(tree: Any) -> Any:
-    if isinstance(tree, Tensor):
-        return _to_cpu(tree)
-    if isinstance(tree, dict):
-        return {key: _copy_to_cpu(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_copy_to_cpu(value) for value in tree)
-    return tree

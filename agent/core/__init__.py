@@ -35,6 +35,7 @@ from agent.core.state import (
     map_state,
     state_bytes,
     state_to,
+    take_up_state,
 )
 
 
@@ -131,4 +132,5 @@ __all__ = [
     "map_state",
     "state_bytes",
     "state_to",
+    "take_up_state",
 ]

@@ -48,6 +48,27 @@ def map_state(function: Callable[..., Any], *states: State) -> State:
     raise TypeError(f"a state holds tensors, ints, None, Shared and tuples of them; got {type(first).__name__}")
 
 
+def take_up_state(nest: Any, like: State) -> State:
+    """The state that plain tuples hold, as a file gives them back, with the types of `like`, the core's initial state.
+
+    Raises:
+        ValueError: if it is not a state of that core for that batch.
+    """
+    if isinstance(like, Tensor):
+        if not isinstance(nest, Tensor) or nest.shape != like.shape:
+            shape = list(nest.shape) if isinstance(nest, Tensor) else type(nest).__name__
+            raise ValueError(f"state: expected a tensor of {list(like.shape)}, got {shape}")
+        return nest.to(like.device)
+    if not isinstance(like, tuple):
+        if type(nest) is not type(like):
+            raise ValueError(f"state: expected {type(like).__name__}, got {type(nest).__name__}")
+        return nest
+    if not isinstance(nest, tuple) or len(nest) != len(like):
+        raise ValueError(f"state: expected {len(like)} parts, got {nest!r:.40}")
+    children = [take_up_state(part, part_like) for part, part_like in zip(nest, like)]
+    return type(like)(*children) if hasattr(like, "_fields") else tuple(children)
+
+
 def leaves(state: State) -> Iterator[Tensor]:
     """Yields the tensors of a state, depth first."""
     if isinstance(state, Tensor):

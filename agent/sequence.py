@@ -1,0 +1,224 @@
+"""Language models of any discrete sequence, text or quantised sound: embedding, recurrent core, softmax.
+
+Large vocabularies have the adaptive input of Baevski and Auli (2019) and the adaptive softmax of Grave et al. (2017),
+of one table if they are tied. What the tokens stand for, and how they are trained or drawn, is the business of others.
+
+Axes: B batch, T time, V vocabulary, D features (model_size).
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from agent.core import Core, State
+
+IGNORE = -1
+"""A target that is not predicted: its loss is 0."""
+
+
+class SequenceOutput(NamedTuple):
+    """What the model returns for B rows of T tokens.
+
+    nll: [B, T] negative log-likelihood of the targets in nats, 0 where they are to be ignored; None without targets.
+    log_probs: [B, T, V] log-probabilities of the next token; None with targets, as they may be too many to compute.
+    state: the core's state after the last token.
+    losses, attention: the core's, as in `agent.core.CoreOutput`.
+    """
+
+    nll: Tensor | None
+    log_probs: Tensor | None
+    state: State
+    losses: dict[str, Tensor]
+    attention: tuple[Tensor, ...] | None
+
+
+class TokenTable(nn.Module):
+    """One vector a token. Behind each cut-off vectors are narrower by `divisor`, and projected to `model_size`.
+
+    Tokens are sorted by frequency, the most frequent first, where there are cut-offs.
+    """
+
+    def __init__(self, vocabulary: int, model_size: int, cutoffs: Sequence[int] = (), divisor: int = 4) -> None:
+        super().__init__()
+        bounds = (0, *cutoffs, vocabulary)
+        if vocabulary < 2 or list(bounds) != sorted(set(bounds)):
+            raise ValueError(f"cutoffs: expected ascending numbers between 0 and {vocabulary}, got {tuple(cutoffs)}")
+        sizes = [max(1, model_size // divisor**index) for index in range(len(bounds) - 1)]
+        self.model_size = model_size
+        self.bounds = list(pairwise(bounds))
+        # Of unit variance once they are scaled and projected, and so are the first logits.
+        self.vectors = nn.ParameterList(
+            torch.randn(end - begin, size) * size**-0.5 for (begin, end), size in zip(self.bounds, sizes)
+        )
+        self.projections = nn.ParameterList(torch.randn(size, model_size) * model_size**-0.5 for size in sizes[1:])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embeds tokens [B, T]: [B, T, D], of unit variance at first."""
+        if len(self.bounds) == 1:
+            return F.embedding(tokens, self.vectors[0]) * self.model_size**0.5
+        flat = tokens.flatten()
+        embedded = self.vectors[0].new_zeros(len(flat), self.model_size)
+        for cluster, (begin, end) in enumerate(self.bounds):
+            index = ((flat >= begin) & (flat < end)).nonzero().squeeze(1)
+            vectors = F.embedding(flat[index] - begin, self.vectors[cluster])
+            if cluster:
+                vectors = vectors @ self.projections[cluster - 1]
+            embedded = embedded.index_copy(0, index, vectors.to(embedded.dtype))
+        return embedded.unflatten(0, tokens.shape) * self.model_size**0.5
+
+    def scores(self, features: Tensor, cluster: int) -> Tensor:
+        """Products of features [..., D] with the vectors of a cluster: [..., tokens in it]."""
+        if cluster:
+            features = F.linear(features, self.projections[cluster - 1])
+        return F.linear(features, self.vectors[cluster])
+
+
+class AdaptiveSoftmax(nn.Module):
+    """log p(token) = log p(its cluster) + log p(token | cluster); without cut-offs the ordinary softmax.
+
+    As in Grave et al. (2017) the most frequent tokens share one softmax with one entry for each rarer cluster.
+    """
+
+    def __init__(self, vocabulary: int, model_size: int, num_clusters: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
+        self.clusters = nn.Linear(model_size, num_clusters - 1) if num_clusters > 1 else None
+
+    def _head(self, features: Tensor, table: TokenTable) -> Tensor:
+        """Log-probabilities of the most frequent tokens, then of the other clusters."""
+        logits = table.scores(features, 0) + self.bias[: table.bounds[0][1]]
+        if self.clusters is not None:
+            logits = torch.cat([logits, self.clusters(features)], dim=-1)
+        return _log_softmax(logits)
+
+    def _tail(self, features: Tensor, table: TokenTable, cluster: int) -> Tensor:
+        begin, end = table.bounds[cluster]
+        return _log_softmax(table.scores(features, cluster) + self.bias[begin:end])
+
+    def log_probs(self, features: Tensor, table: TokenTable) -> Tensor:
+        """Log-probabilities [..., V] of every token."""
+        first = table.bounds[0][1]
+        head = self._head(features, table)
+        tails = [
+            head[..., first + cluster - 1, None] + self._tail(features, table, cluster)
+            for cluster in range(1, len(table.bounds))
+        ]
+        return torch.cat([head[..., :first], *tails], dim=-1)
+
+    def nll(self, features: Tensor, targets: Tensor, table: TokenTable) -> Tensor:
+        """Negative log-likelihoods [N] of targets [N], given features [N, D]; tails are computed where needed."""
+        first = table.bounds[0][1]
+        head = self._head(features, table)
+        chosen = head.gather(1, targets.clamp(max=first - 1)[:, None]).squeeze(1)
+        for cluster, (begin, end) in enumerate(table.bounds[1:], start=1):
+            # Nothing is skipped where it is empty: learners that share a batch must have the same gradients.
+            index = ((targets >= begin) & (targets < end)).nonzero().squeeze(1)
+            inside = self._tail(features[index], table, cluster).gather(1, (targets[index] - begin)[:, None]).squeeze(1)
+            chosen = chosen.index_copy(0, index, head[index, first + cluster - 1] + inside)
+        return -chosen
+
+
+class SequenceModel(nn.Module):
+    """Maps tokens and a state to what the next tokens are, and the next state; sampling is the same call with T = 1.
+
+    Args:
+        core: what remembers; its config has a `model_size`.
+        vocabulary: tokens are 0 to vocabulary - 1.
+        cutoffs: where clusters of rarer tokens begin, ascending; none for one full softmax.
+        divisor: how much narrower the vectors of each cluster are than those of the one before.
+        tied: whether input and output share one table of vectors.
+        dropout: on embeddings and on the core's features while training.
+
+    Raises:
+        ValueError: if a value is impossible.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        vocabulary: int,
+        cutoffs: Sequence[int] = (),
+        divisor: int = 4,
+        tied: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if divisor < 1:
+            raise ValueError(f"divisor: expected 1 or more, got {divisor}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout}")
+        config: Any = core.config
+        self.vocabulary, self.dropout = vocabulary, dropout
+        self.embedding = TokenTable(vocabulary, config.model_size, cutoffs, divisor)
+        self.core = core
+        self.outputs = None if tied else TokenTable(vocabulary, config.model_size, cutoffs, divisor)
+        self.softmax = AdaptiveSoftmax(vocabulary, config.model_size, len(cutoffs) + 1)
+
+    def initial_state(self, batch_size: int) -> State:
+        """The core's state before a stream."""
+        return self.core.initial_state(batch_size)
+
+    def compression_parameters(self) -> list[nn.Parameter]:
+        """The parameters that only the compression loss trains."""
+        return self.core.compression_parameters()
+
+    def share_batch(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Other processes have the other rows of a batch. See `agent.core.contract.Core`."""
+        self.core.share_batch(total)
+
+    def resized(self, **sizes: Any) -> "SequenceModel":
+        """A copy whose core has other memory sizes and the same weights; see `CompressiveTransformer.resized`.
+
+        Raises:
+            ValueError: if the core has no memory that can be resized, or not to these sizes.
+        """
+        if not hasattr(self.core, "resized"):
+            raise ValueError(f"{', '.join(sizes)}: expected a core with a memory, got {type(self.core).__name__}")
+        resized = copy.deepcopy(self)
+        resized.core = self.core.resized(**sizes)  # type: ignore[operator]
+        return resized
+
+    def forward(
+        self,
+        tokens: Tensor,
+        reset: Tensor,
+        state: State,
+        targets: Tensor | None = None,
+        return_attention: bool = False,
+    ) -> SequenceOutput:
+        """Consumes T tokens of B rows.
+
+        Args:
+            tokens: [B, T] int64.
+            reset: [B, T] bool, true where a document begins: all before it is forgotten first.
+            state: the core's state before the first token.
+            targets: [B, T] int64, the token that follows each, or `IGNORE`.
+            return_attention: also return attention weights (slower).
+
+        Raises:
+            ValueError: names the argument, the expected and the actual shape or dtype.
+        """
+        if tokens.ndim != 2 or tokens.dtype != torch.int64:
+            raise ValueError(f"tokens: expected int64 [B, T], got {tokens.dtype} {list(tokens.shape)}")
+        if targets is not None and (targets.shape != tokens.shape or targets.dtype != torch.int64):
+            raise ValueError(f"targets: expected int64 {list(tokens.shape)}, got {targets.dtype} {list(targets.shape)}")
+        inputs = F.dropout(self.embedding(tokens), self.dropout, self.training)
+        features, state, losses, attention = self.core(inputs, reset, state, return_attention)
+        features = F.dropout(features, self.dropout, self.training)
+        table = self.embedding if self.outputs is None else self.outputs
+        if targets is None:
+            return SequenceOutput(None, self.softmax.log_probs(features, table), state, losses, attention)
+        ignored = targets == IGNORE
+        nll = self.softmax.nll(features.flatten(0, 1), targets.masked_fill(ignored, 0).flatten(), table)
+        nll = nll.view(tokens.shape).masked_fill(ignored, 0.0)
+        return SequenceOutput(nll, None, state, losses, attention)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """In float32 at least, whatever autocast made of the logits."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)

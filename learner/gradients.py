@@ -1,0 +1,71 @@
+"""What every learner does with parameters and gradients, whatever its losses are: groups, sums, norms, copies."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+from learner.data_parallel import DataParallel
+
+
+def split_parameters(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The trained parameters (main, compression), each in the order of `module.named_parameters()`.
+
+    Raises:
+        ValueError: if a compression parameter is not a parameter of the module.
+    """
+    compression = {id(parameter) for parameter in module.compression_parameters()}  # type: ignore[operator]
+    every = list(module.parameters())
+    strangers = compression - {id(parameter) for parameter in every}
+    if strangers:
+        raise ValueError(f"compression_parameters: expected parameters of the agent, got {len(strangers)} others")
+    trained = [parameter for parameter in every if parameter.requires_grad]
+    return (
+        [parameter for parameter in trained if id(parameter) not in compression],
+        [parameter for parameter in trained if id(parameter) in compression],
+    )
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter], parallel: DataParallel) -> None:
+    """Replaces gradients by their sum over the learners, all in one go."""
+    if parallel.size == 1:
+        return
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    sums = parallel.sum(torch.cat([gradient.flatten() for gradient in gradients]))
+    for gradient, total in zip(gradients, sums.split([gradient.numel() for gradient in gradients])):
+        gradient.copy_(total.view_as(gradient))
+
+
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """The Euclidean norm of the gradients as one vector: a scalar on their device."""
+    return get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+
+
+def not_finite(module: nn.Module) -> str:
+    """The parameters whose gradient is not finite, by name, as a message has room for them."""
+    return shorten(
+        [
+            name
+            for name, parameter in module.named_parameters()
+            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
+        ]
+    )
+
+
+def shorten(names: list[str]) -> str:
+    """The first five names, and how many more there are."""
+    listed = ", ".join(names[:5]) or "none"
+    return f"{listed} and {len(names) - 5} more" if len(names) > 5 else listed
+
+
+def copy_to_cpu(tree: Any) -> Any:
+    """A nest of dicts, lists and tuples with copies, on the CPU, of its tensors."""
+    if isinstance(tree, Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, dict):
+        return {key: copy_to_cpu(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(copy_to_cpu(value) for value in tree)
+    return tree

@@ -1,0 +1,463 @@
+"""Training and evaluation of sequence models, shared by text and speech: streams of tokens in, next-token losses out.
+
+`SequenceLearner` makes one update of the weights after the other; `train` is the loop around it with its files:
+metrics, checkpoints, exact resumption. Where tokens come from is in `streams`, what they mean in `text` and `speech`,
+and what a person sees of it in `commands`. No Ray: several learners share batches by `data_parallel`.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_
+
+from agent.core import State, concatenate_states, detach_state, index_state, map_state, state_to, take_up_state
+from agent.sequence import IGNORE, SequenceModel
+from learner import checkpoints
+from learner.data_parallel import DataParallel
+from learner.gradients import copy_to_cpu, gradient_norm, not_finite, split_parameters, sum_gradients
+from learner.learner import resolve_device
+from learner.metrics import MetricsWriter
+from learner.streams import Batch, Source
+
+
+@dataclass(frozen=True)
+class SequenceLearnerConfig:
+    """The paper's recipe (section 5) for characters. A step is one batch; an update may take several.
+
+    Impossible values raise a ValueError that names field, expectation and value.
+    """
+
+    batch_size: int = 16
+    """Rows of a batch, each a stream of its own, over all learners."""
+    sequence_length: int = 768
+    """Tokens a row and step: a multiple of the core's segment_size, for whole segments."""
+    steps: int = 104_000
+    """Steps of training."""
+    learning_rate: float = 3e-4
+    """Adam's learning rate after warm-up."""
+    least_learning_rate: float = 1e-6
+    """Where warm-up begins and the cosine ends."""
+    warmup_steps: int = 4_000
+    """Steps of linear warm-up."""
+    decay_steps: int = 100_000
+    """Steps of the cosine that follows."""
+    adam_beta1: float = 0.9
+    """Decay of the mean of the gradient."""
+    adam_beta2: float = 0.999
+    """Decay of the mean of the squared gradient."""
+    adam_epsilon: float = 1e-8
+    """Added to the root of the mean squared gradient."""
+    max_gradient_norm: float | None = 0.1
+    """Gradients longer than this are scaled to it, those of the compression apart from all others; none for never."""
+    update_every: int = 1
+    """Steps whose gradients make one update: accumulation over time."""
+    late_step: int | None = 60_000
+    """From this step on updates are rarer (section 5.5.1); none for never."""
+    late_update_every: int = 4
+    """Steps of an update from late_step on."""
+    microbatches: int = 1
+    """Parts in which the rows of a batch go through the model, one after the other, if all at once do not fit."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What matrix products are computed in; weights and optimiser are float32."""
+    compile: bool = False
+    """Compile the model; the first steps then take a minute or more."""
+    device: str = "auto"
+    """Where to learn: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
+
+    def __post_init__(self) -> None:
+        names = ("batch_size", "sequence_length", "steps", "update_every", "late_update_every", "microbatches")
+        for name in names:
+            self._require(name, getattr(self, name) >= 1, "1 or more")
+        for name in ("warmup_steps", "decay_steps"):
+            self._require(name, getattr(self, name) >= 0, "0 or more")
+        for name in ("learning_rate", "adam_epsilon"):
+            self._require(name, getattr(self, name) > 0, "a positive number")
+        for name in ("adam_beta1", "adam_beta2"):
+            self._require(name, 0 <= getattr(self, name) < 1, "a number in [0, 1)")
+        self._require("least_learning_rate", 0 <= self.least_learning_rate <= self.learning_rate, "0 to learning_rate")
+        norm = self.max_gradient_norm
+        self._require("max_gradient_norm", norm is None or norm > 0, "a positive number or none")
+        self._require("late_step", self.late_step is None or self.late_step >= 0, "0 or more, or none")
+        self._require("precision", self.precision in ("float32", "bfloat16"), "float32 or bfloat16")
+        self._require("microbatches", self.batch_size % self.microbatches == 0, f"a divisor of {self.batch_size} rows")
+
+    def _require(self, name: str, condition: bool, expected: str) -> None:
+        if not condition:
+            raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
+
+    def learning_rate_at(self, step: int) -> float:
+        """Linear warm-up, then a cosine back to where it began, then constant."""
+        least, most = self.least_learning_rate, self.learning_rate
+        if step < self.warmup_steps:
+            return least + (most - least) * step / self.warmup_steps
+        progress = min(1.0, (step - self.warmup_steps) / max(1, self.decay_steps))
+        return least + (most - least) * (1 + math.cos(math.pi * progress)) / 2
+
+    def steps_of_update(self, step: int) -> int:
+        """How many steps the update that begins at a step takes; the last one may be cut short by the end."""
+        late = self.late_step is not None and step >= self.late_step
+        return min(self.late_update_every if late else self.update_every, max(1, self.steps - step))
+
+
+class SequenceLearner:
+    """Trains a sequence model on the batches of a source.
+
+    The loss is the mean negative log-likelihood of the targets plus the core's own losses with weight 1. Gradients do
+    not flow from one step to the next; the memory does.
+
+    Attributes:
+        model: what is trained, moved to the device.
+        step: batches learned from.
+        updates: updates of the weights.
+        tokens: targets learned from, of all learners.
+    """
+
+    def __init__(
+        self,
+        model: SequenceModel,
+        source: Source,
+        config: SequenceLearnerConfig,
+        parallel: DataParallel | None = None,
+    ) -> None:
+        """Makes a learner at step 0.
+
+        Args:
+            model: see the class.
+            source: of batches of `config.batch_size` rows or, of several learners, of this one's equal part of them.
+            config: how to learn.
+            parallel: the learners that share each batch; none by default. They must have equal weights.
+
+        Raises:
+            ValueError: if the rows cannot be shared, or a compression parameter is not a parameter of the model.
+        """
+        self.config, self.source = config, source
+        self.parallel = parallel or DataParallel()
+        self.device = resolve_device(config.device)
+        self.model = model.to(self.device)
+        if self.parallel.size > 1:
+            model.share_batch(self.parallel.sum)
+        parts = self.parallel.size * config.microbatches
+        if config.batch_size % parts:
+            raise ValueError(
+                f"batch_size: expected a multiple of {parts} (learners x microbatches), got {config.batch_size}"
+            )
+        self.rows = config.batch_size // self.parallel.size
+        self.state: State = model.initial_state(self.rows)
+        self.step = self.updates = self.tokens = 0
+        self._call = torch.compile(model) if config.compile else model
+        self._main, self._compression = split_parameters(model)
+        self._optimiser = torch.optim.Adam(
+            [{"params": self._main}, {"params": self._compression}],
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_epsilon,
+        )
+
+    def update(self) -> dict[str, float]:
+        """Learns from as many batches as the update takes.
+
+        Returns:
+            metrics of all of them by name: losses as they enter the total (nats a token, and the core's own), gradient
+            norms before clipping, learning rate, steps of the update.
+
+        Raises:
+            FloatingPointError: if a loss or a gradient is not finite; names which. Weights, optimiser, memory and
+                counters are then as they were before the call. All learners that share the batch raise it.
+            PeerLost: if another learner was lost; likewise with nothing changed.
+        """
+        steps = self.config.steps_of_update(self.step)
+        self.model.train()
+        self._optimiser.zero_grad(set_to_none=True)
+        state, sums, tokens = self.state, {}, 0
+        for step in range(self.step, self.step + steps):
+            batch = self._next(step)
+            count = self.parallel.sum((batch.targets != IGNORE).sum())
+            tokens += count
+            state = self._accumulate(batch, state, count, steps, sums)
+        sum_gradients(self.model.parameters(), self.parallel)
+        main_norm, compression_norm = gradient_norm(self._main), gradient_norm(self._compression)
+
+        totals = self.parallel.sum(torch.stack(list(sums.values())).to(main_norm))
+        stacked = torch.cat([totals, torch.stack([main_norm, compression_norm.to(main_norm)])])
+        *values, learned = torch.cat([stacked.double(), torch.as_tensor(tokens).view(1).to(stacked.device)]).tolist()
+        metrics: dict[str, float] = dict(zip([*sums, "gradient/norm", "gradient/compression_norm"], values))
+        bad = [f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value)]
+        if bad:
+            message = f"parameters with such gradients: {not_finite(self.model)}"
+            self._optimiser.zero_grad(set_to_none=True)
+            raise FloatingPointError(f"step {self.step + steps} is not finite: {', '.join(bad)}; {message}.")
+
+        if self.config.max_gradient_norm is not None:
+            clip_grads_with_norm_(self._main, self.config.max_gradient_norm, main_norm)
+            clip_grads_with_norm_(self._compression, self.config.max_gradient_norm, compression_norm)
+        metrics["learning_rate"] = self.config.learning_rate_at(self.step + steps - 1)
+        for group in self._optimiser.param_groups:
+            group["lr"] = metrics["learning_rate"]
+        self._optimiser.step()
+        self.state = state
+        self.step += steps
+        self.updates += 1
+        self.tokens += round(learned)
+        return metrics | {"update/steps": float(steps)}
+
+    def _next(self, step: int) -> Batch:
+        batch = self.source.next(step)
+        if batch.tokens.shape[0] != self.rows:
+            raise ValueError(f"tokens of the source: expected {self.rows} rows, got {list(batch.tokens.shape)}")
+        return state_to(batch, self.device)
+
+    def _accumulate(self, batch: Batch, state: State, count: Tensor, steps: int, sums: dict[str, Tensor]) -> State:
+        """Adds a step's part of the update to the gradients, and its losses to `sums`; returns the memory after it."""
+        states, parts = [], self.config.microbatches
+        rows = self.rows // parts
+        for begin in range(0, self.rows, rows):
+            part = state if parts == 1 else index_state(state, slice(begin, begin + rows))
+            tokens, targets, reset = index_state(batch, slice(begin, begin + rows))
+            with autocast(self.device, self.config.precision):
+                output = self._call(tokens, reset, part, targets)
+            losses = {"loss/nll": output.nll.sum() / count.clamp(min=1) / steps}
+            losses |= {f"loss/{name}": loss / (parts * steps) for name, loss in output.losses.items()}
+            torch.stack(list(losses.values())).sum().backward()
+            for name, loss in losses.items():
+                sums[name] = sums.get(name, 0) + loss.detach()
+            states.append(detach_state(output.state))
+        return states[0] if parts == 1 else concatenate_states(states)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on exactly: copies, on the CPU, of weights, optimiser and the memory of all rows,
+        the position of the source and the counters. Of several learners all must ask for it together."""
+        return {
+            "weights": copy_to_cpu(self.model.state_dict()),
+            "optimiser": copy_to_cpu(self._optimiser.state_dict()),
+            "memory": map_state(lambda leaf: copy_to_cpu(self.parallel.gather(leaf)), self.state),
+            "source": self.source.state_dict(),
+            "step": self.step,
+            "updates": self.updates,
+            "tokens": self.tokens,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up the state that `state_dict` gave; the number of learners may be another.
+
+        Raises:
+            RuntimeError, ValueError: if weights, optimiser, memory or source are those of something else.
+        """
+        memory = take_up_state(state["memory"], map_state(Tensor.cpu, self.model.initial_state(self.config.batch_size)))
+        self.source.load_state_dict(state["source"])
+        self.model.load_state_dict(state["weights"])
+        self._optimiser.load_state_dict(copy_to_cpu(state["optimiser"]))
+        own = slice(self.parallel.rank * self.rows, (self.parallel.rank + 1) * self.rows)
+        self.state = state_to(map_state(lambda leaf: leaf[own].clone(), memory), self.device)
+        self.step, self.updates, self.tokens = (int(state[name]) for name in ("step", "updates", "tokens"))
+
+
+def save(learner: SequenceLearner, run: Path, config: dict[str, Any], keep: int) -> Path | str | None:
+    """Writes a checkpoint of a learner; of several, all must call it together and the first one writes.
+
+    Args:
+        config: the run's configuration as JSON can hold it.
+        keep: how many of the newest are kept.
+
+    Raises:
+        OSError: if the disk is full or not writable.
+    """
+    state = learner.state_dict()
+    if learner.parallel.rank:
+        return None
+    tensors = {name: checkpoints.flatten(state.pop(name)) for name in ("optimiser", "memory")}
+    parts = {"weights": state.pop("weights")} | {name: part for name, (part, _) in tensors.items()}
+    counters = state | {name: plain for name, (_, plain) in tensors.items()}
+    content = {"learner": counters, "rng": checkpoints.rng_state(), "config": config}
+    return checkpoints.save(run, learner.step, parts, content, keep)
+
+
+def restore(learner: SequenceLearner, run: Path) -> checkpoints.Checkpoint:
+    """Goes on from a run's last readable checkpoint, with its random generators.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: if it does not fit the learner.
+    """
+    checkpoint = checkpoints.load_latest(run)
+    try:
+        state = dict(checkpoint.state["learner"])
+        for name in ("optimiser", "memory"):
+            state[name] = checkpoints.unflatten(checkpoint.parts[name], state[name])
+        learner.load_state_dict(state | {"weights": checkpoint.parts["weights"]})
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise ValueError(f"{checkpoint.path} does not fit: {error}") from error
+    checkpoints.restore_rng(checkpoint.state["rng"])
+    return checkpoint
+
+
+class Progress(NamedTuple):
+    """What a display shows while training goes on.
+
+    step, total: steps so far and in all. tokens_per_second: over all learners, without evaluations. nll: mean of the
+    last updates in nats a token. valid: the last evaluation's metrics, if there was one.
+    """
+
+    step: int
+    total: int
+    tokens_per_second: float
+    nll: float
+    valid: dict[str, float]
+
+
+def train(
+    learner: SequenceLearner,
+    run: Path,
+    config: dict[str, Any],
+    *,
+    log_every: int = 20,
+    checkpoint_seconds: float = 60.0,
+    keep: int = 3,
+    evaluate: Callable[[SequenceModel], dict[str, float]] | None = None,
+    evaluate_every: int | None = None,
+    show: Callable[[Progress], None] = lambda progress: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Path | str | None:
+    """Trains until all steps are done or `stop` says so; leaves a checkpoint either way and returns its path.
+
+    A new run begins with one, so that it can be resumed whatever happens, and a full disk shows at once. Of several
+    learners the first one writes, shows and evaluates.
+
+    Args:
+        learner: at step 0, or restored.
+        run: the run's folder.
+        config: the run's configuration, for its checkpoints.
+        log_every: updates between two rows of metrics.
+        checkpoint_seconds: time between two checkpoints.
+        keep: how many of the newest checkpoints are kept.
+        evaluate: measures the model; its metrics join the rows under their own names.
+        evaluate_every: steps between two evaluations; none for no evaluation. There is one at the end, too.
+        show: is called after every update.
+        stop: whether the user wants to stop; asked after every update.
+
+    Raises:
+        OSError: if the run's folder cannot be written to.
+        FloatingPointError: see `SequenceLearner.update`; the checkpoints before are there.
+    """
+    total, first = learner.config.steps, learner.parallel.rank == 0
+    saved = save(learner, run, config, keep) if learner.step == 0 else None
+    writer: AbstractContextManager[Any] = MetricsWriter(run, learner.step) if first else nullcontext()
+    recent, valid = _Recent(learner), {}
+    written = time.monotonic()
+    stopping = learner.step >= total
+    with writer as rows:
+        while not stopping:
+            metrics = learner.update()
+            recent.add(metrics["loss/nll"])
+            done = learner.step >= total
+            row = metrics if learner.updates % log_every == 0 or done else {}
+            if first and evaluate and evaluate_every and _passed(learner, metrics, evaluate_every, done):
+                valid = recent.pause(lambda: evaluate(learner.model))
+                row = metrics | valid
+            if first and row:
+                rows.write(
+                    learner.step, row | {"speed/tokens_per_second": recent.rate(), "learner/tokens": learner.tokens}
+                )
+            if first:
+                show(Progress(learner.step, total, recent.rate(), recent.mean(), valid))
+            due, stopping = _agree(learner, time.monotonic() - written > checkpoint_seconds, done or stop())
+            if due or stopping:
+                saved, written = save(learner, run, config, keep), time.monotonic()
+    return saved
+
+
+def _passed(learner: SequenceLearner, metrics: dict[str, float], every: int, done: bool) -> bool:
+    """Whether the last update passed a multiple of `every` steps, or was the last one."""
+    before = learner.step - int(metrics["update/steps"])
+    return done or learner.step // every > before // every
+
+
+def _agree(learner: SequenceLearner, *wishes: bool) -> list[bool]:
+    """What any of the learners wishes: their clocks and signals differ, but they must do the same."""
+    if learner.parallel.size == 1:
+        return list(wishes)
+    return [bool(wish) for wish in learner.parallel.max(torch.tensor(wishes, device=learner.device).long()).tolist()]
+
+
+class _Recent:
+    """The last updates: tokens a second and the mean loss."""
+
+    def __init__(self, learner: SequenceLearner, window: float = 10.0, momentum: float = 0.95) -> None:
+        self.learner, self.window, self.momentum = learner, window, momentum
+        self.marks = [(time.monotonic(), learner.tokens)]
+        self.value, self.weight = 0.0, 0.0
+
+    def add(self, nll: float) -> None:
+        self.value = self.momentum * self.value + (1 - self.momentum) * nll
+        self.weight = self.momentum * self.weight + (1 - self.momentum)
+        self.marks.append((time.monotonic(), self.learner.tokens))
+        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[0][0] > self.window:
+            self.marks.pop(0)
+
+    def pause(self, work: Callable[[], Any]) -> Any:
+        """Does something whose time does not count."""
+        begin = time.monotonic()
+        result = work()
+        self.marks = [(then + time.monotonic() - begin, tokens) for then, tokens in self.marks]
+        return result
+
+    def rate(self) -> float:
+        (begin, before), (end, after) = self.marks[0], self.marks[-1]
+        return (after - before) / max(end - begin, 1e-9)
+
+    def mean(self) -> float:
+        return self.value / self.weight
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Mixed precision where it is asked for."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+
+
+def score(model: SequenceModel, batches: Iterable[Batch], precision: str = "float32") -> Iterator[tuple[Batch, Tensor]]:
+    """Yields every batch with the negative log-likelihoods [B, T] of its targets, in nats; memory goes on between them.
+
+    Dropout is off, gradients are, and keys and values of memory are projected once a segment.
+    """
+    device = next(model.parameters()).device
+    state = None
+    was_training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            with torch.no_grad(), autocast(device, precision):
+                moved = state_to(batch, device)
+                if state is None:
+                    state = model.core.with_cache(model.initial_state(len(moved.tokens)))
+                output = model(moved.tokens, moved.reset, state, moved.targets)
+            state = output.state
+            yield batch, output.nll.cpu()
+    finally:
+        model.train(was_training)
+
+
+class Total(NamedTuple):
+    """nll: sum over the targets in nats, added up in float64. count: of targets."""
+
+    nll: float
+    count: int
+
+    @property
+    def mean(self) -> float:
+        """Nats a target."""
+        return self.nll / max(1, self.count)
+
+
+def evaluate(model: SequenceModel, batches: Iterable[Batch], precision: str = "float32") -> Total:
+    """The loss of all batches; see `score` and `streams.one_pass`."""
+    total, count = 0.0, 0
+    for batch, nll in score(model, batches, precision):
+        total += float(nll.double().sum())
+        count += int((batch.targets != IGNORE).sum())
+    return Total(total, count)
