@@ -5,8 +5,9 @@ A waveform is mono float32 in [-1, 1]. How files become a corpus is the business
 
 import os
 import wave
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -87,11 +88,11 @@ def resample(waveform: np.ndarray, rate: int, sample_rate: int) -> np.ndarray:
     return soxr.resample(waveform, rate, sample_rate).astype(np.float32)
 
 
-def _open(path, read):  # type: ignore[no-untyped-def]
+def _open(path: Path, read: Callable[[Any], Any]) -> Any:
     try:
         import soundfile
     except ImportError as error:
-        raise ImportError("reading sound files needs the extra speech: pip install 'compressive-impala[speech]'") from error
+        raise ImportError("sound files need the extra speech: pip install 'compressive-impala[speech]'") from error
     try:
         return read(soundfile)
     except (soundfile.LibsndfileError, OSError) as error:

@@ -56,7 +56,7 @@ class LinearPredictor(NamedTuple):
 
 
 def fit_linear_predictor(train: np.ndarray, order: int = 32, most: int = 200_000) -> LinearPredictor:
-    """Least squares for the coefficients, weighted by loudness; expectation maximisation for the weights of the mixture.
+    """Least squares, weighted by loudness, for the coefficients; expectation maximisation for the mixture.
 
     Args:
         train: tokens [N].

@@ -1,7 +1,8 @@
 """Corpora of sound: folders of WAV and FLAC files, or synthetic voices, as memory-mapped tokens that are built once.
 
-A corpus is cut into training, validation and test by whole files or whole speakers, so that nothing that is measured was
-heard in training. Which files it has, at which rate, and a digest of all tokens are in `corpus.json` beside the tokens.
+A corpus is cut into training, validation and test by whole files or whole speakers, so that nothing that is measured
+was heard in training. Which files it has, at which rate, and a digest of all tokens are in `corpus.json` beside
+the tokens.
 """
 
 import functools
@@ -41,8 +42,8 @@ class CorpusConfig:
     split_by: Literal["file", "speaker"] = "file"
     """What is never cut: files, or all files of a speaker."""
     speaker_pattern: str = "[^-_]+"
-    """Regular expression; what it matches first in a file's name is the speaker. By default all before the first - or _,
-    which is right for LibriTTS, LibriSpeech and VCTK."""
+    """Regular expression; what it matches first in a file's name is the speaker. By default all before the first - or
+    _, which is right for LibriTTS, LibriSpeech and VCTK."""
     include: str = "*"
     """Which file names belong to the corpus, such as *_mic1.flac."""
     validation_share: float = 0.05
@@ -61,7 +62,9 @@ class CorpusConfig:
         try:
             re.compile(self.speaker_pattern)
         except re.error as error:
-            raise ValueError(f"speaker_pattern: expected a regular expression, got {self.speaker_pattern!r}: {error}") from error
+            raise ValueError(
+                f"speaker_pattern: expected a regular expression, got {self.speaker_pattern!r}: {error}"
+            ) from error
 
     def _require(self, name: str, condition: bool, expected: str) -> None:
         if not condition:
@@ -90,7 +93,7 @@ class Corpus(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A file or an utterance: its name in the corpus, whose voice it is, about how long, and what makes its waveform."""
+    """A file or an utterance: name in the corpus, speaker, about how long it is, and what makes its waveform."""
 
     name: str
     speaker: str
@@ -166,7 +169,9 @@ def _digest(name: str) -> str:
 def _synthetic(config: CorpusConfig) -> tuple[list[_Source], int, dict]:
     rate = config.sample_rate or synthetic.SAMPLE_RATE
     sources = [
-        _Source(f"voice{speaker:02d}-{index:02d}", f"voice{speaker:02d}", 3.0, functools.partial(_utterance, speaker, index))
+        _Source(
+            f"voice{speaker:02d}-{index:02d}", f"voice{speaker:02d}", 3.0, functools.partial(_utterance, speaker, index)
+        )
         for speaker in range(_VOICES)
         for index in range(_UTTERANCES)
     ]
@@ -182,7 +187,8 @@ def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict]:
     root = Path(config.path)
     if not root.is_dir():
         raise FileNotFoundError(f"corpus: expected a folder of WAV or FLAC files, or {SYNTHETIC!r}; there is no {root}")
-    sources, rates, listing = [], {}, []
+    sources, listing = [], []
+    rates: dict[int, str] = {}
     for path in sorted(root.rglob(config.include)):
         if path.suffix.lower() not in audio.SUFFIXES or not path.is_file():
             continue
@@ -194,7 +200,9 @@ def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict]:
         name = path.relative_to(root).as_posix()
         speaker = re.search(config.speaker_pattern, path.stem)
         if config.split_by == "speaker" and not speaker:
-            raise ValueError(f"speaker_pattern: expected a match for {config.speaker_pattern!r} in {path.name}, got none")
+            raise ValueError(
+                f"speaker_pattern: expected a match for {config.speaker_pattern!r} in {path.name}, got none"
+            )
         rates.setdefault(header.sample_rate, name)
         seconds = header.samples / header.sample_rate
         sources.append(_Source(name, speaker[0] if speaker else "", seconds, functools.partial(audio.read, path)))
@@ -263,7 +271,9 @@ def _open(folder: Path) -> Corpus:
             splits[split] = Split(tokens, entry["files"], np.array(entry["starts"]))
         return Corpus(description["name"], description["sample_rate"], splits, description["digest"])
     except (OSError, KeyError, ValueError) as error:
-        raise ValueError(f"{folder}: expected a corpus as it was built, got a damaged one; delete it: {error}") from error
+        raise ValueError(
+            f"{folder}: expected a corpus as it was built, got a damaged one; delete it: {error}"
+        ) from error
 
 
 def excerpt(split: Split, samples: int, number: int = 0) -> np.ndarray:

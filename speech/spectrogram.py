@@ -23,7 +23,9 @@ def spectrogram(waveform: np.ndarray, sample_rate: int, seconds: float = 0.025) 
     return (10 * np.log10(np.maximum(power, 1e-12))).T
 
 
-def draw(clips: Mapping[str, np.ndarray], sample_rate: int, mark: float | None = None, height: int = 200) -> Image.Image:
+def draw(
+    clips: Mapping[str, np.ndarray], sample_rate: int, mark: float | None = None, height: int = 200
+) -> Image.Image:
     """One spectrogram under the other, with their titles, on one scale of time and of loudness.
 
     Args:
@@ -55,8 +57,9 @@ def draw(clips: Mapping[str, np.ndarray], sample_rate: int, mark: float | None =
 
 def write_spectrograms(
     path: Path, clips: Mapping[str, np.ndarray], sample_rate: int, mark: float | None = None
-) -> None:
-    """Writes what `draw` draws as a PNG; the file is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    draw(clips, sample_rate, mark).save(temporary, format="PNG")
+) -> Image.Image:
+    """Writes what `draw` draws as a PNG, which is there whole or not at all, and returns it."""
+    picture, temporary = draw(clips, sample_rate, mark), path.with_name(f".{path.name}.tmp")
+    picture.save(temporary, format="PNG")
     temporary.replace(path)
+    return picture

@@ -1,7 +1,8 @@
-"""Synthetic voices: what stands in for speech where there is none. Nobody said any of it, and nobody will understand it.
+"""Synthetic voices: what stands in for speech where there is none. Nobody said any of it.
 
-A source-filter synthesis (Fant 1960): glottal pulses or noise, shaped by the resonances of a vocal tract that moves from
-sound to sound. It has what a waveform model has to learn at every scale: formants, pitch, syllables, pauses, speakers.
+A source-filter synthesis (Fant 1960): glottal pulses or noise, shaped by the resonances of a vocal tract that moves
+from sound to sound. It has what a waveform model has to learn at every scale: formants, pitch, syllables, pauses,
+speakers.
 """
 
 import numpy as np
@@ -49,7 +50,9 @@ def _score(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray
     for _ in range(rng.integers(4, 7)):
         for _ in range(rng.integers(1, 4)):
             if rng.random() < 0.7:
-                parts.append((rng.integers(5, 12), 0.0, rng.uniform(0.01, 0.03), FRICATIVES[rng.integers(len(FRICATIVES))]))
+                parts.append(
+                    (rng.integers(5, 12), 0.0, rng.uniform(0.01, 0.03), FRICATIVES[rng.integers(len(FRICATIVES))])
+                )
             parts.append((rng.integers(10, 26), rng.uniform(0.6, 1.0), 0.05, VOWELS[rng.integers(len(VOWELS))]))
         parts.append((rng.integers(4, 35), 0.0, 0.0, VOWELS[0]))
     lengths = [part[0] for part in parts]

@@ -1,7 +1,7 @@
 """A speech run: its configuration, its presets, and what the shared loop of `learner.sequence` is given to train.
 
-Section 5.6 of the paper: unconditional modelling of waveforms, streams in chunks of 3,840 samples (160 ms at 24 kHz; the
-paper says 80), 32 rows, memory that goes on from chunk to chunk.
+Section 5.6 of the paper: unconditional modelling of waveforms, streams in chunks of 3,840 samples (160 ms at 24 kHz;
+the paper says 80), 32 rows, memory that goes on from chunk to chunk.
 """
 
 import math
@@ -28,10 +28,12 @@ class SpeechConfig:
     """Of weights and dropout."""
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     """The sound."""
-    core: SpeechCoreConfig = field(default_factory=lambda: models.cpu("compressive"))
-    """The recurrent core."""
+    model: SpeechCoreConfig = field(default_factory=lambda: models.cpu("compressive"))
+    """The recurrent core; embedding and softmax have its width."""
     learner: SequenceLearnerConfig = field(default_factory=SequenceLearnerConfig)
     """The learner; a step is one chunk of every row."""
+    learners: int = 1
+    """Learners that share each batch, one a GPU, by Ray Train."""
     reset_at_files: bool = False
     """Forget all where a file begins; the paper's memory goes on."""
     validate_every: int = 200
@@ -44,15 +46,17 @@ class SpeechConfig:
     """Time between two checkpoints."""
     keep_checkpoints: int = 2
     """How many of the newest are kept."""
+    sample_seconds: float = 0.5
+    """Length of the samples that are drawn at the end, after as much of a real clip; 0 for none."""
 
     def __post_init__(self) -> None:
-        for name in ("validate_every", "validation_samples", "log_every", "keep_checkpoints"):
+        for name in ("learners", "validate_every", "validation_samples", "log_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
-        for name in ("seed", "checkpoint_seconds"):
+        for name in ("seed", "checkpoint_seconds", "sample_seconds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
-        segment = getattr(self.core, "segment_size", 1)
+        segment = getattr(self.model, "segment_size", 1)
         if self.learner.sequence_length % segment:
             raise ValueError(
                 f"sequence_length: expected a multiple of the core's segment_size = {segment}, "
@@ -62,7 +66,7 @@ class SpeechConfig:
     @property
     def core_name(self) -> str:
         """The core's name in `speech.models.SPEECH_CORES`."""
-        return next(name for name, (config, _) in SPEECH_CORES.items() if type(self.core) is config)
+        return next(name for name, (config, _) in SPEECH_CORES.items() if type(self.model) is config)
 
 
 def make_preset(preset: str, core: str) -> SpeechConfig:
@@ -84,14 +88,14 @@ def _cpu(core: str) -> SpeechConfig:
         batch_size=16,
         sequence_length=512,
         steps=1_000,
-        learning_rate=3e-3,
+        learning_rate=2e-3,
         least_learning_rate=1e-4,
         warmup_steps=50,
         decay_steps=950,
         max_gradient_norm=1.0,
         late_step=None,
     )
-    return SpeechConfig("cpu", core=models.cpu(core), learner=learner)
+    return SpeechConfig("cpu", model=models.cpu(core), learner=learner)
 
 
 def _paper(core: str) -> SpeechConfig:
@@ -105,7 +109,7 @@ def _paper(core: str) -> SpeechConfig:
         precision="bfloat16",
     )
     return SpeechConfig(
-        "paper", core=models.paper(core), learner=learner, validate_every=2_000, validation_samples=2_000_000
+        "paper", model=models.paper(core), learner=learner, validate_every=2_000, validation_samples=2_000_000
     )
 
 
@@ -129,7 +133,7 @@ def make_learner(config: SpeechConfig, corpus: Corpus, parallel: DataParallel | 
         starts,
         (parallel.rank, parallel.size),
     )
-    return SequenceLearner(models.make_model(config.core), source, config.learner, parallel)
+    return SequenceLearner(models.make_model(config.model), source, config.learner, parallel)
 
 
 def measure(
@@ -154,4 +158,4 @@ def measure(
 def validation(config: SpeechConfig, corpus: Corpus, model: SequenceModel) -> dict[str, float]:
     """The metrics of an evaluation while training goes on."""
     measured = measure(config, corpus, model, "validation", config.validation_samples)
-    return {f"valid/{name}": measured[name] for name in ("nats", "bits")}
+    return {"valid/nll": measured["nats"], "valid/bits": measured["bits"]}

@@ -12,7 +12,8 @@ ALLOWED = {
     "envs": set(),
     "actors": {"agent", "envs"},
     "learner": {"agent"},
-    "commands": {"agent", "envs", "actors", "learner"},
+    "speech": {"agent", "learner"},
+    "commands": {"agent", "envs", "actors", "learner", "speech"},
 }
 RAY_ALLOWED = {"actors/ray_pool.py", "learner/group.py", "commands/launch.py", "commands/ray_metrics.py"}
 

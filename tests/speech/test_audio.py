@@ -72,16 +72,16 @@ def test_channels_are_averaged(tmp_path: Path) -> None:
 def test_what_is_no_sound_is_named(tmp_path: Path) -> None:
     path = tmp_path / "bad.wav"
     path.write_bytes(b"")
-    with pytest.raises(audio.AudioError, match="bad.wav: expected a WAV or FLAC file"):
+    with pytest.raises(audio.AudioError, match=r"bad.wav: expected a WAV or FLAC file"):
         audio.info(path)
     path.write_bytes(b"RIFF and nothing that makes sense")
-    with pytest.raises(audio.AudioError, match="bad.wav: expected a WAV or FLAC file"):
+    with pytest.raises(audio.AudioError, match=r"bad.wav: expected a WAV or FLAC file"):
         audio.read(path, RATE)
     soundfile.write(path, np.zeros(0), RATE)
-    with pytest.raises(audio.AudioError, match="bad.wav: expected sound, got a file of 0 samples"):
+    with pytest.raises(audio.AudioError, match=r"bad.wav: expected sound, got a file of 0 samples"):
         audio.info(path)
     soundfile.write(path, np.array([0.1, np.nan, np.inf]), RATE, "FLOAT")
-    with pytest.raises(audio.AudioError, match="bad.wav: expected finite samples, got 2 others"):
+    with pytest.raises(audio.AudioError, match=r"bad.wav: expected finite samples, got 2 others"):
         audio.read(path, RATE)
 
 
@@ -90,7 +90,7 @@ def test_a_file_that_ends_too_early_is_named(tmp_path: Path) -> None:
     soundfile.write(path, np.random.default_rng(0).uniform(-0.5, 0.5, RATE), RATE)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(audio.AudioError, match="torn.flac: expected"):
+    with pytest.raises(audio.AudioError, match=r"torn.flac: expected"):
         audio.read(path, RATE)
 
 

@@ -103,7 +103,7 @@ def test_a_damaged_corpus_is_named(folder: Path, tmp_path: Path) -> None:
     prepare(config_of(folder), tmp_path / "cache")
     (path,) = (tmp_path / "cache").glob("*/train.u8")
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"expected a corpus as it was built, got a damaged one; delete it: train.u8"):
+    with pytest.raises(ValueError, match=r"is damaged; delete it: train.u8"):
         prepare(config_of(folder), tmp_path / "cache")
 
 
@@ -111,14 +111,14 @@ def test_bad_files_are_named_or_left_out(folder: Path, tmp_path: Path) -> None:
     (folder / "s1" / "s1-9.wav").write_bytes(b"not sound at all")
     with pytest.raises(audio.AudioError, match=r"s1-9.wav: expected a WAV or FLAC file.*skip_unreadable"):
         prepare(config_of(folder), tmp_path / "cache")
-    with pytest.warns(UserWarning, match="left out .*s1-9.wav"):
+    with pytest.warns(UserWarning, match=r"left out .*s1-9.wav"):
         corpus = prepare(config_of(folder, skip_unreadable=True), tmp_path / "cache")
     assert sum(len(split.files) for split in corpus.splits.values()) == 24
 
 
 def test_what_cannot_be_a_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    with pytest.raises(FileNotFoundError, match="corpus: expected a folder .* or 'synthetic'; there is no /nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"corpus: expected a folder .* or 'synthetic'; there is no /nowhere"):
         prepare(CorpusConfig("/nowhere"), cache)
     with pytest.raises(ValueError, match=r"expected WAV or FLAC files named \*_mic1.flac in .*, got none"):
         prepare(config_of(folder, include="*_mic1.flac"), cache)
@@ -126,11 +126,11 @@ def test_what_cannot_be_a_corpus_is_refused(folder: Path, tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"sample_rate: expected a number, for rates differ: 16000 in fast.wav, 8000"):
         prepare(config_of(folder), cache)
     assert prepare(config_of(folder, sample_rate=RATE), cache).sample_rate == RATE
-    with pytest.raises(ValueError, match=r"speaker_pattern: expected a match for 'z\+' in fast.wav, got none"):
+    with pytest.raises(ValueError, match=r"speaker_pattern: 'z\+' matches nothing in fast.wav"):
         prepare(config_of(folder, split_by="speaker", speaker_pattern="z+"), cache)
-    with pytest.raises(ValueError, match="at least 3 speakers in .*, got 1: s"):
+    with pytest.raises(ValueError, match=r"at least 3 speakers in .*, got 1: s"):
         prepare(config_of(folder, sample_rate=RATE, include="s*", split_by="speaker", speaker_pattern="s"), cache)
-    with pytest.raises(ValueError, match="sample_rate: expected 1000 to 384000, or none, got 10"):
+    with pytest.raises(ValueError, match=r"sample_rate: expected 1000 to 384000, or none, got 10"):
         CorpusConfig(sample_rate=10)
 
 
@@ -143,7 +143,7 @@ def test_an_excerpt_lies_inside_one_file(folder: Path, tmp_path: Path) -> None:
             for file in np.split(split.tokens, split.starts[1:])
             for start in range(len(file) - 1149)
         )
-    with pytest.raises(ValueError, match="expected at most 1300 samples, the longest file, got 1301"):
+    with pytest.raises(ValueError, match=r"expected at most 1300 samples, the longest file, got 1301"):
         excerpt(split, 1301)
 
 
