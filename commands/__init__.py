@@ -19,6 +19,7 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
   launch     train an agent, on this machine or on a Ray cluster, then evaluate and film it
   evaluate   play episodes with a trained agent and report its scores
   status     show what a run is doing: progress, actors, policy lag, last checkpoint
+  text       train, measure and sample language models on the same core
 
 `compressive COMMAND --help` explains a command's options. To begin:
 
@@ -32,8 +33,9 @@ def _commands() -> dict[str, Callable[[Sequence[str]], None]]:
     from commands.evaluate import evaluate
     from commands.launch import launch
     from commands.status import status
+    from commands.text import text
 
-    return {"launch": launch, "evaluate": evaluate, "status": status}
+    return {"launch": launch, "evaluate": evaluate, "status": status, "text": text}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -116,10 +116,15 @@ def from_plain(plain: dict[str, Any]) -> RunConfig:
     Raises:
         ValueError: if a field is unknown or impossible, or the core has no name that is known.
     """
-    return _build(RunConfig, plain, "config")
+    return build(RunConfig, plain, "config")
 
 
-def _build(kind: Any, plain: Any, where: str) -> Any:
+def build(kind: Any, plain: Any, where: str) -> Any:
+    """A value of a type, such as a dataclass of others, of what JSON can hold; `where` names it in errors.
+
+    Raises:
+        ValueError: if a field is unknown or impossible, or a core has no name that is known.
+    """
     is_core = isinstance(kind, types.UnionType) and CORES["compressive"][0] in typing.get_args(kind)
     if not is_core and not dataclasses.is_dataclass(kind):
         value = tuple(plain) if isinstance(plain, list) else plain  # JSON has no tuples
@@ -139,7 +144,7 @@ def _build(kind: Any, plain: Any, where: str) -> Any:
     if unknown:
         raise ValueError(f"{where}: unknown fields {', '.join(sorted(unknown))}")
     built: Any = kind
-    return built(**{name: _build(hints[name], value, f"{where}.{name}") for name, value in plain.items()})
+    return built(**{name: build(hints[name], value, f"{where}.{name}") for name, value in plain.items()})
 
 
 def _fits(value: Any, kind: Any) -> bool:

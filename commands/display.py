@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,7 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from commands.training import Progress
+if TYPE_CHECKING:
+    from commands.training import Progress
 
 PLAIN_SECONDS = 15.0
 """Time between two lines where the output is not a terminal."""
@@ -35,7 +36,7 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def score_text(progress: Progress) -> str:
+def score_text(progress: "Progress") -> str:
     """Return and correct choices, as far as there are any."""
     if math.isnan(progress.score):
         return "no episode finished yet"
@@ -50,6 +51,8 @@ class TerminalDisplay:
 
     In a terminal one line is redrawn in place, or two where it is too narrow for one; elsewhere plain lines are added.
     """
+
+    waiting_for = "the first unroll"
 
     def __init__(self, console: Console, total_frames: int) -> None:
         self.console = console
@@ -74,11 +77,11 @@ class TerminalDisplay:
             for handler, console in zip(self.handlers, self.consoles):
                 handler.console = console
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: "Progress") -> None:
         """See `commands.training.Display`."""
         self.progress = progress
         now = time.monotonic()
-        done = progress.frames >= self.total_frames
+        done = self._share() >= 1
         if self.live or (now - self.printed < PLAIN_SECONDS and not done):
             return
         self.printed = now
@@ -88,7 +91,7 @@ class TerminalDisplay:
 
     def __rich__(self) -> RenderableType:
         if self.progress is None:
-            return Text("training  waiting for the first unroll", style="dim", no_wrap=True, overflow="ellipsis")
+            return Text(f"training  waiting for {self.waiting_for}", style="dim", no_wrap=True, overflow="ellipsis")
         width = self.console.width
         head, fields = self._texts(self.progress)
         while len("  ".join(fields)) > width:
@@ -106,7 +109,7 @@ class TerminalDisplay:
     def _share(self) -> float:
         return min(1.0, self.progress.frames / self.total_frames) if self.progress else 0.0
 
-    def _texts(self, progress: Progress) -> tuple[str, list[str]]:
+    def _texts(self, progress: "Progress") -> tuple[str, list[str]]:
         """How far it is, and the other fields, the most important first."""
         head = f"{quantity(progress.frames)}/{quantity(self.total_frames)} frames"
         rate = progress.frames_per_second

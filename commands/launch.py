@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,9 +25,11 @@ from commands import UserError
 from commands.config import RunConfig, from_plain, read_config, to_plain
 from commands.display import TerminalDisplay, quantity, table, task_table
 from commands.evaluate import evaluation_rows, evaluation_summary, film, filmable, play
+from commands.folders import claim
 from commands.options import parse as parse_options
 from commands.presets import make_preset
-from commands.training import Trainer, interface, stop_on_signals
+from commands.signals import stop_on_signals
+from commands.training import Trainer, interface
 from envs import held_out, prepare, tasks
 from learner import checkpoints
 from learner.storage import StorageError, is_url
@@ -181,7 +183,7 @@ def launch(arguments: Sequence[str]) -> None:
     with console.status("preparing the environment (compiled once, then cached)"), _user_errors():
         prepare(config.env)
         trainer = Trainer(config, run, options.local)
-    with _claim(trainer, options.new_folder):
+    with claim(run, options.new_folder, lambda: bool(trainer.saved)):
         with _user_errors():
             trainer.claim(new=options.resume is None)
             if options.resume:
@@ -300,48 +302,6 @@ def _train(options: Options, trainer: Trainer, console: Console) -> None:
     if "tasks" in summary:
         console.print(task_table(summary["tasks"]))
     console.print(table("finished", rows))
-
-
-@contextmanager
-def _claim(trainer: Trainer, new: bool) -> Iterator[None]:
-    """Keeps other processes from a run's folder; a new one is made, and removed if there is nothing to go on from.
-
-    Raises:
-        UserError: if the folder cannot be made or written to, is not new or is in use.
-    """
-    import fcntl
-
-    run = trainer.run
-    try:
-        if new and run.exists() and _holds_anything(run):
-            raise UserError(f"{run} already exists and is not empty: expected a new folder, or --resume {run}")
-        made, begun = not run.exists(), (run / "config.json").exists()
-        run.mkdir(parents=True, exist_ok=True)
-        lock = (run / ".lock").open("w")
-    except OSError as error:
-        raise UserError(f"{run}: expected a folder that can be written to, got: {error.strerror}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"{run} is in use by another process") from error
-        try:
-            yield
-        finally:
-            saved = trainer.saved or any((run / "checkpoints").glob("*"))
-            if new and not begun and not (saved and (run / "config.json").exists()):
-                for path in (run / "config.json", run / ".lock"):
-                    path.unlink(missing_ok=True)
-                for folder in (run / "checkpoints", run)[: 2 if made else 1]:
-                    with suppress(OSError):  # not there, or not empty
-                        folder.rmdir()
-
-
-def _holds_anything(run: Path) -> bool:
-    """Whether there is more in a folder than a launch leaves that was killed before its first checkpoint."""
-    begun = {".lock", "config.json", "config.json.tmp", "checkpoints"}
-    others = [path for path in run.iterdir() if path.name not in begun]
-    return any(others) or any(path.suffix != ".tmp" for path in (run / "checkpoints").glob("*"))
 
 
 @contextmanager

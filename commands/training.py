@@ -8,9 +8,7 @@ import functools
 import logging
 import math
 import os
-import signal
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +31,7 @@ from agent import Agent, Trajectory
 from agent.core import concatenate_states, leaves, state_bytes
 from commands import UserError
 from commands.config import RunConfig, to_plain
+from commands.signals import StopRequest
 from envs import make_vector, mean_normalised, tasks
 from learner import checkpoints
 from learner.diagnostics import attention_mass
@@ -44,9 +43,6 @@ if TYPE_CHECKING:
     from learner.group import LearnerGroup
 
 logger = logging.getLogger(__name__)
-
-SAME_SECONDS = 1.0
-"""Time within which signals to stop are taken for one."""
 
 
 @dataclass(frozen=True)
@@ -74,67 +70,6 @@ class Display(Protocol):
 
     def update(self, progress: Progress) -> None:
         """Called after every update of the weights."""
-
-
-class StopRequest:
-    """Whether the user asked to stop, and by which signal; see `stop_on_signals`."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-
-    @property
-    def requested(self) -> bool:
-        """True from the first signal on."""
-        return self.signal is not None
-
-
-@contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Turns the first Ctrl-C, SIGTERM or hang-up of the terminal into a request to stop cleanly.
-
-    One that comes later acts as usual; within `SAME_SECONDS` it is the same wish: `timeout` and batch systems tell the
-    process and then its whole group. What is ignored, as hang-ups are under nohup, stays so.
-    """
-    stop = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    previous = {number: handler for number, handler in previous.items() if handler != signal.SIG_IGN}
-
-    asked = math.inf
-
-    def request(number: int, frame: Any) -> None:
-        nonlocal asked
-        now = time.monotonic()
-        if stop.requested and now - asked < SAME_SECONDS:
-            return
-        if stop.requested:
-            for each, handler in previous.items():
-                signal.signal(each, handler)
-            signal.raise_signal(number)
-            return
-        stop.signal, asked = number, now
-        if number == signal.SIGHUP:
-            _leave_terminal()
-        logger.warning("stopping after this update, with a checkpoint; once more to stop at once")
-
-    for number in previous:
-        signal.signal(number, request)
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def _leave_terminal() -> None:
-    """After a hang-up nobody reads, and writing to a terminal that is gone, or its next signal, must not stop us."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nowhere, stream)
-    os.close(nowhere)
 
 
 class Interface(NamedTuple):

@@ -175,18 +175,19 @@ class SequenceLearner:
         steps = self.config.steps_of_update(self.step)
         self.model.train()
         self._optimiser.zero_grad(set_to_none=True)
-        state, sums, tokens = self.state, {}, 0
+        state, tokens = self.state, torch.zeros((), dtype=torch.int64, device=self.device)
+        sums: dict[str, Tensor] = {}
         for step in range(self.step, self.step + steps):
             batch = self._next(step)
             count = self.parallel.sum((batch.targets != IGNORE).sum())
-            tokens += count
+            tokens = tokens + count
             state = self._accumulate(batch, state, count, steps, sums)
         sum_gradients(self.model.parameters(), self.parallel)
         main_norm, compression_norm = gradient_norm(self._main), gradient_norm(self._compression)
 
         totals = self.parallel.sum(torch.stack(list(sums.values())).to(main_norm))
         stacked = torch.cat([totals, torch.stack([main_norm, compression_norm.to(main_norm)])])
-        *values, learned = torch.cat([stacked.double(), torch.as_tensor(tokens).view(1).to(stacked.device)]).tolist()
+        *values, learned = torch.cat([stacked.double(), tokens.double().view(1)]).tolist()
         metrics: dict[str, float] = dict(zip([*sums, "gradient/norm", "gradient/compression_norm"], values))
         bad = [f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value)]
         if bad:
@@ -226,7 +227,7 @@ class SequenceLearner:
             losses |= {f"loss/{name}": loss / (parts * steps) for name, loss in output.losses.items()}
             torch.stack(list(losses.values())).sum().backward()
             for name, loss in losses.items():
-                sums[name] = sums.get(name, 0) + loss.detach()
+                sums[name] = sums[name] + loss.detach() if name in sums else loss.detach()
             states.append(detach_state(output.state))
         return states[0] if parts == 1 else concatenate_states(states)
 
@@ -300,13 +301,14 @@ def restore(learner: SequenceLearner, run: Path) -> checkpoints.Checkpoint:
 class Progress(NamedTuple):
     """What a display shows while training goes on.
 
-    step, total: steps so far and in all. tokens_per_second: over all learners, without evaluations. nll: mean of the
-    last updates in nats a token. valid: the last evaluation's metrics, if there was one.
+    step, total: steps so far and in all. tokens_per_second: over all learners, without evaluations. tokens_per_step:
+    of all rows. nll: mean of the last updates in nats a token. valid: the last evaluation's metrics, if there was one.
     """
 
     step: int
     total: int
     tokens_per_second: float
+    tokens_per_step: int
     nll: float
     valid: dict[str, float]
 
@@ -365,7 +367,8 @@ def train(
                     learner.step, row | {"speed/tokens_per_second": recent.rate(), "learner/tokens": learner.tokens}
                 )
             if first:
-                show(Progress(learner.step, total, recent.rate(), recent.mean(), valid))
+                size = learner.config.batch_size * learner.config.sequence_length
+                show(Progress(learner.step, total, recent.rate(), size, recent.mean(), valid))
             due, stopping = _agree(learner, time.monotonic() - written > checkpoint_seconds, done or stop())
             if due or stopping:
                 saved, written = save(learner, run, config, keep), time.monotonic()
@@ -442,7 +445,8 @@ def score(model: SequenceModel, batches: Iterable[Batch], precision: str = "floa
         model.train(was_training)
 
 
-class Total(NamedTuple):
+@dataclass(frozen=True)
+class Total:
     """nll: sum over the targets in nats, added up in float64. count: of targets."""
 
     nll: float

@@ -12,10 +12,17 @@ ALLOWED = {
     "envs": set(),
     "actors": {"agent", "envs"},
     "learner": {"agent"},
+    "text": {"agent", "learner"},
     "speech": {"agent", "learner"},
-    "commands": {"agent", "envs", "actors", "learner", "speech"},
+    "commands": {"agent", "envs", "actors", "learner", "text", "speech"},
 }
-RAY_ALLOWED = {"actors/ray_pool.py", "learner/group.py", "commands/launch.py", "commands/ray_metrics.py"}
+RAY_ALLOWED = {
+    "actors/ray_pool.py",
+    "learner/group.py",
+    "commands/launch.py",
+    "commands/ray_metrics.py",
+    "commands/sequence.py",
+}
 
 
 def imported(path: Path) -> set[str]:

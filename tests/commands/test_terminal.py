@@ -19,7 +19,8 @@ from rich.console import Console
 
 from actors import PoolStatus
 from commands.display import TerminalDisplay, duration, quantity
-from commands.training import Progress, stop_on_signals
+from commands.signals import stop_on_signals
+from commands.training import Progress
 from tests.commands.cli import ENVIRONMENT, TINY, frames, saved_steps, start, wait_until
 
 PROGRESS = Progress(
@@ -91,7 +92,7 @@ def test_the_first_signal_asks_and_a_later_one_acts(number: int, monkeypatch: py
             assert stop.requested
             assert stop.signal == number
             os.kill(os.getpid(), number)  # at once: the same wish, told twice
-            monkeypatch.setattr("commands.training.SAME_SECONDS", 0.0)
+            monkeypatch.setattr("commands.signals.SAME_SECONDS", 0.0)
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), number)
         assert signal.getsignal(number) is signal.default_int_handler

@@ -1,0 +1,52 @@
+"""The folder of a run: one process at a time, and none left behind that nothing can go on from."""
+
+import fcntl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from commands import UserError
+
+
+@contextmanager
+def claim(run: Path, new: bool, saved: Callable[[], bool]) -> Iterator[None]:
+    """Keeps other processes from a run's folder; a new one is made, and removed if there is nothing to go on from.
+
+    Args:
+        run: the folder.
+        new: whether it must be new (or hold nothing that is lost).
+        saved: whether there is a checkpoint of the run, wherever; one in the folder is found in any case.
+
+    Raises:
+        UserError: if the folder cannot be made or written to, is not new or is in use.
+    """
+    try:
+        if new and run.exists() and _holds_anything(run):
+            raise UserError(f"{run} already exists and is not empty: expected a new folder, or --resume {run}")
+        made, begun = not run.exists(), (run / "config.json").exists()
+        run.mkdir(parents=True, exist_ok=True)
+        lock = (run / ".lock").open("w")
+    except OSError as error:
+        raise UserError(f"{run}: expected a folder that can be written to, got: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"{run} is in use by another process") from error
+        try:
+            yield
+        finally:
+            kept = saved() or any((run / "checkpoints").glob("*"))
+            if new and not begun and not (kept and (run / "config.json").exists()):
+                for path in (run / "config.json", run / ".lock"):
+                    path.unlink(missing_ok=True)
+                for folder in (run / "checkpoints", run)[: 2 if made else 1]:
+                    with suppress(OSError):  # not there, or not empty
+                        folder.rmdir()
+
+
+def _holds_anything(run: Path) -> bool:
+    """Whether there is more in a folder than a launch leaves that was killed before its first checkpoint."""
+    begun = {".lock", "config.json", "config.json.tmp", "checkpoints"}
+    others = [path for path in run.iterdir() if path.name not in begun]
+    return any(others) or any(path.suffix != ".tmp" for path in (run / "checkpoints").glob("*"))

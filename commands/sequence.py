@@ -1,0 +1,206 @@
+"""What `compressive text train` and `compressive speech train` share: one process or several GPUs, and the terminal.
+
+The loop itself is `learner.sequence.train`. Here it gets a run's folder, a display, signals, and errors of one line.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from agent.sequence import SequenceModel
+from commands import UserError
+from commands.display import TerminalDisplay, duration, quantity
+from commands.folders import claim
+from commands.signals import stop_on_signals
+from learner import checkpoints
+from learner.data_parallel import DataParallel
+from learner.sequence import Progress, SequenceLearner, restore, train
+
+PEER_SECONDS = 600.0
+"""Time that learners wait for each other: the first one evaluates meanwhile."""
+
+
+class Job(Protocol):
+    """A training that several processes may do together; it is pickled for them."""
+
+    @property
+    def run(self) -> Path:
+        """The run's folder."""
+
+    @property
+    def learners(self) -> int:
+        """How many processes learn."""
+
+    def plain(self) -> dict[str, Any]:
+        """The configuration as JSON can hold it."""
+
+    def make_learner(self, parallel: DataParallel, device: str | None) -> SequenceLearner:
+        """This process's learner, on the configured device if none is given."""
+
+    def evaluate(self, model: SequenceModel) -> dict[str, float]:
+        """Metrics on held-out data."""
+
+    def loop(self) -> dict[str, Any]:
+        """Arguments of `learner.sequence.train` that are numbers."""
+
+
+class SequenceDisplay(TerminalDisplay):
+    """Progress of a sequence model; `describe` turns nats a token into what people of the field read."""
+
+    waiting_for = "the first update"
+
+    def __init__(self, console: Console, describe: Callable[[float], str]) -> None:
+        super().__init__(console, 1)
+        self.describe = describe
+
+    def update(self, progress: Any) -> None:
+        """See `learner.sequence.train`."""
+        super().update(progress)
+
+    def _share(self) -> float:
+        return min(1.0, self.progress.step / self.progress.total) if self.progress else 0.0  # type: ignore[attr-defined]
+
+    def _texts(self, progress: Any) -> tuple[str, list[str]]:
+        return _texts(progress, self.describe)
+
+
+def _texts(progress: Progress, describe: Callable[[float], str]) -> tuple[str, list[str]]:
+    rate = progress.tokens_per_second / progress.tokens_per_step
+    left = (progress.total - progress.step) / rate if rate else math.inf
+    head = f"{quantity(progress.step)}/{quantity(progress.total)} steps  left {duration(left)}"
+    fields = [f"{quantity(progress.tokens_per_second)} tokens/s", f"train {describe(progress.nll)}"]
+    if "valid/nll" in progress.valid:
+        fields.append(f"valid {describe(progress.valid['valid/nll'])}")
+    return head, fields
+
+
+def run_training(
+    job: Job,
+    console: Console,
+    new: bool,
+    describe: Callable[[float], str],
+    again: str,
+    start: Callable[[SequenceLearner, checkpoints.Checkpoint | None], None],
+    finish: Callable[[SequenceModel], None],
+) -> None:
+    """Trains in the job's folder, here or on several GPUs, and says how to go on if it is interrupted.
+
+    Args:
+        job: what is trained.
+        new: whether the folder must be new; else the run goes on from its last checkpoint.
+        describe: a loss in nats a token in the field's unit.
+        again: the command that goes on with the run.
+        start: is told of the learner, and the checkpoint it goes on from, before the first update.
+        finish: is given the trained model; not called if the run was stopped before its end.
+
+    Raises:
+        UserError: for all that the user can mend.
+    """
+    run = job.run
+    with claim(run, new, lambda: False):
+        try:
+            learner = job.make_learner(DataParallel(), "cpu" if job.learners > 1 else None)
+            checkpoint = None if new else restore(learner, run)
+        except (ValueError, FileNotFoundError, ImportError) as error:
+            raise UserError(str(error)) from error
+        start(learner, checkpoint)
+        checkpoints.write_json(run / "config.json", job.plain())
+        try:
+            with stop_on_signals() as stop, SequenceDisplay(console, describe) as display:
+                if job.learners == 1:
+                    train(
+                        learner,
+                        run,
+                        job.plain(),
+                        evaluate=job.evaluate,
+                        show=display.update,
+                        stop=lambda: stop.requested,
+                        **job.loop(),
+                    )
+            if job.learners > 1:
+                _train_on_ray(job, new)
+                restore(learner, run)
+        except OSError as error:
+            raise UserError(f"{run} cannot be written to: {error}; go on with: {again}") from error
+        except FloatingPointError as error:
+            print(f"compressive: {error} Go on from the last checkpoint, more slowly, with: {again}", file=sys.stderr)
+            sys.exit(1)
+        except KeyboardInterrupt:
+            console.print(f"interrupted; go on with: {again}", soft_wrap=True, highlight=False)
+            raise
+        if learner.step < learner.config.steps:
+            console.print(f"stopped at step {learner.step}; go on with: {again}", soft_wrap=True, highlight=False)
+            sys.exit(128 + (stop.signal or 0))
+        finish(learner.model)
+
+
+def _train_on_ray(job: Job, new: bool) -> None:
+    """Ray Train places the learners, one a GPU (or CPU where there is none), and connects them.
+
+    Raises:
+        UserError: if Ray Train is not installed, or there are not enough GPUs.
+    """
+    try:
+        import ray
+        import ray.train
+        from ray.train.torch import TorchTrainer
+    except ImportError as error:
+        raise UserError(f"several learners need Ray Train: pip install 'compressive-impala[text]' ({error})") from error
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not ray.is_initialized():
+        address = os.environ.get("RAY_ADDRESS", "local")
+        cpus = {"num_cpus": max(os.cpu_count() or 1, job.learners + 1)} if address == "local" else {}
+        ray.init(address=address, include_dashboard=False, log_to_driver=True, **cpus)  # type: ignore[arg-type]
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if 0 < gpus < job.learners:
+        raise UserError(f"learners: expected at most {gpus}, one a GPU, got {job.learners}")
+    trainer = TorchTrainer(
+        _work,
+        train_loop_config={"job": job, "new": new},
+        scaling_config=ray.train.ScalingConfig(num_workers=job.learners, use_gpu=gpus > 0),
+        run_config=ray.train.RunConfig(name="ray", storage_path=str(job.run.resolve())),
+    )
+    try:
+        trainer.fit()
+    finally:
+        ray.shutdown()
+
+
+def _work(config: dict[str, Any]) -> None:
+    """What each of several learners does, in a process that Ray Train started and connected with the others."""
+    import ray.train.torch
+
+    job, new = config["job"], config["new"]
+    torch.set_num_threads(1)
+    group = dist.new_group(timeout=timedelta(seconds=PEER_SECONDS))
+    learner = job.make_learner(DataParallel(group), str(ray.train.torch.get_device()))
+    if not new:
+        restore(learner, job.run)
+    train(learner, job.run, job.plain(), evaluate=job.evaluate, show=_print_sometimes(learner), **job.loop())
+
+
+def _print_sometimes(learner: SequenceLearner) -> Callable[[Progress], None]:
+    def show(progress: Progress) -> None:
+        if learner.updates % 100 == 0 or progress.step >= progress.total:
+            head, fields = _texts(progress, "{:.3f} nats".format)
+            print("  ".join([head, *fields]), flush=True)
+
+    return show
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Turns what a user can mend into a UserError."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError, ImportError, OSError) as error:
+        raise UserError(str(error)) from error

@@ -1,0 +1,253 @@
+"""What a language model knows: bits per character, perplexity, and the paper's analyses of where that comes from.
+
+All measures run over a text once, in order, with memory that goes on; sums are in float64. The analyses are those of
+Tables 7, 8 and 9 and Figures 2 and 6 of the paper. Training is `learner.sequence`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agent.core import ATTENTION_KINDS, CompressiveTransformer, detach_state, state_to
+from agent.sequence import IGNORE, SequenceModel
+from learner.sequence import SequenceLearner, SequenceLearnerConfig, Total, evaluate, score
+from learner.streams import Batch, one_pass
+from text.corpora import Split
+from text.tokenisation import Tokeniser, Words
+
+FREQUENCIES = (100, 1_000, 10_000)
+"""Bounds of the buckets of Table 7: words that training text has so often."""
+BUCKETS = 6
+"""Buckets of each kind of memory in Figure 2."""
+
+
+def bits_per_character(nll: float, characters: int) -> float:
+    """Nats over a text as bits a character; for bytes, a byte (as all results on Enwik8 count)."""
+    return nll / math.log(2) / characters
+
+
+def perplexity(nll: float, count: int) -> float:
+    """exp of nats a word. `count` is what the data set prescribes (section 4.2), whatever the tokens were."""
+    return math.exp(min(nll / count, 700.0))
+
+
+def summary(total: Total, split: Split, tokeniser: Tokeniser) -> dict[str, float]:
+    """What is usually reported of a loss over a whole split.
+
+    Returns:
+        nats_per_token; bits_per_byte of the text (bits per character for bytes); word_perplexity: with words as tokens
+        every target counts, line ends included; else the split's own number of words does.
+    """
+    words = total.count if isinstance(tokeniser, Words) else split.words
+    return {
+        "nats_per_token": total.mean,
+        "bits_per_byte": bits_per_character(total.nll, split.bytes),
+        "word_perplexity": perplexity(total.nll, words),
+    }
+
+
+def by_frequency(model: SequenceModel, batches: Iterable[Batch], counts: np.ndarray) -> dict[str, Total]:
+    """Table 7: the loss of targets by how often the training text has them.
+
+    Args:
+        counts: [V], how often each token is in the training text.
+    """
+    buckets = np.searchsorted(FREQUENCIES, counts, side="right")
+    names = _names(FREQUENCIES)
+    losses, found = np.zeros(len(names)), np.zeros(len(names), np.int64)
+    for batch, nll in score(model, batches):
+        kept = (batch.targets != IGNORE).numpy()
+        index = buckets[batch.targets.numpy()[kept]]
+        losses += np.bincount(index, nll.double().numpy()[kept], len(names))
+        found += np.bincount(index, minlength=len(names))
+    return {name: Total(float(nll), int(count)) for name, nll, count in reversed(list(zip(names, losses, found)))}
+
+
+def _names(bounds: tuple[int, ...]) -> list[str]:
+    return [f"< {bounds[0]}", *(f"{low} to {high - 1}" for low, high in pairwise(bounds)), f">= {bounds[-1]}"]
+
+
+def by_position(model: SequenceModel, batches: Iterable[Batch]) -> list[tuple[int, Total]]:
+    """The loss of targets by how many tokens of context they have: [(1, ..), (2, ..), (4, ..), ...], each bucket from
+    its number to the next. Context begins with the row and at resets."""
+    losses: dict[int, list[float]] = {}
+    context: np.ndarray | None = None
+    for batch, nll in score(model, batches):
+        reset = batch.reset.numpy()
+        context = np.zeros(len(reset), np.int64) if context is None else context
+        steps = np.arange(1, reset.shape[1] + 1)
+        since = np.maximum.accumulate(np.where(reset, steps - 1, -context[:, None]), axis=1)
+        seen = steps - since
+        context = seen[:, -1]
+        kept = (batch.targets != IGNORE).numpy()
+        for bucket in np.unique(exponents := np.frexp(seen[kept])[1] - 1):
+            entry = losses.setdefault(1 << int(bucket), [0.0, 0])
+            inside = exponents == bucket
+            entry[0] += float(nll.double().numpy()[kept][inside].sum())
+            entry[1] += int(inside.sum())
+    return [(begin, Total(nll, int(count))) for begin, (nll, count) in sorted(losses.items())]
+
+
+def by_memory(
+    model: SequenceModel,
+    split: Split,
+    rows: int,
+    steps: int,
+    sizes: Iterable[tuple[int | None, int | None]],
+    starts: np.ndarray | None = None,
+) -> Iterator[tuple[tuple[int | None, int | None], Total]]:
+    """Tables 8 and 9: the loss with other numbers of slots (memory_size, compressed_size), None for the model's own.
+
+    Raises:
+        ValueError: if the core has no memory, or not one that may have these sizes.
+    """
+    for memory, compressed in sizes:
+        resized = model.resized(memory_size=memory, compressed_size=compressed)
+        yield (memory, compressed), evaluate(resized, one_pass(split.tokens, rows, steps, starts))
+
+
+class _Pass:
+    """One pass as a learner's source."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self.batches = batches
+
+    def next(self, step: int) -> Batch:
+        return self.batches[step]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def dynamic(
+    model: SequenceModel, batches: Iterable[Batch], config: SequenceLearnerConfig, learning_rate: float
+) -> Total:
+    """Dynamic evaluation as in section 5.3: training goes on over the text, each batch after it was scored.
+
+    The model is changed. Adam begins anew, with a constant learning rate.
+
+    Args:
+        batches: kept in memory.
+        config: how the model was trained; sizes and schedule do not matter.
+    """
+    kept = list(batches)
+    rows, steps = kept[0].tokens.shape
+    config = dataclasses.replace(
+        config,
+        batch_size=rows,
+        sequence_length=steps,
+        steps=len(kept),
+        learning_rate=learning_rate,
+        least_learning_rate=learning_rate,
+        update_every=1,
+        late_step=None,
+        microbatches=1,
+    )
+    learner = SequenceLearner(model, _Pass(kept), config)
+    total, count, state = 0.0, 0, model.initial_state(rows)
+    for batch in kept:
+        model.eval()
+        moved = state_to(batch, learner.device)
+        with torch.no_grad():
+            output = model(moved.tokens, moved.reset, state, moved.targets)
+        state = output.state
+        assert output.nll is not None
+        total += float(output.nll.double().sum())
+        count += int((batch.targets != IGNORE).sum())
+        learner.update()
+    model.eval()
+    return Total(total, count)
+
+
+class Attention(NamedTuple):
+    """Figure 2, oldest bucket first. kinds: of memory, a bucket each. mean: attention that falls on it, over layers,
+    heads and steps. error: standard error of the mean over segments."""
+
+    kinds: list[str]
+    mean: list[float]
+    error: list[float]
+
+
+def attention(model: SequenceModel, batches: Iterable[Batch]) -> Attention:
+    """Figure 2: attention by six buckets of each of compressed memory, memory and segment.
+
+    Args:
+        batches: each of exactly one segment, the first of a text with memory that is not full included.
+
+    Raises:
+        ValueError: if the core has no attention.
+    """
+    core, sums = _transformer(model), []
+    kinds = [kind for kind in ATTENTION_KINDS for _ in range(BUCKETS)]
+    state, device = None, next(model.parameters()).device
+    model.eval()
+    for batch in batches:
+        moved = state_to(batch, device)
+        state = model.core.with_cache(model.initial_state(len(moved.tokens))) if state is None else state
+        with torch.no_grad():
+            output = model(moved.tokens, moved.reset, state, moved.targets, return_attention=True)
+        state = output.state
+        assert output.attention is not None
+        layers = []
+        for layer, weights in zip(core.layers, output.attention):
+            slots = weights.mean(dim=(1, 2)).double()
+            sizes = [layer.sizes.compressed, layer.sizes.memory, layer.sizes.segment]
+            layers.append(torch.cat([_buckets(part) for part in slots.split(sizes, dim=1)], dim=1))
+        sums.append(torch.stack(layers).mean(dim=0).cpu())
+    samples = torch.cat(sums)
+    error = samples.std(dim=0, correction=0) / len(samples) ** 0.5
+    return Attention(kinds, samples.mean(dim=0).tolist(), error.tolist())
+
+
+def _buckets(weights: Tensor) -> Tensor:
+    """Sums [B, S] over equal ranges of slots: [B, BUCKETS]."""
+    bounds = [index * weights.shape[1] // BUCKETS for index in range(BUCKETS + 1)]
+    return torch.stack([weights[:, begin:end].sum(dim=1) for begin, end in pairwise(bounds)], dim=1)
+
+
+def compression_loss(model: SequenceModel, batches: Iterable[Batch]) -> dict[str, float]:
+    """Figure 6: the compression's own loss by layer, a mean over batches once memory is full.
+
+    Raises:
+        ValueError: if the core has no attention; empty if it has nothing to compress or no such loss.
+    """
+    core = _transformer(model)
+    fill = max(layer.sizes.memory + layer.sizes.rate * layer.sizes.compressed for layer in core.layers)
+    state, device, count, seen = None, next(model.parameters()).device, 0, 0
+    sums: dict[str, float] = {}
+    model.eval()
+    for batch in batches:
+        moved = state_to(batch, device)
+        state = model.initial_state(len(moved.tokens)) if state is None else state
+        with torch.enable_grad():  # the core has these losses only where something could learn from them
+            output = model(moved.tokens, moved.reset, detach_state(state), moved.targets)
+        state = detach_state(output.state)
+        seen += batch.tokens.shape[1]
+        if seen > fill:
+            count += 1
+            for name, loss in output.losses.items():
+                sums[name] = sums.get(name, 0.0) + float(loss)
+    return {name: value / count for name, value in sums.items()}
+
+
+def _transformer(model: SequenceModel) -> CompressiveTransformer:
+    if not isinstance(model.core, CompressiveTransformer):
+        raise ValueError(f"core: expected one with attention, got {type(model.core).__name__}")
+    return model.core
+
+
+def counts(split: Split, vocabulary: int) -> np.ndarray:
+    """How often each token is in a split, [V]."""
+    found = np.zeros(vocabulary, np.int64)
+    for begin in range(0, len(split.tokens), 1 << 24):
+        found += np.bincount(split.tokens[begin : begin + (1 << 24)], minlength=vocabulary)
+    return found

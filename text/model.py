@@ -1,0 +1,33 @@
+"""The language model's configuration. The network itself is `agent.sequence`, its core any of `agent.core`."""
+
+from dataclasses import dataclass, field
+
+from agent.core import CompressiveTransformerConfig, CoreConfig, make_core
+from agent.sequence import SequenceModel
+
+
+@dataclass(frozen=True)
+class TextModelConfig:
+    """The network, apart from what the tokeniser decides (the vocabulary)."""
+
+    core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
+    """The recurrent core."""
+    cutoffs: tuple[int, ...] = ()
+    """Adaptive input and softmax: where clusters of rarer tokens begin (20000,40000,200000 for WikiText-103); none for
+    one full softmax."""
+    divisor: int = 4
+    """How much narrower the vectors of each cluster are than those of the one before."""
+    tied: bool = True
+    """One table of vectors for input and softmax."""
+    dropout: float = 0.0
+    """Dropout on embeddings and on the core's features while training; the core has its own."""
+
+
+def make_model(config: TextModelConfig, vocabulary: int) -> SequenceModel:
+    """The network for a vocabulary.
+
+    Raises:
+        ValueError: if the configuration is impossible for it.
+    """
+    core = make_core(config.core)
+    return SequenceModel(core, vocabulary, config.cutoffs, config.divisor, config.tied, config.dropout)

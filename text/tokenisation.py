@@ -1,0 +1,197 @@
+"""From text to numbers and back: bytes, words of a closed vocabulary, or subwords that a library learns.
+
+A tokeniser is made of training text alone, turns into JSON that a run keeps, and back. Files are the business of
+`corpora`.
+"""
+
+import codecs
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+KINDS = ("bytes", "words", "subwords")
+END, UNKNOWN, DOCUMENT = "<eos>", "<unk>", "<document>"
+
+
+class Tokeniser(Protocol):
+    """What all of them have.
+
+    Attributes:
+        vocabulary: tokens are 0 to vocabulary - 1.
+        separator: the token that stands before every document.
+    """
+
+    vocabulary: int
+    separator: int
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """The tokens of UTF-8 text, [N] integers, without a separator."""
+
+    def decoder(self) -> Callable[[int], str]:
+        """A function that is given one token after the other and returns the text that each completes."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """What JSON can hold and `from_plain` needs."""
+
+
+class Bytes:
+    """Each byte is a token; documents are separated by a NUL, which text does not have."""
+
+    vocabulary, separator = 256, 0
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """See `Tokeniser`."""
+        return np.frombuffer(text, np.uint8)
+
+    def decoder(self) -> Callable[[int], str]:
+        """See `Tokeniser`; what is not UTF-8 becomes the replacement character."""
+        decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        return lambda token: decode(bytes([token]))
+
+    def to_plain(self) -> dict[str, Any]:
+        """See `Tokeniser`."""
+        return {"kind": "bytes"}
+
+
+class Words:
+    """Words between white space, each line ended by `<eos>`, as WikiText-103 is used: 267,735 of them there.
+
+    Sorted by frequency, the most frequent first, as the adaptive softmax wants it. A line's end also separates
+    documents. Words that training text does not have, or that are too rare, are `<unk>`.
+    """
+
+    def __init__(self, words: list[str]) -> None:
+        self.words = words
+        self.index = {word: token for token, word in enumerate(words)}
+        self.vocabulary, self.separator = len(words), self.index[END]
+        self.unknown = self.index.get(UNKNOWN, self.separator)
+
+    @classmethod
+    def learn(cls, texts: Iterable[bytes], size: int | None = None) -> "Words":
+        """All words of the texts, or the `size` most frequent ones with `<eos>` and `<unk>` among them."""
+        counts = Counter(word for text in texts for word in _words(text))
+        counts[UNKNOWN] += 0
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        if size is None or size >= len(ranked):
+            return cls(ranked)
+        kept = [word for word in ranked if word not in (END, UNKNOWN)][: size - 2]
+        return cls(sorted([*kept, END, UNKNOWN], key=lambda word: (-counts[word], word)))
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """See `Tokeniser`."""
+        return np.fromiter((self.index.get(word, self.unknown) for word in _words(text)), np.int64)
+
+    def decoder(self) -> Callable[[int], str]:
+        """See `Tokeniser`; words are separated by single spaces."""
+        return lambda token: "\n" if token == self.separator else f"{self.words[token]} "
+
+    def to_plain(self) -> dict[str, Any]:
+        """See `Tokeniser`."""
+        return {"kind": "words", "words": self.words}
+
+
+def _words(text: bytes) -> Iterator[str]:
+    lines = text.decode("utf-8", errors="replace").split("\n")
+    for line in lines if lines[-1] else lines[:-1]:
+        yield from line.split()
+        yield END
+
+
+class Subwords:
+    """Byte-pair encoding of bytes, by the library `tokenizers`: any text, without loss.
+
+    The paper used tfds' SubwordTextEncoder, which is not maintained; this is the same kind of open vocabulary.
+    """
+
+    def __init__(self, model: str) -> None:
+        library = _library()
+        self.tokenizer = library.Tokenizer.from_str(model)
+        self.vocabulary = self.tokenizer.get_vocab_size()
+        self.separator = self.tokenizer.token_to_id(DOCUMENT)
+
+    @classmethod
+    def learn(cls, texts: Iterable[bytes], size: int | None = None) -> "Subwords":
+        """Learns `size` tokens (32,000 if not given), the 256 bytes and the separator among them."""
+        library = _library()
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=size or 32_000,
+            special_tokens=[DOCUMENT],
+            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        pieces = (piece for text in texts for piece in _paragraphs(text))
+        tokenizer.train_from_iterator(pieces, trainer)
+        return cls(tokenizer.to_str())
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """See `Tokeniser`."""
+        pieces = self.tokenizer.encode_batch_fast(list(_paragraphs(text)))
+        return np.array([token for piece in pieces for token in piece.ids], np.int64)
+
+    def decoder(self) -> Callable[[int], str]:
+        """See `Tokeniser`."""
+        stream = _library().decoders.DecodeStream(skip_special_tokens=True)
+        return lambda token: stream.step(self.tokenizer, token) or ""
+
+    def to_plain(self) -> dict[str, Any]:
+        """See `Tokeniser`."""
+        return {"kind": "subwords", "model": self.tokenizer.to_str()}
+
+
+def _paragraphs(text: bytes) -> list[str]:
+    """Text cut behind empty lines, so that no piece is long; joined, they are the text."""
+    return re.split(r"(?<=\n\n)(?=[^\n])", text.decode("utf-8", errors="replace"))
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ImportError("subwords need the extra `text`: pip install 'compressive-impala[text]'") from error
+    return tokenizers
+
+
+def learn(kind: str, texts: Iterable[bytes], size: int | None = None) -> Tokeniser:
+    """Makes a tokeniser of training text.
+
+    Args:
+        kind: one of `KINDS`.
+        texts: UTF-8, read once; not read for bytes.
+        size: tokens of the vocabulary; all words, or 32,000 subwords, if not given.
+
+    Raises:
+        ValueError: if there is no such kind, or the vocabulary is too small.
+        ImportError: if it needs a package that is not installed.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"tokens: expected one of {', '.join(KINDS)}, got {kind!r}")
+    least = 258 if kind == "subwords" else 3
+    if size is not None and (size < least or kind == "bytes"):
+        expected = "no vocabulary size for bytes" if kind == "bytes" else f"{least} or more"
+        raise ValueError(f"vocabulary: expected {expected}, got {size}")
+    if kind == "bytes":
+        return Bytes()
+    return Words.learn(texts, size) if kind == "words" else Subwords.learn(texts, size)
+
+
+def from_plain(plain: dict[str, Any]) -> Tokeniser:
+    """The tokeniser that `to_plain` took apart.
+
+    Raises:
+        ValueError: if it is none.
+        ImportError: if it needs a package that is not installed.
+    """
+    kind = plain.get("kind")
+    if kind == "bytes":
+        return Bytes()
+    if kind == "words":
+        return Words(plain["words"])
+    if kind == "subwords":
+        return Subwords(plain["model"])
+    raise ValueError(f"tokeniser: expected a kind out of {', '.join(KINDS)}, got {kind!r}")
