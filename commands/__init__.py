@@ -20,6 +20,7 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
   evaluate   play episodes with a trained agent and report its scores
   status     show what a run is doing: progress, actors, policy lag, last checkpoint
   text       train, measure and sample language models on the same core
+  speech     train, measure and sample models of raw waveforms on the same core
 
 `compressive COMMAND --help` explains a command's options. To begin:
 
@@ -32,10 +33,11 @@ def _commands() -> dict[str, Callable[[Sequence[str]], None]]:
     # Imported late: `compressive --help` answers at once.
     from commands.evaluate import evaluate
     from commands.launch import launch
+    from commands.speech import speech
     from commands.status import status
     from commands.text import text
 
-    return {"launch": launch, "evaluate": evaluate, "status": status, "text": text}
+    return {"launch": launch, "evaluate": evaluate, "status": status, "text": text, "speech": speech}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

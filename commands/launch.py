@@ -126,7 +126,7 @@ def parse(arguments: Sequence[str]) -> Options:
     if options.core != config.core_name:
         raise UserError(f"core: expected {config.core_name} as in {options.resume}, got {options.core}")
     if options.resume:
-        for name, old, new in _differences(to_plain(config), to_plain(options.config)):
+        for name, old, new in differences(to_plain(config), to_plain(options.config)):
             if name.startswith(FIXED):
                 raise UserError(f"{name}: expected {old} as in {options.resume}, got {new}")
     return options
@@ -162,11 +162,11 @@ def _config_of(run: str) -> RunConfig:
         raise ValueError(f"{checkpoint.path}: {error}") from error
 
 
-def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Name, old and new value of all that differs between two configurations, as `to_plain` gives them."""
     if isinstance(old, dict):
         for key in old:
-            yield from _differences(old[key], new[key], f"{name}.{key}" if name else key)
+            yield from differences(old[key], new[key], f"{name}.{key}" if name else key)
     elif old != new:
         yield name, old, new
 

@@ -31,14 +31,15 @@ def paper(core: str) -> SpeechCoreConfig:
     says 1568, which 768 + 768 are not). The widths are ours, for the paper names none.
     """
     transformer: dict[str, Any] = {"model_size": 384, "num_layers": 20, "num_heads": 8, "segment_size": 768}
-    return {
+    cores: dict[str, SpeechCoreConfig] = {
         "compressive": CompressiveTransformerConfig(
             **transformer, mlp_size=896, memory_size=768, compressed_size=768, compression_rate=4
         ),
         "transformer-xl": TransformerXLConfig(**transformer, mlp_size=1664, memory_size=1536),
         "lstm": LSTMConfig(model_size=1288, num_layers=3),
         "wavenet": WaveNetConfig(model_size=472, num_layers=30, stack_layers=10, gate_size=472, skip_size=472),
-    }[core]
+    }
+    return cores[core]
 
 
 def cpu(core: str) -> SpeechCoreConfig:
@@ -46,14 +47,15 @@ def cpu(core: str) -> SpeechCoreConfig:
     transformer: dict[str, Any] = {
         "model_size": 64, "num_layers": 3, "num_heads": 4, "segment_size": 64, "norm": "pre",
     }  # fmt: skip
-    return {
+    cores: dict[str, SpeechCoreConfig] = {
         "compressive": CompressiveTransformerConfig(
             **transformer, mlp_size=128, memory_size=64, compressed_size=64, compression_rate=4
         ),
         "transformer-xl": TransformerXLConfig(**transformer, mlp_size=256, memory_size=128),
         "lstm": LSTMConfig(model_size=127, num_layers=1),
         "wavenet": WaveNetConfig(model_size=38, num_layers=20, stack_layers=10, gate_size=38, skip_size=38),
-    }[core]
+    }
+    return cores[core]
 
 
 PRESETS: dict[str, Callable[[str], SpeechCoreConfig]] = {"cpu": cpu, "paper": paper}
@@ -69,6 +71,7 @@ def make_model(config: SpeechCoreConfig) -> SequenceModel:
     model = SequenceModel(core, audio.LEVELS, tied=False)
     with torch.no_grad():
         for table in (model.embedding, model.outputs):
+            assert table is not None
             smooth = _smooth_vectors(config.model_size)
             table.vectors[0].copy_(smooth * table.vectors[0].std() / smooth.std())
     return model

@@ -6,6 +6,7 @@ need not know it. Embedding and softmax are the model's around the core, `agent.
 Axes: B batch, T time, D features (model_size).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,12 +74,14 @@ class WaveNet(Core):
     def __init__(self, config: WaveNetConfig) -> None:
         super().__init__()
         self.config, size = config, config.model_size
-        self.convolutions = nn.ModuleList(
+        convolutions = nn.ModuleList(
             nn.Linear(config.kernel_size * size, 2 * config.gate_size) for _ in range(config.num_layers)
         )
         # Nobody reads the residual stream after the last layer.
         residual = [size] * (config.num_layers - 1) + [0]
-        self.projections = nn.ModuleList(nn.Linear(config.gate_size, config.skip_size + more) for more in residual)
+        projections = nn.ModuleList(nn.Linear(config.gate_size, config.skip_size + more) for more in residual)
+        self.convolutions: Sequence[nn.Linear] = convolutions  # type: ignore[assignment]
+        self.projections: Sequence[nn.Linear] = projections  # type: ignore[assignment]
         self.output = nn.Linear(config.skip_size, size)
         self._initialise()
 
@@ -105,7 +108,7 @@ class WaveNet(Core):
         config = self.config
         check_call(inputs, reset, state, config.model_size)
         age = _ages(reset, state.age)
-        stream, past, skips = inputs, [], 0.0
+        stream, past, skips = inputs, [], torch.zeros((), device=inputs.device)
         for dilation, before, convolution, projection in zip(
             config.dilations, state.past, self.convolutions, self.projections
         ):
