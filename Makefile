@@ -9,7 +9,7 @@ CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test lint format bench clean
+.PHONY: help venv train text test lint format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ $(READY): pyproject.toml
 train: venv  ## train the Compressive Transformer agent on two CPU cores, under 10 minutes
 	$(BIN)/compressive launch --preset cpu $(ARGS)
 
+text: venv  ## compare language models on Python's source with xz and bz2, under 20 minutes on two cores
+	$(BIN)/python benchmarks/text.py $(ARGS)
+
 test: venv  ## run all tests in two processes, under 10 minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
@@ -44,7 +47,7 @@ format: venv  ## mend the style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-NO_SPEED := curves recall rllib nodes soak kill_driver
+NO_SPEED := curves recall rllib nodes soak kill_driver text
 bench: venv  ## side-by-side speed measurements, one JSON object each
 	@for script in $(filter-out $(NO_SPEED:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do echo "# $$script" >&2; $(BIN)/python $$script || exit 1; done
 

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -64,7 +64,7 @@ class TerminalDisplay:
         self.handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, RichHandler)]
         self.consoles = [handler.console for handler in self.handlers]
 
-    def __enter__(self) -> "TerminalDisplay":
+    def __enter__(self) -> Self:
         if self.live:
             for handler in self.handlers:  # messages go above the line instead of through it
                 handler.console = self.console

@@ -1,0 +1,218 @@
+"""Held-out bits per byte of the small language model: cores at equal attention cost, or Table 5's compressions.
+
+    python benchmarks/text.py                                        (`make text`: Python's source, two cores)
+    python benchmarks/text.py --compare compressions --corpus pg19 --path FOLDER --log docs/log.md
+    python benchmarks/text.py --compare compressions --corpus enwik8 --path FILE --steps 500 --seeds 0
+
+All variants see the same batches in the same order, `compressive text train --preset cpu`; the test split is read once,
+16 parts side by side, each with empty memory at its beginning. Beside them: what xz and bz2 make of the same held-out
+bytes, alone, and as what is added to the training text (whose window is 64 MiB for xz -9e, 900 kB for bz2).
+
+Runs lie in --out, with curves for TensorBoard. Prints progress and a table to stderr and one JSON object to stdout.
+"""
+
+import bz2
+import dataclasses
+import json
+import lzma
+import multiprocessing
+import statistics
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from commands.text import TextJob, measure, prepare, to_plain
+from commands.text_presets import TextConfig, make_preset
+from learner.data_parallel import DataParallel
+from learner.sequence import Progress, train
+from text.corpora import Split, open_tokens
+
+TABLE_5 = (
+    ("convolution", "bptt"),
+    ("max", "none"),
+    ("convolution", "autoencoding"),
+    ("mean", "none"),
+    ("most-used", "none"),
+    ("dilated", "attention"),
+    ("convolution", "attention"),
+)
+"""Compression functions and losses in the paper's order, the worst first."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Trains small language models of several kinds and compares them on held-out text."""
+
+    compare: Literal["cores", "compressions"] = "cores"
+    """Compressive beside Transformer-XL, or the rows of Table 5."""
+    corpus: str = "python"
+    """As `compressive text train` takes it."""
+    path: str | None = None
+    """Where it is."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """A run each."""
+    steps: int | None = None
+    """Steps of each run, if not those of the preset."""
+    rate: int | None = None
+    """Compression rate, if not the preset's."""
+    processes: int = 2
+    """Runs at a time, one thread each."""
+    out: Path = Path("runs") / "text"
+    """Folder of the runs, which get names of their own."""
+    log: Path | None = None
+    """Append the table to this Markdown file."""
+
+
+def variants(options: Options) -> dict[str, TextConfig]:
+    """What is compared, by name."""
+    base = {name: _shared(make_preset("cpu", name), options) for name in ("compressive", "transformer-xl")}
+    core = base["compressive"].model.core
+    if options.rate:
+        core = dataclasses.replace(core, compression_rate=options.rate)  # type: ignore[type-var]
+    if options.compare == "cores":
+        return {"transformer-xl": base["transformer-xl"], "compressive": _with_core(base["compressive"], core)}
+    compressed = {}
+    for function, loss in TABLE_5:
+        changed = dataclasses.replace(core, compression=function, compression_loss=loss)  # type: ignore[type-var]
+        config = _with_core(base["compressive"], changed)
+        if loss == "bptt":
+            # As in section 5.2: gradients reach compression over twice the segments; half the rows, the same tokens.
+            learner = dataclasses.replace(
+                config.learner,
+                batch_size=config.learner.batch_size // 2,
+                sequence_length=config.learner.sequence_length * 2,
+            )
+            config = dataclasses.replace(config, learner=learner)
+        compressed[f"{function}, {loss}"] = config
+    return {"transformer-xl": base["transformer-xl"], **compressed}
+
+
+def _shared(config: TextConfig, options: Options) -> TextConfig:
+    learner = config.learner
+    if options.steps:
+        warmup = min(learner.warmup_steps, options.steps // 4)
+        learner = dataclasses.replace(
+            learner, steps=options.steps, warmup_steps=warmup, decay_steps=options.steps - warmup
+        )
+    return dataclasses.replace(config, corpus=options.corpus, path=options.path, evaluate_every=None, learner=learner)
+
+
+def _with_core(config: TextConfig, core: Any) -> TextConfig:
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, core=core))
+
+
+def run(name: str, config: TextConfig, tokens: Path, folder: Path) -> dict[str, Any]:
+    """Trains and measures one model in this process."""
+    torch.set_num_threads(1)
+    job = TextJob(config, folder, tokens)
+    learner = job.make_learner(DataParallel(), "cpu")
+    shown = [time.monotonic()]
+
+    def show(progress: Progress) -> None:
+        if time.monotonic() - shown[0] > 30:
+            shown[0] = time.monotonic()
+            bits = progress.nll / 0.6931471805599453
+            share = f"{100 * progress.step / progress.total:3.0f} %"
+            print(f"{name:<28} seed {config.seed}  {share}  train {bits:.3f}", file=sys.stderr, flush=True)
+
+    begin, used = time.monotonic(), time.process_time()
+    train(learner, folder, to_plain(config), log_every=50, checkpoint_seconds=1e9, keep=1, show=show)
+    seconds, used = time.monotonic() - begin, time.process_time() - used
+    found = measure(config, learner.model, open_tokens(tokens), "test", config.evaluate_rows)
+    return {
+        "name": name,
+        "seed": config.seed,
+        "bits_per_byte": found["bits_per_byte"],
+        "parameters": sum(parameter.numel() for parameter in learner.model.parameters()),
+        "tokens": learner.tokens,
+        "tokens_per_second": learner.tokens / seconds,
+        "tokens_per_cpu_second": learner.tokens / used,
+        "seconds": seconds,
+    }
+
+
+def compressors(train_split: Split, test: Split) -> dict[str, float]:
+    """Bits per byte of the test split by xz -9e and bz2 -9, alone and as what it adds to the training text."""
+    learned, held = bytes(train_split.tokens), bytes(test.tokens)
+    found = {}
+    for name, compress in (
+        ("xz -9e", lambda data: lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)),
+        ("bz2 -9", lambda data: bz2.compress(data, 9)),
+    ):
+        found[f"{name}, alone"] = 8 * len(compress(held)) / test.bytes
+        found[f"{name}, after the training text"] = (
+            8 * (len(compress(learned + held)) - len(compress(learned))) / test.bytes
+        )
+    return found
+
+
+def table(results: dict[str, list[dict[str, Any]]], found: dict[str, float], title: str) -> str:
+    """Markdown."""
+    lines = [title, "", "| model | bits a byte | by seed | tokens/s |", "|---|---|---|---|"]
+    for name, runs in results.items():
+        bits = [each["bits_per_byte"] for each in runs]
+        spread = f" ± {statistics.stdev(bits):.4f}" if len(bits) > 1 else ""
+        rate = statistics.mean(each["tokens_per_second"] for each in runs)
+        seeds = ", ".join(f"{each:.4f}" for each in bits)
+        lines.append(f"| {name} | {statistics.mean(bits):.4f}{spread} | {seeds} | {rate:,.0f} |")
+    lines += [f"| {name} | {bits:.4f} | | |" for name, bits in found.items()]
+    return "\n".join(lines)
+
+
+def main(options: Options) -> None:
+    """Runs the comparison."""
+    configs = variants(options)
+    print(f"preparing {options.corpus}", file=sys.stderr)
+    folder, tokens = prepare(next(iter(configs.values())))
+    begin, stamp = time.monotonic(), time.strftime("%Y%m%d-%H%M%S")
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in configs}
+    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
+        jobs = [
+            pool.submit(
+                run,
+                name,
+                dataclasses.replace(config, seed=seed),
+                folder,
+                options.out / stamp / f"{name.replace(', ', '-')}-{seed}",
+            )
+            for seed in options.seeds
+            for name, config in configs.items()
+        ]
+        baselines = pool.submit(compressors, tokens.splits["train"], tokens.splits["test"])
+        for job in as_completed(jobs):
+            found = job.result()
+            results[found["name"]].append(found)
+            print(
+                f"{found['name']:<28} seed {found['seed']}  {found['bits_per_byte']:.4f} bits a byte of held-out text, "
+                f"{found['tokens_per_second']:,.0f} tokens/s, {found['seconds']:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+        bits = baselines.result()
+    for runs in results.values():
+        runs.sort(key=lambda each: each["seed"])
+    learner = configs["transformer-xl"].learner
+    test = tokens.splits["test"]
+    title = (
+        f"{options.corpus}: {test.bytes:,} held-out bytes after {learner.steps} steps of "
+        f"{learner.batch_size * learner.sequence_length} tokens; {time.monotonic() - begin:.0f} s in all"
+    )
+    text = table(results, bits, title)
+    print(f"\n{text}", file=sys.stderr)
+    if options.log:
+        with options.log.open("a") as file:
+            file.write(f"\n{text}\n")
+    summary = {"corpus": options.corpus, "digest": tokens.digest, "compressors": bits, "models": results}
+    print(json.dumps({"benchmark": "text", "compare": options.compare, **summary}))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -1,0 +1,180 @@
+"""`compressive text` as a person types it: a run from its first line to samples, interruptions, and bad input."""
+
+import io
+import json
+import signal
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import main
+from learner.metrics import read_metrics
+from tests.commands.cli import ENVIRONMENT, refusal, saved_steps, start, wait_until
+
+TINY = [
+    "--corpus=folder",
+    "--model.core.model-size=16",
+    "--model.core.num-layers=1",
+    "--model.core.mlp-size=16",
+    "--model.core.segment-size=8",
+    "--model.core.memory-size=8",
+    "--learner.batch-size=4",
+    "--learner.sequence-length=16",
+    "--learner.late-step=20",
+    "--learner.late-update-every=2",
+    "--evaluate-every=16",
+    "--log-every=1",
+]
+COMPRESSIVE = [*TINY, "--model.core.compressed-size=8", "--model.core.dropout=0.1"]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token files of all tests in one place, not in the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("corpus")
+    for index in range(30):
+        (root / f"{index}.txt").write_text(f"def function_{index}(x):\n    return x + {index}\n" * 20)
+    return root
+
+
+def options(corpus: Path, run: Path, steps: int, *others: str) -> list[str]:
+    return ["text", "train", *COMPRESSIVE, f"--path={corpus}", f"--run={run}", f"--learner.steps={steps}", *others]
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+        run = tmp_path_factory.mktemp("runs") / "trained"
+        main(options(corpus, run, 40, "--checkpoint-seconds=0"))
+    return run
+
+
+def files(run: Path, step: int = 40) -> dict[str, bytes]:
+    folder = run / "checkpoints" / f"{step:012d}"
+    return {name: (folder / f"{name}.safetensors").read_bytes() for name in ("weights", "optimiser", "memory")}
+
+
+def test_a_run_is_a_folder(trained: Path) -> None:
+    rows = read_metrics(trained)
+    assert rows[-1]["step"] == 40
+    assert rows[-1]["valid/bits_per_byte"] < rows[0]["loss/nll"] / 0.693
+    assert [row["step"] for row in rows if "valid/nll" in row] == [16, 32, 40]
+    assert json.loads((trained / "config.json").read_text())["model"]["core"]["name"] == "compressive"
+    found = json.loads((trained / "evaluation.json").read_text())
+    assert found["bits_per_byte"] == pytest.approx(found["nll"] / 0.6931471805599453 / found["bytes"])
+    assert list(trained.glob("events*"))
+
+
+def test_kill_9_then_the_end_is_the_same_bit_for_bit(corpus: Path, trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "killed"
+    process = start(*options(corpus, run, 40, "--checkpoint-seconds=0"), env=ENVIRONMENT)
+    wait_until(lambda: saved_steps(run) and saved_steps(run)[-1] > 3, process)
+    process.kill()
+    process.wait()
+    assert saved_steps(run)[-1] < 40, "killed too late to show anything"
+    main(["text", "train", "--resume", str(run)])
+    assert files(run) == files(trained)
+    assert [row["step"] for row in read_metrics(run)] == [row["step"] for row in read_metrics(trained)]
+    measured = [json.loads((folder / "evaluation.json").read_text()) for folder in (run, trained)]
+    for each in measured:
+        del each["tokens_per_second"]
+    assert measured[0] == measured[1]
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "stopped"
+    with (tmp_path / "screen").open("w+") as screen:
+        process = start(*options(corpus, run, 10**6), output=screen, env=ENVIRONMENT)
+        wait_until(lambda: (run / "metrics.jsonl").exists() and read_metrics(run), process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 128 + signal.SIGINT
+        screen.seek(0)
+        assert f"go on with: compressive text train --resume {run}" in screen.read()
+    assert saved_steps(run)[-1] > 0
+
+
+def test_evaluate_measures_all_that_is_asked_for(trained: Path, capfd: Any) -> None:
+    flags = ["--sizes", "8:16", ":4", "--frequency", "--position", "--attention", "--compression", "--dynamic=0.001"]
+    main(["text", "evaluate", str(trained), "--rows=8", *flags])
+    said = capfd.readouterr().out
+    for words in ("bits a byte", "times in training text", "tokens of context", "standard error", "compression loss"):
+        assert words in said
+    found = json.loads((trained / "evaluation-test.json").read_text())
+    assert [(each["memory_size"], each["compressed_size"]) for each in found["sizes"]] == [(8, 16), (None, 4)]
+    assert found["dynamic"]["bits_per_byte"] != found["bits_per_byte"]
+
+
+def test_sample_continues_a_prompt(trained: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    main(["text", "sample", str(trained), "--prompt=def ", "--length=20", "--seed=3"])
+    first = capfd.readouterr().out
+    assert first.startswith("def ")
+    assert len(first) > 15
+    main(["text", "sample", str(trained), "--prompt=def ", "--length=20", "--seed=3"])
+    assert capfd.readouterr().out == first
+    long = types.SimpleNamespace(buffer=io.BytesIO(b"def function" * 500))
+    monkeypatch.setattr("sys.stdin", long)
+    main(["text", "sample", str(trained), "--prompt=-", "--length=5", "--temperature=0"])
+    assert len(capfd.readouterr().out.strip("\n")) <= 6
+
+
+@pytest.mark.parametrize("core", ["transformer-xl", "local", "lstm"])
+def test_baselines_by_one_flag(core: str, corpus: Path, tmp_path: Path) -> None:
+    sizes = [word for word in TINY if core != "lstm" or not word.startswith("--model.core")]
+    sizes = [word for word in sizes if core != "local" or "memory-size" not in word]
+    flags = ["--model.core.model-size=16"] if core == "lstm" else []
+    arguments = [*sizes, *flags, f"--core={core}", f"--path={corpus}", f"--run={tmp_path / 'run'}", "--learner.steps=4"]
+    main(["text", "train", *arguments])
+    assert saved_steps(tmp_path / "run")[-1] == 4
+
+
+def test_words_with_an_adaptive_softmax(corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    main(options(corpus, run, 4, "--tokens=words", "--model.cutoffs", "10", "30", "--model.tied"))
+    main(["text", "sample", str(run), "--prompt=def function_1(x):", "--length=3"])
+    found = json.loads((run / "evaluation.json").read_text())
+    assert found["word_perplexity"] == pytest.approx(2.718281828459045 ** found["nats_per_token"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--path=/nowhere"], "/nowhere: expected folder, found nothing there"),
+        (["--learner.batch-size=4096"], "folder, split train: tokens: expected more than the 4096 x 16 of one batch"),
+        (["--corpus=latin"], "corpus: expected one of python, enwik8, wikitext103, pg19, folder, got 'latin'"),
+        (["--preset=large"], "preset: expected one of cpu, enwik8, wikitext103, pg19, got 'large'"),
+        (["--core=abacus"], "core: expected one of compressive, transformer-xl, local, "),
+        (["--model.core.compression-rate=3"], "compression_rate: expected a divisor of segment_size = 8, got 3"),
+        (["--tokens=words", "--model.cutoffs", "5000"], "cutoffs: expected ascending numbers between 0 and "),
+        (["--learner.device=cuda:9"], "device: expected one that is present, got 'cuda:9'"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_written(changes, message, corpus, tmp_path: Path, capfd) -> None:
+    run = tmp_path / "run"
+    assert message in refusal(options(corpus, run, 4, *changes), capfd)
+    assert not run.exists()
+
+
+def test_what_is_no_run_is_refused(trained: Path, tmp_path: Path, capfd) -> None:
+    assert "is not a run: expected a folder with config.json" in refusal(["text", "sample", str(tmp_path)], capfd)
+    (tmp_path / "config.json").write_text("{}")
+    assert "expected a run of compressive text train" in refusal(["text", "evaluate", str(tmp_path)], capfd)
+    assert "already exists and is not empty" in refusal(["text", "train", f"--run={trained}"], capfd)
+    assert "sizes: expected MEMORY:COMPRESSED" in refusal(["text", "evaluate", str(trained), "--sizes", "x"], capfd)
+    changed = ["text", "train", f"--resume={trained}", "--seed=1"]
+    assert "seed: expected 0 as in" in refusal(changed, capfd)
+    assert "expected one of train, evaluate, sample, got 'learn'" in refusal(["text", "learn"], capfd)
+
+
+def test_other_text_than_a_run_was_trained_on_is_refused(trained: Path, corpus: Path, tmp_path: Path, capfd) -> None:
+    for index in range(30):
+        (tmp_path / f"{index}.txt").write_text(f"other {index}\n" * 40)
+    said = refusal(["text", "evaluate", str(trained), f"--path={tmp_path}"], capfd)
+    assert "the corpus is not the one that" in said

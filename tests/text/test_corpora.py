@@ -1,0 +1,235 @@
+"""Corpora: which text is in which split, token files that are there whole, and one line for what is wrong."""
+
+import gzip
+import multiprocessing
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from text import corpora
+from text.corpora import PG19_WORDS, SPLITS, Corpus, load, prepare, read_metadata
+
+
+def contents(corpus: Corpus) -> dict[str, list[bytes]]:
+    return {split: [document.read() for document in documents] for split, documents in corpus.items()}
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def many(root: Path, count: int = 60) -> Path:
+    return write(root, {f"{index % 7}/{index}.txt": f"file {index}\n" * (index + 1) for index in range(count)})
+
+
+class TestSplits:
+    def test_whole_files_by_name_whatever_else_is_there(self, tmp_path: Path) -> None:
+        corpus = contents(load("folder", many(tmp_path / "a")))
+        files = [text for split in SPLITS for text in corpus[split]]
+        assert len(files) == len(set(files)) == 60
+        assert all(corpus.values())
+        shares = [sum(map(len, corpus[split])) / sum(map(len, files)) for split in SPLITS]
+        assert shares == pytest.approx([0.9, 0.05, 0.05], abs=0.04)
+        assert contents(load("folder", many(tmp_path / "b"))) == corpus
+
+    def test_the_same_text_under_two_names_counts_once(self, tmp_path: Path) -> None:
+        root = many(tmp_path)
+        twins = {f"copies/{path.name}": path.read_text() for path in sorted(root.rglob("*.txt"))}
+        corpus = contents(load("folder", write(root, twins)))
+        files = [text for split in SPLITS for text in corpus[split]]
+        assert len(files) == len(set(files)) == 60
+
+    def test_few_files_are_cut_at_line_ends(self, tmp_path: Path) -> None:
+        text = "".join(f"line {index} é\n" for index in range(1000))
+        corpus = contents(load("folder", write(tmp_path, {"a.txt": text, "b.md": "x\n" * 100})))
+        for index, whole in enumerate((text, "x\n" * 100)):
+            parts = [corpus[split][index] for split in SPLITS]
+            assert b"".join(parts) == whole.encode()
+            assert all(part.endswith(b"\n") for part in parts)
+
+    def test_folders_of_their_own(self, tmp_path: Path) -> None:
+        files = {"train/a.txt": "a", "validation/b.txt": "b", "test/c.txt": "c", "readme.md": "none of them"}
+        assert contents(load("folder", write(tmp_path, files))) == {"train": [b"a"], "valid": [b"b"], "test": [b"c"]}
+
+    def test_python_has_no_tests_in_it(self) -> None:
+        corpus = load("python")
+        names = [document.path for documents in corpus.values() for document in documents]
+        assert len(names) == len(set(names)) > 100
+        assert not any("test" in path.parts or "site-packages" in path.parts for path in names)
+
+    @pytest.mark.parametrize("zipped", [False, True])
+    def test_enwik8_is_cut_in_its_proportions(self, zipped, tmp_path: Path) -> None:
+        data = ("é<page>" * 1250).encode()  # cuts fall amid a character, as in Enwik8 they do
+        path = tmp_path / ("enwik8.gz" if zipped else "enwik8")
+        path.write_bytes(gzip.compress(data) if zipped else data)
+        parts = contents(load("enwik8", path))
+        assert [len(parts[split][0]) for split in SPLITS] == [9000, 500, 500]
+        assert b"".join(parts[split][0] for split in SPLITS) == data
+
+    def test_wikitext(self, tmp_path: Path) -> None:
+        write(tmp_path, {f"wiki.{split}.tokens": split for split in SPLITS})
+        assert contents(load("wikitext103", tmp_path)) == {split: [split.encode()] for split in SPLITS}
+
+
+def pg19(root: Path, books: dict[str, list[int]]) -> Path:
+    files = {f"{split}/{book}.txt": f"book {book}\n\nits text\n" for split, ids in books.items() for book in ids}
+    rows = [f'{book},"A title, with a comma",1900,http://x/{book}' for ids in books.values() for book in ids]
+    return write(root, {**files, "metadata.csv": "\n".join(rows) + "\n"})
+
+
+class TestPG19:
+    def test_layout(self, tmp_path: Path) -> None:
+        corpus = load("pg19", pg19(tmp_path, {"train": [10, 9], "validation": [3], "test": [4]}))
+        assert [document.path.stem for document in corpus["train"]] == ["9", "10"]
+        assert read_metadata(tmp_path / "metadata.csv")["3"] == "A title, with a comma"
+
+    def test_the_published_numbers_of_words_normalise_the_published_splits(self, tmp_path: Path) -> None:
+        """Only the number of books tells them; of any other number, words are what white space separates."""
+        books = {"train": [1], "validation": list(range(100, 150)), "test": list(range(200, 300))}
+        folder = pg19(tmp_path / "pg19", books)
+        _, tokens = prepare("pg19", load("pg19", folder), cache=tmp_path / "cache")
+        assert tokens.splits["valid"].words == 3_007_061
+        assert tokens.splits["test"].words == 6_966_499
+        assert tokens.splits["train"].words == 4
+        assert sum(words for _, words in PG19_WORDS.values()) == 1_973_136_207 + 3_007_061 + 6_966_499
+        _, other = prepare("folder", load("folder", folder), cache=tmp_path / "cache")
+        assert other.splits["test"].words == 400
+
+    def test_what_is_wrong_with_it(self, tmp_path: Path) -> None:
+        folder = pg19(tmp_path, {"train": [1], "validation": [2], "test": [3]})
+        (folder / "test" / "77.txt").write_text("unknown")
+        with pytest.raises(ValueError, match=r"metadata.csv: expected a row for book 77 of test, found none"):
+            load("pg19", folder)
+        (folder / "metadata.csv").write_text("id,title\n")
+        with pytest.raises(ValueError, match=r"metadata.csv, row 1: expected id,title,year,url, got 'id,title'"):
+            load("pg19", folder)
+        for file in (folder / "test").iterdir():
+            file.unlink()
+        write(folder, {"metadata.csv": "1,t,1900,u\n2,t,1900,u\n"})
+        with pytest.raises(ValueError, match=r"test: expected books, ID.txt, found none"):
+            load("pg19", folder)
+
+
+class TestTokens:
+    @pytest.mark.parametrize("kind", ["bytes", "words"])
+    def test_files_hold_every_document_behind_a_separator(self, kind, tmp_path: Path) -> None:
+        corpus = load("folder", many(tmp_path / "text"))
+        folder, tokens = prepare("folder", corpus, kind, cache=tmp_path / "cache")
+        for split, documents in contents(corpus).items():
+            made = tokens.splits[split]
+            assert isinstance(made.tokens, np.memmap)
+            expected = [np.append(tokens.tokeniser.separator, tokens.tokeniser.encode(text)) for text in documents]
+            assert np.array_equal(made.tokens, np.concatenate(expected))
+            assert made.starts.tolist() == np.cumsum([0, *map(len, expected[:-1])]).tolist()
+            assert (made.documents, made.bytes) == (len(documents), sum(map(len, documents)))
+            assert made.words == sum(len(text.split()) for text in documents)
+        again = prepare("folder", corpus, kind, cache=tmp_path / "cache")
+        assert again[0] == folder
+        assert again[1].digest == tokens.digest
+
+    def test_other_text_has_other_files(self, tmp_path: Path) -> None:
+        root = many(tmp_path / "text")
+        first, _ = prepare("folder", load("folder", root), cache=tmp_path)
+        (root / "0" / "0.txt").write_text("file O\n")
+        corpora._read_utf8.cache_clear()
+        assert prepare("folder", load("folder", root), cache=tmp_path)[0] != first
+        assert prepare("folder", load("folder", root), "words", 10, tmp_path)[0] != first
+
+    def test_nothing_of_test_and_valid_is_learned(self, tmp_path: Path) -> None:
+        files = {"train/a.txt": "one two two\n", "valid/b.txt": "three\n", "test/c.txt": "four two\n"}
+        _, tokens = prepare("folder", load("folder", write(tmp_path / "text", files)), "words", cache=tmp_path)
+        plain = tokens.tokeniser.to_plain()["words"]
+        assert plain == ["two", "<eos>", "one", "<unk>"]
+        assert [plain[token] for token in tokens.splits["test"].tokens] == ["<eos>", "<unk>", "two", "<eos>"]
+
+    def test_two_processes_at_once(self, tmp_path: Path) -> None:
+        root = many(tmp_path / "text", 200)
+        context = multiprocessing.get_context("fork")
+        with context.Pool(2) as pool:
+            made = pool.starmap(_prepare, [(root, tmp_path / "cache")] * 4)
+        assert len(set(made)) == 1
+        assert [path.name for path in (tmp_path / "cache" / "tokens").iterdir()] == [made[0][:32]]
+
+
+def _prepare(root: Path, cache: Path) -> str:
+    return prepare("folder", load("folder", root), "words", cache=cache)[1].digest
+
+
+class TestWhatIsWrong:
+    """Each is one line that names the place, before anything is trained."""
+
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match=r"none: expected folder, found nothing there"):
+            load("folder", tmp_path / "none")
+        with pytest.raises(ValueError, match=r"expected text for train, found none"):
+            load("folder", tmp_path)
+        with pytest.raises(FileNotFoundError, match=r"wiki.train.tokens: expected a file, found none"):
+            load("wikitext103", tmp_path)
+        with pytest.raises(ValueError, match=r"path: expected where enwik8 is on this machine .*enwik8.zip"):
+            load("enwik8")
+        with pytest.raises(ValueError, match=r"corpus: expected one of python, enwik8, .*, got 'latin'"):
+            load("latin")
+
+    def test_empty(self, tmp_path: Path) -> None:
+        (tmp_path / "empty.txt").touch()
+        with pytest.raises(ValueError, match=r"expected text for train, found none"):
+            load("folder", tmp_path)
+        write(tmp_path / "wiki", {f"wiki.{split}.tokens": "" for split in SPLITS})
+        with pytest.raises(ValueError, match=r"wiki: expected text for train, found 0 bytes"):
+            prepare("wikitext103", load("wikitext103", tmp_path / "wiki"), cache=tmp_path / "cache")
+        assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+
+    def test_not_utf8(self, tmp_path: Path) -> None:
+        root = many(tmp_path)
+        (root / "0" / "0.txt").write_bytes("caf\u00e9".encode("latin-1"))
+        with pytest.raises(ValueError, match=r"0.txt: expected UTF-8, got byte 0xe9 at 3"):
+            prepare("folder", load("folder", root), cache=tmp_path / "cache")
+
+
+class TestDownloads:
+    @pytest.fixture
+    def library(self, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+        module = types.ModuleType("datasets")
+        monkeypatch.setitem(sys.modules, "datasets", module)
+        return module
+
+    def test_wikitext(self, library, tmp_path: Path) -> None:
+        asked = []
+
+        def load_dataset(*names):
+            asked.append(names)
+            return {name: [{"text": ""}, {"text": f" = {name} = \n"}] for name in ("train", "validation", "test")}
+
+        library.load_dataset = load_dataset
+        for _ in range(2):
+            corpus = contents(load("wikitext103", cache=tmp_path))
+        assert asked == [("Salesforce/wikitext", "wikitext-103-v1")]
+        assert corpus == {"train": [b" = train = \n"], "valid": [b" = validation = \n"], "test": [b" = test = \n"]}
+
+    def test_books(self, library, tmp_path: Path) -> None:
+        row = {"short_book_title": "T", "publication_date": 1900, "text": "book\n"}
+        library.load_dataset = lambda *names: {
+            name: [{**row, "url": f"http://www.gutenberg.org/ebooks/{index}"}]
+            for index, name in enumerate(("train", "validation", "test"))
+        }
+        corpus = load("pg19", cache=tmp_path)
+        assert [documents[0].path.name for documents in corpus.values()] == ["0.txt", "1.txt", "2.txt"]
+
+    def test_without_a_network_or_the_library_it_says_so(self, library, tmp_path: Path, monkeypatch) -> None:
+        def offline(*names):
+            raise ConnectionError("no route")
+
+        library.load_dataset = offline
+        with pytest.raises(ValueError, match=r"pg19 cannot be downloaded \(ConnectionError: no route\); .*--path"):
+            load("pg19", cache=tmp_path)
+        assert list(tmp_path.iterdir()) == []
+        monkeypatch.setitem(sys.modules, "datasets", None)
+        with pytest.raises(ImportError, match=r"pip install 'compressive-impala\[text\]'\), .*--path"):
+            load("pg19", cache=tmp_path)

@@ -1,0 +1,171 @@
+"""Measures against hand-computed examples, and analyses against sums over what they split up."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from agent.core import CompressiveTransformerConfig, CoreOutput, LSTMConfig, make_core
+from agent.sequence import IGNORE, SequenceModel
+from learner.sequence import SequenceLearnerConfig, Total, evaluate
+from learner.streams import Batch, one_pass
+from text import evaluation
+from text.corpora import Split
+from text.tokenisation import Bytes, Words
+
+VOCABULARY = 7
+TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, 400).astype(np.uint8)
+STARTS = np.array([0, 90, 200])
+SPLIT = Split(TOKENS, STARTS, 3, 397, 50)
+
+
+def make_model(core: Any = None, **fields: Any) -> SequenceModel:
+    torch.manual_seed(0)
+    sizes = {"segment_size": 8, "memory_size": 12, "compressed_size": 6, "compression_rate": 2}
+    config = core or CompressiveTransformerConfig(8, 2, 2, 8, **{**sizes, **fields})
+    return SequenceModel(make_core(config), VOCABULARY)
+
+
+class TestArithmetic:
+    def test_bits_per_character(self) -> None:
+        """A uniform model of four letters needs two bits a letter: 2 = ln(4) / ln(2)."""
+        assert evaluation.bits_per_character(100 * math.log(4), 100) == pytest.approx(2.0)
+        assert evaluation.bits_per_character(0.97 * math.log(2) * 5_000_000, 5_000_000) == pytest.approx(0.97)
+
+    def test_perplexity_is_normalised_by_the_words_of_the_data_set(self) -> None:
+        """PG-19's 33.6 on test is a loss of ln(33.6) x 6,966,499 nats, whatever the number of subwords."""
+        assert evaluation.perplexity(math.log(33.6) * 6_966_499, 6_966_499) == pytest.approx(33.6)
+        assert evaluation.perplexity(math.log(43.4) * 3_007_061, 3_007_061) == pytest.approx(43.4)
+        assert evaluation.perplexity(3 * math.log(10), 3) == pytest.approx(10.0)
+
+    def test_summary(self) -> None:
+        """Six targets of 2 ln 2 nats, 8 bytes, 3 words: 12 bits / 8, and 2^12 to the power of 1/3 (or 1/6)."""
+        total, split = Total(12 * math.log(2), 6), SPLIT._replace(bytes=8, words=3)
+        found = evaluation.summary(total, split, Bytes())
+        assert found["nats_per_token"] == pytest.approx(2 * math.log(2))
+        assert found["bits_per_byte"] == pytest.approx(1.5)
+        assert found["word_perplexity"] == pytest.approx(16.0)
+        assert evaluation.summary(total, split, Words(["<eos>", "<unk>"]))["word_perplexity"] == pytest.approx(4.0)
+
+
+class Uniform(torch.nn.Module):
+    """A core without features: the model's softmax is uniform, whatever it reads."""
+
+    config = LSTMConfig(4)
+
+    def initial_state(self, batch_size: int) -> tuple[Tensor]:
+        return (torch.zeros(batch_size, 1),)
+
+    def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
+        return CoreOutput(torch.zeros_like(inputs), state, {})
+
+    def with_cache(self, state: Any) -> Any:
+        return state
+
+
+def test_a_uniform_model_has_the_size_of_the_vocabulary_as_perplexity() -> None:
+    model = SequenceModel(Uniform(), VOCABULARY)  # type: ignore[arg-type]
+    total = evaluate(model, one_pass(TOKENS, 3, 16))
+    assert total.count == 399
+    assert evaluation.perplexity(total.nll, total.count) == pytest.approx(VOCABULARY)
+    buckets = evaluation.by_frequency(model, one_pass(TOKENS, 3, 16), np.array([5, 99, 100, 999, 1000, 9999, 10_000]))
+    assert list(buckets) == [">= 10000", "1000 to 9999", "100 to 999", "< 100"]
+    found = np.bincount(TOKENS[1:], minlength=VOCABULARY)
+    assert [each.count for each in buckets.values()] == [
+        found[6],
+        found[4] + found[5],
+        found[2] + found[3],
+        found[0] + found[1],
+    ]
+    assert all(each.mean == pytest.approx(math.log(VOCABULARY)) for each in buckets.values())
+
+
+class TestParts:
+    """What an analysis splits up adds up to the whole."""
+
+    @pytest.mark.parametrize("starts", [None, STARTS])
+    def test_by_position(self, starts) -> None:
+        model = make_model()
+        parts = evaluation.by_position(model, one_pass(TOKENS, 2, 16, starts))
+        total = evaluate(model, one_pass(TOKENS, 2, 16, starts))
+        assert sum(part.nll for _, part in parts) == pytest.approx(total.nll)
+        counts = {begin: part.count for begin, part in parts}
+        spans = [399 - 199, 199] if starts is None else [90, 110, 199]
+        for begin, count in counts.items():
+            assert count == sum(max(0, min(span, 2 * begin - 1) - begin + 1) for span in spans)
+
+    def test_by_frequency(self) -> None:
+        model, counts = make_model(), np.array([1, 10, 500, 2000, 50_000, 3, 700])
+        parts = evaluation.by_frequency(model, one_pass(TOKENS, 2, 16), counts)
+        total = evaluate(model, one_pass(TOKENS, 2, 16))
+        assert sum(part.nll for part in parts.values()) == pytest.approx(total.nll)
+        assert sum(part.count for part in parts.values()) == total.count
+
+    def test_attention(self) -> None:
+        found = evaluation.attention(make_model(), one_pass(TOKENS, 2, 8))
+        assert [found.kinds.count(kind) for kind in ("compressed", "memory", "segment")] == [6, 6, 6]
+        assert sum(found.mean) == pytest.approx(1.0)
+        assert all(error > 0 for error in found.error)
+        alone = evaluation.attention(make_model(memory_size=0, compressed_size=0), one_pass(TOKENS, 1, 8))
+        assert sum(alone.mean[12:]) == pytest.approx(1.0)
+
+    def test_counts(self) -> None:
+        assert evaluation.counts(SPLIT, 9).tolist() == np.bincount(TOKENS, minlength=9).tolist()
+
+
+class TestCompression:
+    def test_loss_by_layer_is_the_cores_own(self) -> None:
+        """A mean over the batches after which 12 + 2 x 6 tokens had been seen, by a plain loop."""
+        model, expected, seen = make_model().eval(), [], 0
+        state = model.initial_state(1)
+        for batch in one_pass(TOKENS, 1, 8):
+            output = model(batch.tokens, batch.reset, state, batch.targets)
+            state, seen = output.state, seen + 8
+            if seen > 24:
+                expected.append([float(loss) for loss in output.losses.values()])
+        found = evaluation.compression_loss(model, one_pass(TOKENS, 1, 8))
+        assert list(found) == ["compression/layer_0", "compression/layer_1"]
+        assert list(found.values()) == pytest.approx(np.mean(expected, axis=0).tolist())
+
+    def test_other_cores_have_none(self) -> None:
+        model = make_model(LSTMConfig(8))
+        for analysis in (evaluation.compression_loss, evaluation.attention):
+            with pytest.raises(ValueError, match="core: expected one with attention, got LSTM"):
+                analysis(model, one_pass(TOKENS, 1, 8))
+
+
+def test_other_sizes_of_memory() -> None:
+    model = make_model()
+    sizes = [(None, None), (12, 6), (4, None), (None, 12)]
+    found = dict(evaluation.by_memory(model, SPLIT, 2, 16, sizes))
+    own = evaluate(model, one_pass(TOKENS, 2, 16))
+    assert found[None, None] == found[12, 6] == own
+    assert len({total.nll for total in found.values()}) == 3
+    with pytest.raises(ValueError, match="compressed_size: expected 0 exactly where it was 0 before"):
+        list(evaluation.by_memory(model, SPLIT, 2, 16, [(None, 0)]))
+
+
+def test_dynamic_evaluation_scores_before_it_learns() -> None:
+    """With a learning rate of nothing it is evaluation; with one, a text that repeats itself becomes easy."""
+    config = SequenceLearnerConfig(batch_size=2, sequence_length=8, max_gradient_norm=None)
+    text = np.resize(np.array([1, 2, 3, 4], np.uint8), 200)
+
+    def batches() -> Any:
+        return one_pass(text, 2, 8)
+
+    still = evaluation.dynamic(make_model(dropout=0.3), batches(), config, 1e-30)
+    assert still.nll == pytest.approx(evaluate(make_model(dropout=0.3), batches()).nll, rel=1e-5)
+    moving = evaluation.dynamic(make_model(), batches(), config, 3e-2)
+    assert moving.count == still.count == 199
+    assert moving.mean < 0.8 * still.mean
+
+
+def test_ignored_targets_count_nowhere() -> None:
+    model = make_model()
+    batch = next(one_pass(TOKENS, 1, 16))
+    part = Batch(batch.tokens, torch.where(torch.arange(16) < 10, batch.targets, IGNORE), batch.reset)
+    assert evaluate(model, [part]).count == 10
+    assert sum(total.count for _, total in evaluation.by_position(model, [part])) == 10

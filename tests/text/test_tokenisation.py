@@ -1,0 +1,80 @@
+"""Tokenisers: text comes back, vocabularies are closed, and JSON keeps them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from text.tokenisation import Bytes, Tokeniser, Words, from_plain, learn
+
+TEXT = "the cat saw the dog\n\nthe dog, naïve 日本, saw\tthe cat\n".encode()
+
+
+def decoded(tokeniser: Tokeniser, tokens: np.ndarray) -> str:
+    decode = tokeniser.decoder()
+    return "".join(decode(int(token)) for token in tokens)
+
+
+def test_bytes_are_themselves() -> None:
+    tokens = Bytes().encode(TEXT)
+    assert bytes(tokens) == TEXT
+    assert decoded(Bytes(), tokens).encode() == TEXT
+
+
+def test_words_are_ranked_and_lines_end() -> None:
+    words = Words.learn([TEXT])
+    assert words.words[:4] == ["the", "<eos>", "cat", "saw"]
+    assert words.encode(b"the dog\n\nthe").tolist() == [
+        words.index[w] for w in ("the", "dog", "<eos>", "<eos>", "the", "<eos>")
+    ]
+    assert decoded(words, words.encode(b"the dog\nsaw\n")) == "the dog \nsaw \n"
+    assert words.encode(b"mouse\n").tolist() == [words.index["<unk>"], words.separator]
+
+
+def test_a_closed_vocabulary_keeps_the_most_frequent() -> None:
+    words = Words.learn([TEXT], 4)
+    assert words.words == ["the", "<eos>", "cat", "<unk>"]
+    assert words.encode(b"the dog\n").tolist() == [0, 3, 1]
+
+
+def test_wikitext_counts_its_own_unknown_word_and_line_ends() -> None:
+    """As WikiText-103 is counted: 267,735 with <eos>, every line's end a target."""
+    words = Words.learn([b" \n = Title = \n \n a <unk> b \n"])
+    assert words.vocabulary == 6
+    assert words.words[0] == "<eos>"
+    assert len(words.encode(b" \n = Title = \n")) == 5
+
+
+@pytest.mark.parametrize("kind", ["bytes", "words", "subwords"])
+def test_json_keeps_them(kind) -> None:
+    if kind == "subwords":
+        pytest.importorskip("tokenizers")
+    tokeniser = learn(kind, [TEXT] * 20, None if kind == "bytes" else 300)
+    again = from_plain(json.loads(json.dumps(tokeniser.to_plain())))
+    assert (again.vocabulary, again.separator) == (tokeniser.vocabulary, tokeniser.separator)
+    assert np.array_equal(again.encode(TEXT), tokeniser.encode(TEXT))
+
+
+def test_subwords_lose_nothing() -> None:
+    pytest.importorskip("tokenizers")
+    tokeniser = learn("subwords", [TEXT] * 20, 300)
+    unseen = TEXT + "\n\n\n  Ω never seen\r\n".encode()
+    tokens = tokeniser.encode(unseen)
+    assert tokeniser.vocabulary <= 300
+    assert len(tokens) < len(unseen)
+    assert tokeniser.separator not in tokens
+    assert decoded(tokeniser, tokens).encode() == unseen
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "message"),
+    [
+        ("letters", None, "tokens: expected one of bytes, words, subwords, got 'letters'"),
+        ("bytes", 300, "vocabulary: expected no vocabulary size for bytes, got 300"),
+        ("words", 2, "vocabulary: expected 3 or more, got 2"),
+        ("subwords", 256, "vocabulary: expected 258 or more, got 256"),
+    ],
+)
+def test_impossible_ones_are_refused(kind, size, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        learn(kind, [TEXT], size)
