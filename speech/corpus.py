@@ -62,9 +62,7 @@ class CorpusConfig:
         try:
             re.compile(self.speaker_pattern)
         except re.error as error:
-            raise ValueError(
-                f"speaker_pattern: expected a regular expression, got {self.speaker_pattern!r}: {error}"
-            ) from error
+            raise ValueError(f"speaker_pattern: {self.speaker_pattern!r} is no regular expression: {error}") from error
 
     def _require(self, name: str, condition: bool, expected: str) -> None:
         if not condition:
@@ -200,9 +198,7 @@ def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict]:
         name = path.relative_to(root).as_posix()
         speaker = re.search(config.speaker_pattern, path.stem)
         if config.split_by == "speaker" and not speaker:
-            raise ValueError(
-                f"speaker_pattern: expected a match for {config.speaker_pattern!r} in {path.name}, got none"
-            )
+            raise ValueError(f"speaker_pattern: {config.speaker_pattern!r} matches nothing in {path.name}")
         rates.setdefault(header.sample_rate, name)
         seconds = header.samples / header.sample_rate
         sources.append(_Source(name, speaker[0] if speaker else "", seconds, functools.partial(audio.read, path)))
@@ -230,6 +226,7 @@ def _build(
 ) -> None:
     """Writes one file of tokens a split, and last `corpus.json`."""
     total, done, digest, described = sum(map(len, parts.values())), 0, hashlib.sha256(), {}
+    known: set[bytes] = set()
     for split in SPLITS:
         files, starts, length = [], [], 0
         with (folder / f"{split}.u8").open("wb") as file:
@@ -239,13 +236,18 @@ def _build(
                 except audio.AudioError as error:
                     _skip(config, error)
                     continue
+                done += 1
+                show(done, total)
+                # The same sound under two names might be on both sides.
+                content = hashlib.sha256(tokens.tobytes()).digest()
+                if content in known:
+                    continue
+                known.add(content)
                 files.append(source.name)
                 starts.append(length)
                 length += len(tokens)
                 digest.update(tokens.tobytes())
                 file.write(tokens.tobytes())
-                done += 1
-                show(done, total)
             file.flush()
             os.fsync(file.fileno())
         if length < 2:
@@ -271,9 +273,7 @@ def _open(folder: Path) -> Corpus:
             splits[split] = Split(tokens, entry["files"], np.array(entry["starts"]))
         return Corpus(description["name"], description["sample_rate"], splits, description["digest"])
     except (OSError, KeyError, ValueError) as error:
-        raise ValueError(
-            f"{folder}: expected a corpus as it was built, got a damaged one; delete it: {error}"
-        ) from error
+        raise ValueError(f"{folder} is damaged; delete it: {error}") from error
 
 
 def excerpt(split: Split, samples: int, number: int = 0) -> np.ndarray:

@@ -61,6 +61,14 @@ def test_no_file_and_no_speaker_is_on_both_sides(folder: Path, tmp_path: Path, s
         assert len(corpus.splits[split].tokens) >= share * 24 * 1150
 
 
+def test_equal_files_count_once(folder: Path, tmp_path: Path) -> None:
+    for speaker in range(6):
+        path = folder / f"s{speaker}" / f"s{speaker}-0.WAV"
+        (folder / f"copy-{speaker}.WAV").write_bytes(path.read_bytes())
+    corpus = prepare(config_of(folder), tmp_path / "cache")
+    assert sum(len(split.files) for split in corpus.splits.values()) == 24
+
+
 def test_even_three_files_can_be_split(tmp_path: Path) -> None:
     for number in range(3):
         soundfile.write(tmp_path / f"{number}.wav", sound(number, 500), RATE)
