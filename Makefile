@@ -32,7 +32,7 @@ $(READY): pyproject.toml
 train: venv  ## train the Compressive Transformer agent on two CPU cores, under 10 minutes
 	$(BIN)/compressive launch --preset cpu $(ARGS)
 
-text: venv  ## compare language models on Python's source with xz and bz2, under 20 minutes on two cores
+text: venv  ## compare language models with xz and bz2 on two CPU cores, under 20 minutes
 	$(BIN)/python benchmarks/text.py $(ARGS)
 
 test: venv  ## run all tests in two processes, under 10 minutes on two cores

@@ -1,7 +1,6 @@
 """`compressive text`: trains language models on the shared core, measures them and draws text from them."""
 
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -15,22 +14,30 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from agent.core import CORES
 from agent.sequence import SequenceModel
 from commands import UserError
-from commands.config import build
 from commands.display import quantity, table
 from commands.options import parse
 from commands.sequence import run_training, user_errors
 from commands.text_presets import TextConfig, make_preset
+from commands.text_runs import (
+    TextJob,
+    core_name,
+    describer,
+    measure,
+    open_run,
+    passes,
+    prepare,
+    read_run,
+    require_same_tokens,
+    rows_of,
+    to_plain,
+)
 from learner import checkpoints
-from learner.data_parallel import DataParallel
-from learner.learner import resolve_device
-from learner.sequence import SequenceLearner, evaluate
-from learner.streams import Streams, one_pass
-from text import corpora, evaluation, sampling, tokenisation
+from learner.sequence import SequenceLearner
+from learner.streams import one_pass
+from text import evaluation, sampling
 from text.corpora import Split, Tokens
-from text.model import make_model
 from text.tokenisation import Tokeniser, Words
 
 USAGE = """usage: compressive text COMMAND [OPTIONS]
@@ -47,7 +54,10 @@ Language modelling with the agents' recurrent core: Enwik8, WikiText-103, PG-19,
   compressive text evaluate runs/NAME
   compressive text sample runs/NAME --prompt 'def main('
 """
-FIXED = ("preset", "corpus", "path", "tokens", "vocabulary", "reset_documents", "seed", "model", "learner.batch_size")
+FIXED = (
+    *("preset", "corpus", "path", "tokens", "vocabulary", "reset_documents", "seed", "model"),
+    *("learner.batch_size", "learner.sequence_length"),
+)
 """What a resumed run cannot change."""
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 
@@ -168,115 +178,6 @@ def text(arguments: Sequence[str]) -> None:
     commands[arguments[0]](list(arguments[1:]))
 
 
-def to_plain(config: TextConfig) -> dict[str, Any]:
-    """The configuration as JSON can hold it; the core's name stands beside its fields."""
-    plain = dataclasses.asdict(config)
-    plain["model"]["core"] = {"name": core_name(config), **plain["model"]["core"]}
-    return {"kind": "text", **plain}
-
-
-def core_name(config: TextConfig) -> str:
-    """The core's name in `agent.core.CORES`."""
-    return next(name for name, (kind, _) in CORES.items() if type(config.model.core) is kind)
-
-
-def read_run(run: Path) -> TextConfig:
-    """The configuration of a run's folder.
-
-    Raises:
-        FileNotFoundError: if the folder is no run.
-        ValueError: if it is no run of this command, or its `config.json` cannot be read.
-    """
-    path = run / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{run} is not a run: expected a folder with config.json, made by compressive text train"
-        )
-    try:
-        plain = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}: expected JSON, got: {error}") from error
-    if not isinstance(plain, dict) or plain.pop("kind", None) != "text":
-        raise ValueError(f"{path}: expected a run of compressive text train, got another kind")
-    try:
-        return build(TextConfig, plain, "config")
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-@dataclass(frozen=True)
-class TextJob:
-    """A training of a language model; see `commands.sequence.Job`."""
-
-    config: TextConfig
-    run: Path
-    tokens: Path
-    """Folder of the token files."""
-
-    @property
-    def learners(self) -> int:
-        """How many processes learn."""
-        return self.config.learners
-
-    def plain(self) -> dict[str, Any]:
-        """The configuration."""
-        return to_plain(self.config)
-
-    def make_learner(self, parallel: DataParallel, device: str | None) -> SequenceLearner:
-        """A learner of this process's rows of the split train, with weights that depend on the seed alone."""
-        config, tokens = self.config, corpora.open_tokens(self.tokens)
-        train = tokens.splits["train"]
-        torch.manual_seed(config.seed)
-        model = make_model(config.model, tokens.tokeniser.vocabulary)
-        learning = config.learner
-        try:
-            source = Streams(
-                train.tokens,
-                learning.batch_size,
-                learning.sequence_length,
-                train.starts if config.reset_documents else None,
-                (parallel.rank, parallel.size),
-            )
-        except ValueError as error:
-            raise ValueError(f"{config.corpus}, split train: {error}") from error
-        if device:
-            learning = dataclasses.replace(learning, device=device)
-        return SequenceLearner(model, source, learning, parallel)
-
-    def evaluate(self, model: SequenceModel) -> dict[str, float]:
-        """On the split valid, or as much of it as the configuration says."""
-        tokens = corpora.open_tokens(self.tokens)
-        split = cut(tokens.splits["valid"], self.config.evaluate_tokens)
-        total = evaluate(model, passes(self.config, split, self.config.evaluate_rows), self.config.learner.precision)
-        found = evaluation.summary(total, split, tokens.tokeniser)
-        return {"valid/nll": found.pop("nats_per_token"), **{f"valid/{name}": value for name, value in found.items()}}
-
-    def loop(self) -> dict[str, Any]:
-        """See `learner.sequence.train`."""
-        config = self.config
-        return {
-            "log_every": config.log_every,
-            "checkpoint_seconds": config.checkpoint_seconds,
-            "keep": config.keep_checkpoints,
-            "evaluate_every": config.evaluate_every,
-        }
-
-
-def cut(split: Split, tokens: int | None) -> Split:
-    """The first tokens of a split; its bytes and words are then shares, so ratios to them are estimates."""
-    if tokens is None or tokens >= len(split.tokens):
-        return split
-    share = tokens / len(split.tokens)
-    starts = split.starts[split.starts < tokens]
-    return Split(split.tokens[:tokens], starts, len(starts), round(split.bytes * share), round(split.words * share))
-
-
-def passes(config: TextConfig, split: Split, rows: int) -> Any:
-    """One pass over a split, in batches of the length that the model was trained with."""
-    starts = split.starts if config.reset_documents else None
-    return one_pass(split.tokens, rows, config.learner.sequence_length, starts)
-
-
 def _parse_train(arguments: list[str]) -> TrainOptions:
     prog = "compressive text train"
     known = [argument for argument in arguments if argument not in ("-h", "--help")]
@@ -317,7 +218,7 @@ def _train(arguments: list[str]) -> None:
         folder, tokens = prepare(config)
     again = f"compressive text train --resume {run}"
     if options.resume:
-        _require_same_tokens(options.resume, tokens)
+        require_same_tokens(options.resume, tokens)
 
     def start(learner: SequenceLearner, checkpoint: checkpoints.Checkpoint | None) -> None:
         checkpoints.write_json(run / "tokeniser.json", {"digest": tokens.digest, **tokens.tokeniser.to_plain()})
@@ -329,38 +230,11 @@ def _train(arguments: list[str]) -> None:
         with console.status("measuring on the split test"):
             found = measure(config, model, tokens, "test", config.evaluate_rows)
         checkpoints.write_json(run / "evaluation.json", found)
-        rows = _rows(found) | {"curves": f"tensorboard --logdir {run}", "again": f"compressive text evaluate {run}"}
+        rows = rows_of(found) | {"curves": f"tensorboard --logdir {run}", "again": f"compressive text evaluate {run}"}
         console.print(table("finished", rows | {"sample": f"compressive text sample {run}"}))
 
     job = TextJob(config, run, folder)
-    run_training(job, console, not options.resume, _describer(tokens.tokeniser), again, start, finish)
-
-
-def prepare(config: TextConfig) -> tuple[Path, Tokens]:
-    """The token files of a configuration's corpus, and the folder where they are.
-
-    Raises:
-        FileNotFoundError, ValueError, ImportError, OSError: what is wrong with the corpus, or the cache.
-    """
-    path = None if config.path is None else Path(config.path).expanduser()
-    corpus = corpora.load(config.corpus, path)
-    return corpora.prepare(config.corpus, corpus, config.tokens, config.vocabulary)
-
-
-def _require_same_tokens(run: Path, tokens: Tokens) -> None:
-    expected = json.loads((run / "tokeniser.json").read_text())["digest"]
-    if tokens.digest != expected:
-        raise UserError(
-            f"the corpus is not the one that {run} was trained on (its hash is {tokens.digest[:12]}, expected "
-            f"{expected[:12]}): give the same --path, and for --corpus python the same Python"
-        )
-
-
-def _describer(tokeniser: Tokeniser) -> Callable[[float], str]:
-    """Nats a token in the usual unit: bits for bytes, else perplexity."""
-    if tokeniser.vocabulary == 256:
-        return lambda nll: f"{evaluation.bits_per_character(nll, 1):.3f} bpc"
-    return lambda nll: f"{evaluation.perplexity(nll, 1):.1f} ppl"
+    run_training(job, console, not options.resume, describer(tokens.tokeniser), again, start, finish)
 
 
 def _describe(
@@ -381,57 +255,22 @@ def _describe(
         console.print(f"[bold]{name:<8}[/]  {value}", highlight=False, soft_wrap=True)
 
 
-def measure(config: TextConfig, model: SequenceModel, tokens: Tokens, name: str, rows: int) -> dict[str, Any]:
-    """The loss on a whole split, ready for JSON."""
-    split = tokens.splits[name]
-    begin = time.monotonic()
-    total = evaluate(model, passes(config, split, rows), config.learner.precision)
-    found: dict[str, Any] = {"split": name, **evaluation.summary(total, split, tokens.tokeniser)}
-    sizes = {"tokens": total.count, "bytes": split.bytes, "words": split.words, "nll": total.nll}
-    return found | sizes | {"tokens_per_second": total.count / max(time.monotonic() - begin, 1e-9)}
-
-
-def _rows(found: dict[str, Any]) -> dict[str, str]:
-    return {
-        "split": f"{found['split']}, {quantity(found['tokens'])} tokens of {quantity(found['bytes'])} bytes",
-        "bits a byte": f"{found['bits_per_byte']:.4f}",
-        "perplexity a word": f"{found['word_perplexity']:.2f}",
-        "nats a token": f"{found['nats_per_token']:.4f}",
-        "tokens a second": quantity(found["tokens_per_second"]),
-    }
-
-
-def _open_run(run: Path, device: str) -> tuple[TextConfig, Tokeniser, SequenceModel, checkpoints.Checkpoint]:
-    """A trained model, in evaluation mode on a device."""
-    with user_errors():
-        config = read_run(run)
-        described = json.loads((run / "tokeniser.json").read_text())
-        tokeniser = tokenisation.from_plain(described)
-        checkpoint = checkpoints.load_latest(run)
-        model = make_model(config.model, tokeniser.vocabulary)
-        try:
-            model.load_state_dict(checkpoint.parts["weights"])
-        except (RuntimeError, KeyError) as error:
-            raise ValueError(f"{checkpoint.path} does not fit {run / 'config.json'}: {error}") from error
-        return config, tokeniser, model.to(resolve_device(device)).eval(), checkpoint
-
-
 def _evaluate(arguments: list[str]) -> None:
     prog = "compressive text evaluate"
     options = parse(EvaluateOptions, prog, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
     torch.set_num_threads(options.threads)
     console = Console()
     sizes = [_sizes(words) for words in options.sizes]
-    config, tokeniser, model, checkpoint = _open_run(options.run, options.device)
+    config, tokeniser, model, checkpoint = open_run(options.run, options.device)
     if options.path:
         config = dataclasses.replace(config, path=options.path)
     with console.status(f"preparing {config.corpus}"), user_errors():
         _, tokens = prepare(config)
-    _require_same_tokens(options.run, tokens)
+    require_same_tokens(options.run, tokens)
     split = tokens.splits[options.split]
     with console.status(f"measuring on the split {options.split}"), user_errors():
         found = measure(config, model, tokens, options.split, options.rows)
-        console.print(table("evaluation", {"checkpoint": str(checkpoint.path)} | _rows(found)))
+        console.print(table("evaluation", {"checkpoint": str(checkpoint.path)} | rows_of(found)))
         if sizes:
             found["sizes"] = _print_sizes(config, model, split, tokeniser, sizes, options.rows, console)
         if options.frequency:
@@ -463,7 +302,8 @@ def _evaluate(arguments: list[str]) -> None:
             losses = {name.removeprefix("compression/"): f"{loss:.6f}" for name, loss in found["compression"].items()}
             console.print(table("compression loss", losses))
         if options.dynamic is not None:  # the last, for it changes the weights
-            total = evaluation.dynamic(model, passes(config, split, options.rows), config.learner, options.dynamic)
+            learning = dataclasses.replace(config.learner, device=options.device)
+            total = evaluation.dynamic(model, passes(config, split, options.rows), learning, options.dynamic)
             found["dynamic"] = evaluation.summary(total, split, tokeniser)
             console.print(table("dynamic evaluation", {k: f"{v:.4f}" for k, v in found["dynamic"].items()}))
         checkpoints.write_json(options.run / f"evaluation-{options.split}.json", found)
@@ -509,7 +349,7 @@ def _sample(arguments: list[str]) -> None:
     prog = "compressive text sample"
     options = parse(SampleOptions, prog, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
     torch.set_num_threads(options.threads)
-    _, tokeniser, model, _ = _open_run(options.run, options.device)
+    _, tokeniser, model, _ = open_run(options.run, options.device)
     prompt = sys.stdin.buffer.read() if options.prompt == "-" else os.fsencode(options.prompt or "")
     encoded = tokeniser.encode(prompt).tolist()
     if isinstance(tokeniser, Words) and encoded and not prompt.endswith(b"\n"):
