@@ -24,6 +24,7 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
   compare    train variants of an agent with several seeds each, and compare them in a report
   status     show what a run is doing: progress, actors, policy lag, last checkpoint
   text       train, measure and sample language models on the same core
+  speech     train, measure and sample models of raw waveforms on the same core
 
 `compressive COMMAND --help` explains a command's options. To begin:
 
@@ -33,7 +34,7 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
 """
 
 
-COMMANDS = ("launch", "evaluate", "visualize", "report", "compare", "status", "text")
+COMMANDS = ("launch", "evaluate", "visualize", "report", "compare", "status", "text", "speech")
 """Names of commands, each a function in the module of its name."""
 
 

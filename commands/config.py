@@ -8,7 +8,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -129,8 +129,10 @@ def from_plain(plain: dict[str, Any]) -> RunConfig:
     return build(RunConfig, plain, "config")
 
 
-def build(kind: Any, plain: Any, where: str) -> Any:
+def build(kind: Any, plain: Any, where: str, cores: Mapping[str, tuple[type, Any]] = CORES) -> Any:
     """A value of a type, such as a dataclass of others, of what JSON can hold; `where` names it in errors.
+
+    Cores are told apart by their names in `cores`.
 
     Raises:
         ValueError: if a field is unknown or impossible, or a core has no name that is known.
@@ -146,15 +148,15 @@ def build(kind: Any, plain: Any, where: str) -> Any:
     if is_core:
         plain = dict(plain)
         name = plain.pop("name", None)
-        if name not in CORES:
-            raise ValueError(f"{where}: expected a core out of {', '.join(CORES)}, got {name!r}")
-        kind = CORES[name][0]
+        if name not in cores:
+            raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {name!r}")
+        kind = cores[name][0]
     hints = typing.get_type_hints(kind)
     unknown = set(plain) - {f.name for f in dataclasses.fields(kind)}
     if unknown:
         raise ValueError(f"{where}: unknown fields {', '.join(sorted(unknown))}")
     built: Any = kind
-    return built(**{name: build(hints[name], value, f"{where}.{name}") for name, value in plain.items()})
+    return built(**{name: build(hints[name], value, f"{where}.{name}", cores) for name, value in plain.items()})
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -13,7 +13,8 @@ ALLOWED = {
     "actors": {"agent", "envs"},
     "learner": {"agent"},
     "text": {"agent", "learner"},
-    "commands": {"agent", "envs", "actors", "learner", "text"},
+    "speech": {"agent", "learner"},
+    "commands": {"agent", "envs", "actors", "learner", "text", "speech"},
 }
 RAY_ALLOWED = {
     "actors/ray_pool.py",

@@ -1,0 +1,420 @@
+"""`compressive speech`: waveform models, from a folder of sound to samples that can be heard and seen.
+
+Training is the loop of `learner.sequence`, which text shares; `compare`, which runs it for several models, is in
+`speech_compare.py`.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import shlex
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from torch.utils.tensorboard import SummaryWriter
+
+from agent.sequence import SequenceModel
+from commands import UserError
+from commands.config import build, differences
+from commands.display import quantity, table
+from commands.options import parse
+from commands.sequence import run_training, user_errors
+from learner import checkpoints
+from learner.data_parallel import DataParallel
+from learner.sequence import SequenceLearner
+from speech import audio, baselines, models
+from speech.corpus import Corpus, excerpt, prepare
+from speech.sampling import generate
+from speech.spectrogram import write_spectrograms
+from speech.training import SpeechConfig, make_learner, make_preset, measure, validation
+
+USAGE = """usage: compressive speech COMMAND [OPTIONS]
+
+Models raw waveforms, 8-bit mu-law, with the same recurrent cores as agents and text.
+
+  train      train a model on a folder of WAV or FLAC files, or on synthetic voices
+  evaluate   nats and bits per sample of a run's model, beside fitted predictors
+  sample     draw waveforms after a prompt of real sound: WAV, spectrograms, TensorBoard
+  compare    Compressive Transformer, Transformer-XL, WaveNet and LSTM of one size on one corpus
+
+`compressive speech COMMAND --help` explains a command's options.
+"""
+FIXED = ("preset", "seed", "corpus.", "model.", "reset_at_files", "learner.batch_size", "learner.sequence_length")
+"""What a resumed run cannot change: its checkpoints depend on it."""
+Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+FLAGS = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
+
+
+def speech(arguments: Sequence[str]) -> None:
+    """Runs the command that the first argument names."""
+    from commands.speech_compare import compare
+
+    commands: dict[str, Callable[[list[str]], None]] = {
+        "train": _train, "evaluate": _evaluate, "sample": _sample, "compare": compare
+    }  # fmt: skip
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return
+    if arguments[0] not in commands:
+        raise UserError(f"speech: expected a command out of {', '.join(commands)}, got {arguments[0]!r}")
+    commands[arguments[0]](list(arguments[1:]))
+
+
+@dataclass(frozen=True)
+class Start:
+    """What decides the defaults of all other options."""
+
+    preset: str = "cpu"
+    core: str = "compressive"
+    resume: Path | None = None
+
+
+@dataclass(frozen=True)
+class Options(SpeechConfig):
+    """Trains a model of waveforms, measures it on the validation split and draws samples.
+
+    compressive speech train                                    synthetic voices, a small model, minutes on two cores
+    compressive speech train --corpus.path LJSpeech-1.1/wavs    a folder of WAV or FLAC files
+    compressive speech train --core wavenet                     another core
+    compressive speech train --preset paper --corpus.sample-rate 24000 --corpus.path DIR   section 5.6 of the paper
+    compressive speech train --resume runs/NAME                 go on where a run stopped
+    """
+
+    core: str = "compressive"
+    """Recurrent core: compressive, transformer-xl, lstm or wavenet."""
+    run: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder of the run, new or empty; if not given, runs/DATE-TIME-speech-CORE."""
+    resume: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Go on with the run in this folder, exactly where its last readable checkpoint is."""
+    threads: int = 2
+    """CPU threads."""
+
+    @property
+    def config(self) -> SpeechConfig:
+        """What belongs to the run, without what belongs to this launch of it."""
+        return SpeechConfig(**{field.name: getattr(self, field.name) for field in dataclasses.fields(SpeechConfig)})
+
+
+def to_plain(config: SpeechConfig) -> dict[str, Any]:
+    """The configuration as JSON can hold it; the core's name stands beside its fields."""
+    plain = dataclasses.asdict(config)
+    return plain | {"kind": "speech", "model": {"name": config.core_name, **plain["model"]}}
+
+
+def read_config(run: Path) -> SpeechConfig:
+    """The configuration of a run's folder.
+
+    Raises:
+        FileNotFoundError: if the folder is no run.
+        ValueError: if it is no run of speech, or its `config.json` cannot be read.
+    """
+    path = run / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{run} is not a run: expected a folder that `compressive speech train` made")
+    try:
+        plain = json.loads(path.read_text())
+        if not isinstance(plain, dict) or plain.pop("kind", None) != "speech":
+            raise ValueError("expected a run of `compressive speech train`, got another one")
+        return build(SpeechConfig, plain, "config", models.SPEECH_CORES)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def cache_folder() -> Path:
+    """Where built corpora are kept: under XDG_CACHE_HOME, or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "compressive-impala" / "speech"
+
+
+def open_corpus(config: SpeechConfig, console: Console, digest: str | None = None) -> Corpus:
+    """The corpus of a configuration, built if need be.
+
+    Raises:
+        UserError: what is wrong with the files, or that they are not those of the digest.
+    """
+    with console.status("reading the corpus") as status, user_errors(), warnings.catch_warnings(record=True) as skipped:
+        corpus = prepare(
+            config.corpus, cache_folder(), lambda done, total: status.update(f"encoding file {done} of {total}")
+        )
+    for warning in skipped:
+        console.print(f"[yellow]{warning.message}[/]", highlight=False, soft_wrap=True)
+    if digest not in (None, corpus.digest):
+        raise UserError(f"corpus: expected the sound that the run was trained on, got another in {config.corpus.path}")
+    return corpus
+
+
+@dataclass(frozen=True)
+class SpeechJob:
+    """A training of a waveform model; see `commands.sequence.Job`."""
+
+    config: SpeechConfig
+    run: Path
+
+    @property
+    def learners(self) -> int:
+        """How many processes learn."""
+        return self.config.learners
+
+    def plain(self) -> dict[str, Any]:
+        """The configuration."""
+        return to_plain(self.config)
+
+    def make_learner(self, parallel: DataParallel, device: str | None) -> SequenceLearner:
+        """A learner of this process's rows of the training split, with weights that depend on the seed alone."""
+        learner = self.config.learner
+        config = dataclasses.replace(self.config, learner=dataclasses.replace(learner, device=device or learner.device))
+        return make_learner(config, self._corpus(), parallel)
+
+    def evaluate(self, model: SequenceModel) -> dict[str, float]:
+        """On the beginning of the validation split."""
+        return validation(self.config, self._corpus(), model)
+
+    def loop(self) -> dict[str, Any]:
+        """See `learner.sequence.train`."""
+        config = self.config
+        return {
+            "log_every": config.log_every,
+            "checkpoint_seconds": config.checkpoint_seconds,
+            "keep": config.keep_checkpoints,
+            "evaluate_every": config.validate_every,
+        }
+
+    def _corpus(self) -> Corpus:
+        return prepare(self.config.corpus, cache_folder())
+
+
+def _train(arguments: list[str]) -> None:
+    options, console = _parse(arguments), Console()
+    torch.set_num_threads(options.threads)
+    config = options.config
+    run = options.resume or options.run or Path("runs") / f"speech-{time.strftime('%Y%m%d-%H%M%S')}-{config.core_name}"
+    corpus = open_corpus(config, console, _digest(run) if options.resume else None)
+    again = f"compressive speech train --resume {shlex.quote(str(run))}"
+
+    def start(learner: SequenceLearner, checkpoint: checkpoints.Checkpoint | None) -> None:
+        checkpoints.write_json(run / "corpus.json", {"name": corpus.name, "digest": corpus.digest})
+        size = models.parameters(learner.model)
+        lengths = ", ".join(f"{split} {corpus.seconds(split) / 60:.1f} min" for split in corpus.splits)
+        lines = {
+            "run": str(run),
+            "corpus": f"{corpus.name}, {corpus.sample_rate} Hz: {lengths}",
+            "model": f"{config.core_name}, {quantity(size)} parameters, on {learner.device}",
+            "batch": f"{config.learner.batch_size} rows of {config.learner.sequence_length} samples",
+            "curves": f"tensorboard --logdir {run.parent}",
+            "stop": f"Ctrl-C, then go on with: {again}",
+        }
+        for name, value in lines.items():
+            console.print(f"[bold]{name:<7}[/]  {value}", highlight=False, soft_wrap=True)
+        if checkpoint:
+            console.print(f"resumed from {checkpoint.path} at step {learner.step}", highlight=False, soft_wrap=True)
+
+    def finish(model: SequenceModel) -> None:
+        with console.status("measuring the validation split"):
+            summary = {"split": "validation", **measure(config, corpus, model, "validation")}
+            summary |= predictors(corpus, "validation") | {"parameters": models.parameters(model)}
+        rows = evaluation_rows(summary)
+        if config.sample_seconds:
+            wish = SampleOptions(run, seconds=config.sample_seconds, prompt_seconds=config.sample_seconds, clips=1)
+            rows["samples"] = str(_draw_samples(wish, run / "samples", corpus, model, console))
+        # Last, for it says that the run is finished.
+        checkpoints.write_json(run / "evaluation.json", summary | {"steps": config.learner.steps})
+        console.print(table("finished", rows | {"again": f"compressive speech sample {run}"}))
+
+    run_training(SpeechJob(config, run), console, not options.resume, "{:.3f} nats".format, again, start, finish)
+
+
+def _parse(arguments: list[str]) -> Options:
+    """The options, with the defaults of the preset and core, or of the resumed run."""
+    prog = "compressive speech train"
+    known = [argument for argument in arguments if argument not in ("-h", "--help")]
+    start, _ = parse(Start, prog, args=known, return_unknown_args=True)
+    with user_errors():
+        config = read_config(start.resume) if start.resume else make_preset(start.preset, start.core)
+    default = Options(**vars(config), core=config.core_name)
+    options = parse(Options, prog, args=arguments, default=default, config=FLAGS)
+    if options.threads < 1:
+        raise UserError(f"threads: expected 1 or more, got {options.threads}")
+    if options.run and options.resume:
+        raise UserError("--run names a new run and --resume an old one: give only one of them")
+    if options.resume:
+        if options.core != config.core_name:
+            raise UserError(f"core: expected {config.core_name} as in {options.resume}, got {options.core}")
+        for name, old, new in differences(to_plain(config), to_plain(options.config)):
+            if name.startswith(FIXED):
+                raise UserError(f"{name}: expected {old} as in {options.resume}, got {new}")
+    return options
+
+
+def _digest(run: Path) -> str | None:
+    path = run / "corpus.json"
+    return json.loads(path.read_text())["digest"] if path.is_file() else None
+
+
+def _minutes(corpus: Corpus, split: str) -> str:
+    return f"{corpus.seconds(split) / 60:.1f} min"
+
+
+def predictors(corpus: Corpus, split: str) -> dict[str, float]:
+    """What is known of a split without a network, in nats per sample; both are fitted to the training split."""
+    train_tokens, tokens = corpus.splits["train"].tokens, corpus.splits[split].tokens
+    linear = baselines.fit_linear_predictor(train_tokens)
+    return {
+        "order_0": baselines.order_0(train_tokens, tokens),
+        "linear": float(np.concatenate([linear.nll(part) for part in _blocks(tokens)]).mean()),
+    }
+
+
+def _blocks(tokens: np.ndarray, size: int = 1 << 18) -> list[np.ndarray]:
+    return [np.asarray(tokens[begin : begin + size]) for begin in range(0, len(tokens), size)]
+
+
+def evaluation_rows(summary: dict[str, Any]) -> dict[str, str]:
+    """An evaluation as rows of a table."""
+    return {
+        f"{summary['split']} split": f"{summary['nats']:.3f} nats, {summary['bits']:.3f} bits per sample, "
+        f"over {quantity(summary['samples'])} samples",
+        "linear predictor": f"{summary['linear']:.3f} nats",
+        "frequencies": f"{summary['order_0']:.3f} nats (order 0; uniform: {math.log(audio.LEVELS):.3f})",
+    }
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Measures the model of a run: negative log-likelihood in nats and bits per sample, beside fitted predictors."""
+
+    run: Run
+    """Folder of the run, as `compressive speech train` made it; its last readable checkpoint is taken."""
+    split: Literal["train", "validation", "test"] = "test"
+    """What to measure on."""
+    samples: int | None = None
+    """At most so many samples, from the beginning of the split; none for all."""
+    memory_size: int | None = None
+    """Another size of the memory than the model was trained with."""
+    compressed_size: int | None = None
+    """Another size of the compressed memory than the model was trained with."""
+    threads: int = 2
+    """CPU threads."""
+
+
+def _evaluate(arguments: list[str]) -> None:
+    options, console = parse(EvaluateOptions, "compressive speech evaluate", args=arguments), Console()
+    if options.samples is not None and options.samples < 2:
+        raise UserError(f"samples: expected 2 or more, got {options.samples}")
+    config, corpus, model = load(options.run, options.threads, console)
+    sizes = {name: getattr(options, name) for name in ("memory_size", "compressed_size")}
+    sizes = {name: size for name, size in sizes.items() if size is not None}
+    with user_errors():
+        model = model.resized(**sizes) if sizes else model
+    with console.status(f"measuring the {options.split} split"):
+        measured = measure(config, corpus, model, options.split, options.samples)
+        summary = {"split": options.split, **measured, **predictors(corpus, options.split), **sizes}
+    checkpoints.write_json(options.run / f"evaluation-{options.split}.json", summary)
+    console.print(table(f"{config.core_name}, {corpus.name}", evaluation_rows(summary)))
+
+
+def load(run: Path, threads: int, console: Console) -> tuple[SpeechConfig, Corpus, SequenceModel]:
+    """Configuration, corpus and model, with the weights of the last readable checkpoint, of a run.
+
+    Raises:
+        UserError: what is wrong with the run or the corpus.
+    """
+    torch.set_num_threads(threads)
+    with user_errors():
+        config = read_config(run)
+        checkpoint = checkpoints.load_latest(run)
+        for skipped in checkpoint.skipped:
+            console.print(f"[yellow]skipped checkpoint[/] {skipped}", highlight=False, soft_wrap=True)
+        model = models.make_model(config.model)
+        try:
+            model.load_state_dict(checkpoint.parts["weights"])
+        except (RuntimeError, KeyError) as error:
+            raise ValueError(f"{checkpoint.path} does not fit {run / 'config.json'}: {error}") from error
+    return config, open_corpus(config, console, _digest(run)), model.eval()
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """Draws waveforms from the model of a run, each after a prompt of real sound.
+
+    Each clip is written as WAV, twice: the prompt with what the model made of it, and the real clip that the prompt was
+    cut from; all of them as spectrograms in one picture, and to TensorBoard.
+    """
+
+    run: Run
+    """Folder of the run, as `compressive speech train` made it; its last readable checkpoint is taken."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Where to write; if not given, the folder samples in the run's."""
+    seconds: float = 1.0
+    """To draw after each prompt."""
+    prompt_seconds: float = 1.0
+    """Of real sound before."""
+    clips: int = 2
+    """How many, drawn together."""
+    split: Literal["train", "validation", "test"] = "validation"
+    """Where the prompts come from."""
+    temperature: float = 1.0
+    """Below 1 the likelier samples get likelier still."""
+    seed: int = 0
+    """Of the draws."""
+    threads: int = 1
+    """CPU threads."""
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "prompt_seconds", "temperature"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
+        for name in ("clips", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+
+
+def _sample(arguments: list[str]) -> None:
+    options, console = parse(SampleOptions, "compressive speech sample", args=arguments), Console()
+    _, corpus, model = load(options.run, options.threads, console)
+    out = options.out or options.run / "samples"
+    begin = time.monotonic()
+    picture = _draw_samples(options, out, corpus, model, console)
+    speed = options.clips * options.seconds * corpus.sample_rate / (time.monotonic() - begin)
+    rows = {"folder": str(out), "picture": str(picture), "speed": f"{quantity(speed)} samples/s"}
+    console.print(table(f"{options.clips} clips", rows))
+
+
+def _draw_samples(options: SampleOptions, out: Path, corpus: Corpus, model: SequenceModel, console: Console) -> Path:
+    """Writes WAVs, spectrograms and TensorBoard events; returns the picture's path."""
+    rate, split = corpus.sample_rate, corpus.splits[options.split]
+    prompt, length = max(1, round(options.prompt_seconds * rate)), max(1, round(options.seconds * rate))
+    with user_errors(), console.status("drawing samples") as status:
+        real = np.stack([excerpt(split, prompt + length, number) for number in range(options.clips)])
+        drawn = generate(
+            model,
+            real[:, :prompt],
+            length,
+            options.temperature,
+            options.seed,
+            lambda done, total: status.update(f"drawing sample {done} of {total}"),
+        )
+    clips: dict[str, np.ndarray] = {}
+    for number in range(options.clips):
+        clips[f"real-{number}"] = audio.decode(real[number])
+        clips[f"sample-{number}"] = audio.decode(np.concatenate([real[number, :prompt], drawn[number]]))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, waveform in clips.items():
+            audio.write_wav(out / f"{name}.wav", waveform, rate)
+        picture = write_spectrograms(out / "spectrograms.png", clips, rate, mark=options.prompt_seconds)
+        step = checkpoints.load_latest(options.run).step
+        with SummaryWriter(str(options.run)) as events:
+            for name, waveform in clips.items():
+                events.add_audio(name, torch.from_numpy(waveform), step, sample_rate=rate)
+            events.add_image("spectrograms", np.asarray(picture), step, dataformats="HWC")
+    except OSError as error:
+        raise UserError(f"{out} cannot be written to: {error}") from error
+    return out / "spectrograms.png"

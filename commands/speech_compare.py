@@ -1,0 +1,216 @@
+"""`compressive speech compare`: models of one size on one corpus, in one figure and one table, as in section 5.6.
+
+Each model is a run of its own in a process of its own, so a comparison that was interrupted goes on where it stopped.
+"""
+
+import csv
+import dataclasses
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from commands import UserError
+from commands.config import differences
+from commands.display import duration, quantity
+from commands.options import parse
+from commands.sequence import user_errors
+from commands.speech import Start, open_corpus, predictors, read_config, to_plain
+from learner import checkpoints
+from learner.metrics import read_metrics
+from learner.sequence import SequenceLearnerConfig
+from speech import models
+from speech.corpus import CorpusConfig
+from speech.training import SpeechConfig, make_preset
+
+
+@dataclass(frozen=True)
+class Options:
+    """Trains Compressive Transformer, Transformer-XL, WaveNet and LSTM of one size on one corpus and compares them.
+
+      compressive speech compare --run runs/voices                                 synthetic voices
+      compressive speech compare --run runs/lj --corpus.path LJSpeech-1.1/wavs     a folder of WAV or FLAC files
+
+    The same command once more goes on where it stopped. Writes table.json, curves.csv and, with the extra plot,
+    curves.svg: validation loss against steps.
+    """
+
+    run: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder of the comparison; a run of its own in it for each model."""
+    preset: str = "cpu"
+    """cpu or paper."""
+    cores: tuple[str, ...] = tuple(models.SPEECH_CORES)
+    """Which models, in this order."""
+    corpus: CorpusConfig = dataclasses.field(default_factory=CorpusConfig)
+    """The sound."""
+    learner: SequenceLearnerConfig = dataclasses.field(default_factory=SequenceLearnerConfig)
+    """The learner, the same for all."""
+    seed: int = 0
+    """Of weights and dropout."""
+    sample_seconds: float = 0.5
+    """Length of each model's samples at the end; 0 for none."""
+    parallel: int = 2
+    """Models trained at once, each with one CPU thread."""
+
+
+def compare(arguments: list[str]) -> None:
+    """Runs `compressive speech compare`."""
+    options, configs, console = *_parse(arguments), Console()
+    corpus = open_corpus(next(iter(configs.values())), console)
+    try:
+        options.run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{options.run}: expected a folder that can be written to, got: {error.strerror}") from error
+    _train(options, configs, console)
+    with console.status("fitting the linear predictor"):
+        known = predictors(corpus, "validation")
+    rows = [_row(options.run / core, core) for core in configs]
+    checkpoints.write_json(options.run / "table.json", {"corpus": corpus.name, "models": rows, **known})
+    _write_curves(options.run, list(configs))
+    console.print(_table(rows, known, f"{corpus.name}, {corpus.sample_rate} Hz, validation split"))
+    console.print(f"curves: {options.run / 'curves.csv'}{_draw(options.run, list(configs), known)}", highlight=False)
+
+
+def _parse(arguments: list[str]) -> tuple[Options, dict[str, SpeechConfig]]:
+    """The options, and the configuration of each model's run."""
+    prog = "compressive speech compare"
+    words = [word for word in arguments if word not in ("-h", "--help")]
+    preset = parse(Start, prog, args=words, return_unknown_args=True)[0].preset
+    with user_errors():
+        base = make_preset(preset, "compressive")
+    default = Options(run=Path("runs/speech"), preset=preset, learner=base.learner)
+    options = parse(Options, prog, args=arguments, default=default, config=(tyro.conf.FlagCreatePairsOff,))
+    if options.parallel < 1:
+        raise UserError(f"parallel: expected 1 or more, got {options.parallel}")
+    changed = {name: getattr(options, name) for name in ("corpus", "learner", "seed", "sample_seconds")}
+    with user_errors():
+        configs = {core: dataclasses.replace(make_preset(preset, core), **changed) for core in options.cores}
+        for core, config in configs.items():
+            run = options.run / core
+            found = list(differences(to_plain(read_config(run)), to_plain(config))) if run.exists() else []
+            for name, old, new in found:
+                raise UserError(f"{name}: expected {old} as in {run}, got {new}; give another --run")
+    if not configs:
+        raise UserError(f"cores: expected at least one of {', '.join(models.SPEECH_CORES)}, got none")
+    return options, configs
+
+
+def _train(options: Options, configs: dict[str, SpeechConfig], console: Console) -> None:
+    """Trains what is not finished, `parallel` models at once.
+
+    Raises:
+        UserError: if one fails; its output is in its log.
+    """
+    waiting = [core for core in configs if not (options.run / core / "evaluation.json").is_file()]
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    started = time.monotonic()
+    try:
+        while waiting or running:
+            while waiting and len(running) < options.parallel:
+                core = waiting.pop(0)
+                running[core] = _start(options, core, configs[core])
+                console.print(f"{core}: training, log in {options.run / f'{core}.log'}", highlight=False)
+            time.sleep(0.5)
+            for core, process in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[core]
+                if process.returncode:
+                    log = (options.run / f"{core}.log").read_text().strip().splitlines()
+                    raise UserError(f"{core} ended with status {process.returncode}: {log[-1] if log else 'no output'}")
+                console.print(f"{core}: done after {duration(time.monotonic() - started)}", highlight=False)
+    finally:
+        for process in running.values():
+            process.terminate()  # leaves a checkpoint
+        for process in running.values():
+            process.wait()
+
+
+def _start(options: Options, core: str, config: SpeechConfig) -> "subprocess.Popen[bytes]":
+    """A process that trains one model, or goes on with it."""
+    run = options.run / core
+    words = ["--resume", str(run)] if run.exists() else ["--core", core, "--run", str(run), *_words(config)]
+    code = "import sys; from commands import main; main(sys.argv[1:])"
+    threads = max(1, (os.cpu_count() or 1) // options.parallel)
+    command = [sys.executable, "-c", code, "speech", "train", "--threads", str(threads), *words]
+    with (options.run / f"{core}.log").open("ab") as log:
+        log.write(f"# compressive {shlex.join(command[3:])}\n".encode())
+        log.flush()
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+
+
+def _words(config: SpeechConfig) -> list[str]:
+    """The options that make this configuration out of its preset's."""
+    preset = to_plain(make_preset(config.preset, config.core_name))
+    words = ["--preset", config.preset]
+    for name, _, new in differences(preset, to_plain(config)):
+        option = f"--{name.replace('_', '-')}"
+        words += [option] if new is True else [f"{option}={new}"]
+    return words
+
+
+def _curve(run: Path) -> list[dict[str, Any]]:
+    return [row for row in read_metrics(run) if "valid/nll" in row]
+
+
+def _row(run: Path, core: str) -> dict[str, Any]:
+    """What the table says about a finished model."""
+    summary = json.loads((run / "evaluation.json").read_text())
+    speeds = sorted(row["speed/tokens_per_second"] for row in read_metrics(run))
+    names = ("parameters", "steps", "nats", "bits")
+    return {"core": core, **{name: summary[name] for name in names}, "samples_per_second": speeds[len(speeds) // 2]}
+
+
+def _table(rows: list[dict[str, Any]], known: dict[str, float], title: str) -> Table:
+    built = Table("model", "parameters", "steps", "nats", "bits", "samples/s", title=title, title_justify="left")
+    for row in sorted(rows, key=lambda row: row["nats"]):
+        speed = quantity(row["samples_per_second"])
+        numbers = f"{row['parameters']:,}", str(row["steps"]), f"{row['nats']:.3f}", f"{row['bits']:.3f}", speed
+        built.add_row(row["core"], *numbers)
+    for label, name in (("linear predictor, order 32", "linear"), ("frequencies, order 0", "order_0")):
+        built.add_row(label, "", "", f"{known[name]:.3f}", f"{known[name] / math.log(2):.3f}", "")
+    return built
+
+
+def _write_curves(run: Path, cores: list[str]) -> None:
+    """Validation loss against steps, one row for each evaluation of each model."""
+    temporary = run / ".curves.csv.tmp"
+    with temporary.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["core", "step", "nats", "training_samples"])
+        for core in cores:
+            for row in _curve(run / core):
+                writer.writerow([core, row["step"], row["valid/nll"], row["learner/tokens"]])
+    temporary.replace(run / "curves.csv")
+
+
+def _draw(run: Path, cores: list[str], known: dict[str, float]) -> str:
+    """Draws the curves and says where; without matplotlib it says what is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return " (a picture needs the extra plot)"
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for core in cores:
+        curve = _curve(run / core)
+        axes.plot([row["step"] for row in curve], [row["valid/nll"] for row in curve], label=core, linewidth=1.3)
+    axes.axhline(known["linear"], color="0.5", linewidth=0.9, linestyle=":", label="linear predictor")
+    axes.set(xlabel="steps", ylabel="nats per sample, validation")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    temporary = run / ".curves.tmp.svg"
+    figure.savefig(temporary)
+    temporary.replace(run / "curves.svg")
+    return f", {run / 'curves.svg'}"

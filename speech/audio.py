@@ -1,0 +1,110 @@
+"""Sound as numbers: files to waveforms, waveforms to the 256 tokens that models predict, and both back again.
+
+A waveform is mono float32 in [-1, 1]. How files become a corpus is the business of `speech.corpus`.
+"""
+
+import os
+import wave
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+LEVELS = 256
+"""Tokens: 8 bits a sample."""
+SUFFIXES = (".wav", ".flac")
+"""Files that are sound."""
+_MU = LEVELS - 1
+
+
+class AudioError(ValueError):
+    """A file that is no usable sound; the message names it."""
+
+
+class AudioInfo(NamedTuple):
+    """What a file's header says: samples per second, and samples of each channel."""
+
+    sample_rate: int
+    samples: int
+
+
+def encode(waveform: np.ndarray) -> np.ndarray:
+    """Tokens uint8 of samples in [-1, 1] (others are clipped): 8-bit mu-law, G.711's curve with equal steps."""
+    waveform = np.clip(waveform, -1, 1)
+    companded = np.sign(waveform) * np.log1p(_MU * np.abs(waveform)) / np.log1p(_MU)
+    return np.rint((companded + 1) / 2 * _MU).astype(np.uint8)
+
+
+def decode(tokens: np.ndarray) -> np.ndarray:
+    """Samples float32 in [-1, 1] of tokens; `encode(decode(tokens))` is `tokens`."""
+    return _expand(np.asarray(tokens, dtype=np.float64) / _MU * 2 - 1).astype(np.float32)
+
+
+def edges() -> np.ndarray:
+    """Where the tokens' intervals meet: [255] float64 samples, ascending."""
+    return _expand(2 * (np.arange(_MU) + 0.5) / _MU - 1)
+
+
+def _expand(companded: np.ndarray) -> np.ndarray:
+    return np.sign(companded) * np.expm1(np.abs(companded) * np.log1p(_MU)) / _MU
+
+
+def info(path: Path) -> AudioInfo:
+    """Reads a file's header.
+
+    Raises:
+        AudioError: if it is no sound file, or an empty one.
+        ImportError: if the extra `speech` is not installed.
+    """
+    header = _open(path, lambda soundfile: soundfile.info(path))
+    if not header.frames:
+        raise AudioError(f"{path}: expected sound, got a file of 0 samples")
+    return AudioInfo(header.samplerate, header.frames)
+
+
+def read(path: Path, sample_rate: int) -> np.ndarray:
+    """The waveform of a WAV or FLAC file of any width, rate and number of channels, whose mean is taken.
+
+    Raises:
+        AudioError: if it cannot be read, is empty, ends too early or has samples that are no numbers.
+        ImportError: if the extra `speech` is not installed.
+    """
+    expected = info(path).samples
+    samples, rate = _open(path, lambda soundfile: soundfile.read(path, dtype="float32", always_2d=True))
+    if len(samples) < expected:
+        raise AudioError(f"{path}: expected {expected} samples as its header says, got {len(samples)}")
+    if not np.isfinite(samples).all():
+        raise AudioError(f"{path}: expected finite samples, got {np.count_nonzero(~np.isfinite(samples))} others")
+    return resample(samples.mean(axis=1), rate, sample_rate)
+
+
+def resample(waveform: np.ndarray, rate: int, sample_rate: int) -> np.ndarray:
+    """The waveform at another rate, by libsoxr at its high quality."""
+    if rate == sample_rate:
+        return waveform
+    import soxr
+
+    return soxr.resample(waveform, rate, sample_rate).astype(np.float32)
+
+
+def _open(path: Path, read: Callable[[Any], Any]) -> Any:
+    try:
+        import soundfile
+    except ImportError as error:
+        raise ImportError("sound files need the extra speech: pip install 'compressive-impala[speech]'") from error
+    try:
+        return read(soundfile)
+    except (soundfile.LibsndfileError, OSError) as error:
+        raise AudioError(f"{path}: expected a WAV or FLAC file, got one that cannot be read: {error}") from error
+
+
+def write_wav(path: Path, waveform: np.ndarray, sample_rate: int) -> None:
+    """Writes a waveform as 16-bit WAV; the file is there whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with wave.open(str(temporary), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(sample_rate)
+        file.writeframes((np.clip(waveform, -1, 1) * 32767).astype("<i2").tobytes())
+    os.replace(temporary, path)

@@ -1,0 +1,293 @@
+"""Corpora of sound: folders of WAV and FLAC files, or synthetic voices, as memory-mapped tokens that are built once.
+
+A corpus is cut into training, validation and test by whole files or whole speakers, so that nothing that is measured
+was heard in training. Which files it has, at which rate, and a digest of all tokens are in `corpus.json` beside
+the tokens.
+"""
+
+import functools
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from speech import audio, synthetic
+
+SYNTHETIC = "synthetic"
+"""The corpus that needs no files."""
+SPLITS = ("train", "validation", "test")
+_FORMAT = 1
+_VOICES, _UTTERANCES = 12, 10
+
+
+@dataclass(frozen=True)
+class CorpusConfig:
+    """Where sound comes from and how it is cut up. Impossible values raise a ValueError that names the field."""
+
+    path: str = SYNTHETIC
+    """A folder with WAV or FLAC files at any depth, or "synthetic": generated voices that say nothing, for want of
+    speech."""
+    sample_rate: int | None = None
+    """Samples per second to resample to; none for the files' own, which must then be one."""
+    split_by: Literal["file", "speaker"] = "file"
+    """What is never cut: files, or all files of a speaker."""
+    speaker_pattern: str = "[^-_]+"
+    """Regular expression; what it matches first in a file's name is the speaker. By default all before the first - or
+    _, which is right for LibriTTS, LibriSpeech and VCTK."""
+    include: str = "*"
+    """Which file names belong to the corpus, such as *_mic1.flac."""
+    validation_share: float = 0.05
+    """Of the samples, to be measured while training goes on; at least one file or speaker."""
+    test_share: float = 0.05
+    """Of the samples, to be measured in the end; at least one file or speaker."""
+    skip_unreadable: bool = False
+    """Leave out, with a warning, files that are damaged or empty, rather than stop at the first."""
+
+    def __post_init__(self) -> None:
+        rate = self.sample_rate
+        self._require("sample_rate", rate is None or 1000 <= rate <= 384_000, "1000 to 384000, or none")
+        self._require("split_by", self.split_by in ("file", "speaker"), "file or speaker")
+        for name in ("validation_share", "test_share"):
+            self._require(name, 0 < getattr(self, name) < 0.5, "a number between 0 and 0.5")
+        try:
+            re.compile(self.speaker_pattern)
+        except re.error as error:
+            raise ValueError(f"speaker_pattern: {self.speaker_pattern!r} is no regular expression: {error}") from error
+
+    def _require(self, name: str, condition: bool, expected: str) -> None:
+        if not condition:
+            raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
+
+
+class Split(NamedTuple):
+    """tokens: [N] uint8, memory-mapped. files: names in order. starts: [files] where each begins."""
+
+    tokens: np.ndarray
+    files: list[str]
+    starts: np.ndarray
+
+
+class Corpus(NamedTuple):
+    """name: for people. sample_rate: per second. splits: by name, see `SPLITS`. digest: of all tokens."""
+
+    name: str
+    sample_rate: int
+    splits: dict[str, Split]
+    digest: str
+
+    def seconds(self, split: str) -> float:
+        """Length of a split."""
+        return len(self.splits[split].tokens) / self.sample_rate
+
+
+class _Source(NamedTuple):
+    """A file or an utterance: name in the corpus, speaker, about how long it is, and what makes its waveform."""
+
+    name: str
+    speaker: str
+    seconds: float
+    waveform: Callable[[int], np.ndarray]
+
+
+def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] = lambda done, total: None) -> Corpus:
+    """Opens a corpus, which is built first if it was not before; a crash on the way leaves nothing behind that counts.
+
+    Args:
+        config: what the corpus is.
+        cache: folder of built corpora. They are named by what they were made of, so one that has changed is built anew.
+        show: is told how many files of how many are done.
+
+    Raises:
+        ValueError: if there are too few files, or they cannot be cut up, or (`audio.AudioError`) one cannot be used.
+        FileNotFoundError: if there is no such folder.
+        ImportError: if the files need the extra `speech`.
+    """
+    sources, rate, identity = _synthetic(config) if config.path == SYNTHETIC else _files(config)
+    identity |= {"format": _FORMAT, "config": asdict(config)}
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    folder = cache / f"{Path(config.path).name}-{rate}-{key}"
+    if not (folder / "corpus.json").is_file():
+        parts = divide(sources, config)
+        cache.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache))
+        try:
+            _build(temporary, config, parts, rate, show)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(temporary, folder)
+        except BaseException as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            # Another program may have built it meanwhile.
+            if not isinstance(error, OSError) or not (folder / "corpus.json").is_file():
+                raise
+    return _open(folder)
+
+
+def divide(sources: list[_Source], config: CorpusConfig) -> dict[str, list[_Source]]:
+    """Sources of each split. The order of files or speakers is that of their names' digests, the same everywhere.
+
+    Raises:
+        ValueError: if there are fewer than three files or speakers.
+    """
+    units: dict[str, list[_Source]] = {}
+    for source in sources:
+        units.setdefault(source.speaker if config.split_by == "speaker" else source.name, []).append(source)
+    if len(units) < len(SPLITS):
+        raise ValueError(
+            f"corpus: expected at least {len(SPLITS)} {config.split_by}s in {config.path} for training, validation and "
+            f"test, got {len(units)}: {', '.join(list(units)[:3]) or 'none'}"
+        )
+    shuffled = [units[name] for name in sorted(units, key=_digest)]
+    total = sum(source.seconds for source in sources)
+    parts: dict[str, list[_Source]] = {}
+    for split, share in (("validation", config.validation_share), ("test", config.test_share)):
+        parts[split] = []
+        # At least one is left for each of the splits that follow.
+        while len(shuffled) > len(SPLITS) - len(parts) and (
+            not parts[split] or sum(source.seconds for source in parts[split]) < share * total
+        ):
+            parts[split] += shuffled.pop(0)
+    parts["train"] = sorted((source for unit in shuffled for source in unit), key=lambda source: _digest(source.name))
+    return parts
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def _synthetic(config: CorpusConfig) -> tuple[list[_Source], int, dict]:
+    rate = config.sample_rate or synthetic.SAMPLE_RATE
+    sources = [
+        _Source(
+            f"voice{speaker:02d}-{index:02d}", f"voice{speaker:02d}", 3.0, functools.partial(_utterance, speaker, index)
+        )
+        for speaker in range(_VOICES)
+        for index in range(_UTTERANCES)
+    ]
+    return sources, rate, {"synthetic": 1}
+
+
+def _utterance(speaker: int, index: int, rate: int) -> np.ndarray:
+    return audio.resample(synthetic.utterance(speaker, index), synthetic.SAMPLE_RATE, rate)
+
+
+def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict]:
+    """The folder's files by name, the rate of the corpus, and what tells these files from others."""
+    root = Path(config.path)
+    if not root.is_dir():
+        raise FileNotFoundError(f"corpus: expected a folder of WAV or FLAC files, or {SYNTHETIC!r}; there is no {root}")
+    sources, listing = [], []
+    rates: dict[int, str] = {}
+    for path in sorted(root.rglob(config.include)):
+        if path.suffix.lower() not in audio.SUFFIXES or not path.is_file():
+            continue
+        try:
+            header = audio.info(path)
+        except audio.AudioError as error:
+            _skip(config, error)
+            continue
+        name = path.relative_to(root).as_posix()
+        speaker = re.search(config.speaker_pattern, path.stem)
+        if config.split_by == "speaker" and not speaker:
+            raise ValueError(f"speaker_pattern: {config.speaker_pattern!r} matches nothing in {path.name}")
+        rates.setdefault(header.sample_rate, name)
+        seconds = header.samples / header.sample_rate
+        sources.append(_Source(name, speaker[0] if speaker else "", seconds, functools.partial(audio.read, path)))
+        listing.append([name, path.stat().st_size, path.stat().st_mtime_ns])
+    if not sources:
+        raise ValueError(f"corpus: expected WAV or FLAC files named {config.include} in {root}, got none")
+    if config.sample_rate is None and len(rates) > 1:
+        (one, first), (other, second) = list(rates.items())[:2]
+        raise ValueError(f"sample_rate: expected a number, for rates differ: {one} in {first}, {other} in {second}")
+    return sources, config.sample_rate or next(iter(rates)), {"root": str(root.resolve()), "files": listing}
+
+
+def _skip(config: CorpusConfig, error: audio.AudioError) -> None:
+    if not config.skip_unreadable:
+        raise audio.AudioError(f"{error} (skip_unreadable leaves such files out)") from error
+    warnings.warn(f"left out {error}", stacklevel=3)
+
+
+def _build(
+    folder: Path,
+    config: CorpusConfig,
+    parts: dict[str, list[_Source]],
+    rate: int,
+    show: Callable[[int, int], None],
+) -> None:
+    """Writes one file of tokens a split, and last `corpus.json`."""
+    total, done, digest, described = sum(map(len, parts.values())), 0, hashlib.sha256(), {}
+    known: set[bytes] = set()
+    for split in SPLITS:
+        files, starts, length = [], [], 0
+        with (folder / f"{split}.u8").open("wb") as file:
+            for source in parts[split]:
+                try:
+                    tokens = audio.encode(source.waveform(rate))
+                except audio.AudioError as error:
+                    _skip(config, error)
+                    continue
+                done += 1
+                show(done, total)
+                # The same sound under two names might be on both sides.
+                content = hashlib.sha256(tokens.tobytes()).digest()
+                if content in known:
+                    continue
+                known.add(content)
+                files.append(source.name)
+                starts.append(length)
+                length += len(tokens)
+                digest.update(tokens.tobytes())
+                file.write(tokens.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        if length < 2:
+            raise ValueError(f"corpus: expected sound in the {split} split of {config.path}, got {length} samples")
+        described[split] = {"samples": length, "files": files, "starts": starts}
+    description = {
+        "name": "synthetic voices" if config.path == SYNTHETIC else Path(config.path).name,
+        "sample_rate": rate,
+        "splits": described,
+        "digest": digest.hexdigest(),
+    }
+    (folder / "corpus.json").write_text(json.dumps(description, indent=1))
+
+
+def _open(folder: Path) -> Corpus:
+    try:
+        description = json.loads((folder / "corpus.json").read_text())
+        splits = {}
+        for split, entry in description["splits"].items():
+            tokens = np.memmap(folder / f"{split}.u8", dtype=np.uint8, mode="r")
+            if len(tokens) != entry["samples"]:
+                raise ValueError(f"{split}.u8: expected {entry['samples']} samples, got {len(tokens)}")
+            splits[split] = Split(tokens, entry["files"], np.array(entry["starts"]))
+        return Corpus(description["name"], description["sample_rate"], splits, description["digest"])
+    except (OSError, KeyError, ValueError) as error:
+        raise ValueError(f"{folder} is damaged; delete it: {error}") from error
+
+
+def excerpt(split: Split, samples: int, number: int = 0) -> np.ndarray:
+    """Tokens [samples] of the split from inside one file, the `number`-th that is long enough and has sound there.
+
+    Raises:
+        ValueError: if no file is that long; names the longest.
+    """
+    ends = np.append(split.starts[1:], len(split.tokens))
+    lengths = ends - split.starts
+    long_enough = np.flatnonzero(lengths >= samples)
+    if not len(long_enough):
+        raise ValueError(f"seconds: expected at most {lengths.max()} samples, the longest file, got {samples}")
+    index = int(long_enough[number % len(long_enough)])
+    spare = int(lengths[index]) - samples
+    begin = int(split.starts[index]) + min(spare, math.ceil(spare * 0.25))
+    return np.asarray(split.tokens[begin : begin + samples])

@@ -1,0 +1,65 @@
+"""Spectrograms: what a waveform sounds like, to be seen; drawn with numpy and pillow alone."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+_COLOURS = np.array([(4, 4, 20), (70, 20, 110), (180, 45, 90), (245, 130, 40), (255, 245, 190)])
+_RANGE_DB = 75.0
+
+
+def spectrogram(waveform: np.ndarray, sample_rate: int, seconds: float = 0.025) -> np.ndarray:
+    """Power in dB of overlapping windows, [F, N]: F frequencies from 0 to half the rate, N windows a quarter apart.
+
+    The window is Hann's, of the power of two samples that is nearest to `seconds`; a full-scale sine has 0 dB.
+    """
+    size = 2 ** max(5, round(np.log2(seconds * sample_rate)))
+    padded = np.pad(waveform, (size // 2, size))
+    window = np.hanning(size + 1)[:-1]
+    frames = np.lib.stride_tricks.sliding_window_view(padded, size)[: len(waveform) : size // 4] * window
+    power = np.abs(np.fft.rfft(frames) / (window.sum() / 2)) ** 2
+    return (10 * np.log10(np.maximum(power, 1e-12))).T
+
+
+def draw(
+    clips: Mapping[str, np.ndarray], sample_rate: int, mark: float | None = None, height: int = 200
+) -> Image.Image:
+    """One spectrogram under the other, with their titles, on one scale of time and of loudness.
+
+    Args:
+        clips: waveforms by title.
+        sample_rate: of all of them.
+        mark: seconds at which a line is drawn, such as where a prompt ends.
+        height: pixels of each.
+    """
+    levels = [spectrogram(waveform, sample_rate) for waveform in clips.values()]
+    loudest = max(float(level.max()) for level in levels)
+    columns = max(level.shape[1] for level in levels)
+    width, title = min(1200, max(400, columns)), 18
+    picture = Image.new("RGB", (width, len(levels) * (height + title)), "white")
+    pen = ImageDraw.Draw(picture)
+    for row, (name, level) in enumerate(zip(clips, levels)):
+        shade = np.clip((level[::-1] - loudest) / _RANGE_DB + 1, 0, 1)
+        full = np.zeros((level.shape[0], columns))
+        full[:, : shade.shape[1]] = shade
+        channels = [np.interp(full, np.linspace(0, 1, len(_COLOURS)), channel) for channel in _COLOURS.T]
+        image = Image.fromarray(np.stack(channels, axis=2).astype(np.uint8)).resize((width, height))
+        top = row * (height + title)
+        pen.text((4, top + 3), f"{name}   (0 to {sample_rate / 2000:g} kHz)", fill="black")
+        picture.paste(image, (0, top + title))
+        if mark is not None:
+            x = round(mark * sample_rate / max(map(len, clips.values())) * width)
+            pen.line([(x, top + title), (x, top + title + height)], fill="white")
+    return picture
+
+
+def write_spectrograms(
+    path: Path, clips: Mapping[str, np.ndarray], sample_rate: int, mark: float | None = None
+) -> Image.Image:
+    """Writes what `draw` draws as a PNG, which is there whole or not at all, and returns it."""
+    picture, temporary = draw(clips, sample_rate, mark), path.with_name(f".{path.name}.tmp")
+    picture.save(temporary, format="PNG")
+    temporary.replace(path)
+    return picture

@@ -1,0 +1,161 @@
+"""A speech run: its configuration, its presets, and what the shared loop of `learner.sequence` is given to train.
+
+Section 5.6 of the paper: unconditional modelling of waveforms, streams in chunks of 3,840 samples (160 ms at 24 kHz;
+the paper says 80), 32 rows, memory that goes on from chunk to chunk.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from agent.sequence import SequenceModel
+from learner.data_parallel import DataParallel
+from learner.sequence import SequenceLearner, SequenceLearnerConfig, evaluate
+from learner.streams import Streams, one_pass
+from speech import models
+from speech.corpus import Corpus, CorpusConfig
+from speech.models import SPEECH_CORES, SpeechCoreConfig
+
+
+@dataclass(frozen=True)
+class SpeechConfig:
+    """Everything that decides what a run learns. Impossible values raise a ValueError that names the field."""
+
+    preset: str = "cpu"
+    """Where the defaults come from: cpu or paper."""
+    seed: int = 0
+    """Of weights and dropout."""
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    """The sound."""
+    model: SpeechCoreConfig = field(default_factory=lambda: models.cpu("compressive"))
+    """The recurrent core; embedding and softmax have its width."""
+    learner: SequenceLearnerConfig = field(default_factory=SequenceLearnerConfig)
+    """The learner; a step is one chunk of every row."""
+    learners: int = 1
+    """Learners that share each batch, one a GPU, by Ray Train."""
+    reset_at_files: bool = False
+    """Forget all where a file begins; the paper's memory goes on."""
+    validate_every: int = 200
+    """Steps between two evaluations on the validation split."""
+    validation_samples: int = 40_000
+    """Of the validation split, from its beginning, in each of these evaluations; the last one takes all."""
+    log_every: int = 10
+    """Updates between two rows of metrics."""
+    checkpoint_seconds: float = 60.0
+    """Time between two checkpoints."""
+    keep_checkpoints: int = 2
+    """How many of the newest are kept."""
+    sample_seconds: float = 0.5
+    """Length of the samples that are drawn at the end, after as much of a real clip; 0 for none."""
+
+    def __post_init__(self) -> None:
+        for name in ("learners", "validate_every", "validation_samples", "log_every", "keep_checkpoints"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        for name in ("seed", "checkpoint_seconds", "sample_seconds"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
+        segment = getattr(self.model, "segment_size", 1)
+        if self.learner.sequence_length % segment:
+            raise ValueError(
+                f"sequence_length: expected a multiple of the core's segment_size = {segment}, "
+                f"got {self.learner.sequence_length}"
+            )
+
+    @property
+    def core_name(self) -> str:
+        """The core's name in `speech.models.SPEECH_CORES`."""
+        return next(name for name, (config, _) in SPEECH_CORES.items() if type(self.model) is config)
+
+
+def make_preset(preset: str, core: str) -> SpeechConfig:
+    """The complete configuration of a preset for a core.
+
+    Raises:
+        ValueError: if there is no such preset or core.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {preset!r}")
+    if core not in SPEECH_CORES:
+        raise ValueError(f"core: expected one of {', '.join(SPEECH_CORES)}, got {core!r}")
+    return PRESETS[preset](core)
+
+
+def _cpu(core: str) -> SpeechConfig:
+    """Minutes on two CPU cores."""
+    learner = SequenceLearnerConfig(
+        batch_size=16,
+        sequence_length=512,
+        steps=1_000,
+        learning_rate=2e-3,
+        least_learning_rate=1e-4,
+        warmup_steps=50,
+        decay_steps=950,
+        max_gradient_norm=1.0,
+        late_step=None,
+    )
+    return SpeechConfig("cpu", model=models.cpu(core), learner=learner)
+
+
+def _paper(core: str) -> SpeechConfig:
+    """Section 5.6; the learning rate is that of section 5, for the paper names none for speech."""
+    learner = SequenceLearnerConfig(
+        batch_size=32,
+        sequence_length=3840,
+        steps=400_000,
+        decay_steps=396_000,
+        late_step=None,
+        precision="bfloat16",
+    )
+    return SpeechConfig(
+        "paper", model=models.paper(core), learner=learner, validate_every=2_000, validation_samples=2_000_000
+    )
+
+
+PRESETS = {"cpu": _cpu, "paper": _paper}
+
+
+def make_learner(config: SpeechConfig, corpus: Corpus, parallel: DataParallel | None = None) -> SequenceLearner:
+    """A learner at step 0, on the training split.
+
+    Raises:
+        ValueError: if the corpus is shorter than one batch, or the device is not there.
+    """
+    torch.manual_seed(config.seed)
+    parallel = parallel or DataParallel()
+    train = corpus.splits["train"]
+    starts = train.starts if config.reset_at_files else None
+    source = Streams(
+        train.tokens,
+        config.learner.batch_size,
+        config.learner.sequence_length,
+        starts,
+        (parallel.rank, parallel.size),
+    )
+    return SequenceLearner(models.make_model(config.model), source, config.learner, parallel)
+
+
+def measure(
+    config: SpeechConfig, corpus: Corpus, model: SequenceModel, split: str, samples: int | None = None
+) -> dict[str, float]:
+    """Negative log-likelihood on a split: "nats" and "bits" per sample, and "samples", of which it is the mean.
+
+    The split is read in as many rows as a batch has, each a contiguous part that memory goes on through.
+
+    Args:
+        samples: at most so many, from the beginning; None for all.
+    """
+    part = corpus.splits[split]
+    tokens = part.tokens[:samples]
+    length = config.learner.sequence_length
+    rows = max(1, min(config.learner.batch_size, len(tokens) // (4 * length)))
+    starts = part.starts[part.starts < len(tokens)] if config.reset_at_files else None
+    total = evaluate(model, one_pass(tokens, rows, length, starts), config.learner.precision)
+    return {"nats": total.mean, "bits": total.mean / math.log(2), "samples": total.count}
+
+
+def validation(config: SpeechConfig, corpus: Corpus, model: SequenceModel) -> dict[str, float]:
+    """The metrics of an evaluation while training goes on."""
+    measured = measure(config, corpus, model, "validation", config.validation_samples)
+    return {"valid/nll": measured["nats"], "valid/bits": measured["bits"]}

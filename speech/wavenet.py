@@ -1,0 +1,142 @@
+"""WaveNet (van den Oord et al. 2016) as a recurrent core: dilated causal convolutions behind `agent.core.contract`.
+
+It is the baseline of the paper's section 5.6 and passes the suite of every core, so training, evaluation and sampling
+need not know it. Embedding and softmax are the model's around the core, `agent.sequence`.
+
+Axes: B batch, T time, D features (model_size).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from agent.core import Core, CoreOutput
+from agent.core.contract import check_call, check_positive
+
+GATED_VARIANCE = 0.115
+"""Mean square of sigmoid(x) tanh(y) for independent standard normal x and y."""
+
+
+@dataclass(frozen=True)
+class WaveNetConfig:
+    """Stacks of layers whose dilations double: 1, 2, 4, ..., and again from 1."""
+
+    model_size: int = 64
+    """Features of inputs, outputs and of the residual stream (D)."""
+    num_layers: int = 30
+    """Layers (N)."""
+    stack_layers: int = 10
+    """Layers until the dilation begins at 1 again (n): layer i has dilation 2^(i mod n)."""
+    kernel_size: int = 2
+    """Steps that each layer looks at: the present one and others, each `dilation` before the next."""
+    gate_size: int = 64
+    """Features of each layer's tanh, and as many of its sigmoid."""
+    skip_size: int = 256
+    """Features of the sum over layers that the output is made of."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, *self.__dataclass_fields__)
+
+    @property
+    def dilations(self) -> tuple[int, ...]:
+        """Of each layer."""
+        return tuple(2 ** (layer % self.stack_layers) for layer in range(self.num_layers))
+
+    @property
+    def receptive_field(self) -> int:
+        """Steps that an output depends on, its own included."""
+        return 1 + (self.kernel_size - 1) * sum(self.dilations)
+
+
+class WaveNetState(NamedTuple):
+    """What the convolutions still need.
+
+    past: the newest inputs of each layer, oldest first, [B, (kernel_size - 1) * dilation, D].
+    age: [B] int64, steps of the row's episode so far: inputs that are older count as zeros.
+    """
+
+    past: tuple[Tensor, ...]
+    age: Tensor
+
+
+class WaveNet(Core):
+    """Gated dilated convolutions with residual and skip connections (section 2.3 and figure 4 of the WaveNet paper).
+
+    A call over T steps computes each layer for all steps at once; a call with T = 1 costs one product a layer and tap,
+    whatever the receptive field (the fast generation of Paine et al. 2016), for the layers' past inputs are the state.
+    Sums are scaled so that they keep their variance: the residual by sqrt(1/2), the skips by sqrt(1/N).
+    """
+
+    def __init__(self, config: WaveNetConfig) -> None:
+        super().__init__()
+        self.config, size = config, config.model_size
+        convolutions = nn.ModuleList(
+            nn.Linear(config.kernel_size * size, 2 * config.gate_size) for _ in range(config.num_layers)
+        )
+        # Nobody reads the residual stream after the last layer.
+        residual = [size] * (config.num_layers - 1) + [0]
+        projections = nn.ModuleList(nn.Linear(config.gate_size, config.skip_size + more) for more in residual)
+        self.convolutions: Sequence[nn.Linear] = convolutions  # type: ignore[assignment]
+        self.projections: Sequence[nn.Linear] = projections  # type: ignore[assignment]
+        self.output = nn.Linear(config.skip_size, size)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Weights with which each layer adds as much variance as its input has.
+
+        With torch's own, layers add next to nothing, and halving the sum thirty times leaves nothing of the input.
+        """
+        for convolution, projection in zip(self.convolutions, self.projections):
+            nn.init.normal_(convolution.weight, std=convolution.in_features**-0.5)
+            nn.init.normal_(projection.weight, std=(GATED_VARIANCE * projection.in_features) ** -0.5)
+            nn.init.zeros_(convolution.bias)
+            nn.init.zeros_(projection.bias)
+
+    def initial_state(self, batch_size: int) -> WaveNetState:
+        """Zeros, before the first step of an episode."""
+        zeros, config = self.output.weight.new_zeros, self.config
+        spans = [(config.kernel_size - 1) * dilation for dilation in config.dilations]
+        past = tuple(zeros(batch_size, span, config.model_size) for span in spans)
+        return WaveNetState(past, zeros(batch_size, dtype=torch.int64))
+
+    def forward(self, inputs: Tensor, reset: Tensor, state: WaveNetState, return_attention: bool = False) -> CoreOutput:
+        """See `agent.core.contract.Core`."""
+        config = self.config
+        check_call(inputs, reset, state, config.model_size)
+        age = _ages(reset, state.age)
+        stream, past, skips = inputs, [], torch.zeros((), device=inputs.device)
+        for dilation, before, convolution, projection in zip(
+            config.dilations, state.past, self.convolutions, self.projections
+        ):
+            seen = torch.cat([before, stream.to(before.dtype)], dim=1)
+            distances = [tap * dilation for tap in range(config.kernel_size)]
+            taps = [_delayed(seen, distance, age) for distance in distances]
+            gate, value = convolution(torch.cat(taps, dim=2)).chunk(2, dim=2)
+            skip, residual = projection(gate.sigmoid() * value.tanh()).split(
+                [config.skip_size, projection.out_features - config.skip_size], dim=2
+            )
+            skips = skips + skip
+            if residual.shape[2]:
+                stream = (stream + residual) * 0.5**0.5
+            # A copy: a view would keep all steps in memory.
+            past.append(seen[:, seen.shape[1] - distances[-1] :].clone())
+        features = F.relu(self.output(F.relu(skips * config.num_layers**-0.5)))
+        return CoreOutput(features, WaveNetState(tuple(past), age[:, -1] + 1), {})
+
+
+def _ages(reset: Tensor, age: Tensor) -> Tensor:
+    """Steps of its episode before each step, [B, T], given those before the first [B]."""
+    steps = torch.arange(reset.shape[1], device=reset.device)
+    begin = torch.where(reset, steps, -1).cummax(dim=1).values
+    return torch.where(begin < 0, age[:, None] + steps, steps - begin)
+
+
+def _delayed(seen: Tensor, distance: int, age: Tensor) -> Tensor:
+    """The inputs [B, T, D] `distance` steps before each of the last T, zeros where those are of another episode."""
+    end = seen.shape[1] - distance
+    delayed = seen[:, end - age.shape[1] : end]
+    return torch.where(age[:, :, None] >= distance, delayed, 0) if distance else delayed

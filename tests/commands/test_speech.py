@@ -1,0 +1,155 @@
+"""`compressive speech`: from files to samples, resumption, a comparison, and what it refuses."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commands import main
+from commands.speech import read_config
+from learner import checkpoints
+from learner.metrics import read_metrics
+from speech import audio, synthetic
+from tests.commands.cli import refusal, state
+
+soundfile = pytest.importorskip("soundfile")
+
+RATE = 4000
+TINY = [
+    "--learner.batch-size=2", "--learner.sequence-length=64", "--learner.steps=6", "--learner.warmup-steps=1",
+    "--validation-samples=300", "--validate-every=3", "--log-every=1", "--checkpoint-seconds=0", "--threads=1",
+    "--sample-seconds=0.01", "--keep-checkpoints=9",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="module")
+def voices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four files of a fifth of a second."""
+    folder = tmp_path_factory.mktemp("voices")
+    for number in range(4):
+        audio.write_wav(folder / f"{number}.wav", synthetic.utterance(0, number)[: RATE // 4], RATE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(voices: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of six steps."""
+    run = tmp_path_factory.mktemp("runs") / "trained"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+        main(["speech", "train", "--run", str(run), "--core", "wavenet", "--corpus.path", str(voices), *TINY])
+    return run
+
+
+@pytest.fixture
+def copied(trained: Path, tmp_path: Path) -> Callable[[], Path]:
+    return lambda: shutil.copytree(trained, tmp_path / "run")  # type: ignore[misc,return-value]
+
+
+def test_training_leaves_a_run_that_can_be_heard_and_seen(trained: Path) -> None:
+    rows = read_metrics(trained)
+    assert [row["step"] for row in rows if "valid/nll" in row] == [3, 6]
+    summary = json.loads((trained / "evaluation.json").read_text())
+    assert summary["bits"] == pytest.approx(summary["nats"] / np.log(2))
+    assert {"order_0", "linear", "parameters", "samples"} <= summary.keys()
+    assert read_config(trained).core_name == "wavenet"
+    assert audio.info(trained / "samples" / "sample-0.wav") == (RATE, 2 * RATE // 100)
+    prompt, real = (audio.read(trained / "samples" / f"{name}-0.wav", RATE) for name in ("sample", "real"))
+    np.testing.assert_array_equal(prompt[: RATE // 100], real[: RATE // 100])
+    assert (trained / "samples" / "spectrograms.png").stat().st_size > 1000
+
+
+def test_tensorboard_has_the_samples_as_sound_and_picture(trained: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(trained)).Reload()
+    assert {"real-0", "sample-0"} <= set(events.Tags()["audio"])
+    assert "spectrograms" in events.Tags()["images"]
+    assert events.Audio("sample-0")[0].sample_rate == RATE
+
+
+def test_a_run_that_was_interrupted_ends_as_one_that_was_not(trained: Path, copied: Callable[[], Path]) -> None:
+    run = copied()
+    expected = state(run)
+    for path in (run / "checkpoints").iterdir():
+        if int(path.name) > 3:
+            shutil.rmtree(path)
+    main(["speech", "train", "--resume", str(run), "--threads=1"])
+    assert state(run) == expected
+    assert [row["step"] for row in read_metrics(run)] == list(range(1, 7))
+
+
+def test_evaluate_and_sample(trained: Path, copied: Callable[[], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    run = copied()
+    main(["speech", "evaluate", str(run), "--split", "validation", "--threads=1"])
+    again = json.loads((run / "evaluation-validation.json").read_text())
+    assert again["nats"] == pytest.approx(json.loads((trained / "evaluation.json").read_text())["nats"], abs=1e-5)
+    assert "linear predictor" in capsys.readouterr().out
+    words = ["--seconds=0.02", "--prompt-seconds=0.03", "--clips=2", "--out", str(run / "more")]
+    main(["speech", "sample", str(run), *words])
+    assert {path.name for path in (run / "more").iterdir()} == {
+        "real-0.wav", "real-1.wav", "sample-0.wav", "sample-1.wav", "spectrograms.png"
+    }  # fmt: skip
+
+
+def test_compare_trains_what_is_not_finished_and_draws(
+    voices: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--run", str(tmp_path / "all"), "--corpus.path", str(voices), "--cores", "lstm", "--parallel=1"]
+    words += ["--learner.batch-size=2", "--learner.sequence-length=64", "--learner.steps=2", "--sample-seconds=0"]
+    main(["speech", "compare", *words])
+    table = json.loads((tmp_path / "all" / "table.json").read_text())
+    assert [row["core"] for row in table["models"]] == ["lstm"]
+    assert all(0 < row["nats"] < 8 for row in table["models"])
+    assert (tmp_path / "all" / "curves.csv").read_text().count("\n") == 2
+    assert "linear predictor" in capsys.readouterr().out
+    newest = checkpoints.load_latest(tmp_path / "all" / "lstm")
+    main(["speech", "compare", *words])  # nothing is left to do
+    assert "training" not in capsys.readouterr().out
+    assert checkpoints.load_latest(tmp_path / "all" / "lstm").time == newest.time
+    with pytest.raises(SystemExit):
+        main(["speech", "compare", *words, "--learner.steps=3"])
+    assert "learner.steps: expected 2 as in" in capsys.readouterr().err
+
+
+def test_bad_input_is_refused_in_one_line(
+    trained: Path, voices: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train = ["speech", "train", "--run", str(tmp_path / "new"), "--threads=1"]
+    assert "speech: expected a command out of train, " in refusal(["speech", "sing"], capfd)
+    assert "there is no /nowhere" in refusal([*train, "--corpus.path", "/nowhere"], capfd)
+    assert "core: expected one of compressive" in refusal([*train, "--core", "gru"], capfd)
+    folder = [*train, "--corpus.path", str(voices)]
+    assert "tokens: expected more than" in refusal([*folder, "--learner.batch-size=64"], capfd)
+    (tmp_path / "bad").mkdir()
+    shutil.copytree(voices, tmp_path / "bad", dirs_exist_ok=True)
+    (tmp_path / "bad" / "torn.flac").write_bytes(b"fLaC")
+    assert "torn.flac: expected a WAV or FLAC file" in refusal([*train, "--corpus.path", str(tmp_path / "bad")], capfd)
+    assert not (tmp_path / "new").exists()
+    resume = ["speech", "train", "--resume", str(trained)]
+    assert "model.num_layers: expected 20" in refusal([*resume, "--model.num-layers=3"], capfd)
+    assert "core: expected wavenet" in refusal([*resume, "--core", "lstm"], capfd)
+    assert "is not a run" in refusal(["speech", "sample", str(tmp_path)], capfd)
+    assert "seconds: expected at most" in refusal(["speech", "sample", str(trained), "--seconds=9"], capfd)
+    sizes = ["speech", "evaluate", str(trained), "--memory-size=5"]
+    assert "memory_size: expected a core with a memory, got WaveNet" in refusal(sizes, capfd)
+
+
+def test_a_corpus_that_changed_is_refused(
+    copied: Callable[[], Path], capfd: pytest.CaptureFixture[str], voices: Path, tmp_path: Path
+) -> None:
+    run = copied()
+    shutil.copytree(voices, tmp_path / "others")
+    audio.write_wav(tmp_path / "others" / "0.wav", synthetic.utterance(1, 1)[: RATE // 4], RATE)
+    config = json.loads((run / "config.json").read_text())
+    config["corpus"]["path"] = str(tmp_path / "others")
+    (run / "config.json").write_text(json.dumps(config))
+    assert "expected the sound that the run was trained on" in refusal(["speech", "train", "--resume", str(run)], capfd)

@@ -1,0 +1,114 @@
+"""Files of every kind to waveforms, waveforms to tokens and back."""
+
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speech import audio
+from speech.spectrogram import draw, spectrogram, write_spectrograms
+
+soundfile = pytest.importorskip("soundfile")
+
+RATE = 16_000
+
+
+def tone(seconds: float = 0.5, rate: int = RATE, frequency: float = 440.0) -> np.ndarray:
+    return (0.5 * np.sin(2 * np.pi * frequency * np.arange(round(seconds * rate)) / rate)).astype(np.float32)
+
+
+def test_mu_law_round_trip() -> None:
+    tokens = np.arange(256, dtype=np.uint8)
+    assert audio.decode(tokens).dtype == np.float32
+    np.testing.assert_array_equal(audio.encode(audio.decode(tokens)), tokens)
+    np.testing.assert_allclose(audio.decode(tokens), -audio.decode(tokens[::-1]), atol=1e-7)
+
+
+def test_mu_law_is_the_formula_and_errs_by_half_a_step_at_most() -> None:
+    samples = np.linspace(-1, 1, 10_001)
+    literal = [np.sign(x) * np.log(1 + 255 * abs(x)) / np.log(256) for x in samples]
+    np.testing.assert_array_equal(audio.encode(samples), np.floor((np.array(literal) + 1) / 2 * 255 + 0.5))
+    bounds = np.concatenate([[-1.0], audio.edges(), [1.0]])
+    tokens = audio.encode(samples).astype(int)
+    assert (np.abs(audio.decode(tokens) - samples) <= np.diff(bounds)[tokens] + 1e-7).all()
+    np.testing.assert_array_equal(audio.encode(np.array([-3.0, 0.0, 3.0])), [0, 128, 255])
+
+
+def test_an_edge_lies_between_its_tokens() -> None:
+    tokens = np.arange(255)
+    np.testing.assert_array_equal(audio.encode(audio.edges() - 1e-9), tokens)
+    np.testing.assert_array_equal(audio.encode(audio.edges() + 1e-9), tokens + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "subtype", "rate", "channels"),
+    [
+        ("mono.wav", "PCM_16", RATE, 1),
+        ("stereo.wav", "PCM_16", RATE, 2),
+        ("eight-bit.wav", "PCM_U8", 8_000, 1),
+        ("wide.wav", "FLOAT", 22_050, 1),
+        ("studio.flac", "PCM_24", 96_000, 2),
+    ],
+)
+def test_files_of_every_width_rate_and_number_of_channels(
+    tmp_path: Path, name: str, subtype: str, rate: int, channels: int
+) -> None:
+    samples = tone(rate=rate)
+    soundfile.write(tmp_path / name, np.stack([samples] * channels, axis=1), rate, subtype)
+    assert audio.info(tmp_path / name) == (rate, len(samples))
+    read = audio.read(tmp_path / name, RATE)
+    assert read.dtype == np.float32
+    assert len(read) == RATE // 2
+    inside = slice(400, -400)  # a resampler needs neighbours
+    np.testing.assert_allclose(read[inside], tone()[inside], atol=0.02)
+
+
+def test_channels_are_averaged(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", np.stack([tone(), -tone()], axis=1), RATE, "FLOAT")
+    np.testing.assert_allclose(audio.read(tmp_path / "a.wav", RATE), 0, atol=1e-7)
+
+
+def test_what_is_no_sound_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.wav"
+    path.write_bytes(b"")
+    with pytest.raises(audio.AudioError, match=r"bad.wav: expected a WAV or FLAC file"):
+        audio.info(path)
+    path.write_bytes(b"RIFF and nothing that makes sense")
+    with pytest.raises(audio.AudioError, match=r"bad.wav: expected a WAV or FLAC file"):
+        audio.read(path, RATE)
+    soundfile.write(path, np.zeros(0), RATE)
+    with pytest.raises(audio.AudioError, match=r"bad.wav: expected sound, got a file of 0 samples"):
+        audio.info(path)
+    soundfile.write(path, np.array([0.1, np.nan, np.inf]), RATE, "FLOAT")
+    with pytest.raises(audio.AudioError, match=r"bad.wav: expected finite samples, got 2 others"):
+        audio.read(path, RATE)
+
+
+def test_a_file_that_ends_too_early_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "torn.flac"
+    soundfile.write(path, np.random.default_rng(0).uniform(-0.5, 0.5, RATE), RATE)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(audio.AudioError, match=r"torn.flac: expected"):
+        audio.read(path, RATE)
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "out.wav"
+    audio.write_wav(path, tone(), RATE)
+    with wave.open(str(path)) as file:
+        assert (file.getframerate(), file.getnchannels(), file.getnframes()) == (RATE, 1, RATE // 2)
+    np.testing.assert_allclose(audio.read(path, RATE), tone(), atol=1e-4)
+    assert [file.name for file in tmp_path.iterdir()] == ["out.wav"]
+
+
+def test_a_spectrogram_shows_a_tone_where_it_is(tmp_path: Path) -> None:
+    power = spectrogram(tone(frequency=2000), RATE)
+    loudest = power[:, power.shape[1] // 2].argmax() * RATE / 2 / (len(power) - 1)
+    assert abs(loudest - 2000) < 50
+    assert power.max() == pytest.approx(-6, abs=0.5)  # half of full scale
+    clips = {"tone": tone(), "silence": np.zeros(RATE // 4)}
+    assert draw(clips, RATE, mark=0.1).height == 2 * (200 + 18)
+    write_spectrograms(tmp_path / "s.png", clips, RATE)
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,168 @@
+"""Corpora: what is in which split, that they are built once and whole, and what is wrong with files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speech import audio, synthetic
+from speech.corpus import SPLITS, Corpus, CorpusConfig, excerpt, prepare
+
+soundfile = pytest.importorskip("soundfile")
+
+RATE = 8_000
+
+
+def sound(seed: int, samples: int) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-0.5, 0.5, samples)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Six speakers with four files each, WAV and FLAC, in folders, and what is no sound."""
+    root = tmp_path / "voices"
+    for speaker in range(6):
+        (root / f"s{speaker}").mkdir(parents=True)
+        for number in range(4):
+            suffix = "flac" if number % 2 else "WAV"
+            path = root / f"s{speaker}" / f"s{speaker}-{number}.{suffix}"
+            soundfile.write(path, sound(10 * speaker + number, 1000 + 100 * number), RATE)
+    (root / "README.txt").write_text("not sound")
+    return root
+
+
+def config_of(folder: Path, **fields) -> CorpusConfig:
+    return CorpusConfig(str(folder), **{"validation_share": 0.15, "test_share": 0.15, **fields})
+
+
+def names(corpus: Corpus, split: str) -> set[str]:
+    return set(corpus.splits[split].files)
+
+
+def test_tokens_are_those_of_the_files(folder: Path, tmp_path: Path) -> None:
+    corpus = prepare(config_of(folder), tmp_path / "cache")
+    assert corpus.sample_rate == RATE
+    for split in corpus.splits.values():
+        assert isinstance(split.tokens, np.memmap)
+        for name, begin, end in zip(split.files, split.starts, [*split.starts[1:], len(split.tokens)]):
+            np.testing.assert_array_equal(split.tokens[begin:end], audio.encode(audio.read(folder / name, RATE)))
+
+
+@pytest.mark.parametrize("split_by", ["file", "speaker"])
+def test_no_file_and_no_speaker_is_on_both_sides(folder: Path, tmp_path: Path, split_by: str) -> None:
+    corpus = prepare(config_of(folder, split_by=split_by), tmp_path / "cache")
+    found = [names(corpus, split) for split in SPLITS]
+    assert sum(map(len, found)) == len(set.union(*found)) == 24
+    assert all(found)
+    if split_by == "speaker":
+        speakers = [{name.split("/")[0] for name in part} for part in found]
+        assert sum(map(len, speakers)) == 6
+    for split, share in (("validation", 0.15), ("test", 0.15)):
+        assert len(corpus.splits[split].tokens) >= share * 24 * 1150
+
+
+def test_equal_files_count_once(folder: Path, tmp_path: Path) -> None:
+    for speaker in range(6):
+        path = folder / f"s{speaker}" / f"s{speaker}-0.WAV"
+        (folder / f"copy-{speaker}.WAV").write_bytes(path.read_bytes())
+    corpus = prepare(config_of(folder), tmp_path / "cache")
+    assert sum(len(split.files) for split in corpus.splits.values()) == 24
+
+
+def test_even_three_files_can_be_split(tmp_path: Path) -> None:
+    for number in range(3):
+        soundfile.write(tmp_path / f"{number}.wav", sound(number, 500), RATE)
+    corpus = prepare(CorpusConfig(str(tmp_path), validation_share=0.4, test_share=0.4), tmp_path / "cache")
+    assert [len(corpus.splits[split].files) for split in SPLITS] == [1, 1, 1]
+    (tmp_path / "0.wav").unlink()
+    with pytest.raises(ValueError, match=r"corpus: expected at least 3 files in .*, got 2: 1.wav, 2.wav"):
+        prepare(CorpusConfig(str(tmp_path)), tmp_path / "cache")
+
+
+def test_it_is_built_once_and_anew_where_files_change(folder: Path, tmp_path: Path) -> None:
+    built = []
+
+    def show(done: int, total: int) -> None:
+        built.append((done, total))
+
+    first = prepare(config_of(folder), tmp_path / "cache", show)
+    assert built[-1] == (24, 24)
+    built.clear()
+    assert prepare(config_of(folder), tmp_path / "cache", show).digest == first.digest
+    assert not built
+    soundfile.write(folder / "s0" / "s0-0.WAV", sound(99, 1234), RATE)
+    assert prepare(config_of(folder), tmp_path / "cache", show).digest != first.digest
+    assert built
+    assert prepare(config_of(folder, sample_rate=4000), tmp_path / "cache").sample_rate == 4000
+
+
+def test_a_crash_while_it_is_built_leaves_nothing_that_counts(folder: Path, tmp_path: Path) -> None:
+    def crash(done: int, total: int) -> None:
+        if done == 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config_of(folder), tmp_path / "cache", crash)
+    assert not list((tmp_path / "cache").iterdir())
+    assert len(names(prepare(config_of(folder), tmp_path / "cache"), "train")) > 10
+
+
+def test_a_damaged_corpus_is_named(folder: Path, tmp_path: Path) -> None:
+    prepare(config_of(folder), tmp_path / "cache")
+    (path,) = (tmp_path / "cache").glob("*/train.u8")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"is damaged; delete it: train.u8"):
+        prepare(config_of(folder), tmp_path / "cache")
+
+
+def test_bad_files_are_named_or_left_out(folder: Path, tmp_path: Path) -> None:
+    (folder / "s1" / "s1-9.wav").write_bytes(b"not sound at all")
+    with pytest.raises(audio.AudioError, match=r"s1-9.wav: expected a WAV or FLAC file.*skip_unreadable"):
+        prepare(config_of(folder), tmp_path / "cache")
+    with pytest.warns(UserWarning, match=r"left out .*s1-9.wav"):
+        corpus = prepare(config_of(folder, skip_unreadable=True), tmp_path / "cache")
+    assert sum(len(split.files) for split in corpus.splits.values()) == 24
+
+
+def test_what_cannot_be_a_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with pytest.raises(FileNotFoundError, match=r"corpus: expected a folder .* or 'synthetic'; there is no /nowhere"):
+        prepare(CorpusConfig("/nowhere"), cache)
+    with pytest.raises(ValueError, match=r"expected WAV or FLAC files named \*_mic1.flac in .*, got none"):
+        prepare(config_of(folder, include="*_mic1.flac"), cache)
+    soundfile.write(folder / "fast.wav", sound(0, 100), 2 * RATE)
+    with pytest.raises(ValueError, match=r"sample_rate: expected a number, for rates differ: 16000 in fast.wav, 8000"):
+        prepare(config_of(folder), cache)
+    assert prepare(config_of(folder, sample_rate=RATE), cache).sample_rate == RATE
+    with pytest.raises(ValueError, match=r"speaker_pattern: 'z\+' matches nothing in fast.wav"):
+        prepare(config_of(folder, split_by="speaker", speaker_pattern="z+"), cache)
+    with pytest.raises(ValueError, match=r"at least 3 speakers in .*, got 1: s"):
+        prepare(config_of(folder, sample_rate=RATE, include="s*", split_by="speaker", speaker_pattern="s"), cache)
+    with pytest.raises(ValueError, match=r"sample_rate: expected 1000 to 384000, or none, got 10"):
+        CorpusConfig(sample_rate=10)
+
+
+def test_an_excerpt_lies_inside_one_file(folder: Path, tmp_path: Path) -> None:
+    split = prepare(config_of(folder), tmp_path / "cache").splits["train"]
+    for number in range(8):
+        cut = excerpt(split, 1150, number)
+        assert any(
+            np.array_equal(cut, file[start : start + 1150])
+            for file in np.split(split.tokens, split.starts[1:])
+            for start in range(len(file) - 1149)
+        )
+    with pytest.raises(ValueError, match=r"expected at most 1300 samples, the longest file, got 1301"):
+        excerpt(split, 1301)
+
+
+def test_synthetic_voices_are_the_same_everywhere_and_differ_from_each_other(tmp_path: Path) -> None:
+    one = synthetic.utterance(3, 5)
+    np.testing.assert_array_equal(one, synthetic.utterance(3, 5))
+    assert 0.2 < np.abs(one).max() < 1
+    assert not np.array_equal(one[:1000], synthetic.utterance(4, 5)[:1000])
+    config = CorpusConfig(sample_rate=4000, split_by="speaker")
+    corpus = prepare(config, tmp_path)
+    assert corpus.name == "synthetic voices"
+    assert corpus.seconds("train") > 100
+    voices = [{name.split("-")[0] for name in corpus.splits[split].files} for split in SPLITS]
+    assert sum(map(len, voices)) == 12
