@@ -147,7 +147,7 @@ def _train_on_ray(job: Job, new: bool) -> None:
     """Ray Train places the learners, one a GPU (or CPU where there is none), and connects them.
 
     Raises:
-        UserError: if Ray Train is not installed, or there are not enough GPUs.
+        UserError: if Ray Train is not installed, there are not enough GPUs, or a learner fails.
     """
     try:
         import ray
@@ -171,6 +171,9 @@ def _train_on_ray(job: Job, new: bool) -> None:
     )
     try:
         trainer.fit()
+    except Exception as error:  # Ray has printed the traceback of the learner that failed
+        first = str(error).strip().partition("\n")[0]
+        raise UserError(f"the learners on Ray stopped ({first}); go on from the last checkpoint") from error
     finally:
         ray.shutdown()
 

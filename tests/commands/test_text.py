@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import signal
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -89,15 +91,18 @@ def test_kill_9_then_the_end_is_the_same_bit_for_bit(corpus: Path, trained: Path
     assert measured[0] == measured[1]
 
 
-def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(corpus: Path, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(corpus: Path, tmp_path: Path, capfd: Any) -> None:
     run = tmp_path / "stopped"
-    with (tmp_path / "screen").open("w+") as screen:
-        process = start(*options(corpus, run, 10**6), output=screen, env=ENVIRONMENT)
-        wait_until(lambda: (run / "metrics.jsonl").exists() and read_metrics(run), process)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 128 + signal.SIGINT
-        screen.seek(0)
-        assert f"go on with: compressive text train --resume {run}" in screen.read()
+
+    def interrupt() -> None:
+        wait_until(lambda: (run / "metrics.jsonl").exists() and read_metrics(run))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(SystemExit) as stop:
+        main(options(corpus, run, 10**6))
+    assert stop.value.code == 128 + signal.SIGINT
+    assert f"go on with: compressive text train --resume {run}" in capfd.readouterr().out
     assert saved_steps(run)[-1] > 0
 
 
