@@ -22,7 +22,7 @@ Copied = Callable[..., Path]
     ("arguments", "words"),
     [
         (["fly"], ["launch, evaluate, visualize, report, compare", "'fly'"]),
-        (["launch", "--preset", "gpu"], ["preset", "cpu, paper", "'gpu'"]),
+        (["launch", "--preset", "gpu"], ["preset", "cpu, memory, paper", "'gpu'"]),
         (["launch", "--preset"], ["--preset"]),
         (["launch", "--core", "rnn"], ["core", ", ".join(CORES), "'rnn'"]),
         (["launch", "--env", "rooms"], ["'rooms'", "kind:name"]),

@@ -2,9 +2,7 @@
 
 import io
 import json
-import os
 import signal
-import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 
 from commands import main
 from learner.metrics import read_metrics
-from tests.commands.cli import ENVIRONMENT, refusal, saved_steps, start, wait_until
+from tests.commands.cli import ENVIRONMENT, PATIENCE, last_row, refusal, saved_steps, start, wait_until
 
 TINY = [
     "--corpus=folder",
@@ -91,18 +89,14 @@ def test_kill_9_then_the_end_is_the_same_bit_for_bit(corpus: Path, trained: Path
     assert measured[0] == measured[1]
 
 
-def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(corpus: Path, tmp_path: Path, capfd: Any) -> None:
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "stopped"
-
-    def interrupt() -> None:
-        wait_until(lambda: (run / "metrics.jsonl").exists() and read_metrics(run))
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(SystemExit) as stop:
-        main(options(corpus, run, 10**6))
-    assert stop.value.code == 128 + signal.SIGINT
-    assert f"go on with: compressive text train --resume {run}" in capfd.readouterr().out
+    with (tmp_path / "said").open("w") as said:
+        process = start(*options(corpus, run, 10**6), output=said)
+    wait_until(lambda: last_row(run), process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 128 + signal.SIGINT
+    assert f"go on with: compressive text train --resume {run}" in (tmp_path / "said").read_text()
     assert saved_steps(run)[-1] > 0
 
 
