@@ -21,11 +21,25 @@ from commands.config import RunConfig
 from learner.learner import LearnerConfig
 
 
-def cpu(core: str = "compressive") -> RunConfig:
-    """The reduced level on two CPU cores in under ten minutes; `make train` runs it.
+def _cores(transformer: dict[str, Any], memory: int, compressed: int) -> dict[str, CoreConfig]:
+    """Every core at one size. Transformer-XL gets the compressed slots as memory: the same attention cost."""
+    size, layers, mlp = (transformer[name] for name in ("model_size", "num_layers", "mlp_size"))
+    slots = memory + compressed
+    return {
+        "compressive": CompressiveTransformerConfig(
+            **transformer, memory_size=memory, compressed_size=compressed, compression_rate=4
+        ),
+        "transformer-xl": TransformerXLConfig(**transformer, memory_size=slots),
+        "gated-transformer-xl": GatedTransformerXLConfig(**transformer, memory_size=slots),
+        "lstm": LSTMConfig(model_size=size),
+        "gru": GRUConfig(model_size=size),
+        "mingru": MinGRUConfig(model_size=size, num_layers=layers, mlp_size=mlp),
+        "memoryless": MemorylessConfig(model_size=size, num_layers=layers, mlp_size=mlp),
+    }
 
-    Transformer-XL gets the compressed slots as memory: the same attention cost.
-    """
+
+def cpu(core: str = "compressive") -> RunConfig:
+    """The reduced level on two CPU cores in under ten minutes; `make train` runs it."""
     transformer: dict[str, Any] = {
         "model_size": 64,
         "num_layers": 2,
@@ -34,22 +48,13 @@ def cpu(core: str = "compressive") -> RunConfig:
         "segment_size": 16,
         "norm": "pre",
     }
-    cores: dict[str, CoreConfig] = {
-        "compressive": CompressiveTransformerConfig(
-            **transformer, memory_size=16, compressed_size=16, compression_rate=4
-        ),
-        "transformer-xl": TransformerXLConfig(**transformer, memory_size=32),
-        "gated-transformer-xl": GatedTransformerXLConfig(**transformer, memory_size=32),
-        "lstm": LSTMConfig(model_size=64),
-        "gru": GRUConfig(model_size=64),
-        "mingru": MinGRUConfig(model_size=64, num_layers=2, mlp_size=128),
-        "memoryless": MemorylessConfig(model_size=64, num_layers=2, mlp_size=128),
-    }
     return RunConfig(
         preset="cpu",
         env="rooms:small",
         frames=6_000_000,
-        agent=AgentConfig(torso="small", torso_size=256, core=cores[core], reconstruction_cost=1.0),
+        agent=AgentConfig(
+            torso="small", torso_size=256, core=_cores(transformer, 16, 16)[core], reconstruction_cost=1.0
+        ),
         learner=LearnerConfig(
             learning_rate=1e-3,
             discount=0.92,
@@ -74,24 +79,13 @@ def paper(core: str = "compressive") -> RunConfig:
         "norm": "pre",
         "gate": "gru",
     }
-    cores: dict[str, CoreConfig] = {
-        "compressive": CompressiveTransformerConfig(
-            **transformer, memory_size=64, compressed_size=64, compression_rate=4
-        ),
-        "transformer-xl": TransformerXLConfig(**transformer, memory_size=128),
-        "gated-transformer-xl": GatedTransformerXLConfig(**transformer, memory_size=128),
-        "lstm": LSTMConfig(model_size=256),
-        "gru": GRUConfig(model_size=256),
-        "mingru": MinGRUConfig(model_size=256, num_layers=4, mlp_size=1024),
-        "memoryless": MemorylessConfig(model_size=256, num_layers=4, mlp_size=1024),
-    }
     return RunConfig(
         preset="paper",
         env="dmlab:rooms_select_nonmatching_object",
         frames=1_000_000_000,
         unrolls_per_update=8,
         checkpoint_seconds=600,
-        agent=AgentConfig(torso="deep", torso_size=256, core=cores[core]),
+        agent=AgentConfig(torso="deep", torso_size=256, core=_cores(transformer, 64, 64)[core]),
         learner=LearnerConfig(
             optimiser="adam",
             learning_rate=1.5e-5,
@@ -125,9 +119,8 @@ def dmlab30(core: str = "compressive") -> RunConfig:
 def memory(core: str = "compressive") -> RunConfig:
     """A level that asks for up to 66 steps of memory, learned in five minutes of one CPU core: `make compare`.
 
-    The one layer sees 8 recent steps and 16 compressed slots; Transformer-XL gets these as memory: the same attention
-    cost. So it and rate 1 reach back 24 steps, rate 2 40 and rate 4 72, and delays of 16, 32 and 64 steps tell them
-    apart.
+    The one layer sees 8 recent steps and 16 compressed slots. So rate 1 and Transformer-XL reach back 24 steps, rate 2
+    40 and rate 4 72, and delays of 16, 32 and 64 steps tell them apart.
     """
     transformer: dict[str, Any] = {
         "model_size": 64,
@@ -137,24 +130,13 @@ def memory(core: str = "compressive") -> RunConfig:
         "segment_size": 8,
         "norm": "pre",
     }
-    cores: dict[str, CoreConfig] = {
-        "compressive": CompressiveTransformerConfig(
-            **transformer, memory_size=8, compressed_size=16, compression_rate=4
-        ),
-        "transformer-xl": TransformerXLConfig(**transformer, memory_size=24),
-        "gated-transformer-xl": GatedTransformerXLConfig(**transformer, memory_size=24),
-        "lstm": LSTMConfig(model_size=64),
-        "gru": GRUConfig(model_size=64),
-        "mingru": MinGRUConfig(model_size=64, num_layers=1, mlp_size=128),
-        "memoryless": MemorylessConfig(model_size=64, num_layers=1, mlp_size=128),
-    }
     config = cpu(core)
     return dataclasses.replace(
         config,
         preset="memory",
         env="rooms:small-recall",
         frames=4_800_000,
-        agent=dataclasses.replace(config.agent, torso_size=64, core=cores[core]),
+        agent=dataclasses.replace(config.agent, torso_size=64, core=_cores(transformer, 8, 16)[core]),
         learner=dataclasses.replace(config.learner, discount=0.8, lambda_=0.95),
         actors=ActorsConfig(num_actors=1, envs_per_actor=32, unroll_length=32),
     )
