@@ -16,8 +16,10 @@ import dataclasses
 import json
 import lzma
 import multiprocessing
+import os
 import statistics
 import sys
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -122,6 +124,18 @@ def _with_core(config: TextConfig, core: Any) -> TextConfig:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, core=core))
 
 
+def end_with_parent() -> None:
+    """Ends this process when the one that started it ends, however it ends."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def run(name: str, config: TextConfig, tokens: Path, folder: Path) -> dict[str, Any]:
     """Trains and measures one model in this process."""
     torch.set_num_threads(1)
@@ -187,7 +201,8 @@ def main(options: Options) -> None:
     folder, tokens = prepare(next(iter(configs.values())))
     begin, stamp = time.monotonic(), time.strftime("%Y%m%d-%H%M%S")
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in configs}
-    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.processes, spawn, initializer=end_with_parent) as pool:
         jobs = [
             pool.submit(
                 run,
