@@ -18,8 +18,9 @@ def test_files_of_the_map_exist() -> None:
     listing = README[README.index("## Map") : README.index("Imports go one way")]
     names = re.findall(r"\b([a-z_]+(?:/|\.py|\.md))(?=[\s,)])", listing)
     assert len(names) > 20
-    for name in names:
-        assert list(ROOT.glob(f"**/{name.rstrip('/')}")), f"README names {name}, which does not exist"
+    folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "." and path.name != "runs"]
+    there = {path.name for folder in folders for path in (folder, *folder.rglob("*"))}
+    assert {name.rstrip("/") for name in names} <= there
 
 
 def test_make_targets_exist() -> None:
