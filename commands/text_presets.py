@@ -98,7 +98,7 @@ def _cores(
 
 
 def cpu(core: str) -> TextConfig:
-    """Bytes of Python's source on one CPU thread, in about five minutes; `make text` compares cores with it."""
+    """Bytes of Python's source on one CPU thread, in five to eight minutes; `make text` compares cores with it."""
     transformer = {
         "model_size": 128,
         "num_layers": 3,
