@@ -3,6 +3,7 @@
 The loop itself is `learner.sequence.train`. Here it gets a run's folder, a display, signals, and errors of one line.
 """
 
+import json
 import math
 import os
 import sys
@@ -27,6 +28,27 @@ from learner.sequence import Progress, SequenceLearner, restore, train
 
 PEER_SECONDS = 600.0
 """Time that learners wait for each other: the first one evaluates meanwhile."""
+
+
+def read_plain(run: Path, kind: str) -> dict[str, Any]:
+    """What a run's `config.json` holds, without its kind.
+
+    Raises:
+        FileNotFoundError: if the folder is no run.
+        ValueError: if the file cannot be read, or the run is of another kind than `compressive KIND train` makes.
+    """
+    path = run / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{run} is not a run: expected a folder with config.json, made by compressive {kind} train"
+        )
+    try:
+        plain = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path}: expected JSON, got: {error}") from error
+    if not isinstance(plain, dict) or plain.pop("kind", None) != kind:
+        raise ValueError(f"{path}: expected a run of compressive {kind} train, got another kind")
+    return plain
 
 
 class Job(Protocol):

@@ -27,7 +27,7 @@ from commands import UserError
 from commands.config import build, differences
 from commands.display import quantity, table
 from commands.options import parse
-from commands.sequence import run_training, user_errors
+from commands.sequence import read_plain, run_training, user_errors
 from learner import checkpoints
 from learner.data_parallel import DataParallel
 from learner.sequence import SequenceLearner
@@ -117,16 +117,11 @@ def read_config(run: Path) -> SpeechConfig:
         FileNotFoundError: if the folder is no run.
         ValueError: if it is no run of speech, or its `config.json` cannot be read.
     """
-    path = run / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{run} is not a run: expected a folder that `compressive speech train` made")
+    plain = read_plain(run, "speech")
     try:
-        plain = json.loads(path.read_text())
-        if not isinstance(plain, dict) or plain.pop("kind", None) != "speech":
-            raise ValueError("expected a run of `compressive speech train`, got another one")
         return build(SpeechConfig, plain, "config", models.SPEECH_CORES)
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{run / 'config.json'}: {error}") from error
 
 
 def cache_folder() -> Path:

@@ -15,7 +15,7 @@ from agent.sequence import SequenceModel
 from commands import UserError
 from commands.config import build
 from commands.display import quantity
-from commands.sequence import user_errors
+from commands.sequence import read_plain, user_errors
 from commands.text_presets import TextConfig
 from learner import checkpoints
 from learner.data_parallel import DataParallel
@@ -47,21 +47,11 @@ def read_run(run: Path) -> TextConfig:
         FileNotFoundError: if the folder is no run.
         ValueError: if it is no run of this command, or its `config.json` cannot be read.
     """
-    path = run / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{run} is not a run: expected a folder with config.json, made by compressive text train"
-        )
-    try:
-        plain = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}: expected JSON, got: {error}") from error
-    if not isinstance(plain, dict) or plain.pop("kind", None) != "text":
-        raise ValueError(f"{path}: expected a run of compressive text train, got another kind")
+    plain = read_plain(run, "text")
     try:
         return build(TextConfig, plain, "config")
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{run / 'config.json'}: {error}") from error
 
 
 @dataclass(frozen=True)
