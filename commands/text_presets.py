@@ -98,10 +98,10 @@ def _cores(
 
 
 def cpu(core: str) -> TextConfig:
-    """Bytes of Python's source on one CPU thread, in five to eight minutes; `make text` compares cores with it."""
+    """Bytes of Python's source on one CPU thread, in some six minutes; `make text` compares cores with it."""
     transformer = {
         "model_size": 128,
-        "num_layers": 3,
+        "num_layers": 2,
         "num_heads": 4,
         "mlp_size": 512,
         "segment_size": 64,
@@ -113,11 +113,11 @@ def cpu(core: str) -> TextConfig:
         learner=SequenceLearnerConfig(
             batch_size=16,
             sequence_length=64,
-            steps=1_500,
-            learning_rate=2e-3,
+            steps=2_000,
+            learning_rate=6e-3,
             least_learning_rate=1e-5,
             warmup_steps=100,
-            decay_steps=1_400,
+            decay_steps=1_900,
             max_gradient_norm=1.0,
             late_step=None,
         ),

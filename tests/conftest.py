@@ -14,10 +14,14 @@ settings.load_profile("quick")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests that share what is expensive run in one process of pytest-xdist: a Ray cluster, a finished run."""
+    """Tests that share what is expensive run in one process of pytest-xdist: a Ray cluster, a finished run.
+
+    Those with clusters of their own mostly wait, and one at a time is enough of it.
+    """
+    fixtures = set(getattr(item, "fixturenames", ()))
     if item.get_closest_marker("ray"):
-        item.add_marker(pytest.mark.xdist_group("ray"))
-    elif "finished" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.xdist_group("ray" if fixtures & {"cluster", "make_pool"} else "clusters"))
+    elif "finished" in fixtures:
         item.add_marker(pytest.mark.xdist_group("finished"))
 
 
