@@ -36,7 +36,7 @@ compare: venv  ## compare compression rates, an LSTM and a Transformer-XL on a t
 	@$(BIN)/python -c 'import ray.tune, matplotlib' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[compare]'
 	$(BIN)/compressive compare --preset memory --rates 1 2 4 --cores lstm transformer-xl --seeds 0 1 2 $(ARGS)
 
-text: venv  ## compare language models with xz and bz2 on two CPU cores, some 25 minutes
+text: venv  ## compare language models with xz and bz2 on two CPU cores, under 20 minutes
 	$(BIN)/python benchmarks/text.py $(ARGS)
 
 test: venv  ## run all tests in three processes, under 10 minutes on two cores

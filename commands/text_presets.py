@@ -113,11 +113,11 @@ def cpu(core: str) -> TextConfig:
         learner=SequenceLearnerConfig(
             batch_size=16,
             sequence_length=64,
-            steps=2_000,
+            steps=1_800,
             learning_rate=6e-3,
             least_learning_rate=1e-5,
             warmup_steps=100,
-            decay_steps=1_900,
+            decay_steps=1_700,
             max_gradient_norm=1.0,
             late_step=None,
         ),

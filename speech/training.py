@@ -85,13 +85,13 @@ def make_preset(preset: str, core: str) -> SpeechConfig:
 def _cpu(core: str) -> SpeechConfig:
     """Minutes on two CPU cores."""
     learner = SequenceLearnerConfig(
-        batch_size=16,
-        sequence_length=512,
-        steps=1_000,
-        learning_rate=2e-3,
+        batch_size=8,
+        sequence_length=256,
+        steps=3_000,
+        learning_rate=4e-3,
         least_learning_rate=1e-4,
-        warmup_steps=50,
-        decay_steps=950,
+        warmup_steps=100,
+        decay_steps=2_900,
         max_gradient_norm=1.0,
         late_step=None,
     )
