@@ -8,7 +8,8 @@ All variants are `compressive text train --preset cpu` and see the same batches 
 read once, 16 parts side by side, each with empty memory at its beginning. Beside them: what xz and bz2 make of the same
 held-out bytes, alone, and as what they add to the training text (bz2 looks back 900 kB at most, xz -9e 64 MiB).
 
-Runs lie in --out, with curves for TensorBoard. Prints progress and a table to stderr and one JSON object to stdout.
+Runs lie in --out, for TensorBoard, `compressive text evaluate` and `sample`. Prints progress and a table to stderr and
+one JSON object to stdout.
 """
 
 import bz2
@@ -32,7 +33,8 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from commands.text_presets import TextConfig, make_preset
-from commands.text_runs import TextJob, measure, prepare, to_plain
+from commands.text_runs import TextJob, measure, prepare, write_tokeniser
+from learner import checkpoints
 from learner.data_parallel import DataParallel
 from learner.sequence import Progress, train
 from text.corpora import Corpus, load, open_tokens
@@ -151,10 +153,15 @@ def run(name: str, config: TextConfig, tokens: Path, folder: Path) -> dict[str, 
             share = f"{100 * progress.step / progress.total:3.0f} %"
             print(f"{name:<28} seed {config.seed}  {share}  train {bits:.3f}", file=sys.stderr, flush=True)
 
+    text = open_tokens(tokens)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tokeniser(folder, text)
+    checkpoints.write_json(folder / "config.json", job.plain())
     begin, used = time.monotonic(), time.process_time()
-    train(learner, folder, to_plain(config), log_every=50, checkpoint_seconds=1e9, keep=1, show=show)
+    train(learner, folder, job.plain(), log_every=50, checkpoint_seconds=1e9, keep=1, show=show)
     seconds, used = time.monotonic() - begin, time.process_time() - used
-    found = measure(config, learner.model, open_tokens(tokens), "test", config.evaluate_rows)
+    found = measure(config, learner.model, text, "test", config.evaluate_rows)
+    checkpoints.write_json(folder / "evaluation.json", found)
     return {
         "name": name,
         "seed": config.seed,

@@ -32,6 +32,7 @@ from commands.text_runs import (
     require_same_tokens,
     rows_of,
     to_plain,
+    write_tokeniser,
 )
 from learner import checkpoints
 from learner.sequence import SequenceLearner
@@ -221,7 +222,7 @@ def _train(arguments: list[str]) -> None:
         require_same_tokens(options.resume, tokens)
 
     def start(learner: SequenceLearner, checkpoint: checkpoints.Checkpoint | None) -> None:
-        checkpoints.write_json(run / "tokeniser.json", {"digest": tokens.digest, **tokens.tokeniser.to_plain()})
+        write_tokeniser(run, tokens)
         _describe(config, run, tokens, learner, again, console)
         if checkpoint:
             console.print(f"resumed from {checkpoint.path} at step {learner.step}", highlight=False, soft_wrap=True)

@@ -138,6 +138,11 @@ def prepare(config: TextConfig) -> tuple[Path, Tokens]:
     return corpora.prepare(config.corpus, corpus, config.tokens, config.vocabulary)
 
 
+def write_tokeniser(run: Path, tokens: Tokens) -> None:
+    """Keeps with a run what its tokens mean; `require_same_tokens` and `open_run` read it."""
+    checkpoints.write_json(run / "tokeniser.json", {"digest": tokens.digest, **tokens.tokeniser.to_plain()})
+
+
 def require_same_tokens(run: Path, tokens: Tokens) -> None:
     """Raises a UserError if a run was trained on other text."""
     expected = json.loads((run / "tokeniser.json").read_text())["digest"]
