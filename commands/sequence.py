@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,7 +25,8 @@ from commands.folders import claim
 from commands.signals import stop_on_signals
 from learner import checkpoints
 from learner.data_parallel import DataParallel
-from learner.sequence import Progress, SequenceLearner, restore, train
+from learner.metrics import last_metrics
+from learner.sequence import Progress, SequenceLearner, SequenceLearnerConfig, restore, train
 
 PEER_SECONDS = 600.0
 """Time that learners wait for each other: the first one evaluates meanwhile."""
@@ -84,17 +86,37 @@ class SequenceDisplay(LiveLine):
 
     def update(self, progress: Progress) -> None:
         """See `learner.sequence.train`."""
-        self.show(min(1.0, progress.step / progress.total), *_texts(progress, self.describe))
+        rate = progress.tokens_per_second / progress.tokens_per_step
+        left = (progress.total - progress.step) / rate if rate else math.inf
+        head = f"{quantity(progress.step)}/{quantity(progress.total)} steps  left {duration(left)}"
+        fields = [f"{quantity(progress.tokens_per_second)} tokens/s", f"train {self.describe(progress.nll)}"]
+        if "valid/nll" in progress.valid:
+            fields.append(f"valid {self.describe(progress.valid['valid/nll'])}")
+        self.show(min(1.0, progress.step / progress.total), head, fields)
 
+    @contextmanager
+    def following(self, run: Path, config: SequenceLearnerConfig, seconds: float = 1.0) -> Iterator[None]:
+        """Shows what learners elsewhere write to the run's metrics."""
+        ended, size = threading.Event(), config.batch_size * config.sequence_length
 
-def _texts(progress: Progress, describe: Callable[[float], str]) -> tuple[str, list[str]]:
-    rate = progress.tokens_per_second / progress.tokens_per_step
-    left = (progress.total - progress.step) / rate if rate else math.inf
-    head = f"{quantity(progress.step)}/{quantity(progress.total)} steps  left {duration(left)}"
-    fields = [f"{quantity(progress.tokens_per_second)} tokens/s", f"train {describe(progress.nll)}"]
-    if "valid/nll" in progress.valid:
-        fields.append(f"valid {describe(progress.valid['valid/nll'])}")
-    return head, fields
+        def follow() -> None:
+            seen = last_metrics(run).get("step", 0)
+            valid: dict[str, float] = {}
+            while not ended.wait(seconds):
+                row = last_metrics(run)
+                if row and row["step"] > seen:
+                    seen = row["step"]
+                    valid = {name: value for name, value in row.items() if name.startswith("valid/")} or valid
+                    rate = row["speed/tokens_per_second"]
+                    self.update(Progress(seen, config.steps, rate, size, row["loss/nll"], valid))
+
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
 
 def run_training(
@@ -141,7 +163,8 @@ def run_training(
                         **job.loop(),
                     )
             if job.learners > 1:
-                _train_on_ray(job, new)
+                with SequenceDisplay(console, describe) as display, display.following(run, learner.config):
+                    _train_on_ray(job, new)
                 restore(learner, run)
         except OSError as error:
             raise UserError(f"{run} cannot be written to: {error}; go on with: {again}") from error
@@ -161,7 +184,8 @@ def _train_on_ray(job: Job, new: bool) -> None:
     """Ray Train places the learners, one a GPU (or CPU where there is none), and connects them.
 
     Raises:
-        UserError: if Ray Train is not installed, there are not enough GPUs, or a learner fails.
+        UserError: if Ray Train is not installed, there are not enough GPUs, or a learner fails; `error.txt` in the run
+            then has its traceback.
     """
     try:
         import ray
@@ -173,21 +197,24 @@ def _train_on_ray(job: Job, new: bool) -> None:
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS", "local")
         cpus = {"num_cpus": max(os.cpu_count() or 1, job.learners + 1)} if address == "local" else {}
-        ray.init(address=address, include_dashboard=False, log_to_driver=True, **cpus)  # type: ignore[arg-type]
+        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        ray.init(address=address, **quiet, **cpus)  # type: ignore[arg-type]
     gpus = int(ray.cluster_resources().get("GPU", 0))
     if 0 < gpus < job.learners:
         raise UserError(f"learners: expected at most {gpus}, one a GPU, got {job.learners}")
     trainer = TorchTrainer(
         _work,
-        train_loop_config={"job": job, "new": new},
+        train_loop_config={"job": job, "new": new, "folder": str(Path.cwd())},
         scaling_config=ray.train.ScalingConfig(num_workers=job.learners, use_gpu=gpus > 0),
         run_config=ray.train.RunConfig(name="ray", storage_path=str(job.run.resolve())),
     )
     try:
         trainer.fit()
-    except Exception as error:  # Ray has printed the traceback of the learner that failed
+    except Exception as error:
+        (job.run / "error.txt").write_text(f"{error}\n")
         first = str(error).strip().partition("\n")[0]
-        raise UserError(f"the learners on Ray stopped ({first}); go on from the last checkpoint") from error
+        message = f"the learners on Ray stopped ({first}; more in {job.run / 'error.txt'})"
+        raise UserError(f"{message}; go on from the last checkpoint") from error
     finally:
         ray.shutdown()
 
@@ -197,21 +224,13 @@ def _work(config: dict[str, Any]) -> None:
     import ray.train.torch
 
     job, new = config["job"], config["new"]
+    os.chdir(config["folder"])  # Ray Train chose another, and the paths of the run and its data may be relative
     torch.set_num_threads(1)
     group = dist.new_group(timeout=timedelta(seconds=PEER_SECONDS))
     learner = job.make_learner(DataParallel(group), str(ray.train.torch.get_device()))
     if not new:
         restore(learner, job.run)
-    train(learner, job.run, job.plain(), evaluate=job.evaluate, show=_print_sometimes(learner), **job.loop())
-
-
-def _print_sometimes(learner: SequenceLearner) -> Callable[[Progress], None]:
-    def show(progress: Progress) -> None:
-        if learner.updates % 100 == 0 or progress.step >= progress.total:
-            head, fields = _texts(progress, "{:.3f} nats".format)
-            print("  ".join([head, *fields]), flush=True)
-
-    return show
+    train(learner, job.run, job.plain(), evaluate=job.evaluate, **job.loop())
 
 
 @contextmanager

@@ -175,7 +175,7 @@ def rows_of(found: dict[str, Any]) -> dict[str, str]:
     return {
         "split": f"{found['split']}, {quantity(found['tokens'])} tokens of {quantity(found['bytes'])} bytes",
         "bits a byte": f"{found['bits_per_byte']:.4f}",
-        "perplexity a word": f"{found['word_perplexity']:.2f}",
+        "perplexity a word": f"{found['word_perplexity']:.6g}",
         "nats a token": f"{found['nats_per_token']:.4f}",
         "tokens a second": quantity(found["tokens_per_second"]),
     }

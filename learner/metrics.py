@@ -6,6 +6,7 @@ the callers.
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -106,6 +107,18 @@ def read_metrics(run: Path | str) -> list[dict[str, Any]]:
         raise FileNotFoundError(f"{path}: there is no such file; expected the folder of a run that has begun to learn")
     rows = [row for line in path.read_bytes().splitlines(keepends=True) if (row := _parse(line)) is not None]
     return [{name: math.nan if value is None else value for name, value in row.items()} for row in rows]
+
+
+def last_metrics(run: Path | str) -> dict[str, Any]:
+    """The last whole row, empty if there is none yet; reads only the last 64 kB of the file."""
+    try:
+        with (Path(run) / FILE).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - (64 << 10)))
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return {}
+    row = next((row for line in reversed(lines) if (row := _parse(line)) is not None), {})
+    return {name: math.nan if value is None else value for name, value in row.items()}
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

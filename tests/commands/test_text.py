@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import types
 from pathlib import Path
@@ -71,6 +72,28 @@ def test_a_run_is_a_folder(trained: Path) -> None:
     found = json.loads((trained / "evaluation.json").read_text())
     assert found["bits_per_byte"] == pytest.approx(found["nll"] / 0.6931471805599453 / found["bytes"])
     assert list(trained.glob("events*"))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_two_learners_on_ray_make_the_run_of_one(corpus: Path, tmp_path: Path) -> None:
+    """With paths relative to where the command is typed, which is not where Ray's processes are."""
+    pytest.importorskip("ray.train")
+    words = ["text", "train", *TINY, "--core=transformer-xl", "--learner.steps=4", "--learner.device=cpu"]
+    main([*words, f"--path={corpus}", f"--run={tmp_path / 'one'}"])
+    with (tmp_path / "screen").open("w+") as screen:
+        shared = [*words, f"--path={os.path.relpath(corpus, tmp_path)}", "--run=two", "--learners=2"]
+        process = start(*shared, output=screen, cwd=tmp_path)
+        status = process.wait(2 * PATIENCE)
+        screen.seek(0)
+        said = screen.read()
+    assert status == 0, said
+    assert "pid=" not in said, "nothing of Ray's"
+    assert "4/4 steps" in said
+    one, two = (read_metrics(tmp_path / name) for name in ("one", "two"))
+    for name in ("step", "loss/nll", "gradient/norm"):
+        assert [row[name] for row in two] == pytest.approx([row[name] for row in one], rel=1e-5), name
+    assert two[-1]["valid/bits_per_byte"] == pytest.approx(one[-1]["valid/bits_per_byte"], rel=1e-5)
 
 
 def test_kill_9_then_the_end_is_the_same_bit_for_bit(corpus: Path, trained: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import math
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from learner.metrics import MetricsWriter, read_metrics
+from learner.metrics import MetricsWriter, last_metrics, read_metrics
 
 
 def write(run, steps, resumed_step=None, value=0.0):
@@ -40,6 +40,15 @@ def test_rows_can_be_read_while_they_are_written(tmp_path):
         with (tmp_path / "metrics.jsonl").open("a") as file:
             file.write('{"step": 2, "time": 0, "a/')
         assert [row["step"] for row in read_metrics(tmp_path)] == [1]
+
+
+def test_the_last_row_is_the_last_whole_one(tmp_path):
+    assert last_metrics(tmp_path) == {}
+    write(tmp_path, range(2_000))
+    assert (tmp_path / "metrics.jsonl").stat().st_size > 64 << 10
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2000, "time": 0, "a/')
+    assert last_metrics(tmp_path) == read_metrics(tmp_path)[-1]
 
 
 def test_resuming_removes_later_rows(tmp_path):
