@@ -22,7 +22,7 @@ from agent.sequence import SequenceModel
 from commands import UserError
 from commands.display import LiveLine, duration, quantity
 from commands.folders import claim
-from commands.signals import stop_on_signals
+from commands.signals import StopRequest, stop_on_signals
 from learner import checkpoints
 from learner.data_parallel import DataParallel
 from learner.metrics import last_metrics
@@ -30,6 +30,8 @@ from learner.sequence import Progress, SequenceLearner, SequenceLearnerConfig, r
 
 PEER_SECONDS = 600.0
 """Time that learners wait for each other: the first one evaluates meanwhile."""
+STOP_FILE = ".stop"
+"""In a run, while its learners on Ray are to stop."""
 
 
 def read_plain(run: Path, kind: str) -> dict[str, Any]:
@@ -162,10 +164,10 @@ def run_training(
                         stop=lambda: stop.requested,
                         **job.loop(),
                     )
-            if job.learners > 1:
-                with SequenceDisplay(console, describe) as display, display.following(run, learner.config):
-                    _train_on_ray(job, new)
-                restore(learner, run)
+                else:
+                    with display.following(run, learner.config):
+                        _train_on_ray(job, new, stop, again)
+                    restore(learner, run)
         except OSError as error:
             raise UserError(f"{run} cannot be written to: {error}; go on with: {again}") from error
         except FloatingPointError as error:
@@ -180,8 +182,10 @@ def run_training(
         finish(learner.model)
 
 
-def _train_on_ray(job: Job, new: bool) -> None:
+def _train_on_ray(job: Job, new: bool, stop: StopRequest, again: str) -> None:
     """Ray Train places the learners, one a GPU (or CPU where there is none), and connects them.
+
+    A file in the run tells them to stop: signals do not reach other machines.
 
     Raises:
         UserError: if Ray Train is not installed, there are not enough GPUs, or a learner fails; `error.txt` in the run
@@ -208,15 +212,31 @@ def _train_on_ray(job: Job, new: bool) -> None:
         scaling_config=ray.train.ScalingConfig(num_workers=job.learners, use_gpu=gpus > 0),
         run_config=ray.train.RunConfig(name="ray", storage_path=str(job.run.resolve())),
     )
+    failures: list[Exception] = []
+
+    def fit() -> None:
+        try:
+            trainer.fit()
+        except Exception as error:
+            failures.append(error)
+
+    # In the main thread, Ray Train would take Ctrl-C to mean the end without a checkpoint.
+    thread, flag = threading.Thread(target=fit, daemon=True), job.run / STOP_FILE
+    flag.unlink(missing_ok=True)
+    thread.start()
     try:
-        trainer.fit()
-    except Exception as error:
-        (job.run / "error.txt").write_text(f"{error}\n")
-        first = str(error).strip().partition("\n")[0]
-        message = f"the learners on Ray stopped ({first}; more in {job.run / 'error.txt'})"
-        raise UserError(f"{message}; go on from the last checkpoint") from error
+        while thread.is_alive():
+            thread.join(0.2)
+            if stop.requested:
+                flag.touch()
     finally:
+        flag.unlink(missing_ok=True)
         ray.shutdown()
+    for failure in failures:
+        (job.run / "error.txt").write_text(f"{failure}\n")
+        last = str(failure).strip().rpartition("\n")[2]
+        message = f"the learners on Ray stopped ({last}; more in {job.run / 'error.txt'})"
+        raise UserError(f"{message}; go on with: {again}") from failure
 
 
 def _work(config: dict[str, Any]) -> None:
@@ -230,7 +250,8 @@ def _work(config: dict[str, Any]) -> None:
     learner = job.make_learner(DataParallel(group), str(ray.train.torch.get_device()))
     if not new:
         restore(learner, job.run)
-    train(learner, job.run, job.plain(), evaluate=job.evaluate, **job.loop())
+    stop = (job.run / STOP_FILE).exists if learner.parallel.rank == 0 else lambda: False
+    train(learner, job.run, job.plain(), evaluate=job.evaluate, stop=stop, **job.loop())
 
 
 @contextmanager
