@@ -27,6 +27,7 @@ from commands.display import TerminalDisplay, quantity, table, task_table
 from commands.evaluate import evaluation_rows, evaluation_summary, filmable, play, record
 from commands.folders import claim
 from commands.options import parse as parse_options
+from commands.options import parse_start
 from commands.presets import make_preset
 from commands.signals import stop_on_signals
 from commands.tensorboard import log_recordings
@@ -41,15 +42,6 @@ FIXED = ("preset", "env", "seed", "agent.", "learner.optimiser", "checkpoint_url
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG)
 """Errors of writing that the user can mend."""
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
-
-
-@dataclass(frozen=True)
-class Start:
-    """What decides the defaults of all other options."""
-
-    preset: str = "cpu"
-    core: str = "compressive"
-    resume: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,8 +96,7 @@ def parse(arguments: Sequence[str]) -> Options:
     """
     prog = "compressive launch"
     arguments = list(_numbers_of_actors(arguments))
-    known = [argument for argument in arguments if argument not in ("-h", "--help")]
-    start, _ = parse_options(Start, prog, args=known, return_unknown_args=True)
+    start = parse_start(prog, arguments)
     with _user_errors():
         config = _config_of(start.resume) if start.resume else make_preset(start.preset, start.core)
     options = parse_options(

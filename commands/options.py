@@ -3,11 +3,32 @@
 import contextlib
 import io
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tyro
 
 from commands import UserError
+
+
+@dataclass(frozen=True)
+class Start:
+    """What decides the defaults of all other options."""
+
+    preset: str = "cpu"
+    core: str = "compressive"
+    resume: str | None = None
+
+
+def parse_start(prog: str, arguments: Sequence[str]) -> Start:
+    """Reads these few first, whatever else the command line says.
+
+    Raises:
+        UserError: see `parse`.
+    """
+    known = [argument for argument in arguments if argument not in ("-h", "--help")]
+    return parse(Start, prog, args=known, return_unknown_args=True)[0]
 
 
 def parse(kind: type, prog: str, **options: Any) -> Any:

@@ -26,7 +26,7 @@ from agent.sequence import SequenceModel
 from commands import UserError
 from commands.config import build, differences
 from commands.display import quantity, table
-from commands.options import parse
+from commands.options import parse, parse_start
 from commands.sequence import read_plain, run_training, user_errors
 from learner import checkpoints
 from learner.data_parallel import DataParallel
@@ -67,15 +67,6 @@ def speech(arguments: Sequence[str]) -> None:
     if arguments[0] not in commands:
         raise UserError(f"speech: expected a command out of {', '.join(commands)}, got {arguments[0]!r}")
     commands[arguments[0]](list(arguments[1:]))
-
-
-@dataclass(frozen=True)
-class Start:
-    """What decides the defaults of all other options."""
-
-    preset: str = "cpu"
-    core: str = "compressive"
-    resume: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -229,10 +220,9 @@ def _train(arguments: list[str]) -> None:
 def _parse(arguments: list[str]) -> Options:
     """The options, with the defaults of the preset and core, or of the resumed run."""
     prog = "compressive speech train"
-    known = [argument for argument in arguments if argument not in ("-h", "--help")]
-    start, _ = parse(Start, prog, args=known, return_unknown_args=True)
+    start = parse_start(prog, arguments)
     with user_errors():
-        config = read_config(start.resume) if start.resume else make_preset(start.preset, start.core)
+        config = read_config(Path(start.resume)) if start.resume else make_preset(start.preset, start.core)
     default = Options(**vars(config), core=config.core_name)
     options = parse(Options, prog, args=arguments, default=default, config=FLAGS)
     if options.threads < 1:

@@ -23,9 +23,9 @@ from rich.table import Table
 from commands import UserError
 from commands.config import differences
 from commands.display import duration, quantity
-from commands.options import parse
+from commands.options import parse, parse_start
 from commands.sequence import user_errors
-from commands.speech import Start, open_corpus, predictors, read_config, to_plain
+from commands.speech import open_corpus, predictors, read_config, to_plain
 from learner import checkpoints
 from learner.metrics import read_metrics
 from learner.sequence import SequenceLearnerConfig
@@ -84,8 +84,7 @@ def compare(arguments: list[str]) -> None:
 def _parse(arguments: list[str]) -> tuple[Options, dict[str, SpeechConfig]]:
     """The options, and the configuration of each model's run."""
     prog = "compressive speech compare"
-    words = [word for word in arguments if word not in ("-h", "--help")]
-    preset = parse(Start, prog, args=words, return_unknown_args=True)[0].preset
+    preset = parse_start(prog, arguments).preset
     with user_errors():
         base = make_preset(preset, "compressive")
     default = Options(run=Path("runs/speech"), preset=preset, learner=base.learner)

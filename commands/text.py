@@ -16,8 +16,9 @@ from rich.table import Table
 
 from agent.sequence import SequenceModel
 from commands import UserError
+from commands.config import differences
 from commands.display import quantity, table
-from commands.options import parse
+from commands.options import parse, parse_start
 from commands.sequence import run_training, user_errors
 from commands.text_presets import TextConfig, make_preset
 from commands.text_runs import (
@@ -61,15 +62,6 @@ FIXED = (
 )
 """What a resumed run cannot change."""
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-
-
-@dataclass(frozen=True)
-class Start:
-    """What decides the defaults of all other options."""
-
-    preset: str = "cpu"
-    core: str = "compressive"
-    resume: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -181,10 +173,9 @@ def text(arguments: Sequence[str]) -> None:
 
 def _parse_train(arguments: list[str]) -> TrainOptions:
     prog = "compressive text train"
-    known = [argument for argument in arguments if argument not in ("-h", "--help")]
-    start, _ = parse(Start, prog, args=known, return_unknown_args=True)
+    start = parse_start(prog, arguments)
     with user_errors():
-        config = read_run(start.resume) if start.resume else make_preset(start.preset, start.core)
+        config = read_run(Path(start.resume)) if start.resume else make_preset(start.preset, start.core)
     options = parse(
         TrainOptions,
         prog,
@@ -196,18 +187,12 @@ def _parse_train(arguments: list[str]) -> TrainOptions:
     if options.run and options.resume:
         raise UserError("--run names a new run and --resume an old one: give only one of them")
     if options.resume:
-        old, new = _flat(to_plain(config)), _flat(to_plain(options.config))
-        for name in old:
-            if old[name] != new.get(name) and name.startswith(FIXED):
-                raise UserError(f"{name}: expected {old[name]} as in {options.resume}, got {new.get(name)}")
+        if options.core != core_name(config):
+            raise UserError(f"core: expected {core_name(config)} as in {options.resume}, got {options.core}")
+        for name, old, new in differences(to_plain(config), to_plain(options.config)):
+            if name.startswith(FIXED):
+                raise UserError(f"{name}: expected {old} as in {options.resume}, got {new}")
     return options
-
-
-def _flat(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in plain.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
 
 
 def _train(arguments: list[str]) -> None:

@@ -195,8 +195,8 @@ def test_what_is_no_run_is_refused(trained: Path, tmp_path: Path, capfd) -> None
     assert "expected a run of compressive text train" in refusal(["text", "evaluate", str(tmp_path)], capfd)
     assert "already exists and is not empty" in refusal(["text", "train", f"--run={trained}"], capfd)
     assert "sizes: expected MEMORY:COMPRESSED" in refusal(["text", "evaluate", str(trained), "--sizes", "x"], capfd)
-    changed = ["text", "train", f"--resume={trained}", "--seed=1"]
-    assert "seed: expected 0 as in" in refusal(changed, capfd)
+    for change, said in {"--seed=1": "seed: expected 0", "--core=lstm": "core: expected compressive"}.items():
+        assert f"{said} as in {trained}" in refusal(["text", "train", f"--resume={trained}", change], capfd)
     assert "expected one of train, evaluate, sample, got 'learn'" in refusal(["text", "learn"], capfd)
 
 
