@@ -13,7 +13,6 @@ import pytest
 
 from commands import main
 from learner import checkpoints
-from learner.metrics import read_metrics
 
 TINY = [
     "--agent.torso-size=16",
@@ -81,12 +80,6 @@ def wait_until(
 def saved_steps(folder: Path) -> list[int]:
     """Steps of the run's complete checkpoints, oldest first."""
     return sorted(int(path.name) for path in folder.glob("checkpoints/*") if path.name.isdigit())
-
-
-def last_row(folder: Path) -> dict[str, Any]:
-    """The newest row of metrics, empty if there is none yet."""
-    rows = read_metrics(folder) if (folder / "metrics.jsonl").exists() else []
-    return rows[-1] if rows else {}
 
 
 def state(folder: Path) -> dict[str, bytes]:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import pytest
 
 from commands.ray_metrics import gauge_name
-from learner.metrics import read_metrics
-from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, last_row, refusal, saved_steps, wait_until
+from learner.metrics import last_metrics, read_metrics
+from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, refusal, saved_steps, wait_until
 
 ROOT = Path(__file__).parents[2]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -107,7 +107,7 @@ def test_a_job_trains_from_an_uploaded_folder_shows_its_metrics_and_stops_with_a
     launch = ["python", "-m", "commands", "launch", "--ray-address", "auto", "--run", run, "--frames", 10**9]
     job(head, "submit", "--working-dir", source, "--submission-id=tiny", "--no-wait", "--", *launch, *TINY)
     wait_until(lambda: (run / "config.json").exists())  # the level is compiled for the new folder
-    wait_until(lambda: last_row(run).get("episode/count", 0) > 0)
+    wait_until(lambda: last_metrics(run).get("episode/count", 0) > 0)
 
     (unpacked,) = (path for path in head.folder.glob("session_latest/runtime_resources/*/_ray_pkg_*") if path.is_dir())
     assert (unpacked / "commands" / "__main__.py").exists()
@@ -121,14 +121,14 @@ def test_a_job_trains_from_an_uploaded_folder_shows_its_metrics_and_stops_with_a
 
     wait_until(lambda: gauge_name("episode/return") in shown())
     numbers, names = shown(), ("episode/return", "learner/frames", "loss/total", "policy/entropy", "actors/alive")
-    wait_until(lambda: last_row(run)["learner/frames"] > numbers[gauge_name("learner/frames")])
+    wait_until(lambda: last_metrics(run)["learner/frames"] > numbers[gauge_name("learner/frames")])
     for name in names:
         assert numbers[gauge_name(name)] in [pytest.approx(row[name]) for row in read_metrics(run) if name in row], name
 
     job(head, "stop", "tiny")
     said = job(head, "logs", "tiny")
     assert re.search(rf"stopped at .* go on with: compressive launch --resume {run} --ray-address auto", said), said
-    assert saved_steps(run)[-1] == last_row(run)["step"]
+    assert saved_steps(run)[-1] == last_metrics(run)["step"]
     assert "STOPPED" in job(head, "list")
     (log,) = head.folder.glob("session_latest/logs/jobs/supervisor-tiny.log")
     assert "terminated gracefully" in log.read_text()

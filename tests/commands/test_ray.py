@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from commands import main
-from learner.metrics import read_metrics
-from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, frames, last_row, saved_steps, start, wait_until
+from learner.metrics import last_metrics, read_metrics
+from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, frames, saved_steps, start, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -51,13 +51,13 @@ def test_a_run_survives_its_actors_and_itself(tmp_path: Path) -> None:
         return screen.read()
 
     process, screen = begin(0, "--run", folder, "--frames", 10**9, *options)
-    wait_until(lambda: last_row(folder).get("actors/alive") == 2, process)
+    wait_until(lambda: last_metrics(folder).get("actors/alive") == 2, process)
     victims = marked(marks[0], "ray::RemoteActor")
     assert len(victims) == 2
     os.kill(victims[0], signal.SIGKILL)
-    wait_until(lambda: last_row(folder)["actors/restarts"] == 1, process)
-    wait_until(lambda: last_row(folder)["actors/alive"] == 2, process)
-    reached = last_row(folder)["step"]
+    wait_until(lambda: last_metrics(folder)["actors/restarts"] == 1, process)
+    wait_until(lambda: last_metrics(folder)["actors/alive"] == 2, process)
+    reached = last_metrics(folder)["step"]
     wait_until(lambda: saved_steps(folder)[-1] > reached + 300, process)
     assert "died and is replaced" in said(screen)
     process.kill()
@@ -93,13 +93,13 @@ def test_two_learners_go_on_when_one_dies_and_one_goes_on_alone(
             output=screen,
             env={**ENVIRONMENT, "MARK": mark},
         )
-        wait_until(lambda: last_row(folder).get("step", 0) > 300, process)
+        wait_until(lambda: last_metrics(folder).get("step", 0) > 300, process)
         victims = marked(mark, "ray::RemoteLearner")
         assert len(victims) == 2
         os.kill(victims[1], signal.SIGKILL)
         # At most one update is done, or in progress, before its absence is noticed.
         wait_until(lambda: len(set(marked(mark, "ray::RemoteLearner")) - set(victims)) == 2, process)
-        reached = last_row(folder)["step"]
+        reached = last_metrics(folder)["step"]
         wait_until(lambda: saved_steps(folder)[-1] > reached + 300, process)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 128 + signal.SIGINT

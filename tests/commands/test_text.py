@@ -12,7 +12,7 @@ import pytest
 
 from commands import main
 from learner.metrics import last_metrics, read_metrics
-from tests.commands.cli import ENVIRONMENT, PATIENCE, last_row, refusal, saved_steps, start, wait_until
+from tests.commands.cli import ENVIRONMENT, PATIENCE, refusal, saved_steps, start, wait_until
 
 TINY = [
     "--corpus=folder",
@@ -121,7 +121,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(corpus: Path, tmp_path
     run = tmp_path / "stopped"
     with (tmp_path / "said").open("w") as said:
         process = start(*options(corpus, run, 10**6), output=said)
-    wait_until(lambda: last_row(run), process)
+    wait_until(lambda: last_metrics(run), process)
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) == 128 + signal.SIGINT
     assert f"go on with: compressive text train --resume {run}" in (tmp_path / "said").read_text()
