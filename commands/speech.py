@@ -263,9 +263,12 @@ def _blocks(tokens: np.ndarray, size: int = 1 << 18) -> list[np.ndarray]:
 
 def evaluation_rows(summary: dict[str, Any]) -> dict[str, str]:
     """An evaluation as rows of a table."""
+    files = sorted(summary["files"].items(), key=lambda item: item[1])
+    (best, least), (worst, most) = files[0], files[-1]
     return {
         f"{summary['split']} split": f"{summary['nats']:.3f} nats, {summary['bits']:.3f} bits per sample, "
         f"over {quantity(summary['samples'])} samples",
+        "files": f"{len(files)}: from {least:.3f} nats ({best}) to {most:.3f} ({worst})",
         "linear predictor": f"{summary['linear']:.3f} nats",
         "frequencies": f"{summary['order_0']:.3f} nats (order 0; uniform: {math.log(audio.LEVELS):.3f})",
     }

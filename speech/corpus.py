@@ -50,6 +50,9 @@ class CorpusConfig:
     """Of the samples, to be measured while training goes on; at least one file or speaker."""
     test_share: float = 0.05
     """Of the samples, to be measured in the end; at least one file or speaker."""
+    remove_offset: bool = True
+    """Subtract each file's mean. A recorder's constant offset is not heard, but it moves all samples to other levels,
+    where a model may know nothing: a file of LibriSpeech has one of a quarter of full scale."""
     skip_unreadable: bool = False
     """Leave out, with a warning, files that are damaged or empty, rather than stop at the first."""
 
@@ -232,10 +235,11 @@ def _build(
         with (folder / f"{split}.u8").open("wb") as file:
             for source in parts[split]:
                 try:
-                    tokens = audio.encode(source.waveform(rate))
+                    waveform = source.waveform(rate)
                 except audio.AudioError as error:
                     _skip(config, error)
                     continue
+                tokens = audio.encode(waveform - waveform.mean() if config.remove_offset else waveform)
                 done += 1
                 show(done, total)
                 # The same sound under two names might be on both sides.

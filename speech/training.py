@@ -6,12 +6,14 @@ the paper says 80), 32 rows, memory that goes on from chunk to chunk.
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 
-from agent.sequence import SequenceModel
+from agent.sequence import IGNORE, SequenceModel
 from learner.data_parallel import DataParallel
-from learner.sequence import SequenceLearner, SequenceLearnerConfig, evaluate
+from learner.sequence import SequenceLearner, SequenceLearnerConfig, Total, score
 from learner.streams import Streams, one_pass
 from speech import models
 from speech.corpus import Corpus, CorpusConfig
@@ -138,8 +140,9 @@ def make_learner(config: SpeechConfig, corpus: Corpus, parallel: DataParallel | 
 
 def measure(
     config: SpeechConfig, corpus: Corpus, model: SequenceModel, split: str, samples: int | None = None
-) -> dict[str, float]:
-    """Negative log-likelihood on a split: "nats" and "bits" per sample, and "samples", of which it is the mean.
+) -> dict[str, Any]:
+    """Negative log-likelihood on a split: "nats" and "bits" per sample, "samples", of which it is the mean, and
+    "files", nats per sample of each by its name.
 
     The split is read in as many rows as a batch has, each a contiguous part that memory goes on through.
 
@@ -148,11 +151,23 @@ def measure(
     """
     part = corpus.splits[split]
     tokens = part.tokens[:samples]
+    starts = part.starts[part.starts < len(tokens)]
     length = config.learner.sequence_length
     rows = max(1, min(config.learner.batch_size, len(tokens) // (4 * length)))
-    starts = part.starts[part.starts < len(tokens)] if config.reset_at_files else None
-    total = evaluate(model, one_pass(tokens, rows, length, starts), config.learner.precision)
-    return {"nats": total.mean, "bits": total.mean / math.log(2), "samples": total.count}
+    resets = starts if config.reset_at_files else None
+    numbers = np.arange(len(starts), dtype=np.min_scalar_type(len(starts)))
+    numbers = np.repeat(numbers, np.diff(starts, append=len(tokens)))
+    losses, counts = np.zeros(len(starts)), np.zeros(len(starts), np.int64)
+    scored = score(model, one_pass(tokens, rows, length, resets), config.learner.precision)
+    # The second pass reads the file's number where the first reads a sample.
+    for (batch, nll), where in zip(scored, one_pass(numbers, rows, length, resets)):
+        kept = batch.targets != IGNORE
+        index = where.targets[kept].numpy()
+        losses += np.bincount(index, nll[kept].double().numpy(), len(starts))
+        counts += np.bincount(index, minlength=len(starts))
+    total = Total(float(losses.sum()), int(counts.sum()))
+    files = {name: float(nll / count) for name, nll, count in zip(part.files, losses, counts) if count}
+    return {"nats": total.mean, "bits": total.mean / math.log(2), "samples": total.count, "files": files}
 
 
 def validation(config: SpeechConfig, corpus: Corpus, model: SequenceModel) -> dict[str, float]:

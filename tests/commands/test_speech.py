@@ -92,7 +92,11 @@ def test_evaluate_and_sample(trained: Path, copied: Callable[[], Path], capsys: 
     main(["speech", "evaluate", str(run), "--split", "validation", "--threads=1"])
     again = json.loads((run / "evaluation-validation.json").read_text())
     assert again["nats"] == pytest.approx(json.loads((trained / "evaluation.json").read_text())["nats"], abs=1e-5)
-    assert "linear predictor" in capsys.readouterr().out
+    (name, nats), *others = again["files"].items()
+    assert (nats, others) == (pytest.approx(again["nats"]), [])
+    out = capsys.readouterr().out
+    assert "linear predictor" in out
+    assert f"1: from {nats:.3f} nats ({name})" in out
     words = ["--seconds=0.02", "--prompt-seconds=0.03", "--clips=2", "--out", str(run / "more")]
     main(["speech", "sample", str(run), *words])
     assert {path.name for path in (run / "more").iterdir()} == {

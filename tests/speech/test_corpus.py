@@ -40,12 +40,25 @@ def names(corpus: Corpus, split: str) -> set[str]:
 
 
 def test_tokens_are_those_of_the_files(folder: Path, tmp_path: Path) -> None:
-    corpus = prepare(config_of(folder), tmp_path / "cache")
+    corpus = prepare(config_of(folder, remove_offset=False), tmp_path / "cache")
     assert corpus.sample_rate == RATE
     for split in corpus.splits.values():
         assert isinstance(split.tokens, np.memmap)
         for name, begin, end in zip(split.files, split.starts, [*split.starts[1:], len(split.tokens)]):
             np.testing.assert_array_equal(split.tokens[begin:end], audio.encode(audio.read(folder / name, RATE)))
+
+
+def test_a_constant_offset_makes_no_difference(folder: Path, tmp_path: Path) -> None:
+    corpora = [prepare(config_of(folder), tmp_path / "cache")]
+    for path in folder.rglob("*.flac"):
+        waveform, rate = soundfile.read(path)
+        soundfile.write(path, waveform - 0.25, rate)
+    corpora.append(prepare(config_of(folder), tmp_path / "cache"))
+    for split in SPLITS:
+        before, after = (corpus.splits[split].tokens.astype(int) for corpus in corpora)
+        assert np.abs(before - after).max() <= 1  # rounded to 16 bits at other places
+    moved = prepare(config_of(folder, remove_offset=False), tmp_path / "cache")
+    assert any(audio.decode(moved.splits[split].tokens).mean() < -0.05 for split in SPLITS)
 
 
 @pytest.mark.parametrize("split_by", ["file", "speaker"])

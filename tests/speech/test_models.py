@@ -138,9 +138,13 @@ def test_a_split_is_measured_whole_and_in_its_order(hum: Corpus, reset_at_files:
     assert measured["samples"] == 99
     assert measured["nats"] == pytest.approx(nll.mean().item(), abs=1e-6)
     assert measured["bits"] == pytest.approx(nll.mean().item() / np.log(2), abs=1e-6)
+    expected = {"a": nll[0, :49].mean().item(), "b": nll[0, 49:].mean().item()}
+    assert measured["files"] == pytest.approx(expected, abs=1e-6)
+    whole = measure(config, hum, model, "test")
+    assert (2999 * whole["files"]["a"] + 3000 * whole["files"]["b"]) / 5999 == pytest.approx(whole["nats"])
     if reset_at_files:
         return
-    assert measure(config, hum, model, "test", 100) == measured
+    assert measure(config, hum, model, "test", 100) == {**measured, "files": {"a": pytest.approx(nll.mean().item())}}
     assert validation(dataclasses.replace(config, validation_samples=100), hum, model)["valid/nll"] == measured["nats"]
 
 
