@@ -75,7 +75,7 @@ class RayPool(Pool):
         config: numbers of actors, environments and steps, and what each actor needs of the cluster.
 
     Raises:
-        RuntimeError: from `get`, when an actor died `MAX_FAILURES` times in a row without delivering anything.
+        RuntimeError: from `get`, when an actor died more than `MAX_FAILURES` times in a row and delivered nothing.
         ray.exceptions.RayTaskError: from `get`, when an actor's code raised: that is a bug and is not retried.
         ray.exceptions.RayActorError: from `get`, likewise, when making an actor raised.
     """

@@ -1,7 +1,7 @@
 """The one definition of what travels from actors to learners.
 
 Only the data and operations on its axes live here; who fills a trajectory is the business of `actors`, what is learned
-from it that of `learner`. `docs/trajectory.md` prints the table below beside an example.
+from it that of `learner`.
 
 With B rows (environments), T steps, A actions; every tensor is batch first. What the environment says is there at T + 1
 points in time: the last is the bootstrap, and the first of the next trajectory of the same environment.

@@ -122,7 +122,7 @@ def compare(arguments: Sequence[str]) -> None:
 def _require(*packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise UserError(f"compare needs {package}: pip install 'compressive-impala[compare]'")
+            raise UserError(f"compare needs {package}: pip install -e '.[compare]'")
 
 
 def _require_runnable(trials: Mapping[str, RunConfig], options: Options) -> None:

@@ -117,7 +117,7 @@ def dmlab30(core: str = "compressive") -> RunConfig:
 
 
 def memory(core: str = "compressive") -> RunConfig:
-    """A level that asks for up to 66 steps of memory, learned in five minutes of one CPU core: `make compare`.
+    """A level that asks for up to 66 steps of memory, learned in four minutes of one CPU core: `make compare`.
 
     The one layer sees 8 recent steps and 16 compressed slots. So rate 1 and Transformer-XL reach back 24 steps, rate 2
     40 and rate 4 72, and delays of 16, 32 and 64 steps tell them apart.

@@ -196,7 +196,7 @@ def _train_on_ray(job: Job, new: bool, stop: StopRequest, again: str) -> None:
         import ray.train
         from ray.train.torch import TorchTrainer
     except ImportError as error:
-        raise UserError(f"several learners need Ray Train: pip install 'compressive-impala[text]' ({error})") from error
+        raise UserError(f"several learners need Ray Train: pip install -e '.[text]' ({error})") from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS", "local")

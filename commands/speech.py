@@ -83,7 +83,7 @@ class Options(SpeechConfig):
     core: str = "compressive"
     """Recurrent core: compressive, transformer-xl, lstm or wavenet."""
     run: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder of the run, new or empty; if not given, runs/DATE-TIME-speech-CORE."""
+    """Folder of the run, new or empty; if not given, runs/speech-DATE-TIME-CORE."""
     resume: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Go on with the run in this folder, exactly where its last readable checkpoint is."""
     threads: int = 2

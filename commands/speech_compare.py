@@ -60,7 +60,7 @@ class Options:
     sample_seconds: float = 0.5
     """Length of each model's samples at the end; 0 for none."""
     parallel: int = 2
-    """Models trained at once, each with one CPU thread."""
+    """Models trained at once, which share the CPU's cores."""
 
 
 def compare(arguments: list[str]) -> None:
@@ -154,8 +154,11 @@ def _words(config: SpeechConfig) -> list[str]:
     preset = to_plain(make_preset(config.preset, config.core_name))
     words = ["--preset", config.preset]
     for name, _, new in differences(preset, to_plain(config)):
-        option = f"--{name.replace('_', '-')}"
-        words += [option] if new is True else [f"{option}={new}"]
+        *groups, last = name.replace("_", "-").split(".")
+        if isinstance(new, bool):
+            words.append("--" + ".".join([*groups, last if new else f"no-{last}"]))
+        else:
+            words.append(f"--{'.'.join([*groups, last])}={new}")
     return words
 
 

@@ -70,7 +70,7 @@ class TrainOptions(TextConfig):
 
     Every number has an option. The defaults below are those of the preset and the core that are named beside --help.
 
-      compressive text train                                     Python's source, bytes, two CPU cores
+      compressive text train                                     Python's source, bytes, one CPU core
       compressive text train --core transformer-xl               the baseline at equal attention cost
       compressive text train --corpus folder --path ~/books      any folder of text files
       compressive text train --preset enwik8 --path enwik8       the paper's models: enwik8, wikitext103, pg19

@@ -1,7 +1,8 @@
 """Everything an agent senses. `make_vector` turns a spec such as "rooms:small" into a batch of environments.
 
-A spec is "kind:name" or "kind:name,field=value,..."; several, joined by commas, are several tasks. The environments are
-in `rooms/` and `dmlab.py`; what their scores mean is in `scores.py`.
+A spec is "kind:name" or "kind:name,field=value,..."; several, joined by commas, are several tasks. The level is
+in `rooms/`, DeepMind Lab in `dmlab.py`, other libraries in `gym.py` and `dm.py`, small tasks in `diagnostic.py`; what
+scores mean is in `scores.py`.
 """
 
 from envs.registry import held_out, make_vector, parse_spec, prepare, tasks

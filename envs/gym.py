@@ -31,7 +31,7 @@ class Package(NamedTuple):
     installation: str
 
 
-EXTRA = "pip install 'compressive-impala[envs]'"
+EXTRA = "pip install -e '.[envs]'"
 #: By name of the module. memory-gym pins releases of gymnasium and pygame that are not ours, yet works with ours.
 PACKAGES: dict[str, Package] = {
     "minigrid": Package(("MiniGrid-", "BabyAI-"), EXTRA),

@@ -40,8 +40,8 @@ _NAME = re.compile(r"(\d{12,})(?:-[0-9a-f]+)?(\.superseded)?")
 class Checkpoint(NamedTuple):
     """A checkpoint that was read and verified.
 
-    step: agent steps, its name. parts: tensors by part and name, on the CPU. state: what `save` was given as `state`.
-    time: when it was written, in seconds since 1970 (NaN if it does not say). path: its folder, or the URL of that.
+    step: agent steps, or batches of a sequence model; its name. parts: tensors by part and name, on the CPU. state:
+    what `save` was given as `state`. time: when it was written, in seconds since 1970 (NaN if it does not say). path: its folder, or the URL of that.
     skipped: one line for each newer one that could not be read, with the reason.
     """
 
@@ -71,7 +71,7 @@ def save(
 
     Args:
         run: the run's folder, made if it does not exist; or a URL, such as "s3://bucket/run".
-        step: agent steps so far.
+        step: agent steps so far, or batches of a sequence model.
         parts: tensors by part and name; a part's name is a file's (letters, digits, "_" and "-").
         state: values that JSON can hold: counters, random states, the configuration.
         keep: how many of the newest to keep, this one included.

@@ -42,11 +42,11 @@ class DataParallel:
         return self._all_reduce(tensor, dist.ReduceOp.SUM)
 
     def max(self, tensor: Tensor) -> Tensor:
-        """The maximum, element by element, as `sum` gives the sum."""
+        """The maximum, element by element, as `sum` gives the sum; raises as that does."""
         return self._all_reduce(tensor, dist.ReduceOp.MAX)
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """The learners' tensors, of one shape, joined along dim 0 in the order of ranks."""
+        """The learners' tensors, of one shape, joined along dim 0 in the order of ranks; raises as `sum` does."""
         if self.group is None:
             return tensor
         parts = [torch.empty_like(tensor) for _ in range(self.size)]

@@ -111,7 +111,7 @@ class LearnerGroup:
 
     Raises:
         ValueError: if the cluster has some GPUs, or was asked for them, but fewer than learners.
-        RuntimeError: from calls, when learners died `MAX_FAILURES` times in a row without an update.
+        RuntimeError: from calls, when learners died more than `MAX_FAILURES` times in a row without an update.
         ray.exceptions.RayTaskError: from calls, when a learner's code raised: that is a bug and is not retried.
         ray.exceptions.RayActorError: from calls, likewise, when a learner's process could not begin.
     """

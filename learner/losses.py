@@ -1,9 +1,10 @@
-"""The three losses of an actor-critic and the clipping of rewards, as pure functions.
+"""The three losses of an actor-critic and the clipping of rewards, as pure functions; losses are scalars.
 
 The IMPALA paper (section 4.2) gives the gradients; the losses here are their antiderivatives. Targets and advantages
 are taken as constants. What is weighted how and added up is the business of `learner`.
 
 B batch, T time, A actions. `acted` [B, T] bool is false where the action took no effect; such steps enter no loss.
+`reduction` and what is raised are those of `reduce`.
 """
 
 from collections.abc import Callable

@@ -22,9 +22,9 @@ FILE = "metrics.jsonl"
 class MetricsWriter:
     """Appends rows of metrics to a run, in a `with` block.
 
-    A row is one line of `metrics.jsonl`, an object with "step" (agent steps), "time" (seconds since 1970) and a number
-    for each metric (null where it is not finite). It is flushed before `write` returns. TensorBoard events lie in the
-    run's folder itself.
+    A row is one line of `metrics.jsonl`, an object with "step" (agent steps, or batches of a sequence model), "time"
+    (seconds since 1970) and a number for each metric (null where it is not finite). It is flushed before `write`
+    returns. TensorBoard events lie in the run's folder itself.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class MetricsWriter:
         """Writes one row.
 
         Args:
-            step: agent steps so far.
+            step: agent steps so far, or batches of a sequence model.
             metrics: numbers by name.
 
         Raises:
@@ -149,7 +149,7 @@ def write_hparams(run: Path | str, step: int, hparams: Mapping[str, Any], metric
 
     Args:
         run: the run's folder.
-        step: agent steps in all.
+        step: agent steps in all, or batches of a sequence model.
         hparams: what tells the run from others; values that are no numbers, texts or booleans are shown as texts.
         metrics: numbers by name, which become scalars at `step` too.
     """

@@ -15,6 +15,7 @@ LEVELS = 256
 """Tokens: 8 bits a sample."""
 SUFFIXES = (".wav", ".flac")
 """Files that are sound."""
+EXTRA = "the extra speech: pip install -e '.[speech]'"
 _MU = LEVELS - 1
 
 
@@ -83,8 +84,10 @@ def resample(waveform: np.ndarray, rate: int, sample_rate: int) -> np.ndarray:
     """The waveform at another rate, by libsoxr at its high quality."""
     if rate == sample_rate:
         return waveform
-    import soxr
-
+    try:
+        import soxr
+    except ImportError as error:
+        raise ImportError(f"another sample_rate needs {EXTRA}") from error
     return soxr.resample(waveform, rate, sample_rate).astype(np.float32)
 
 
@@ -92,7 +95,7 @@ def _open(path: Path, read: Callable[[Any], Any]) -> Any:
     try:
         import soundfile
     except ImportError as error:
-        raise ImportError("sound files need the extra speech: pip install 'compressive-impala[speech]'") from error
+        raise ImportError(f"sound files need {EXTRA}") from error
     try:
         return read(soundfile)
     except (soundfile.LibsndfileError, OSError) as error:

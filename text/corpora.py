@@ -232,7 +232,7 @@ def download(name: str, target: Path) -> Path:
         import datasets
     except ImportError as error:
         raise ImportError(
-            f"{name} is downloaded with the extra `text` (pip install 'compressive-impala[text]'), {hint}"
+            f"{name} is downloaded with the extra `text` (pip install -e '.[text]'), {hint}"
         ) from error
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{name}.", suffix=".tmp"))

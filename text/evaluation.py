@@ -218,7 +218,8 @@ def compression_loss(model: SequenceModel, batches: Iterable[Batch]) -> dict[str
     """Figure 6: the compression's own loss by layer, a mean over batches once memory is full.
 
     Raises:
-        ValueError: if the core has no attention; empty if it has nothing to compress or no such loss.
+        ValueError: if the core has no attention. Empty if it has nothing to compress or no such loss, or the text is
+            too short to fill memory.
     """
     core = _transformer(model)
     fill = max(layer.sizes.memory + layer.sizes.rate * layer.sizes.compressed for layer in core.layers)

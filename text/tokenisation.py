@@ -153,7 +153,7 @@ def _library() -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise ImportError("subwords need the extra `text`: pip install 'compressive-impala[text]'") from error
+        raise ImportError("subwords need the extra `text`: pip install -e '.[text]'") from error
     return tokenizers
 
 

@@ -1,6 +1,6 @@
 """The shared recurrent core: one contract, several cores, used unchanged by agents, text and speech.
 
-A new core is one file and one line in `CORES`; it then runs under the same test suite as the others.
+A new core is one file and one line in `CORES`, and runs under the same tests as the others: docs/core.md, "To add".
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Multi-head attention with Transformer-XL's relative positions.
 
 Keys and values come ready-made: memory does not change during a segment, so that a step projects only itself
-(DESIGN 3.2, 9). Which slots exist and who may see them is the business of the core.
+(docs/core.md). Which slots exist and who may see them is the business of the core.
 
 Axes: B batch, T queries, S key slots, H heads, K features a head, D features.
 """
@@ -139,7 +139,7 @@ class RelativeAttention(nn.Module):
         return self.output(attended.transpose(1, 2).flatten(2)), weights
 
     def reconstruct(self, query: Tensor, slots: Tensor) -> Tensor:
-        """Content-based attention of projected queries [B, T, D] over slots [B, S, D] (Algorithm 2).
+        """Content-based attention of projected queries [B, T, D] over slots [B, S, D]: [B, T, D] (Algorithm 2).
 
         No mask, no relative positions, no output projection; the weights receive no gradient, the slots do.
         """

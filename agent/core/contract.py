@@ -47,7 +47,17 @@ class Core(nn.Module):
         raise NotImplementedError
 
     def forward(self, inputs: Tensor, reset: Tensor, state: State, return_attention: bool = False) -> CoreOutput:
-        """Consumes `inputs` [B, T, D]; where `reset` [B, T] is true, all before it is forgotten first."""
+        """Consumes T steps of B rows.
+
+        Args:
+            inputs: [B, T, D], D = model_size, in the dtype of the parameters (under autocast, float32).
+            reset: [B, T] bool; where it is true, all before that step is forgotten first.
+            state: of B rows; it is not changed.
+            return_attention: whether the output has the attention weights, of a core that has attention.
+
+        Raises:
+            ValueError: if shapes or dtypes are others, or the state is of another core or batch.
+        """
         raise NotImplementedError
 
     def with_cache(self, state: State) -> State:

@@ -109,7 +109,9 @@ def test_compare_trains_what_is_not_finished_and_draws(
 ) -> None:
     words = ["--run", str(tmp_path / "all"), "--corpus.path", str(voices), "--cores", "lstm", "--parallel=1"]
     words += ["--learner.batch-size=2", "--learner.sequence-length=64", "--learner.steps=2", "--sample-seconds=0"]
+    words += ["--corpus.no-remove-offset", "--corpus.skip-unreadable"]
     main(["speech", "compare", *words])
+    assert not read_config(tmp_path / "all" / "lstm").corpus.remove_offset
     table = json.loads((tmp_path / "all" / "table.json").read_text())
     assert [row["core"] for row in table["models"]] == ["lstm"]
     assert all(0 < row["nats"] < 8 for row in table["models"])

@@ -1,0 +1,38 @@
+"""Runs with checkpoints in a folder or behind a URL, for the tests of checkpoints."""
+
+import re
+from pathlib import Path
+
+import torch
+from fsspec.core import url_to_fs
+
+from learner import checkpoints
+
+Place = Path | str
+
+PARTS = {
+    "weights": {"layer/weight": torch.arange(6.0).reshape(2, 3), "layer/scale": torch.tensor(0.1, dtype=torch.float64)},
+    "actors": {
+        "over": torch.tensor([True, False]),
+        "frames": torch.arange(4, dtype=torch.uint8),
+        "none": torch.empty(0, 3),
+    },
+}
+
+
+def save(run: Place, step: int, keep: int = 3) -> Place:
+    parts = {
+        name: {key: tensor + step for key, tensor in part.items()}
+        for name, part in {"weights": PARTS["weights"]}.items()
+    }
+    return checkpoints.save(run, step, parts, {"step": step}, keep)
+
+
+def listing(folder: Place) -> list[str]:
+    """Names of what is in a folder, without the random endings that folders have behind a URL."""
+    fs, path = url_to_fs(str(folder))
+    return sorted(re.sub("-[0-9a-f]{6}", "", name.rpartition("/")[2]) for name in fs.ls(path, detail=False))
+
+
+def names(run: Place) -> list[str]:
+    return listing(f"{run}/checkpoints")
