@@ -131,11 +131,23 @@ class TerminalDisplay(LiveLine):
         self.show(min(1.0, progress.frames / self.total_frames), head, fields)
 
 
+def say(console: Console, line: str, style: str = "") -> None:
+    """Prints a line as it is: paths may hold brackets, and who copies it wants no line breaks in it."""
+    console.print(Text(line, style), highlight=False, soft_wrap=True)
+
+
+def say_all(console: Console, rows: dict[str, str]) -> None:
+    """Prints what is called how, a line each, as `say` does."""
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        console.print(Text.assemble((f"{name:<{width}}  ", "bold"), value), highlight=False, soft_wrap=True)
+
+
 def table(title: str, rows: dict[str, str]) -> Table:
     """A two-column table."""
-    built = Table(title=title, show_header=False, title_justify="left", title_style="bold")
+    built = Table(title=Text(title), show_header=False, title_justify="left", title_style="bold")
     for name, value in rows.items():
-        built.add_row(name, value)
+        built.add_row(name, Text(value))
     return built
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from commands import UserError
 
+BEGUN = (".lock", "config.json", "corpus.json", "tokeniser.json")
+"""Files that a run may have before its first checkpoint."""
+
 
 @contextmanager
 def claim(run: Path, new: bool, saved: Callable[[], bool], patience: float = 0.0) -> Iterator[None]:
@@ -43,17 +46,21 @@ def claim(run: Path, new: bool, saved: Callable[[], bool], patience: float = 0.0
         try:
             yield
         finally:
-            kept = saved() or any((run / "checkpoints").glob("*"))
+            kept = saved() or holds_checkpoints(run)
             if new and not begun and not (kept and (run / "config.json").exists()):
-                for path in (run / "config.json", run / ".lock"):
-                    path.unlink(missing_ok=True)
+                for name in BEGUN:
+                    (run / name).unlink(missing_ok=True)
                 for folder in (run / "checkpoints", run)[: 2 if made else 1]:
                     with suppress(OSError):  # not there, or not empty
                         folder.rmdir()
 
 
+def holds_checkpoints(run: Path) -> bool:
+    """Whether there is something to go on from in a folder."""
+    return any(path.suffix != ".tmp" for path in (run / "checkpoints").glob("*"))
+
+
 def _holds_anything(run: Path) -> bool:
-    """Whether there is more in a folder than a launch leaves that was killed before its first checkpoint."""
-    begun = {".lock", "config.json", "config.json.tmp", "checkpoints"}
-    others = [path for path in run.iterdir() if path.name not in begun]
-    return any(others) or any(path.suffix != ".tmp" for path in (run / "checkpoints").glob("*"))
+    """Whether there is more in a folder than is left by what was killed before its first checkpoint."""
+    begun = {*BEGUN, *(f"{name}.tmp" for name in BEGUN), "checkpoints"}
+    return holds_checkpoints(run) or any(path.name not in begun for path in run.iterdir())

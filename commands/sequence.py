@@ -20,13 +20,13 @@ from rich.console import Console
 
 from agent.sequence import SequenceModel
 from commands import UserError
-from commands.display import LiveLine, duration, quantity
-from commands.folders import claim
+from commands.display import LiveLine, duration, quantity, say
+from commands.folders import claim, holds_checkpoints
 from commands.signals import StopRequest, stop_on_signals
 from learner import checkpoints
 from learner.data_parallel import DataParallel
 from learner.metrics import last_metrics
-from learner.sequence import Progress, SequenceLearner, SequenceLearnerConfig, restore, train
+from learner.sequence import Progress, SequenceLearner, SequenceLearnerConfig, restore, set_apart, train
 
 PEER_SECONDS = 600.0
 """Time that learners wait for each other: the first one evaluates meanwhile."""
@@ -150,6 +150,8 @@ def run_training(
             checkpoint = None if new else restore(learner, run)
         except (ValueError, FileNotFoundError, ImportError) as error:
             raise UserError(str(error)) from error
+        if checkpoint:
+            say_skipped(checkpoint, console)
         start(learner, checkpoint)
         checkpoints.write_json(run / "config.json", job.plain())
         try:
@@ -169,17 +171,42 @@ def run_training(
                         _train_on_ray(job, new, stop, again)
                     restore(learner, run)
         except OSError as error:
-            raise UserError(f"{run} cannot be written to: {error}; go on with: {again}") from error
+            go_on = f"; go on with: {again}" if holds_checkpoints(run) else ""
+            raise UserError(f"{run} cannot be written to: {error}{go_on}") from error
         except FloatingPointError as error:
-            print(f"compressive: {error} Go on from the last checkpoint, more slowly, with: {again}", file=sys.stderr)
+            slower = f"{again} --learner.learning-rate {learner.config.learning_rate / 4:.3g}"
+            print(f"compressive: {error} Go on from the last checkpoint, more slowly, with: {slower}", file=sys.stderr)
             sys.exit(1)
         except KeyboardInterrupt:
-            console.print(f"interrupted; go on with: {again}", soft_wrap=True, highlight=False)
+            if holds_checkpoints(run):
+                say(console, f"interrupted; go on with: {again}")
             raise
         if learner.step < learner.config.steps:
-            console.print(f"stopped at step {learner.step}; go on with: {again}", soft_wrap=True, highlight=False)
+            say(console, f"stopped at step {learner.step}; go on with: {again}")
             sys.exit(128 + (stop.signal or 0))
         finish(learner.model)
+
+
+def load_weights(run: Path, model: SequenceModel, console: Console) -> checkpoints.Checkpoint:
+    """Gives a model the weights of a run's last readable checkpoint.
+
+    Raises:
+        UserError: if there is none, or they do not fit the model.
+    """
+    with user_errors():
+        checkpoint = checkpoints.load_latest(run)
+    say_skipped(checkpoint, console)
+    try:
+        model.load_state_dict(checkpoint.parts["weights"])
+    except (RuntimeError, KeyError) as error:
+        raise UserError(f"{checkpoint.path} does not fit {run / 'config.json'}: {error}") from error
+    return checkpoint
+
+
+def say_skipped(checkpoint: checkpoints.Checkpoint, console: Console) -> None:
+    """Tells of newer checkpoints that could not be read."""
+    for skipped in checkpoint.skipped:
+        say(console, f"skipped checkpoint {skipped}", "yellow")
 
 
 def _train_on_ray(job: Job, new: bool, stop: StopRequest, again: str) -> None:
@@ -250,6 +277,7 @@ def _work(config: dict[str, Any]) -> None:
     learner = job.make_learner(DataParallel(group), str(ray.train.torch.get_device()))
     if not new:
         restore(learner, job.run)
+    set_apart(learner)
     stop = (job.run / STOP_FILE).exists if learner.parallel.rank == 0 else lambda: False
     train(learner, job.run, job.plain(), evaluate=job.evaluate, stop=stop, **job.loop())
 

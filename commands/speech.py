@@ -25,17 +25,18 @@ from torch.utils.tensorboard import SummaryWriter
 from agent.sequence import SequenceModel
 from commands import UserError
 from commands.config import build, differences
-from commands.display import quantity, table
+from commands.display import quantity, say, say_all, table
 from commands.options import parse, parse_start
-from commands.sequence import read_plain, run_training, user_errors
+from commands.sequence import load_weights, read_plain, run_training, user_errors
 from learner import checkpoints
 from learner.data_parallel import DataParallel
+from learner.learner import resolve_device
 from learner.sequence import SequenceLearner
 from speech import audio, baselines, models
-from speech.corpus import Corpus, excerpt, prepare
+from speech.corpus import SYNTHETIC, Corpus, CorpusConfig, Split, excerpt, open_built, prepare
 from speech.sampling import generate
 from speech.spectrogram import write_spectrograms
-from speech.training import SpeechConfig, make_learner, make_preset, measure, validation
+from speech.training import SpeechConfig, held_out, make_learner, make_preset, measure, validation
 
 USAGE = """usage: compressive speech COMMAND [OPTIONS]
 
@@ -48,8 +49,11 @@ Models raw waveforms, 8-bit mu-law, with the same recurrent cores as agents and 
 
 `compressive speech COMMAND --help` explains a command's options.
 """
-FIXED = ("preset", "seed", "corpus.", "model.", "reset_at_files", "learner.batch_size", "learner.sequence_length")
-"""What a resumed run cannot change: its checkpoints depend on it."""
+FIXED = (
+    *("preset", "seed", "model.", "reset_at_files", "learner.batch_size", "learner.sequence_length"),
+    *(f"corpus.{field.name}" for field in dataclasses.fields(CorpusConfig) if field.name != "path"),
+)
+"""What a resumed run cannot change: its checkpoints depend on it. Its corpus may be elsewhere, if it is the same."""
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 FLAGS = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
 
@@ -92,7 +96,14 @@ class Options(SpeechConfig):
     @property
     def config(self) -> SpeechConfig:
         """What belongs to the run, without what belongs to this launch of it."""
-        return SpeechConfig(**{field.name: getattr(self, field.name) for field in dataclasses.fields(SpeechConfig)})
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(SpeechConfig)}
+        return SpeechConfig(**{**fields, "corpus": located(self.corpus)})
+
+
+def located(corpus: CorpusConfig, path: str | None = None) -> CorpusConfig:
+    """The corpus with a path, its own if no other is given, that means the same from any folder."""
+    path = corpus.path if path is None else path
+    return dataclasses.replace(corpus, path=path if path == SYNTHETIC else str(Path(path).expanduser().resolve()))
 
 
 def to_plain(config: SpeechConfig) -> dict[str, Any]:
@@ -131,7 +142,7 @@ def open_corpus(config: SpeechConfig, console: Console, digest: str | None = Non
             config.corpus, cache_folder(), lambda done, total: status.update(f"encoding file {done} of {total}")
         )
     for warning in skipped:
-        console.print(f"[yellow]{warning.message}[/]", highlight=False, soft_wrap=True)
+        say(console, str(warning.message), "yellow")
     if digest not in (None, corpus.digest):
         raise UserError(f"corpus: expected the sound that the run was trained on, got another in {config.corpus.path}")
     return corpus
@@ -143,6 +154,8 @@ class SpeechJob:
 
     config: SpeechConfig
     run: Path
+    corpus: Path
+    """Folder of the built corpus."""
 
     @property
     def learners(self) -> int:
@@ -157,11 +170,11 @@ class SpeechJob:
         """A learner of this process's rows of the training split, with weights that depend on the seed alone."""
         learner = self.config.learner
         config = dataclasses.replace(self.config, learner=dataclasses.replace(learner, device=device or learner.device))
-        return make_learner(config, self._corpus(), parallel)
+        return make_learner(config, open_built(self.corpus), parallel)
 
     def evaluate(self, model: SequenceModel) -> dict[str, float]:
         """On the beginning of the validation split."""
-        return validation(self.config, self._corpus(), model)
+        return validation(self.config, open_built(self.corpus), model)
 
     def loop(self) -> dict[str, Any]:
         """See `learner.sequence.train`."""
@@ -173,16 +186,13 @@ class SpeechJob:
             "evaluate_every": config.validate_every,
         }
 
-    def _corpus(self) -> Corpus:
-        return prepare(self.config.corpus, cache_folder())
-
 
 def _train(arguments: list[str]) -> None:
     options, console = _parse(arguments), Console()
     torch.set_num_threads(options.threads)
     config = options.config
     run = options.resume or options.run or Path("runs") / f"speech-{time.strftime('%Y%m%d-%H%M%S')}-{config.core_name}"
-    corpus = open_corpus(config, console, _digest(run) if options.resume else None)
+    corpus = open_corpus(config, console, digest_of(run) if options.resume else None)
     again = f"compressive speech train --resume {shlex.quote(str(run))}"
 
     def start(learner: SequenceLearner, checkpoint: checkpoints.Checkpoint | None) -> None:
@@ -194,27 +204,32 @@ def _train(arguments: list[str]) -> None:
             "corpus": f"{corpus.name}, {corpus.sample_rate} Hz: {lengths}",
             "model": f"{config.core_name}, {quantity(size)} parameters, on {learner.device}",
             "batch": f"{config.learner.batch_size} rows of {config.learner.sequence_length} samples",
-            "curves": f"tensorboard --logdir {run.parent}",
+            "curves": f"tensorboard --logdir {shlex.quote(str(run.parent))}",
             "stop": f"Ctrl-C, then go on with: {again}",
         }
-        for name, value in lines.items():
-            console.print(f"[bold]{name:<7}[/]  {value}", highlight=False, soft_wrap=True)
+        say_all(console, lines)
         if checkpoint:
-            console.print(f"resumed from {checkpoint.path} at step {learner.step}", highlight=False, soft_wrap=True)
+            say(console, f"resumed from {checkpoint.path} at step {learner.step}")
 
     def finish(model: SequenceModel) -> None:
+        part = corpus.splits["validation"]
         with console.status("measuring the validation split"):
-            summary = {"split": "validation", **measure(config, corpus, model, "validation")}
-            summary |= predictors(corpus, "validation") | {"parameters": models.parameters(model)}
+            summary = {"split": "validation", **measure(config, model, part), **predictors(corpus, part)}
+            summary["parameters"] = models.parameters(model)
         rows = evaluation_rows(summary)
         if config.sample_seconds:
             wish = SampleOptions(run, seconds=config.sample_seconds, prompt_seconds=config.sample_seconds, clips=1)
-            rows["samples"] = str(_draw_samples(wish, run / "samples", corpus, model, console))
+            try:
+                rows["samples"] = str(_draw_samples(wish, run / "samples", corpus, model, console))
+            except UserError as error:
+                rows["samples"] = f"none: {error}"
         # Last, for it says that the run is finished.
         checkpoints.write_json(run / "evaluation.json", summary | {"steps": config.learner.steps})
-        console.print(table("finished", rows | {"again": f"compressive speech sample {run}"}))
+        console.print(table("finished", rows | {"again": f"compressive speech sample {shlex.quote(str(run))}"}))
 
-    run_training(SpeechJob(config, run), console, not options.resume, "{:.3f} nats".format, again, start, finish)
+    run_training(
+        SpeechJob(config, run, corpus.folder), console, not options.resume, "{:.3f} nats".format, again, start, finish
+    )
 
 
 def _parse(arguments: list[str]) -> Options:
@@ -238,7 +253,8 @@ def _parse(arguments: list[str]) -> Options:
     return options
 
 
-def _digest(run: Path) -> str | None:
+def digest_of(run: Path) -> str | None:
+    """The digest of the sound that a run was trained on, if it was begun."""
     path = run / "corpus.json"
     return json.loads(path.read_text())["digest"] if path.is_file() else None
 
@@ -247,18 +263,15 @@ def _minutes(corpus: Corpus, split: str) -> str:
     return f"{corpus.seconds(split) / 60:.1f} min"
 
 
-def predictors(corpus: Corpus, split: str) -> dict[str, float]:
-    """What is known of a split without a network, in nats per sample; both are fitted to the training split."""
-    train_tokens, tokens = corpus.splits["train"].tokens, corpus.splits[split].tokens
-    linear = baselines.fit_linear_predictor(train_tokens)
+def predictors(corpus: Corpus, part: Split, size: int = 1 << 18) -> dict[str, float]:
+    """What is known of held-out sound without a network, in nats per sample; both are fitted to the training split."""
+    train, tokens = corpus.splits["train"].tokens, part.tokens
+    linear = baselines.fit_linear_predictor(train)
+    blocks = (np.asarray(tokens[begin : begin + size]) for begin in range(0, len(tokens), size))
     return {
-        "order_0": baselines.order_0(train_tokens, tokens),
-        "linear": float(np.concatenate([linear.nll(part) for part in _blocks(tokens)]).mean()),
+        "order_0": baselines.order_0(train, tokens),
+        "linear": sum(float(linear.nll(block).sum()) for block in blocks) / len(tokens),
     }
-
-
-def _blocks(tokens: np.ndarray, size: int = 1 << 18) -> list[np.ndarray]:
-    return [np.asarray(tokens[begin : begin + size]) for begin in range(0, len(tokens), size)]
 
 
 def evaluation_rows(summary: dict[str, Any]) -> dict[str, str]:
@@ -283,49 +296,60 @@ class EvaluateOptions:
     split: Literal["train", "validation", "test"] = "test"
     """What to measure on."""
     samples: int | None = None
-    """At most so many samples, from the beginning of the split; none for all."""
+    """At most so many samples, in pieces spread over the split; none for all."""
     memory_size: int | None = None
     """Another size of the memory than the model was trained with."""
     compressed_size: int | None = None
     """Another size of the compressed memory than the model was trained with."""
+    path: str | None = None
+    """Where the corpus is, if not where it was."""
+    device: str = "auto"
+    """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
     threads: int = 2
     """CPU threads."""
+
+    def __post_init__(self) -> None:
+        _require_at_least(self, 1, "threads")
+        if self.samples is not None:
+            _require_at_least(self, 2, "samples")
+
+
+def _require_at_least(options: Any, least: int, *names: str) -> None:
+    for name in names:
+        if getattr(options, name) < least:
+            raise ValueError(f"{name}: expected {least} or more, got {getattr(options, name)}")
 
 
 def _evaluate(arguments: list[str]) -> None:
     options, console = parse(EvaluateOptions, "compressive speech evaluate", args=arguments), Console()
-    if options.samples is not None and options.samples < 2:
-        raise UserError(f"samples: expected 2 or more, got {options.samples}")
-    config, corpus, model = load(options.run, options.threads, console)
+    config, corpus, model, checkpoint = _load(options, console)
     sizes = {name: getattr(options, name) for name in ("memory_size", "compressed_size")}
     sizes = {name: size for name, size in sizes.items() if size is not None}
     with user_errors():
         model = model.resized(**sizes) if sizes else model
     with console.status(f"measuring the {options.split} split"):
-        measured = measure(config, corpus, model, options.split, options.samples)
-        summary = {"split": options.split, **measured, **predictors(corpus, options.split), **sizes}
+        part = held_out(config, corpus, options.split, options.samples)
+        summary = {"split": options.split, **measure(config, model, part), **predictors(corpus, part), **sizes}
+        summary["step"] = checkpoint.step
     checkpoints.write_json(options.run / f"evaluation-{options.split}.json", summary)
     console.print(table(f"{config.core_name}, {corpus.name}", evaluation_rows(summary)))
 
 
-def load(run: Path, threads: int, console: Console) -> tuple[SpeechConfig, Corpus, SequenceModel]:
-    """Configuration, corpus and model, with the weights of the last readable checkpoint, of a run.
+def _load(
+    options: "EvaluateOptions | SampleOptions", console: Console
+) -> tuple[SpeechConfig, Corpus, SequenceModel, checkpoints.Checkpoint]:
+    """Configuration, corpus and model of a run, and the checkpoint that its weights are of.
 
     Raises:
         UserError: what is wrong with the run or the corpus.
     """
-    torch.set_num_threads(threads)
+    torch.set_num_threads(options.threads)
     with user_errors():
-        config = read_config(run)
-        checkpoint = checkpoints.load_latest(run)
-        for skipped in checkpoint.skipped:
-            console.print(f"[yellow]skipped checkpoint[/] {skipped}", highlight=False, soft_wrap=True)
-        model = models.make_model(config.model)
-        try:
-            model.load_state_dict(checkpoint.parts["weights"])
-        except (RuntimeError, KeyError) as error:
-            raise ValueError(f"{checkpoint.path} does not fit {run / 'config.json'}: {error}") from error
-    return config, open_corpus(config, console, _digest(run)), model.eval()
+        config = read_config(options.run)
+        config = dataclasses.replace(config, corpus=located(config.corpus, options.path))
+        model = models.make_model(config.model).to(resolve_device(options.device))
+    checkpoint = load_weights(options.run, model, console)
+    return config, open_corpus(config, console, digest_of(options.run)), model.eval(), checkpoint
 
 
 @dataclass(frozen=True)
@@ -352,21 +376,23 @@ class SampleOptions:
     """Below 1 the likelier samples get likelier still."""
     seed: int = 0
     """Of the draws."""
+    path: str | None = None
+    """Where the corpus is, if not where it was."""
+    device: str = "auto"
+    """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
     threads: int = 1
     """CPU threads."""
 
     def __post_init__(self) -> None:
         for name in ("seconds", "prompt_seconds", "temperature"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
-        for name in ("clips", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        _require_at_least(self, 1, "clips", "threads")
 
 
 def _sample(arguments: list[str]) -> None:
     options, console = parse(SampleOptions, "compressive speech sample", args=arguments), Console()
-    _, corpus, model = load(options.run, options.threads, console)
+    _, corpus, model, _ = _load(options, console)
     out = options.out or options.run / "samples"
     begin = time.monotonic()
     picture = _draw_samples(options, out, corpus, model, console)

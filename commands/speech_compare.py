@@ -22,16 +22,17 @@ from rich.table import Table
 
 from commands import UserError
 from commands.config import differences
-from commands.display import duration, quantity
+from commands.display import duration, quantity, say
+from commands.folders import holds_checkpoints
 from commands.options import parse, parse_start
 from commands.sequence import user_errors
-from commands.speech import open_corpus, predictors, read_config, to_plain
+from commands.speech import digest_of, located, open_corpus, predictors, read_config, to_plain
 from learner import checkpoints
 from learner.metrics import read_metrics
 from learner.sequence import SequenceLearnerConfig
 from speech import models
 from speech.corpus import CorpusConfig
-from speech.training import SpeechConfig, make_preset
+from speech.training import SpeechConfig, held_out, make_preset
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,20 @@ def compare(arguments: list[str]) -> None:
         options.run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{options.run}: expected a folder that can be written to, got: {error.strerror}") from error
+    for core in configs:
+        if digest_of(options.run / core) not in (None, corpus.digest):
+            raise UserError(f"corpus: expected the sound that {options.run / core} was trained on; give another --run")
     _train(options, configs, console)
+    config = next(iter(configs.values()))
     with console.status("fitting the linear predictor"):
-        known = predictors(corpus, "validation")
+        known = predictors(corpus, corpus.splits["validation"])
+        # Curves are of a part of the split.
+        beside = predictors(corpus, held_out(config, corpus, "validation", config.validation_samples))
     rows = [_row(options.run / core, core) for core in configs]
     checkpoints.write_json(options.run / "table.json", {"corpus": corpus.name, "models": rows, **known})
     _write_curves(options.run, list(configs))
     console.print(_table(rows, known, f"{corpus.name}, {corpus.sample_rate} Hz, validation split"))
-    console.print(f"curves: {options.run / 'curves.csv'}{_draw(options.run, list(configs), known)}", highlight=False)
+    say(console, f"curves: {options.run / 'curves.csv'}{_draw(options.run, list(configs), beside['linear'])}")
 
 
 def _parse(arguments: list[str]) -> tuple[Options, dict[str, SpeechConfig]]:
@@ -91,12 +98,14 @@ def _parse(arguments: list[str]) -> tuple[Options, dict[str, SpeechConfig]]:
     options = parse(Options, prog, args=arguments, default=default, config=(tyro.conf.FlagCreatePairsOff,))
     if options.parallel < 1:
         raise UserError(f"parallel: expected 1 or more, got {options.parallel}")
-    changed = {name: getattr(options, name) for name in ("corpus", "learner", "seed", "sample_seconds")}
+    changed = {name: getattr(options, name) for name in ("learner", "seed", "sample_seconds")}
+    changed["corpus"] = located(options.corpus)
     with user_errors():
         configs = {core: dataclasses.replace(make_preset(preset, core), **changed) for core in options.cores}
         for core, config in configs.items():
             run = options.run / core
-            found = list(differences(to_plain(read_config(run)), to_plain(config))) if run.exists() else []
+            begun = (run / "config.json").exists()
+            found = list(differences(to_plain(read_config(run)), to_plain(config))) if begun else []
             for name, old, new in found:
                 raise UserError(f"{name}: expected {old} as in {run}, got {new}; give another --run")
     if not configs:
@@ -118,7 +127,7 @@ def _train(options: Options, configs: dict[str, SpeechConfig], console: Console)
             while waiting and len(running) < options.parallel:
                 core = waiting.pop(0)
                 running[core] = _start(options, core, configs[core])
-                console.print(f"{core}: training, log in {options.run / f'{core}.log'}", highlight=False)
+                console.print(f"{core}: training, log in {options.run / f'{core}.log'}", markup=False, highlight=False)
             time.sleep(0.5)
             for core, process in list(running.items()):
                 if process.poll() is None:
@@ -138,7 +147,7 @@ def _train(options: Options, configs: dict[str, SpeechConfig], console: Console)
 def _start(options: Options, core: str, config: SpeechConfig) -> "subprocess.Popen[bytes]":
     """A process that trains one model, or goes on with it."""
     run = options.run / core
-    words = ["--resume", str(run)] if run.exists() else ["--core", core, "--run", str(run), *_words(config)]
+    words = ["--resume", str(run)] if holds_checkpoints(run) else ["--core", core, "--run", str(run), *_words(config)]
     code = "import sys; from commands import main; main(sys.argv[1:])"
     threads = max(1, (os.cpu_count() or 1) // options.parallel)
     command = [sys.executable, "-c", code, "speech", "train", "--threads", str(threads), *words]
@@ -197,7 +206,7 @@ def _write_curves(run: Path, cores: list[str]) -> None:
     temporary.replace(run / "curves.csv")
 
 
-def _draw(run: Path, cores: list[str], known: dict[str, float]) -> str:
+def _draw(run: Path, cores: list[str], linear: float) -> str:
     """Draws the curves and says where; without matplotlib it says what is missing."""
     try:
         from matplotlib.figure import Figure
@@ -208,7 +217,7 @@ def _draw(run: Path, cores: list[str], known: dict[str, float]) -> str:
     for core in cores:
         curve = _curve(run / core)
         axes.plot([row["step"] for row in curve], [row["valid/nll"] for row in curve], label=core, linewidth=1.3)
-    axes.axhline(known["linear"], color="0.5", linewidth=0.9, linestyle=":", label="linear predictor")
+    axes.axhline(linear, color="0.5", linewidth=0.9, linestyle=":", label="linear predictor")
     axes.set(xlabel="steps", ylabel="nats per sample, validation")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
@@ -296,6 +297,13 @@ def restore(learner: SequenceLearner, run: Path) -> checkpoints.Checkpoint:
         raise ValueError(f"{checkpoint.path} does not fit: {error}") from error
     checkpoints.restore_rng(checkpoint.state["rng"])
     return checkpoint
+
+
+def set_apart(learner: SequenceLearner) -> None:
+    """Lets each of several learners draw dropout masks of its own; the first one draws what one alone would draw."""
+    if rank := learner.parallel.rank:
+        seed = np.random.SeedSequence([torch.initial_seed(), rank, learner.step]).generate_state(1)[0]
+        torch.manual_seed(int(seed))
 
 
 class Progress(NamedTuple):

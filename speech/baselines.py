@@ -14,12 +14,19 @@ _SCALES = np.geomspace(2e-5, 0.3, 24)
 _RECENT = 32
 _CONTEXTS = 12
 _ROUNDS = 4
+_PIECES = 40
 
 
 def order_0(train: np.ndarray, held_out: np.ndarray) -> float:
     """Nats per sample of held-out tokens under the frequencies of training tokens, each of 256 counted once more."""
-    counts = np.bincount(train, minlength=audio.LEVELS) + 1.0
-    return float(-np.log(counts / counts.sum())[held_out].mean())
+    counts, found = _histogram(train) + 1.0, _histogram(held_out)
+    return float(-(np.log(counts / counts.sum()) * found).sum() / found.sum())
+
+
+def _histogram(tokens: np.ndarray, size: int = 1 << 24) -> np.ndarray:
+    """How often each level is; in blocks, for bincount makes each token eight bytes."""
+    blocks = (tokens[begin : begin + size] for begin in range(0, len(tokens), size))
+    return sum((np.bincount(block, minlength=audio.LEVELS) for block in blocks), np.zeros(audio.LEVELS, np.int64))
 
 
 class LinearPredictor(NamedTuple):
@@ -61,17 +68,18 @@ def fit_linear_predictor(train: np.ndarray, order: int = 32, most: int = 200_000
     Args:
         train: tokens [N].
         order: samples that the prediction depends on.
-        most: tokens that are used, from the middle of `train`.
+        most: tokens that are used, in pieces spread evenly over `train`.
 
     Raises:
         ValueError: if there are not more than 4 * order tokens.
     """
     if len(train) <= 4 * order:
         raise ValueError(f"train: expected more than {4 * order} samples for order {order}, got {len(train)}")
-    begin = max(0, (len(train) - most) // 2)
-    tokens = np.asarray(train[begin : begin + most])
+    pieces = 1 if len(train) <= most else _PIECES
+    begins = np.arange(pieces) * len(train) // pieces
+    tokens = np.stack([train[begin : begin + min(most, len(train)) // pieces] for begin in begins])
     samples = audio.decode(tokens).astype(np.float64)
-    windows = np.lib.stride_tricks.sliding_window_view(samples, order + 1)
+    windows = np.lib.stride_tricks.sliding_window_view(samples, order + 1, axis=1).reshape(-1, order + 1)
     importance = np.ones(len(windows))
     for _ in range(_ROUNDS):
         covariance = (windows.T * importance) @ windows
@@ -81,13 +89,13 @@ def fit_linear_predictor(train: np.ndarray, order: int = 32, most: int = 200_000
         coefficients = np.linalg.solve(moments + ridge * np.eye(order), target)
         recent = _recent_errors(samples - _predictions(samples, coefficients))
         # Likelihood asks for errors in proportion to loudness; plain squares would fit the loudest words alone.
-        importance = (recent[order:] + 1e-4) ** -2
+        importance = (recent[:, order:].ravel() + 1e-4) ** -2
 
     predictions = _predictions(samples, coefficients)
-    recent = _recent_errors(samples - predictions)
+    recent, predictions = _recent_errors(samples - predictions).ravel(), predictions.ravel()
     thresholds = np.unique(np.quantile(recent, np.arange(1, _CONTEXTS) / _CONTEXTS))
     contexts = np.searchsorted(thresholds, recent)
-    likelihoods = _likelihoods(predictions, tokens)
+    likelihoods = _likelihoods(predictions, tokens.ravel())
     weights = np.full((len(thresholds) + 1, likelihoods.shape[1]), 1 / likelihoods.shape[1])
     for context in range(len(weights)):
         mine = likelihoods[contexts == context]
@@ -99,13 +107,19 @@ def fit_linear_predictor(train: np.ndarray, order: int = 32, most: int = 200_000
 
 
 def _predictions(samples: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-    return np.convolve(samples, np.concatenate([[0.0], coefficients]))[: len(samples)]
+    return _filtered(samples, coefficients)
 
 
 def _recent_errors(errors: np.ndarray) -> np.ndarray:
     """Mean size of the errors before each sample, the last ones counting most."""
     decay = 0.9 ** np.arange(_RECENT)
-    return np.convolve(np.abs(errors), np.concatenate([[0.0], decay / decay.sum()]))[: len(errors)]
+    return _filtered(np.abs(errors), decay / decay.sum())
+
+
+def _filtered(signals: np.ndarray, taps: np.ndarray) -> np.ndarray:
+    """Of signals [..., N], at each step the sum of those before it, weighted by `taps`, the newest first."""
+    delayed = np.concatenate([[0.0], taps])
+    return np.apply_along_axis(lambda signal: np.convolve(signal, delayed)[: len(signal)], -1, signals)
 
 
 def _likelihoods(predictions: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -81,12 +81,14 @@ class Split(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """name: for people. sample_rate: per second. splits: by name, see `SPLITS`. digest: of all tokens."""
+    """name: for people. sample_rate: per second. splits: by name, see `SPLITS`. digest: of all tokens. folder: where it
+    was built; `open_built` opens it again."""
 
     name: str
     sample_rate: int
     splits: dict[str, Split]
     digest: str
+    folder: Path = Path()
 
     def seconds(self, split: str) -> float:
         """Length of a split."""
@@ -125,14 +127,15 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache))
         try:
             _build(temporary, config, parts, rate, show)
-            shutil.rmtree(folder, ignore_errors=True)
+            if not (folder / "corpus.json").is_file():
+                shutil.rmtree(folder, ignore_errors=True)
             os.rename(temporary, folder)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             # Another program may have built it meanwhile.
             if not isinstance(error, OSError) or not (folder / "corpus.json").is_file():
                 raise
-    return _open(folder)
+    return open_built(folder)
 
 
 def divide(sources: list[_Source], config: CorpusConfig) -> dict[str, list[_Source]]:
@@ -266,7 +269,12 @@ def _build(
     (folder / "corpus.json").write_text(json.dumps(description, indent=1))
 
 
-def _open(folder: Path) -> Corpus:
+def open_built(folder: Path) -> Corpus:
+    """Opens a corpus where `prepare` built it.
+
+    Raises:
+        ValueError: if it is damaged.
+    """
     try:
         description = json.loads((folder / "corpus.json").read_text())
         splits = {}
@@ -275,9 +283,24 @@ def _open(folder: Path) -> Corpus:
             if len(tokens) != entry["samples"]:
                 raise ValueError(f"{split}.u8: expected {entry['samples']} samples, got {len(tokens)}")
             splits[split] = Split(tokens, entry["files"], np.array(entry["starts"]))
-        return Corpus(description["name"], description["sample_rate"], splits, description["digest"])
+        return Corpus(description["name"], description["sample_rate"], splits, description["digest"], folder)
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"{folder} is damaged; delete it: {error}") from error
+
+
+def thin(split: Split, samples: int, pieces: int) -> Split:
+    """At most so many samples of a split, in equal pieces that are spread evenly over it."""
+    total, size = len(split.tokens), samples // pieces
+    if samples >= total:
+        return split
+    files, starts = [], []
+    begins = np.arange(pieces) * total // pieces
+    for number, begin in enumerate(begins):
+        first, last = np.searchsorted(split.starts, [begin, begin + size - 1], "right")
+        files += split.files[first - 1 : last]
+        starts.append(np.maximum(split.starts[first - 1 : last] - begin, 0) + number * size)
+    tokens = np.concatenate([split.tokens[begin : begin + size] for begin in begins])
+    return Split(tokens, files, np.concatenate(starts))
 
 
 def excerpt(split: Split, samples: int, number: int = 0) -> np.ndarray:

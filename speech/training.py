@@ -16,7 +16,7 @@ from learner.data_parallel import DataParallel
 from learner.sequence import SequenceLearner, SequenceLearnerConfig, Total, score
 from learner.streams import Streams, one_pass
 from speech import models
-from speech.corpus import Corpus, CorpusConfig
+from speech.corpus import Corpus, CorpusConfig, Split, thin
 from speech.models import SPEECH_CORES, SpeechCoreConfig
 
 
@@ -41,7 +41,7 @@ class SpeechConfig:
     validate_every: int = 200
     """Steps between two evaluations on the validation split."""
     validation_samples: int = 40_000
-    """Of the validation split, from its beginning, in each of these evaluations; the last one takes all."""
+    """Of the validation split, in pieces spread over it, in each of these evaluations."""
     log_every: int = 10
     """Updates between two rows of metrics."""
     checkpoint_seconds: float = 60.0
@@ -138,39 +138,41 @@ def make_learner(config: SpeechConfig, corpus: Corpus, parallel: DataParallel | 
     return SequenceLearner(models.make_model(config.model), source, config.learner, parallel)
 
 
-def measure(
-    config: SpeechConfig, corpus: Corpus, model: SequenceModel, split: str, samples: int | None = None
-) -> dict[str, Any]:
-    """Negative log-likelihood on a split: "nats" and "bits" per sample, "samples", of which it is the mean, and
-    "files", nats per sample of each by its name.
-
-    The split is read in as many rows as a batch has, each a contiguous part that memory goes on through.
-
-    Args:
-        samples: at most so many, from the beginning; None for all.
-    """
+def held_out(config: SpeechConfig, corpus: Corpus, split: str, samples: int | None = None) -> Split:
+    """What a model is measured on: a split or, spread over it, at most so many of its samples."""
     part = corpus.splits[split]
-    tokens = part.tokens[:samples]
-    starts = part.starts[part.starts < len(tokens)]
-    length = config.learner.sequence_length
-    rows = max(1, min(config.learner.batch_size, len(tokens) // (4 * length)))
-    resets = starts if config.reset_at_files else None
-    numbers = np.arange(len(starts), dtype=np.min_scalar_type(len(starts)))
-    numbers = np.repeat(numbers, np.diff(starts, append=len(tokens)))
-    losses, counts = np.zeros(len(starts)), np.zeros(len(starts), np.int64)
-    scored = score(model, one_pass(tokens, rows, length, resets), config.learner.precision)
+    return part if samples is None else thin(part, samples, _rows(config, samples))
+
+
+def _rows(config: SpeechConfig, samples: int) -> int:
+    """Parts in which so many samples are read side by side: as many as a batch has rows, unless they get too short."""
+    return max(1, min(config.learner.batch_size, samples // (4 * config.learner.sequence_length)))
+
+
+def measure(config: SpeechConfig, model: SequenceModel, part: Split) -> dict[str, Any]:
+    """Negative log-likelihood: "nats" and "bits" per sample, "samples", of which it is the mean, and "files", nats per
+    sample of each by its name.
+
+    The part is read in as many contiguous rows as a batch has, fewer where it is short, with memory that goes on.
+    """
+    rows, length = _rows(config, len(part.tokens)), config.learner.sequence_length
+    starts = part.starts if config.reset_at_files else None
+    names, numbers = np.unique(part.files, return_inverse=True)
+    numbers = np.repeat(numbers.astype(np.min_scalar_type(len(names))), np.diff(part.starts, append=len(part.tokens)))
+    losses, counts = np.zeros(len(names)), np.zeros(len(names), np.int64)
+    scored = score(model, one_pass(part.tokens, rows, length, starts), config.learner.precision)
     # The second pass reads the file's number where the first reads a sample.
-    for (batch, nll), where in zip(scored, one_pass(numbers, rows, length, resets)):
+    for (batch, nll), where in zip(scored, one_pass(numbers, rows, length, starts)):
         kept = batch.targets != IGNORE
         index = where.targets[kept].numpy()
-        losses += np.bincount(index, nll[kept].double().numpy(), len(starts))
-        counts += np.bincount(index, minlength=len(starts))
+        losses += np.bincount(index, nll[kept].double().numpy(), len(names))
+        counts += np.bincount(index, minlength=len(names))
     total = Total(float(losses.sum()), int(counts.sum()))
-    files = {name: float(nll / count) for name, nll, count in zip(part.files, losses, counts) if count}
+    files = {str(name): float(loss / count) for name, loss, count in zip(names, losses, counts) if count}
     return {"nats": total.mean, "bits": total.mean / math.log(2), "samples": total.count, "files": files}
 
 
 def validation(config: SpeechConfig, corpus: Corpus, model: SequenceModel) -> dict[str, float]:
-    """The metrics of an evaluation while training goes on."""
-    measured = measure(config, corpus, model, "validation", config.validation_samples)
+    """The metrics of an evaluation while training goes on: "valid/nll" in nats and "valid/bits", per sample."""
+    measured = measure(config, model, held_out(config, corpus, "validation", config.validation_samples))
     return {"valid/nll": measured["nats"], "valid/bits": measured["bits"]}

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from commands import main
-from commands.speech import read_config
+from commands.folders import BEGUN
+from commands.speech import cache_folder, predictors, read_config
 from learner import checkpoints
 from learner.metrics import read_metrics
 from speech import audio, synthetic
+from speech.corpus import prepare
+from speech.training import held_out
 from tests.commands.cli import refusal, state
 
 soundfile = pytest.importorskip("soundfile")
@@ -104,6 +107,58 @@ def test_evaluate_and_sample(trained: Path, copied: Callable[[], Path], capsys: 
     }  # fmt: skip
 
 
+def test_part_of_a_split_and_a_corpus_that_has_moved(
+    voices: Path, copied: Callable[[], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, elsewhere = copied(), shutil.copytree(voices, tmp_path / "moved [twice]")
+    config = read_config(run)
+    assert Path(config.corpus.path).is_absolute()
+    monkeypatch.chdir(tmp_path)
+    words = ["--split=validation", "--samples=100", "--threads=1", "--path", "moved [twice]"]
+    main(["speech", "evaluate", str(run), *words])
+    summary = json.loads((run / "evaluation-validation.json").read_text())
+    assert (summary["samples"], summary["step"]) == (99, 6)
+    corpus = prepare(config.corpus, cache_folder())
+    assert summary["linear"] == predictors(corpus, held_out(config, corpus, "validation", 100))["linear"]
+    main(["speech", "train", "--resume", str(run), "--corpus.path", str(elsewhere), "--learner.steps=8"])
+    assert read_config(run).corpus.path == str(elsewhere)
+
+
+def test_files_too_short_for_samples_do_not_lose_the_run(
+    voices: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for word in TINY if "sample-seconds" not in word] + ["--sample-seconds=5"]
+    run = tmp_path / "run"
+    main(["speech", "train", "--run", str(run), "--core", "lstm", "--corpus.path", str(voices), *words])
+    assert "none: seconds: expected at most 1000 samples, the longest file" in " ".join(capsys.readouterr().out.split())
+    assert (run / "evaluation.json").is_file()
+
+
+def test_what_was_killed_before_its_first_checkpoint_begins_again(voices: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in BEGUN:
+        (run / name).write_text("{")
+    main(["speech", "train", "--run", str(run), "--core", "lstm", "--corpus.path", str(voices), *TINY])
+    assert checkpoints.load_latest(run).step == 6
+
+
+def test_a_full_disk_leaves_a_folder_that_can_be_used(
+    voices: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    words = ["speech", "train", "--run", str(run), "--core", "lstm", "--corpus.path", str(voices), *TINY]
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "save", full)
+        assert "No space left on device" in refusal(words, capfd)
+    assert not run.exists()
+    main(words)
+
+
 def test_compare_trains_what_is_not_finished_and_draws(
     voices: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +179,10 @@ def test_compare_trains_what_is_not_finished_and_draws(
     with pytest.raises(SystemExit):
         main(["speech", "compare", *words, "--learner.steps=3"])
     assert "learner.steps: expected 2 as in" in capsys.readouterr().err
+    checkpoints.write_json(tmp_path / "all" / "lstm" / "corpus.json", {"name": "voices", "digest": "another"})
+    with pytest.raises(SystemExit):
+        main(["speech", "compare", *words])
+    assert "corpus: expected the sound that" in capsys.readouterr().err
 
 
 def test_bad_input_is_refused_in_one_line(

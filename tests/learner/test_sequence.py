@@ -14,7 +14,7 @@ from agent.core import CompressiveTransformerConfig, LSTMConfig, make_core
 from agent.sequence import IGNORE, SequenceModel
 from learner.data_parallel import DataParallel
 from learner.metrics import read_metrics
-from learner.sequence import SequenceLearner, SequenceLearnerConfig, evaluate, restore, score, train
+from learner.sequence import SequenceLearner, SequenceLearnerConfig, evaluate, restore, score, set_apart, train
 from learner.streams import Batch, Streams, one_pass
 
 VOCABULARY = 9
@@ -274,6 +274,18 @@ def _shared(rank: int, folder: str, failures: Any) -> None:
 def test_two_learners_are_one(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_shared, (str(tmp_path), None), nprocs=2)
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
+
+
+def test_learners_that_share_a_batch_draw_masks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    for rank in (0, 1, 2):
+        learner = make_learner()  # each builds the same model, from the same seed
+        expected = torch.get_rng_state()
+        monkeypatch.setattr(DataParallel, "rank", rank)
+        set_apart(learner)
+        assert torch.equal(torch.get_rng_state(), expected) == (rank == 0)
+        drawn.append(tuple(torch.rand(4).tolist()))
+    assert len(set(drawn)) == 3
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,14 @@ def test_it_finds_the_filter_and_the_entropy_of_the_noise(noise_through_a_filter
     assert measured < baselines.order_0(noise_through_a_filter[:30_000], held_out) - 0.5
 
 
+def test_all_of_the_training_sound_counts(noise_through_a_filter: np.ndarray) -> None:
+    """Silence but for pieces at the end, which the fit must have seen."""
+    train = np.concatenate([np.full(360_000, 128, dtype=np.uint8), noise_through_a_filter])
+    held_out = noise_through_a_filter[:5_000]
+    own = baselines.fit_linear_predictor(noise_through_a_filter, order=4).nll(held_out).mean()
+    assert baselines.fit_linear_predictor(train, order=4).nll(held_out).mean() < own + 0.2
+
+
 def test_silence_and_too_little_sound() -> None:
     silence = np.full(2_000, 128, dtype=np.uint8)
     assert baselines.fit_linear_predictor(silence).nll(silence).mean() < 0.1

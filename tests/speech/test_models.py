@@ -10,9 +10,9 @@ import torch
 from agent.core import CompressiveTransformerConfig, LSTMConfig, TransformerXLConfig
 from learner.sequence import SequenceLearnerConfig, restore, save
 from speech import audio, models
-from speech.corpus import Corpus, CorpusConfig, Split
+from speech.corpus import Corpus, CorpusConfig, Split, thin
 from speech.sampling import generate
-from speech.training import PRESETS, SpeechConfig, make_learner, make_preset, measure, validation
+from speech.training import PRESETS, SpeechConfig, held_out, make_learner, make_preset, measure, validation
 from speech.wavenet import WaveNetConfig
 
 TRANSFORMER = {"model_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "segment_size": 8, "norm": "pre"}
@@ -129,7 +129,7 @@ def test_a_split_is_measured_whole_and_in_its_order(hum: Corpus, reset_at_files:
     config = config_of("wavenet", reset_at_files=reset_at_files)
     model = make_learner(config, hum).model.eval()
     short = corpus_of(hum.splits["test"].tokens[:100])
-    measured = measure(config, short, model, "test")
+    measured = measure(config, model, short.splits["test"])
     tokens = torch.from_numpy(short.splits["test"].tokens.astype(np.int64))[None]
     reset = torch.zeros(1, 99, dtype=torch.bool)
     reset[0, 50] = reset_at_files
@@ -140,12 +140,24 @@ def test_a_split_is_measured_whole_and_in_its_order(hum: Corpus, reset_at_files:
     assert measured["bits"] == pytest.approx(nll.mean().item() / np.log(2), abs=1e-6)
     expected = {"a": nll[0, :49].mean().item(), "b": nll[0, 49:].mean().item()}
     assert measured["files"] == pytest.approx(expected, abs=1e-6)
-    whole = measure(config, hum, model, "test")
+    whole = measure(config, model, hum.splits["test"])
     assert (2999 * whole["files"]["a"] + 3000 * whole["files"]["b"]) / 5999 == pytest.approx(whole["nats"])
-    if reset_at_files:
-        return
-    assert measure(config, hum, model, "test", 100) == {**measured, "files": {"a": pytest.approx(nll.mean().item())}}
-    assert validation(dataclasses.replace(config, validation_samples=100), hum, model)["valid/nll"] == measured["nats"]
+
+
+def test_a_part_of_a_split_is_spread_over_it(hum: Corpus) -> None:
+    config = dataclasses.replace(config_of("lstm"), validation_samples=1024)
+    split = hum.splits["validation"]
+    part = held_out(config, hum, "validation", 1024)
+    pieces = [split.tokens[begin : begin + 256] for begin in (0, 1500, 3000, 4500)]
+    np.testing.assert_array_equal(part.tokens, np.concatenate(pieces))
+    assert (part.files, part.starts.tolist()) == (["a", "a", "b", "b"], [0, 256, 512, 768])
+    assert held_out(config, hum, "validation", 6000) is split
+    model = make_learner(config, hum).model.eval()
+    measured = measure(config, model, part)
+    assert validation(config, hum, model) == {"valid/nll": measured["nats"], "valid/bits": measured["bits"]}
+    assert measured["files"].keys() == {"a", "b"}
+    across = thin(Split(split.tokens, ["a", "b", "c"], np.array([0, 2003, 2005])), 30, 3)
+    assert (across.files, across.starts.tolist()) == (["a", "a", "b", "c", "c"], [0, 10, 13, 15, 20])
 
 
 def test_what_cannot_be_trained_is_refused(hum: Corpus) -> None:
