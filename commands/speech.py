@@ -36,7 +36,7 @@ from speech import audio, baselines, models
 from speech.corpus import SYNTHETIC, Corpus, CorpusConfig, Split, excerpt, open_built, prepare
 from speech.sampling import generate
 from speech.spectrogram import write_spectrograms
-from speech.training import SpeechConfig, held_out, make_learner, make_preset, measure, validation
+from speech.training import SpeechConfig, held_out, make_learner, make_preset, measure, validation_metrics
 
 USAGE = """usage: compressive speech COMMAND [OPTIONS]
 
@@ -75,7 +75,7 @@ def speech(arguments: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Options(SpeechConfig):
-    """Trains a model of waveforms, measures it on the validation split and draws samples.
+    """Trains a model of waveforms, measures it on the test split and draws samples.
 
     compressive speech train                                    synthetic voices, a small model, minutes on two cores
     compressive speech train --corpus.path LJSpeech-1.1/wavs    a folder of WAV or FLAC files
@@ -174,7 +174,7 @@ class SpeechJob:
 
     def evaluate(self, model: SequenceModel) -> dict[str, float]:
         """On the beginning of the validation split."""
-        return validation(self.config, open_built(self.corpus), model)
+        return validation_metrics(self.config, open_built(self.corpus), model)
 
     def loop(self) -> dict[str, Any]:
         """See `learner.sequence.train`."""
@@ -212,9 +212,10 @@ def _train(arguments: list[str]) -> None:
             say(console, f"resumed from {checkpoint.path} at step {learner.step}")
 
     def finish(model: SequenceModel) -> None:
-        part = corpus.splits["validation"]
-        with console.status("measuring the validation split"):
-            summary = {"split": "validation", **measure(config, model, part), **predictors(corpus, part)}
+        test, validation = corpus.splits["test"], corpus.splits["validation"]
+        with console.status("measuring the test and validation splits"):
+            summary = {"split": "test", **measure(config, model, test), **predictors(corpus, test)}
+            summary["validation"] = measure(config, model, validation)["nats"]
             summary["parameters"] = models.parameters(model)
         rows = evaluation_rows(summary)
         if config.sample_seconds:

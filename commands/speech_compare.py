@@ -78,13 +78,13 @@ def compare(arguments: list[str]) -> None:
     _train(options, configs, console)
     config = next(iter(configs.values()))
     with console.status("fitting the linear predictor"):
-        known = predictors(corpus, corpus.splits["validation"])
+        known = {split: predictors(corpus, corpus.splits[split]) for split in ("test", "validation")}
         # Curves are of a part of the split.
         beside = predictors(corpus, held_out(config, corpus, "validation", config.validation_samples))
     rows = [_row(options.run / core, core) for core in configs]
-    checkpoints.write_json(options.run / "table.json", {"corpus": corpus.name, "models": rows, **known})
+    checkpoints.write_json(options.run / "table.json", {"corpus": corpus.name, "models": rows, "predictors": known})
     _write_curves(options.run, list(configs))
-    console.print(_table(rows, known, f"{corpus.name}, {corpus.sample_rate} Hz, validation split"))
+    console.print(_table(rows, known, f"{corpus.name}, {corpus.sample_rate} Hz, test and validation split"))
     say(console, f"curves: {options.run / 'curves.csv'}{_draw(options.run, list(configs), beside['linear'])}")
 
 
@@ -179,18 +179,20 @@ def _row(run: Path, core: str) -> dict[str, Any]:
     """What the table says about a finished model."""
     summary = json.loads((run / "evaluation.json").read_text())
     speeds = sorted(row["speed/tokens_per_second"] for row in read_metrics(run))
-    names = ("parameters", "steps", "nats", "bits")
+    names = ("parameters", "steps", "nats", "bits", "validation")
     return {"core": core, **{name: summary[name] for name in names}, "samples_per_second": speeds[len(speeds) // 2]}
 
 
-def _table(rows: list[dict[str, Any]], known: dict[str, float], title: str) -> Table:
-    built = Table("model", "parameters", "steps", "nats", "bits", "samples/s", title=title, title_justify="left")
+def _table(rows: list[dict[str, Any]], known: dict[str, dict[str, float]], title: str) -> Table:
+    names = ("model", "parameters", "steps", "nats", "bits", "validation, nats", "samples/s")
+    built = Table(*names, title=title, title_justify="left")
     for row in sorted(rows, key=lambda row: row["nats"]):
-        speed = quantity(row["samples_per_second"])
-        numbers = f"{row['parameters']:,}", str(row["steps"]), f"{row['nats']:.3f}", f"{row['bits']:.3f}", speed
+        losses = f"{row['nats']:.3f}", f"{row['bits']:.3f}", f"{row['validation']:.3f}"
+        numbers = f"{row['parameters']:,}", str(row["steps"]), *losses, quantity(row["samples_per_second"])
         built.add_row(row["core"], *numbers)
     for label, name in (("linear predictor, order 32", "linear"), ("frequencies, order 0", "order_0")):
-        built.add_row(label, "", "", f"{known[name]:.3f}", f"{known[name] / math.log(2):.3f}", "")
+        test, validation = known["test"][name], known["validation"][name]
+        built.add_row(label, "", "", f"{test:.3f}", f"{test / math.log(2):.3f}", f"{validation:.3f}", "")
     return built
 
 

@@ -172,7 +172,7 @@ def measure(config: SpeechConfig, model: SequenceModel, part: Split) -> dict[str
     return {"nats": total.mean, "bits": total.mean / math.log(2), "samples": total.count, "files": files}
 
 
-def validation(config: SpeechConfig, corpus: Corpus, model: SequenceModel) -> dict[str, float]:
+def validation_metrics(config: SpeechConfig, corpus: Corpus, model: SequenceModel) -> dict[str, float]:
     """The metrics of an evaluation while training goes on: "valid/nll" in nats and "valid/bits", per sample."""
     measured = measure(config, model, held_out(config, corpus, "validation", config.validation_samples))
     return {"valid/nll": measured["nats"], "valid/bits": measured["bits"]}

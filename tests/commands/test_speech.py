@@ -92,9 +92,14 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(trained: Path, copi
 
 def test_evaluate_and_sample(trained: Path, copied: Callable[[], Path], capsys: pytest.CaptureFixture[str]) -> None:
     run = copied()
+    finished = json.loads((trained / "evaluation.json").read_text())
     main(["speech", "evaluate", str(run), "--split", "validation", "--threads=1"])
-    again = json.loads((run / "evaluation-validation.json").read_text())
-    assert again["nats"] == pytest.approx(json.loads((trained / "evaluation.json").read_text())["nats"], abs=1e-5)
+    validation = json.loads((run / "evaluation-validation.json").read_text())["nats"]
+    assert validation == pytest.approx(finished["validation"], abs=1e-5)
+    capsys.readouterr()
+    main(["speech", "evaluate", str(run), "--threads=1"])
+    again = json.loads((run / "evaluation-test.json").read_text())
+    assert again["nats"] == pytest.approx(finished["nats"], abs=1e-5)
     (name, nats), *others = again["files"].items()
     assert (nats, others) == (pytest.approx(again["nats"]), [])
     out = capsys.readouterr().out

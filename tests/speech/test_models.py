@@ -12,7 +12,7 @@ from learner.sequence import SequenceLearnerConfig, restore, save
 from speech import audio, models
 from speech.corpus import Corpus, CorpusConfig, Split, thin
 from speech.sampling import generate
-from speech.training import PRESETS, SpeechConfig, held_out, make_learner, make_preset, measure, validation
+from speech.training import PRESETS, SpeechConfig, held_out, make_learner, make_preset, measure, validation_metrics
 from speech.wavenet import WaveNetConfig
 
 TRANSFORMER = {"model_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "segment_size": 8, "norm": "pre"}
@@ -154,7 +154,7 @@ def test_a_part_of_a_split_is_spread_over_it(hum: Corpus) -> None:
     assert held_out(config, hum, "validation", 6000) is split
     model = make_learner(config, hum).model.eval()
     measured = measure(config, model, part)
-    assert validation(config, hum, model) == {"valid/nll": measured["nats"], "valid/bits": measured["bits"]}
+    assert validation_metrics(config, hum, model) == {"valid/nll": measured["nats"], "valid/bits": measured["bits"]}
     assert measured["files"].keys() == {"a", "b"}
     across = thin(Split(split.tokens, ["a", "b", "c"], np.array([0, 2003, 2005])), 30, 3)
     assert (across.files, across.starts.tolist()) == (["a", "a", "b", "c", "c"], [0, 10, 13, 15, 20])
