@@ -61,11 +61,11 @@ class Options:
     """As `compressive text train` takes it."""
     path: str | None = None
     """Where it is."""
-    tokens: Literal["bytes", "words", "subwords"] = "subwords"
-    """What a token is; results are bits a byte in any case. With subwords (package `tokenizers`) a model sees three
-    times the text in the same time."""
+    tokens: Literal["bytes", "subwords"] = "subwords"
+    """What a token is; results are bits a byte, which words do not have. With subwords (package `tokenizers`) a model
+    sees three times the text in the same time."""
     vocabulary: int | None = 2048
-    """Words or subwords; not for bytes."""
+    """Subwords; not for bytes."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """A run each."""
     steps: int | None = None
@@ -115,7 +115,7 @@ def _shared(config: TextConfig, options: Options) -> TextConfig:
     return dataclasses.replace(
         config,
         corpus=options.corpus,
-        path=options.path,
+        path=None if options.path is None else str(Path(options.path).expanduser().resolve()),
         tokens=options.tokens,
         vocabulary=None if options.tokens == "bytes" else options.vocabulary,
         evaluate_every=None,
@@ -160,7 +160,7 @@ def run(name: str, config: TextConfig, tokens: Path, folder: Path) -> dict[str, 
     begin, used = time.monotonic(), time.process_time()
     train(learner, folder, job.plain(), log_every=50, checkpoint_seconds=1e9, keep=1, show=show)
     seconds, used = time.monotonic() - begin, time.process_time() - used
-    found = measure(config, learner.model, text, "test", config.evaluate_rows)
+    found = measure(config, learner.model, text, "test", config.evaluate_rows, learner.step)
     checkpoints.write_json(folder / "evaluation.json", found)
     return {
         "name": name,
@@ -206,7 +206,8 @@ def main(options: Options) -> None:
     """Runs the comparison."""
     configs = variants(options)
     print(f"preparing {options.corpus}", file=sys.stderr)
-    folder, tokens = prepare(next(iter(configs.values())))
+    first = next(iter(configs.values()))
+    folder, tokens = prepare(first)
     begin, stamp = time.monotonic(), time.strftime("%Y%m%d-%H%M%S")
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in configs}
     spawn = multiprocessing.get_context("spawn")
@@ -222,7 +223,7 @@ def main(options: Options) -> None:
             for seed in options.seeds
             for name, config in configs.items()
         ]
-        baselines = pool.submit(compressors, load(options.corpus, None if options.path is None else Path(options.path)))
+        baselines = pool.submit(compressors, load(first.corpus, None if first.path is None else Path(first.path)))
         for job in as_completed(jobs):
             found = job.result()
             results[found["name"]].append(found)

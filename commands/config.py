@@ -19,6 +19,13 @@ from agent import AgentConfig
 from agent.core import CORES
 from learner.learner import LearnerConfig
 
+KINDS = {
+    "launch": ("compressive launch", "compressive evaluate, visualize, report, compare --from or launch --resume"),
+    "text": ("compressive text train", "compressive text evaluate, sample or train --resume"),
+    "speech": ("compressive speech train", "compressive speech evaluate, sample or train --resume"),
+}
+"""Kinds of runs: what makes one, and what else takes it. `config.json` names the kind, but for `launch`."""
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -74,7 +81,7 @@ class RunConfig:
             raise ValueError(f"max_policy_lag: expected 0 or more, or None, got {self.max_policy_lag}")
         pairs("learner_labels", self.learner_labels)
         for name in ("seed", "checkpoint_seconds", "video_episodes"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:  # nor NaN
                 raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
         if self.checkpoint_url is not None and not re.match(r"[a-z][a-z0-9+.-]*://.", self.checkpoint_url):
             raise ValueError(
@@ -170,21 +177,52 @@ def _fits(value: Any, kind: Any) -> bool:
     return type(value) in ((int, float) if kind is float else (kind,))
 
 
+def read_kind(run: Path) -> tuple[str, dict[str, Any]]:
+    """The kind of a run, one of `KINDS`, and what else its `config.json` holds.
+
+    Raises:
+        FileNotFoundError: if the folder is no run.
+        ValueError: if the file cannot be read, or names no kind that is known.
+    """
+    path = run / "config.json"
+    if not path.is_file():
+        made = ", ".join(f"`{command}`" for command, _ in KINDS.values())
+        raise FileNotFoundError(f"{run} is not a run: expected a folder with config.json, as it is made by {made}")
+    try:
+        plain = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path}: expected JSON, got: {error}") from error
+    if not isinstance(plain, dict):
+        raise ValueError(f"{path}: expected an object, got {plain!r}")
+    kind = plain.pop("kind", "launch")
+    if kind not in list(KINDS):  # a list, since JSON's values need not be hashable
+        raise ValueError(f"{path}: kind: expected one of {', '.join(KINDS)}, got {kind!r}")
+    return kind, plain
+
+
+def read_plain(run: Path, kind: str) -> dict[str, Any]:
+    """What the `config.json` of a run of a kind holds, without the kind.
+
+    Raises:
+        FileNotFoundError: if the folder is no run.
+        ValueError: if the file cannot be read, or the run is of another kind; says which commands take that.
+    """
+    found, plain = read_kind(run)
+    if found != kind:
+        (made, use), (expected, _) = KINDS[found], KINDS[kind]
+        raise ValueError(f"{run} is a run of `{made}`, expected one of `{expected}`; use {use}, or compressive status")
+    return plain
+
+
 def read_config(run: Path) -> RunConfig:
     """The configuration of a run's folder.
 
     Raises:
         FileNotFoundError: if the folder is no run.
-        ValueError: if its `config.json` cannot be read.
+        ValueError: if its `config.json` cannot be read, or it is a run of another kind than `launch` makes.
     """
-    path = run / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{run} is not a run: expected a folder with config.json, made by `compressive launch`")
-    try:
-        plain = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path}: expected JSON, got: {error}") from error
+    plain = read_plain(run, "launch")
     try:
         return from_plain(plain)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{run / 'config.json'}: {error}") from error

@@ -3,13 +3,17 @@
 import contextlib
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tyro
 
 from commands import UserError
+from commands.config import differences
+
+FLAGS = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
+"""How options of commands that train are written."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,56 @@ def parse_start(prog: str, arguments: Sequence[str]) -> Start:
     """
     known = [argument for argument in arguments if argument not in ("-h", "--help")]
     return parse(Start, prog, args=known, return_unknown_args=True)[0]
+
+
+def parse_training(
+    kind: type,
+    prog: str,
+    arguments: Sequence[str],
+    read: Callable[[str], Any],
+    make_preset: Callable[[str, str], Any],
+    plain: Callable[[Any], dict[str, Any]],
+    fixed: tuple[str, ...],
+) -> Any:
+    """The options of a command that trains, with the defaults of its preset and core, or of the resumed run.
+
+    Args:
+        kind: of the options: the configuration's fields, `config`, core, run, resume and threads.
+        prog: the command.
+        arguments: what was said after it.
+        read: the configuration of a run; configurations know their core_name.
+        make_preset: the configuration of a preset and a core.
+        plain: a configuration as JSON can hold it.
+        fixed: beginnings of the names of what a resumed run cannot change.
+
+    Raises:
+        UserError: if a value is impossible.
+    """
+    start = parse_start(prog, arguments)
+    with user_errors():
+        config = read(start.resume) if start.resume else make_preset(start.preset, start.core)
+    core = config.core_name if start.resume else start.core
+    options = parse(kind, prog, args=arguments, default=kind(**vars(config), core=core), config=FLAGS)
+    if options.threads < 1:
+        raise UserError(f"threads: expected 1 or more, got {options.threads}")
+    if options.run and options.resume:
+        raise UserError("--run names a new run and --resume an old one: give only one of them")
+    if options.resume:
+        if options.core != core:
+            raise UserError(f"core: expected {core} as in {options.resume}, got {options.core}")
+        for name, old, new in differences(plain(config), plain(options.config)):
+            if name.startswith(fixed):
+                raise UserError(f"{name}: expected {old} as in {options.resume}, got {new}")
+    return options
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Turns what a user can mend into a UserError."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError, ImportError, OSError) as error:
+        raise UserError(str(error)) from error
 
 
 def parse(kind: type, prog: str, **options: Any) -> Any:

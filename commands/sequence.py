@@ -3,7 +3,6 @@
 The loop itself is `learner.sequence.train`. Here it gets a run's folder, a display, signals, and errors of one line.
 """
 
-import json
 import math
 import os
 import sys
@@ -22,6 +21,7 @@ from agent.sequence import SequenceModel
 from commands import UserError
 from commands.display import LiveLine, duration, quantity, say
 from commands.folders import claim, holds_checkpoints
+from commands.options import user_errors
 from commands.signals import StopRequest, stop_on_signals
 from learner import checkpoints
 from learner.data_parallel import DataParallel
@@ -32,27 +32,6 @@ PEER_SECONDS = 600.0
 """Time that learners wait for each other: the first one evaluates meanwhile."""
 STOP_FILE = ".stop"
 """In a run, while its learners on Ray are to stop."""
-
-
-def read_plain(run: Path, kind: str) -> dict[str, Any]:
-    """What a run's `config.json` holds, without its kind.
-
-    Raises:
-        FileNotFoundError: if the folder is no run.
-        ValueError: if the file cannot be read, or the run is of another kind than `compressive KIND train` makes.
-    """
-    path = run / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{run} is not a run: expected a folder with config.json, made by compressive {kind} train"
-        )
-    try:
-        plain = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path}: expected JSON, got: {error}") from error
-    if not isinstance(plain, dict) or plain.pop("kind", None) != kind:
-        raise ValueError(f"{path}: expected a run of compressive {kind} train, got another kind")
-    return plain
 
 
 class Job(Protocol):
@@ -128,7 +107,7 @@ def run_training(
     describe: Callable[[float], str],
     again: str,
     start: Callable[[SequenceLearner, checkpoints.Checkpoint | None], None],
-    finish: Callable[[SequenceModel], None],
+    finish: Callable[[SequenceLearner], None],
 ) -> None:
     """Trains in the job's folder, here or on several GPUs, and says how to go on if it is interrupted.
 
@@ -138,7 +117,7 @@ def run_training(
         describe: a loss in nats a token in the field's unit.
         again: the command that goes on with the run.
         start: is told of the learner, and the checkpoint it goes on from, before the first update.
-        finish: is given the trained model; not called if the run was stopped before its end.
+        finish: is told of the learner when all steps are done; not called if the run was stopped before.
 
     Raises:
         UserError: for all that the user can mend.
@@ -184,7 +163,7 @@ def run_training(
         if learner.step < learner.config.steps:
             say(console, f"stopped at step {learner.step}; go on with: {again}")
             sys.exit(128 + (stop.signal or 0))
-        finish(learner.model)
+        finish(learner)
 
 
 def load_weights(run: Path, model: SequenceModel, console: Console) -> checkpoints.Checkpoint:
@@ -280,12 +259,3 @@ def _work(config: dict[str, Any]) -> None:
     set_apart(learner)
     stop = (job.run / STOP_FILE).exists if learner.parallel.rank == 0 else lambda: False
     train(learner, job.run, job.plain(), evaluate=job.evaluate, stop=stop, **job.loop())
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """Turns what a user can mend into a UserError."""
-    try:
-        yield
-    except (ValueError, FileNotFoundError, ImportError, OSError) as error:
-        raise UserError(str(error)) from error

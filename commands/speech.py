@@ -24,10 +24,10 @@ from torch.utils.tensorboard import SummaryWriter
 
 from agent.sequence import SequenceModel
 from commands import UserError
-from commands.config import build, differences
+from commands.config import build, read_plain
 from commands.display import quantity, say, say_all, table
-from commands.options import parse, parse_start
-from commands.sequence import load_weights, read_plain, run_training, user_errors
+from commands.options import parse, parse_training, user_errors
+from commands.sequence import load_weights, run_training
 from learner import checkpoints
 from learner.data_parallel import DataParallel
 from learner.learner import resolve_device
@@ -55,7 +55,6 @@ FIXED = (
 )
 """What a resumed run cannot change: its checkpoints depend on it. Its corpus may be elsewhere, if it is the same."""
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-FLAGS = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
 
 
 def speech(arguments: Sequence[str]) -> None:
@@ -188,7 +187,9 @@ class SpeechJob:
 
 
 def _train(arguments: list[str]) -> None:
-    options, console = _parse(arguments), Console()
+    prog, read = "compressive speech train", lambda run: read_config(Path(run))
+    options = parse_training(Options, prog, arguments, read, make_preset, to_plain, FIXED)
+    console = Console()
     torch.set_num_threads(options.threads)
     config = options.config
     run = options.resume or options.run or Path("runs") / f"speech-{time.strftime('%Y%m%d-%H%M%S')}-{config.core_name}"
@@ -211,7 +212,8 @@ def _train(arguments: list[str]) -> None:
         if checkpoint:
             say(console, f"resumed from {checkpoint.path} at step {learner.step}")
 
-    def finish(model: SequenceModel) -> None:
+    def finish(learner: SequenceLearner) -> None:
+        model = learner.model
         test, validation = corpus.splits["test"], corpus.splits["validation"]
         with console.status("measuring the test and validation splits"):
             summary = {"split": "test", **measure(config, model, test), **predictors(corpus, test)}
@@ -225,33 +227,13 @@ def _train(arguments: list[str]) -> None:
             except UserError as error:
                 rows["samples"] = f"none: {error}"
         # Last, for it says that the run is finished.
-        checkpoints.write_json(run / "evaluation.json", summary | {"steps": config.learner.steps})
-        console.print(table("finished", rows | {"again": f"compressive speech sample {shlex.quote(str(run))}"}))
+        checkpoints.write_json(run / "evaluation.json", summary | {"step": learner.step})
+        console.print(table("finished", rows))
+        say_all(console, {"again": f"compressive speech sample {shlex.quote(str(run))}"})
 
     run_training(
         SpeechJob(config, run, corpus.folder), console, not options.resume, "{:.3f} nats".format, again, start, finish
     )
-
-
-def _parse(arguments: list[str]) -> Options:
-    """The options, with the defaults of the preset and core, or of the resumed run."""
-    prog = "compressive speech train"
-    start = parse_start(prog, arguments)
-    with user_errors():
-        config = read_config(Path(start.resume)) if start.resume else make_preset(start.preset, start.core)
-    default = Options(**vars(config), core=config.core_name)
-    options = parse(Options, prog, args=arguments, default=default, config=FLAGS)
-    if options.threads < 1:
-        raise UserError(f"threads: expected 1 or more, got {options.threads}")
-    if options.run and options.resume:
-        raise UserError("--run names a new run and --resume an old one: give only one of them")
-    if options.resume:
-        if options.core != config.core_name:
-            raise UserError(f"core: expected {config.core_name} as in {options.resume}, got {options.core}")
-        for name, old, new in differences(to_plain(config), to_plain(options.config)):
-            if name.startswith(FIXED):
-                raise UserError(f"{name}: expected {old} as in {options.resume}, got {new}")
-    return options
 
 
 def digest_of(run: Path) -> str | None:

@@ -24,8 +24,7 @@ from commands import UserError
 from commands.config import differences
 from commands.display import duration, quantity, say
 from commands.folders import holds_checkpoints
-from commands.options import parse, parse_start
-from commands.sequence import user_errors
+from commands.options import parse, parse_start, user_errors
 from commands.speech import digest_of, located, open_corpus, predictors, read_config, to_plain
 from learner import checkpoints
 from learner.metrics import read_metrics
@@ -179,7 +178,7 @@ def _row(run: Path, core: str) -> dict[str, Any]:
     """What the table says about a finished model."""
     summary = json.loads((run / "evaluation.json").read_text())
     speeds = sorted(row["speed/tokens_per_second"] for row in read_metrics(run))
-    names = ("parameters", "steps", "nats", "bits", "validation")
+    names = ("parameters", "step", "nats", "bits", "validation")
     return {"core": core, **{name: summary[name] for name in names}, "samples_per_second": speeds[len(speeds) // 2]}
 
 
@@ -188,7 +187,7 @@ def _table(rows: list[dict[str, Any]], known: dict[str, dict[str, float]], title
     built = Table(*names, title=title, title_justify="left")
     for row in sorted(rows, key=lambda row: row["nats"]):
         losses = f"{row['nats']:.3f}", f"{row['bits']:.3f}", f"{row['validation']:.3f}"
-        numbers = f"{row['parameters']:,}", str(row["steps"]), *losses, quantity(row["samples_per_second"])
+        numbers = f"{row['parameters']:,}", str(row["step"]), *losses, quantity(row["samples_per_second"])
         built.add_row(row["core"], *numbers)
     for label, name in (("linear predictor, order 32", "linear"), ("frequencies, order 0", "order_0")):
         test, validation = known["test"][name], known["validation"][name]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,14 +17,12 @@ from rich.table import Table
 
 from agent.sequence import SequenceModel
 from commands import UserError
-from commands.config import differences
-from commands.display import quantity, table
-from commands.options import parse, parse_start
-from commands.sequence import run_training, user_errors
+from commands.display import quantity, say, say_all, table
+from commands.options import parse, parse_training, user_errors
+from commands.sequence import run_training
 from commands.text_presets import TextConfig, make_preset
 from commands.text_runs import (
     TextJob,
-    core_name,
     describer,
     measure,
     open_run,
@@ -57,10 +56,10 @@ Language modelling with the agents' recurrent core: Enwik8, WikiText-103, PG-19,
   compressive text sample runs/NAME --prompt 'def main('
 """
 FIXED = (
-    *("preset", "corpus", "path", "tokens", "vocabulary", "reset_documents", "seed", "model"),
+    *("preset", "corpus", "tokens", "vocabulary", "reset_documents", "seed", "model"),
     *("learner.batch_size", "learner.sequence_length"),
 )
-"""What a resumed run cannot change."""
+"""What a resumed run cannot change: its checkpoints hold it. Its text may be elsewhere, if it is the same."""
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 
 
@@ -89,8 +88,10 @@ class TrainOptions(TextConfig):
 
     @property
     def config(self) -> TextConfig:
-        """What belongs to the run, without what belongs to this launch of it."""
-        return TextConfig(**{field.name: getattr(self, field.name) for field in dataclasses.fields(TextConfig)})
+        """What belongs to the run, without what belongs to this launch of it; the path means the same from anywhere."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(TextConfig)}
+        path = None if self.path is None else str(Path(self.path).expanduser().resolve())
+        return TextConfig(**{**fields, "path": path})
 
 
 @dataclass(frozen=True)
@@ -171,38 +172,17 @@ def text(arguments: Sequence[str]) -> None:
     commands[arguments[0]](list(arguments[1:]))
 
 
-def _parse_train(arguments: list[str]) -> TrainOptions:
-    prog = "compressive text train"
-    start = parse_start(prog, arguments)
-    with user_errors():
-        config = read_run(Path(start.resume)) if start.resume else make_preset(start.preset, start.core)
-    options = parse(
-        TrainOptions,
-        prog,
-        args=arguments,
-        default=TrainOptions(**vars(config), core=core_name(config) if start.resume else start.core),
-        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
-    )
-    _require_positive(options, "threads")
-    if options.run and options.resume:
-        raise UserError("--run names a new run and --resume an old one: give only one of them")
-    if options.resume:
-        if options.core != core_name(config):
-            raise UserError(f"core: expected {core_name(config)} as in {options.resume}, got {options.core}")
-        for name, old, new in differences(to_plain(config), to_plain(options.config)):
-            if name.startswith(FIXED):
-                raise UserError(f"{name}: expected {old} as in {options.resume}, got {new}")
-    return options
-
-
 def _train(arguments: list[str]) -> None:
-    options, console = _parse_train(arguments), Console()
+    prog, read = "compressive text train", lambda run: read_run(Path(run))
+    options = parse_training(TrainOptions, prog, arguments, read, make_preset, to_plain, FIXED)
+    console = Console()
     config = options.config
     torch.set_num_threads(options.threads)
     run = options.resume or options.run or Path("runs") / f"text-{time.strftime('%Y%m%d-%H%M%S')}-{options.core}"
     with console.status(f"preparing {config.corpus} (once, then cached)"), user_errors():
         folder, tokens = prepare(config)
-    again = f"compressive text train --resume {run}"
+    quoted = shlex.quote(str(run))
+    again = f"compressive text train --resume {quoted}"
     if options.resume:
         require_same_tokens(options.resume, tokens)
 
@@ -210,14 +190,19 @@ def _train(arguments: list[str]) -> None:
         write_tokeniser(run, tokens)
         _describe(config, run, tokens, learner, again, console)
         if checkpoint:
-            console.print(f"resumed from {checkpoint.path} at step {learner.step}", highlight=False, soft_wrap=True)
+            say(console, f"resumed from {checkpoint.path} at step {learner.step}")
 
-    def finish(model: SequenceModel) -> None:
+    def finish(learner: SequenceLearner) -> None:
         with console.status("measuring on the split test"):
-            found = measure(config, model, tokens, "test", config.evaluate_rows)
+            found = measure(config, learner.model, tokens, "test", config.evaluate_rows, learner.step)
         checkpoints.write_json(run / "evaluation.json", found)
-        rows = rows_of(found) | {"curves": f"tensorboard --logdir {run}", "again": f"compressive text evaluate {run}"}
-        console.print(table("finished", rows | {"sample": f"compressive text sample {run}"}))
+        commands = {
+            "curves": f"tensorboard --logdir {quoted}",
+            "again": f"compressive text evaluate {quoted}",
+            "sample": f"compressive text sample {quoted}",
+        }
+        console.print(table("finished", rows_of(found)))
+        say_all(console, commands)
 
     job = TextJob(config, run, folder)
     run_training(job, console, not options.resume, describer(tokens.tokeniser), again, start, finish)
@@ -232,13 +217,12 @@ def _describe(
     lines = {
         "run": str(run),
         "corpus": f"{config.corpus}: bytes of {sizes}; {tokens.tokeniser.vocabulary} {config.tokens}",
-        "model": f"{core_name(config)} core, {quantity(parameters)} parameters, {learning}",
+        "model": f"{config.core_name} core, {quantity(parameters)} parameters, {learning}",
         "batch": f"{config.learner.batch_size} rows of {config.learner.sequence_length} tokens",
-        "curves": f"tensorboard --logdir {run.parent}",
+        "curves": f"tensorboard --logdir {shlex.quote(str(run.parent))}",
         "stop": f"Ctrl-C, then go on with: {again}",
     }
-    for name, value in lines.items():
-        console.print(f"[bold]{name:<8}[/]  {value}", highlight=False, soft_wrap=True)
+    say_all(console, lines)
 
 
 def _evaluate(arguments: list[str]) -> None:
@@ -247,29 +231,29 @@ def _evaluate(arguments: list[str]) -> None:
     torch.set_num_threads(options.threads)
     console = Console()
     sizes = [_sizes(words) for words in options.sizes]
-    config, tokeniser, model, checkpoint = open_run(options.run, options.device)
+    config, tokeniser, model, checkpoint = open_run(options.run, options.device, console)
     if options.path:
         config = dataclasses.replace(config, path=options.path)
     with console.status(f"preparing {config.corpus}"), user_errors():
         _, tokens = prepare(config)
     require_same_tokens(options.run, tokens)
-    split = tokens.splits[options.split]
+    split, precision = tokens.splits[options.split], config.learner.precision
     with console.status(f"measuring on the split {options.split}"), user_errors():
-        found = measure(config, model, tokens, options.split, options.rows)
+        found = measure(config, model, tokens, options.split, options.rows, checkpoint.step)
         console.print(table("evaluation", {"checkpoint": str(checkpoint.path)} | rows_of(found)))
         if sizes:
             found["sizes"] = _print_sizes(config, model, split, tokeniser, sizes, options.rows, console)
         if options.frequency:
             counts = evaluation.counts(tokens.splits["train"], tokeniser.vocabulary)
-            totals = evaluation.by_frequency(model, passes(config, split, options.rows), counts)
+            totals = evaluation.by_frequency(model, passes(config, split, options.rows), counts, precision)
             found["frequency"] = {name: {"nats": each.mean, "count": each.count} for name, each in totals.items()}
             rows = [
-                (name, f"{evaluation.perplexity(each.nll, max(1, each.count)):.2f}", str(each.count))
+                (name, f"{evaluation.perplexity(each.nll, each.count):.2f}", str(each.count))
                 for name, each in totals.items()
             ]
             console.print(_table(("times in training text", "perplexity", "tokens"), rows))
         if options.position:
-            positions = evaluation.by_position(model, passes(config, split, options.rows))
+            positions = evaluation.by_position(model, passes(config, split, options.rows), precision)
             found["position"] = [{"from": begin, "nats": each.mean, "count": each.count} for begin, each in positions]
             rows = [(f"{begin} to {2 * begin - 1}", f"{each.mean:.4f}", str(each.count)) for begin, each in positions]
             console.print(_table(("tokens of context", "nats a token", "tokens"), rows))
@@ -279,7 +263,9 @@ def _evaluate(arguments: list[str]) -> None:
         if options.attention:
             buckets = evaluation.attention(model, one_pass(split.tokens, options.rows, steps, starts))
             found["attention"] = buckets._asdict()
-            rows = [(kind, f"{mean:.4f}", f"{error:.4f}") for kind, mean, error in zip(*buckets)]
+            rows = [
+                (kind, f"{mean:.4f}", "-" if error is None else f"{error:.4f}") for kind, mean, error in zip(*buckets)
+            ]
             console.print(_table(("bucket, oldest first", "attention", "standard error"), rows))
         if options.compression:
             found["compression"] = evaluation.compression_loss(
@@ -289,9 +275,13 @@ def _evaluate(arguments: list[str]) -> None:
             console.print(table("compression loss", losses))
         if options.dynamic is not None:  # the last, for it changes the weights
             learning = dataclasses.replace(config.learner, device=options.device)
-            total = evaluation.dynamic(model, passes(config, split, options.rows), learning, options.dynamic)
-            found["dynamic"] = evaluation.summary(total, split, tokeniser)
-            console.print(table("dynamic evaluation", {k: f"{v:.4f}" for k, v in found["dynamic"].items()}))
+            try:
+                total = evaluation.dynamic(model, passes(config, split, options.rows), learning, options.dynamic)
+            except FloatingPointError as error:
+                raise UserError(f"dynamic: expected a smaller learning rate, got {options.dynamic}: {error}") from error
+            measures = evaluation.summary(total, split, tokeniser)
+            found["dynamic"] = {"learning_rate": options.dynamic, **measures}
+            console.print(table("dynamic evaluation", {name: f"{value:.4f}" for name, value in measures.items()}))
         checkpoints.write_json(options.run / f"evaluation-{options.split}.json", found)
 
 
@@ -312,14 +302,14 @@ def _print_sizes(
     rows: int,
     console: Console,
 ) -> list[dict[str, Any]]:
-    starts = split.starts if config.reset_documents else None
     found, shown = [], []
-    steps = config.learner.sequence_length
-    for (memory, compressed), total in evaluation.by_memory(model, split, rows, steps, sizes, starts):
+    totals = evaluation.by_memory(model, lambda: passes(config, split, rows), sizes, config.learner.precision)
+    for (memory, compressed), total in totals:
         measures = evaluation.summary(total, split, tokeniser)
         found.append({"memory_size": memory, "compressed_size": compressed, **measures})
         words = tuple("own" if size is None else str(size) for size in (memory, compressed))
-        shown.append((*words, f"{measures['bits_per_byte']:.4f}", f"{measures['word_perplexity']:.2f}"))
+        bits = f"{measures['bits_per_byte']:.4f}" if "bits_per_byte" in measures else "-"
+        shown.append((*words, bits, f"{measures['word_perplexity']:.2f}"))
     console.print(_table(("memory", "compressed", "bits a byte", "perplexity a word"), shown))
     return found
 
@@ -335,7 +325,7 @@ def _sample(arguments: list[str]) -> None:
     prog = "compressive text sample"
     options = parse(SampleOptions, prog, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
     torch.set_num_threads(options.threads)
-    _, tokeniser, model, _ = open_run(options.run, options.device)
+    _, tokeniser, model, _ = open_run(options.run, options.device, Console(stderr=True))
     prompt = sys.stdin.buffer.read() if options.prompt == "-" else os.fsencode(options.prompt or "")
     encoded = tokeniser.encode(prompt).tolist()
     if isinstance(tokeniser, Words) and encoded and not prompt.endswith(b"\n"):

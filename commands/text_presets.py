@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agent.core import (
+    CORES,
     CompressiveTransformerConfig,
     CoreConfig,
     GatedTransformerXLConfig,
@@ -70,8 +71,19 @@ class TextConfig:
             if getattr(self, name) is not None and getattr(self, name) < 2:
                 raise ValueError(f"{name}: expected 2 or more, or None, got {getattr(self, name)}")
         for name in ("seed", "checkpoint_seconds"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
+        segment = getattr(self.model.core, "segment_size", 1)
+        if self.learner.sequence_length % segment:
+            raise ValueError(
+                f"sequence_length: expected a multiple of the core's segment_size = {segment}, "
+                f"got {self.learner.sequence_length}"
+            )
+
+    @property
+    def core_name(self) -> str:
+        """The core's name in `agent.core.CORES`."""
+        return next(name for name, (kind, _) in CORES.items() if type(self.model.core) is kind)
 
 
 def _cores(

@@ -1,7 +1,6 @@
 """Runs of `compressive text`: configuration, token files, models and measures, for its commands and benchmarks."""
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
-from agent.core import CORES
 from agent.sequence import SequenceModel
 from commands import UserError
-from commands.config import build
+from commands.config import build, read_plain
 from commands.display import quantity
-from commands.sequence import read_plain, user_errors
+from commands.options import user_errors
+from commands.sequence import load_weights
 from commands.text_presets import TextConfig
 from learner import checkpoints
 from learner.data_parallel import DataParallel
@@ -25,19 +25,14 @@ from learner.streams import Batch, Streams, one_pass
 from text import corpora, evaluation, tokenisation
 from text.corpora import Split, Tokens
 from text.model import make_model
-from text.tokenisation import Tokeniser
+from text.tokenisation import Bytes, Tokeniser
 
 
 def to_plain(config: TextConfig) -> dict[str, Any]:
     """The configuration as JSON can hold it; the core's name stands beside its fields."""
     plain = dataclasses.asdict(config)
-    plain["model"]["core"] = {"name": core_name(config), **plain["model"]["core"]}
+    plain["model"]["core"] = {"name": config.core_name, **plain["model"]["core"]}
     return {"kind": "text", **plain}
-
-
-def core_name(config: TextConfig) -> str:
-    """The core's name in `agent.core.CORES`."""
-    return next(name for name, (kind, _) in CORES.items() if type(config.model.core) is kind)
 
 
 def read_run(run: Path) -> TextConfig:
@@ -118,7 +113,13 @@ def cut(split: Split, tokens: int | None) -> Split:
         return split
     share = tokens / len(split.tokens)
     starts = split.starts[split.starts < tokens]
-    return Split(split.tokens[:tokens], starts, len(starts), round(split.bytes * share), round(split.words * share))
+    return split._replace(
+        tokens=split.tokens[:tokens],
+        starts=starts,
+        documents=len(starts),
+        bytes=round(split.bytes * share),
+        words=round(split.words * share),
+    )
 
 
 def passes(config: TextConfig, split: Split, rows: int) -> Iterator[Batch]:
@@ -144,57 +145,61 @@ def write_tokeniser(run: Path, tokens: Tokens) -> None:
 
 
 def require_same_tokens(run: Path, tokens: Tokens) -> None:
-    """Raises a UserError if a run was trained on other text."""
-    expected = json.loads((run / "tokeniser.json").read_text())["digest"]
+    """Raises a UserError if a run was trained on other text, or does not say on which."""
+    with user_errors():
+        expected = corpora.read_json(run / "tokeniser.json")["digest"]
     if tokens.digest != expected:
         raise UserError(
             f"the corpus is not the one that {run} was trained on (its hash is {tokens.digest[:12]}, expected "
-            f"{expected[:12]}): give the same --path, and for --corpus python the same Python"
+            f"{expected[:12]}): say with --path where that is, and for --corpus python use the same Python"
         )
 
 
 def describer(tokeniser: Tokeniser) -> Callable[[float], str]:
     """Nats a token in the usual unit: bits for bytes, else perplexity."""
-    if tokeniser.vocabulary == 256:
+    if isinstance(tokeniser, Bytes):
         return lambda nll: f"{evaluation.bits_per_character(nll, 1):.3f} bpc"
     return lambda nll: f"{evaluation.perplexity(nll, 1):.1f} ppl"
 
 
-def measure(config: TextConfig, model: SequenceModel, tokens: Tokens, name: str, rows: int) -> dict[str, Any]:
-    """The loss on a whole split, ready for JSON."""
-    split = tokens.splits[name]
+def measure(
+    config: TextConfig, model: SequenceModel, tokens: Tokens, name: str, rows: int, step: int
+) -> dict[str, Any]:
+    """The loss of a model of some step on a whole split, and how it was measured, ready for JSON."""
+    split, precision = tokens.splits[name], config.learner.precision
     begin = time.monotonic()
-    total = evaluate(model, passes(config, split, rows), config.learner.precision)
-    found: dict[str, Any] = {"split": name, **evaluation.summary(total, split, tokens.tokeniser)}
+    total = evaluate(model, passes(config, split, rows), precision)
+    found: dict[str, Any] = {"split": name, "step": step, "rows": rows, "precision": precision}
+    found |= evaluation.summary(total, split, tokens.tokeniser)
     sizes = {"tokens": total.count, "bytes": split.bytes, "words": split.words, "nll": total.nll}
     return found | sizes | {"tokens_per_second": total.count / max(time.monotonic() - begin, 1e-9)}
 
 
 def rows_of(found: dict[str, Any]) -> dict[str, str]:
     """What `measure` found as rows of a table."""
+    bits = {"bits a byte": f"{found['bits_per_byte']:.4f}"} if "bits_per_byte" in found else {}
     return {
         "split": f"{found['split']}, {quantity(found['tokens'])} tokens of {quantity(found['bytes'])} bytes",
-        "bits a byte": f"{found['bits_per_byte']:.4f}",
+        **bits,
         "perplexity a word": f"{found['word_perplexity']:.6g}",
         "nats a token": f"{found['nats_per_token']:.4f}",
         "tokens a second": quantity(found["tokens_per_second"]),
     }
 
 
-def open_run(run: Path, device: str) -> tuple[TextConfig, Tokeniser, SequenceModel, checkpoints.Checkpoint]:
+def open_run(
+    run: Path, device: str, console: Console
+) -> tuple[TextConfig, Tokeniser, SequenceModel, checkpoints.Checkpoint]:
     """A run's configuration, its tokeniser, its model in evaluation mode on a device, and the checkpoint it is of.
+
+    Newer checkpoints that cannot be read are named on the console.
 
     Raises:
         UserError: if it is no run, or cannot be read.
     """
     with user_errors():
         config = read_run(run)
-        described = json.loads((run / "tokeniser.json").read_text())
-        tokeniser = tokenisation.from_plain(described)
-        checkpoint = checkpoints.load_latest(run)
-        model = make_model(config.model, tokeniser.vocabulary)
-        try:
-            model.load_state_dict(checkpoint.parts["weights"])
-        except (RuntimeError, KeyError) as error:
-            raise ValueError(f"{checkpoint.path} does not fit {run / 'config.json'}: {error}") from error
-        return config, tokeniser, model.to(resolve_device(device)).eval(), checkpoint
+        tokeniser = tokenisation.from_plain(corpora.read_json(run / "tokeniser.json"))
+        model = make_model(config.model, tokeniser.vocabulary).to(resolve_device(device))
+    checkpoint = load_weights(run, model, console)
+    return config, tokeniser, model.eval(), checkpoint

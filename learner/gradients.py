@@ -1,4 +1,4 @@
-"""What every learner does with parameters and gradients, whatever its losses are: groups, sums, norms, copies."""
+"""What every learner does with parameters, gradients and optimisers, whatever its losses are."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -58,6 +58,35 @@ def shorten(names: list[str]) -> str:
     """The first five names, and how many more there are."""
     listed = ", ".join(names[:5]) or "none"
     return f"{listed} and {len(names) - 5} more" if len(names) > 5 else listed
+
+
+def load_optimiser(optimiser: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Takes up what an optimiser of the same kind had measured; the hyper-parameters stay those of this one.
+
+    Args:
+        saved: its `state_dict()`, which is not changed and shares no tensor with the optimiser afterwards.
+
+    Raises:
+        ValueError: if it is the state of other parameters.
+    """
+    own = optimiser.state_dict()["param_groups"]
+    if len(own) != len(saved["param_groups"]):
+        raise ValueError(f"optimiser: expected {len(own)} groups of parameters, got {len(saved['param_groups'])}")
+    groups = [{**mine, "params": theirs["params"]} for mine, theirs in zip(own, saved["param_groups"])]
+    optimiser.load_state_dict(copy_to_cpu({**saved, "param_groups": groups}))
+    if optimiser.defaults.get("momentum"):
+        # RMSProp makes this at a parameter's first step only; the one that was saved may have had no momentum.
+        for measured in optimiser.state.values():
+            measured.setdefault("momentum_buffer", torch.zeros_like(measured["square_avg"]))
+
+
+def weights_to_cpu(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of a module's parameters and buffers, by name, on the CPU; from a GPU in one transfer."""
+    tensors = module.state_dict()
+    joined = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors.values()]).cpu()
+    parts = joined.split([tensor.nbytes for tensor in tensors.values()])
+    # Clones: a view is pickled with all of `joined`, and begins where its dtype may not.
+    return {name: part.clone().view(like.dtype).view(like.shape) for (name, like), part in zip(tensors.items(), parts)}
 
 
 def copy_to_cpu(tree: Any) -> Any:

@@ -22,7 +22,7 @@ from agent.core import State, concatenate_states, detach_state, index_state, map
 from agent.sequence import IGNORE, SequenceModel
 from learner import checkpoints
 from learner.data_parallel import DataParallel
-from learner.gradients import copy_to_cpu, gradient_norm, not_finite, split_parameters, sum_gradients
+from learner.gradients import copy_to_cpu, gradient_norm, load_optimiser, not_finite, split_parameters, sum_gradients
 from learner.learner import resolve_device
 from learner.metrics import MetricsWriter
 from learner.streams import Batch, Source
@@ -246,7 +246,7 @@ class SequenceLearner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up the state that `state_dict` gave; the number of learners may be another.
+        """Takes up the state that `state_dict` gave; the number of learners, and how they learn, may be another.
 
         Raises:
             RuntimeError, ValueError: if weights, optimiser, memory or source are those of something else.
@@ -254,7 +254,7 @@ class SequenceLearner:
         memory = take_up_state(state["memory"], map_state(Tensor.cpu, self.model.initial_state(self.config.batch_size)))
         self.source.load_state_dict(state["source"])
         self.model.load_state_dict(state["weights"])
-        self._optimiser.load_state_dict(copy_to_cpu(state["optimiser"]))
+        load_optimiser(self._optimiser, state["optimiser"])
         own = slice(self.parallel.rank * self.rows, (self.parallel.rank + 1) * self.rows)
         self.state = state_to(map_state(lambda leaf: leaf[own].clone(), memory), self.device)
         self.step, self.updates, self.tokens = (int(state[name]) for name in ("step", "updates", "tokens"))

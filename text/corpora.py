@@ -1,7 +1,8 @@
 """Where text comes from: Enwik8, WikiText-103, PG-19, any folder, or what every machine has, Python's own source.
 
-A corpus is three lists of documents that share no file content; which document is in which list depends on nothing but
-names and sizes. `prepare` turns it into memory-mapped files of tokens, built once and keyed by their content.
+A corpus is three lists of documents; of equal files one counts, so that none is in two lists. Which document is in
+which list depends on nothing but names and sizes. `prepare` turns it into memory-mapped files of tokens, built once and
+keyed by their content.
 """
 
 import csv
@@ -12,6 +13,7 @@ import os
 import shutil
 import sysconfig
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -86,22 +88,22 @@ def wikitext103(path: Path) -> Corpus:
     files = {split: path / f"wiki.{split}.tokens" for split in SPLITS}
     for file in files.values():
         _require_file(file)
-    return {split: [Document(file)] for split, file in files.items()}
+    return _own_splits({split: [file] for split, file in files.items()})
 
 
 def pg19(path: Path) -> Corpus:
     """PG-19's layout: folders train, validation and test of books ID.txt, and metadata.csv, which knows them all."""
     titles = read_metadata(path / "metadata.csv")
-    corpus = {}
+    files = {}
     for split, folder in zip(SPLITS, ("train", "validation", "test")):
-        files = sorted((path / folder).glob("*.txt"), key=lambda file: (len(file.stem), file.stem))
-        if not files:
+        books = sorted((path / folder).glob("*.txt"), key=lambda file: (len(file.stem), file.stem))
+        if not books:
             raise ValueError(f"{path / folder}: expected books, ID.txt, found none")
-        unknown = [file.stem for file in files if file.stem not in titles]
+        unknown = [file.stem for file in books if file.stem not in titles]
         if unknown:
             raise ValueError(f"{path / 'metadata.csv'}: expected a row for book {unknown[0]} of {folder}, found none")
-        corpus[split] = [Document(file) for file in files]
-    return corpus
+        files[split] = books
+    return _own_splits(files)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -124,23 +126,42 @@ def read_metadata(path: Path) -> dict[str, str]:
 def folder(path: Path) -> Corpus:
     """All text files in a folder and below it, hidden ones excepted; or one file.
 
-    Folders train, valid (or validation) and test are taken for the splits; otherwise files are shared out by a hash of
-    their names.
+    Folders and files directly in it that are named after splits, between dots (train, validation, test.txt,
+    wiki.valid.tokens), are taken for them, and all else is left out. Where there are none, or but one that is not the
+    training split, files are shared out by a hash of their names.
+
+    Raises:
+        FileNotFoundError: if there is no such folder.
+        ValueError: if only some of the splits are there: what the others are is not for us to guess.
     """
     if path.is_file():
         return _split_files(path.parent, [path])
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: expected a folder of text, found none")
-    named = {split: path / name for name in os.listdir(path) if (split := _SPLIT_NAMES.get(name))}
-    if set(named) == set(SPLITS):
-        return {split: [Document(file) for file in _text_files(named[split])] for split in SPLITS}
-    return _split_files(path, _text_files(path))
+    named: dict[str, list[Path]] = {}
+    for entry in sorted(path.glob("[!.]*")):
+        splits = [_SPLIT_NAMES[part] for part in entry.name.lower().split(".") if part in _SPLIT_NAMES]
+        if splits:
+            named.setdefault(splits[0], []).append(entry)
+    if "train" not in named and len(named) < 2:  # one alone is no split: programs have a folder named test
+        return _split_files(path, _text_files(path))
+    if missing := [split for split in SPLITS if split not in named]:
+        found = " and ".join(entries[0].name for entries in named.values())
+        expected = "all of train, valid (or validation, val, dev) and test, or none of them"
+        raise ValueError(f"{path}: expected {expected}, found {found} but no {' and no '.join(missing)}")
+    return _own_splits({split: [file for entry in named[split] for file in _text_files(entry)] for split in SPLITS})
 
 
-_SPLIT_NAMES = {"train": "train", "valid": "valid", "validation": "valid", "test": "test"}
+_SPLIT_NAMES = {
+    "train": "train",
+    **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),
+    "test": "test",
+}
 
 
 def _text_files(root: Path) -> list[Path]:
+    if root.is_file():
+        return [root]
     files = (file for file in sorted(root.rglob("*")) if file.is_file())
     return [file for file in files if not any(part.startswith(".") for part in file.relative_to(root).parts)]
 
@@ -150,16 +171,27 @@ def _require_file(path: Path) -> None:
         raise FileNotFoundError(f"{path}: expected a file, found none")
 
 
-def _split_files(root: Path, files: list[Path]) -> Corpus:
-    """Shares out files by a hash of their names; of equal files only the first is taken, so that none is in two splits.
+def _distinct(files: list[Path]) -> list[Path]:
+    """Those that are neither empty nor equal to one before; read are only those of the same size."""
+    sizes = {file: file.stat().st_size for file in files}
+    alike = Counter(sizes.values())
+    contents: dict[bytes | Path, Path] = {}
+    for file, size in sizes.items():
+        if size:
+            contents.setdefault(hashlib.sha256(file.read_bytes()).digest() if alike[size] > 1 else file, file)
+    return list(contents.values())
 
-    Few files are cut instead, at line ends.
-    """
+
+def _own_splits(files: dict[str, list[Path]]) -> Corpus:
+    """Of equal files one in test is kept, else one in valid: what is held out stays whole and is never trained on."""
+    kept = set(_distinct([file for split in reversed(SPLITS) for file in files[split]]))
+    return {split: [Document(file) for file in files[split] if file in kept] for split in SPLITS}
+
+
+def _split_files(root: Path, files: list[Path]) -> Corpus:
+    """Shares out files by a hash of their names; few files are cut instead, at line ends. Equal files count once."""
     corpus: Corpus = {split: [] for split in SPLITS}
-    contents: dict[bytes, Path] = {}
-    for file in files:
-        contents.setdefault(hashlib.sha256(file.read_bytes()).digest(), file)
-    kept = [file for file in contents.values() if file.stat().st_size]
+    kept = _distinct(files)
     if len(kept) < FEW:
         for file in kept:
             data = _read_utf8(file)
@@ -205,7 +237,7 @@ def load(name: str, path: Path | None = None, cache: Path | None = None) -> Corp
     if name not in CORPORA:
         raise ValueError(f"corpus: expected one of {', '.join(CORPORA)}, got {name!r}")
     if path is None and name in DOWNLOADS:
-        path = download(name, (cache or cache_folder()) / name)
+        path = download(name, (cache or cache_folder()) / (DOWNLOADS[name][1] or name))
     if path is None and name != "python":
         source = " (http://mattmahoney.net/dc/enwik8.zip, unpacked)" if name == "enwik8" else ""
         raise ValueError(f"path: expected where {name} is on this machine{source}, got none")
@@ -214,7 +246,7 @@ def load(name: str, path: Path | None = None, cache: Path | None = None) -> Corp
     corpus = CORPORA[name](path)  # type: ignore[arg-type]
     for split, documents in corpus.items():
         if not documents:
-            raise ValueError(f"{path or name}: expected text for {split}, found none")
+            raise ValueError(f"{path or name}: expected text for {split}, found none of its own")
     return corpus
 
 
@@ -231,9 +263,7 @@ def download(name: str, target: Path) -> Path:
     try:
         import datasets
     except ImportError as error:
-        raise ImportError(
-            f"{name} is downloaded with the extra `text` (pip install -e '.[text]'), {hint}"
-        ) from error
+        raise ImportError(f"{name} is downloaded with the extra `text` (pip install -e '.[text]'), {hint}") from error
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{name}.", suffix=".tmp"))
     try:
@@ -253,7 +283,7 @@ def download(name: str, target: Path) -> Path:
 def _write_articles(splits: Any, target: Path) -> None:
     for split, name in zip(SPLITS, ("train", "validation", "test")):
         with (target / f"wiki.{split}.tokens").open("w") as file:
-            file.writelines(row["text"] for row in splits[name])
+            file.writelines(row["text"] or " \n" for row in splits[name])  # blank lines, which count, are "" there
 
 
 def _write_books(splits: Any, target: Path) -> None:
@@ -269,13 +299,15 @@ def _write_books(splits: Any, target: Path) -> None:
 
 class Split(NamedTuple):
     """tokens: [N] memory-mapped, every document behind a separator. starts: positions of the separators. documents,
-    bytes, words: of the text itself, words as what white space separates, or as PG-19 says."""
+    bytes, words: of the text itself, words as what white space separates. prescribed: whether words are what the data
+    set prescribes instead (PG-19), whatever the tokens are."""
 
     tokens: np.ndarray
     starts: np.ndarray
     documents: int
     bytes: int
     words: int
+    prescribed: bool = False
 
 
 class Tokens(NamedTuple):
@@ -322,18 +354,44 @@ def prepare(
 
 
 def open_tokens(target: Path) -> Tokens:
-    """The token files in a folder that `prepare` made."""
-    described = json.loads((target / "corpus.json").read_text())
-    tokeniser = tokenisation.from_plain(json.loads((target / "tokeniser.json").read_text()))
-    splits = {}
-    for split, sizes in described["splits"].items():
-        tokens = np.memmap(target / f"{split}.tokens", _dtype(tokeniser), "r")
-        words = sizes["words"]
-        if described["corpus"] == "pg19" and sizes["documents"] == PG19_WORDS[split][0]:
-            words = PG19_WORDS[split][1]
-        starts = np.load(target / f"{split}.starts.npy")
-        splits[split] = Split(tokens, starts, sizes["documents"], sizes["bytes"], words)
-    return Tokens(tokeniser, splits, described["digest"])
+    """The token files in a folder that `prepare` made.
+
+    Raises:
+        ValueError: if one of them is damaged or missing; says which.
+        ImportError: if the tokeniser needs a package that is not installed.
+    """
+    try:
+        described = read_json(target / "corpus.json")
+        tokeniser = tokenisation.from_plain(read_json(target / "tokeniser.json"))
+        splits = {split: _open(target / split, sizes, tokeniser) for split, sizes in described["splits"].items()}
+        for split, (books, words) in PG19_WORDS.items() if described["corpus"] == "pg19" else ():
+            if splits[split].documents == books:
+                splits[split] = splits[split]._replace(words=words, prescribed=True)
+        return Tokens(tokeniser, splits, described["digest"])
+    except (FileNotFoundError, ValueError, KeyError, EOFError) as error:
+        raise ValueError(f"{target} is damaged; delete it: {error}") from error
+
+
+def _open(path: Path, sizes: dict[str, int], tokeniser: Tokeniser) -> Split:
+    file, dtype = path.with_name(f"{path.name}.tokens"), _dtype(tokeniser)
+    found = file.stat().st_size / dtype.itemsize
+    if found != sizes["tokens"]:
+        raise ValueError(f"{file.name}: expected {sizes['tokens']} tokens, got {found:.15g}")
+    starts = np.load(path.with_name(f"{path.name}.starts.npy"))
+    return Split(np.memmap(file, dtype, "r"), starts, sizes["documents"], sizes["bytes"], sizes["words"])
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: if it is damaged; names it.
+    """
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON, got: {error}") from error
 
 
 def _digest(name: str, corpus: Corpus, kind: str, vocabulary: int | None) -> str:

@@ -6,7 +6,7 @@ Tables 7, 8 and 9 and Figures 2 and 6 of the paper. Training is `learner.sequenc
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from agent.core import ATTENTION_KINDS, CompressiveTransformer, detach_state, state_to
 from agent.sequence import IGNORE, SequenceModel
-from learner.sequence import SequenceLearner, SequenceLearnerConfig, Total, evaluate, score
-from learner.streams import Batch, one_pass
+from learner.sequence import SequenceLearner, SequenceLearnerConfig, Total, autocast, evaluate, score
+from learner.streams import Batch
 from text.corpora import Split
 from text.tokenisation import Tokeniser, Words
 
@@ -29,39 +29,42 @@ BUCKETS = 6
 
 def bits_per_character(nll: float, characters: int) -> float:
     """Nats over a text as bits a character; for bytes, a byte (as all results on Enwik8 count)."""
-    return nll / math.log(2) / characters
+    return nll / math.log(2) / max(1, characters)
 
 
 def perplexity(nll: float, count: int) -> float:
-    """exp of nats a word. `count` is what the data set prescribes (section 4.2), whatever the tokens were."""
-    return math.exp(min(nll / count, 700.0))
+    """exp of nats a word. `count` is what the data set prescribes (section 4.2), whatever the tokens were; 0 is taken
+    for 1, as parts of a text may have no whole word."""
+    return math.exp(min(nll / max(1, count), 700.0))
 
 
 def summary(total: Total, split: Split, tokeniser: Tokeniser) -> dict[str, float]:
     """What is usually reported of a loss over a whole split.
 
     Returns:
-        nats_per_token; bits_per_byte of the text (bits per character for bytes); word_perplexity: with words as tokens
-        every target counts, line ends included; else the split's own number of words does.
+        nats_per_token; word_perplexity: with words as tokens every target counts, line ends included, unless the data
+        set prescribes a number; else the split's own number of words does. bits_per_byte of the text (bits per
+        character for bytes), but not with words as tokens: of `<unk>` and lost spaces no text comes back.
     """
-    words = total.count if isinstance(tokeniser, Words) else split.words
-    return {
-        "nats_per_token": total.mean,
-        "bits_per_byte": bits_per_character(total.nll, split.bytes),
-        "word_perplexity": perplexity(total.nll, words),
-    }
+    closed = isinstance(tokeniser, Words)
+    words = total.count if closed and not split.prescribed else split.words
+    found = {"nats_per_token": total.mean, "word_perplexity": perplexity(total.nll, words)}
+    return found if closed else found | {"bits_per_byte": bits_per_character(total.nll, split.bytes)}
 
 
-def by_frequency(model: SequenceModel, batches: Iterable[Batch], counts: np.ndarray) -> dict[str, Total]:
+def by_frequency(
+    model: SequenceModel, batches: Iterable[Batch], counts: np.ndarray, precision: str = "float32"
+) -> dict[str, Total]:
     """Table 7: the loss of targets by how often the training text has them.
 
     Args:
         counts: [V], how often each token is in the training text.
+        precision: of matrix products, here and in the other analyses that `learner.sequence.evaluate` is compared with.
     """
     buckets = np.searchsorted(FREQUENCIES, counts, side="right")
     names = _names(FREQUENCIES)
     losses, found = np.zeros(len(names)), np.zeros(len(names), np.int64)
-    for batch, nll in score(model, batches):
+    for batch, nll in score(model, batches, precision):
         kept = (batch.targets != IGNORE).numpy()
         index = buckets[batch.targets.numpy()[kept]]
         losses += np.bincount(index, nll.double().numpy()[kept], len(names))
@@ -73,12 +76,12 @@ def _names(bounds: tuple[int, ...]) -> list[str]:
     return [f"< {bounds[0]}", *(f"{low} to {high - 1}" for low, high in pairwise(bounds)), f">= {bounds[-1]}"]
 
 
-def by_position(model: SequenceModel, batches: Iterable[Batch]) -> list[tuple[int, Total]]:
+def by_position(model: SequenceModel, batches: Iterable[Batch], precision: str = "float32") -> list[tuple[int, Total]]:
     """The loss of targets by how many tokens of context they have: [(1, ..), (2, ..), (4, ..), ...], each bucket from
     its number to the next. Context begins with the row and at resets."""
     losses: dict[int, list[float]] = {}
     context: np.ndarray | None = None
-    for batch, nll in score(model, batches):
+    for batch, nll in score(model, batches, precision):
         reset = batch.reset.numpy()
         context = np.zeros(len(reset), np.int64) if context is None else context
         steps = np.arange(1, reset.shape[1] + 1)
@@ -96,20 +99,21 @@ def by_position(model: SequenceModel, batches: Iterable[Batch]) -> list[tuple[in
 
 def by_memory(
     model: SequenceModel,
-    split: Split,
-    rows: int,
-    steps: int,
+    batches: Callable[[], Iterable[Batch]],
     sizes: Iterable[tuple[int | None, int | None]],
-    starts: np.ndarray | None = None,
+    precision: str = "float32",
 ) -> Iterator[tuple[tuple[int | None, int | None], Total]]:
     """Tables 8 and 9: the loss with other numbers of slots (memory_size, compressed_size), None for the model's own.
+
+    Args:
+        batches: called for each size.
 
     Raises:
         ValueError: if the core has no memory, or not one that may have these sizes.
     """
     for memory, compressed in sizes:
         resized = model.resized(memory_size=memory, compressed_size=compressed)
-        yield (memory, compressed), evaluate(resized, one_pass(split.tokens, rows, steps, starts))
+        yield (memory, compressed), evaluate(resized, batches(), precision)
 
 
 class _Pass:
@@ -157,7 +161,7 @@ def dynamic(
     for batch in kept:
         model.eval()
         moved = state_to(batch, learner.device)
-        with torch.no_grad():
+        with torch.no_grad(), autocast(learner.device, config.precision):
             output = model(moved.tokens, moved.reset, state, moved.targets)
         state = output.state
         assert output.nll is not None
@@ -170,18 +174,20 @@ def dynamic(
 
 class Attention(NamedTuple):
     """Figure 2, oldest bucket first. kinds: of memory, a bucket each. mean: attention that falls on it, over layers,
-    heads and steps. error: standard error of the mean over segments."""
+    heads and steps of a segment, and then over the segments of all rows. error: standard error of that mean; None if
+    there is but one segment, of which nobody can tell."""
 
     kinds: list[str]
     mean: list[float]
-    error: list[float]
+    error: list[float | None]
 
 
 def attention(model: SequenceModel, batches: Iterable[Batch]) -> Attention:
     """Figure 2: attention by six buckets of each of compressed memory, memory and segment.
 
     Args:
-        batches: each of exactly one segment, the first of a text with memory that is not full included.
+        batches: each of exactly one segment, the first of a text with memory that is not full included. Steps whose
+            targets are to be ignored do not count, nor do segments without others.
 
     Raises:
         ValueError: if the core has no attention.
@@ -197,15 +203,17 @@ def attention(model: SequenceModel, batches: Iterable[Batch]) -> Attention:
             output = model(moved.tokens, moved.reset, state, moved.targets, return_attention=True)
         state = output.state
         assert output.attention is not None
-        layers = []
+        kept = (moved.targets != IGNORE).double()
+        steps, layers = kept.sum(dim=1), []
         for layer, weights in zip(core.layers, output.attention):
-            slots = weights.mean(dim=(1, 2)).double()
+            slots = torch.einsum("bts,bt->bs", weights.mean(dim=1).double(), kept)
             sizes = [layer.sizes.compressed, layer.sizes.memory, layer.sizes.segment]
             layers.append(torch.cat([_buckets(part) for part in slots.split(sizes, dim=1)], dim=1))
-        sums.append(torch.stack(layers).mean(dim=0).cpu())
+        sums.append((torch.stack(layers).mean(dim=0)[steps > 0] / steps[steps > 0, None]).cpu())
     samples = torch.cat(sums)
-    error = samples.std(dim=0, correction=0) / len(samples) ** 0.5
-    return Attention(kinds, samples.mean(dim=0).tolist(), error.tolist())
+    known = len(samples) > 1
+    error = (samples.std(dim=0, correction=1) / len(samples) ** 0.5).tolist() if known else [None] * len(kinds)
+    return Attention(kinds, samples.mean(dim=0).tolist(), error)
 
 
 def _buckets(weights: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 Memory takes in the whole prompt, segment by segment; drawing is then the same call with one token.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -39,7 +40,7 @@ def sample(
         model: not changed, but put in evaluation mode.
         prompt: [N >= 1] int64, beginning with the tokeniser's separator if it is the beginning of a document.
         length: tokens to draw.
-        temperature: logits are divided by it; 0 takes the most probable token. The nucleus is taken after that.
+        temperature: finite; logits are divided by it; 0 takes the most probable token. The nucleus is taken after that.
         top_p: probability of the nucleus; 1 for all tokens (the paper's samples have 0.98).
         seed: of the draws.
         chunk: tokens of the prompt in one call.
@@ -49,7 +50,7 @@ def sample(
     """
     if prompt.ndim != 1 or not len(prompt):
         raise ValueError(f"prompt: expected [N >= 1], got {list(prompt.shape)}")
-    if temperature < 0:
+    if not 0 <= temperature < math.inf:
         raise ValueError(f"temperature: expected 0 or more, got {temperature}")
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p: expected 0 < top_p <= 1, got {top_p}")
@@ -73,7 +74,7 @@ def _sample(
     for _ in range(length):
         output = model(token, torch.zeros_like(token, dtype=torch.bool), state)
         state = output.state
-        drawn = _draw(output.log_probs[0, 0].float().cpu(), temperature, top_p, generator)
+        drawn = _draw(output.log_probs[0, 0].cpu().double(), temperature, top_p, generator)
         token = torch.full_like(token, drawn)
         yield drawn
 
@@ -81,5 +82,6 @@ def _sample(
 def _draw(log_probs: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
     if temperature == 0:
         return int(log_probs.argmax())
-    kept = nucleus((log_probs / temperature).log_softmax(dim=0), top_p)
+    # The most probable is 0, which no temperature makes infinite.
+    kept = nucleus(((log_probs - log_probs.max()) / temperature).log_softmax(dim=0), top_p)
     return int(torch.multinomial(kept.softmax(dim=0), 1, generator=generator))

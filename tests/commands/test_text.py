@@ -3,13 +3,17 @@
 import io
 import json
 import os
+import shlex
+import shutil
 import signal
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tyro
 
+from benchmarks.text import Options
 from commands import main
 from learner.metrics import last_metrics, read_metrics
 from tests.commands.cli import ENVIRONMENT, PATIENCE, refusal, saved_steps, start, wait_until
@@ -71,6 +75,7 @@ def test_a_run_is_a_folder(trained: Path) -> None:
     assert json.loads((trained / "config.json").read_text())["model"]["core"]["name"] == "compressive"
     found = json.loads((trained / "evaluation.json").read_text())
     assert found["bits_per_byte"] == pytest.approx(found["nll"] / 0.6931471805599453 / found["bytes"])
+    assert (found["step"], found["rows"], found["precision"]) == (40, 16, "float32")
     assert list(trained.glob("events*"))
 
 
@@ -137,6 +142,40 @@ def test_evaluate_measures_all_that_is_asked_for(trained: Path, capfd: Any) -> N
     found = json.loads((trained / "evaluation-test.json").read_text())
     assert [(each["memory_size"], each["compressed_size"]) for each in found["sizes"]] == [(8, 16), (None, 4)]
     assert found["dynamic"]["bits_per_byte"] != found["bits_per_byte"]
+    assert (found["step"], found["rows"], found["dynamic"]["learning_rate"]) == (40, 8, 0.001)
+
+
+def test_checkpoints_that_are_skipped_are_named(trained: Path, tmp_path: Path, capfd: Any) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+    (run / "checkpoints" / f"{40:012d}" / "weights.safetensors").write_bytes(b"")
+    said = f"skipped checkpoint {40:012d}: weights.safetensors has 0 bytes"
+    main(["text", "sample", str(run), "--length=1"])
+    assert said in capfd.readouterr().err, "not amid the text"
+    main(["text", "evaluate", str(run)])
+    assert said in capfd.readouterr().out
+    assert json.loads((run / "evaluation-test.json").read_text())["step"] == 38
+    main(["text", "train", f"--resume={run}"])
+    assert said in capfd.readouterr().out
+
+
+def test_a_run_is_used_from_any_folder_and_its_text_may_move(corpus: Path, tmp_path: Path, monkeypatch, capfd) -> None:
+    """Whatever its name: what is printed can be typed again."""
+    shutil.copytree(corpus, tmp_path / "text")
+    monkeypatch.chdir(tmp_path)
+    main(["text", "train", *COMPRESSIVE, "--path=text", "--run=my [old] run", "--learner.steps=2"])
+    said = capfd.readouterr().out
+    for command in ("text train --resume", "text evaluate", "text sample"):
+        assert f"compressive {command} {shlex.quote('my [old] run')}" in said
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run = tmp_path / "my [old] run"
+    main(["text", "evaluate", str(run)])
+    (tmp_path / "text").rename(tmp_path / "moved")
+    main(["text", "train", f"--resume={run}", "--path=../moved", "--learner.steps=4"])
+    assert json.loads((run / "config.json").read_text())["path"] == str(tmp_path / "moved")
+    assert saved_steps(run)[-1] == 4
+    main(["text", "train", f"--resume={run}", "--learner.steps=3"])
+    assert json.loads((run / "evaluation.json").read_text())["step"] == 4, "what was measured, not what was asked for"
 
 
 def test_sample_continues_a_prompt(trained: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,6 +209,29 @@ def test_words_with_an_adaptive_softmax(corpus: Path, tmp_path: Path) -> None:
     assert found["word_perplexity"] == pytest.approx(2.718281828459045 ** found["nats_per_token"])
 
 
+def test_words_have_no_bits(corpus: Path, tmp_path: Path, capfd) -> None:
+    """Of unknown words and lost spaces no text comes back: what they cost is not what the text costs."""
+    run = tmp_path / "run"
+    main(options(corpus, run, 2, "--tokens=words", "--evaluate-tokens=2"))
+    main(["text", "evaluate", str(run), "--sizes", ":4"])
+    assert "│ bits a byte" not in capfd.readouterr().out
+    for file in ("evaluation.json", "evaluation-test.json"):
+        assert "bits_per_byte" not in (run / file).read_text()
+    assert not any("valid/bits_per_byte" in row for row in read_metrics(run))
+    with pytest.raises(SystemExit):
+        tyro.cli(Options, args=["--tokens=words"])
+
+
+def test_text_without_spaces(tmp_path: Path) -> None:
+    """Its few words are none at all in what is evaluated of them."""
+    (tmp_path / "text").mkdir()
+    for index, split in enumerate(("train", "valid", "test")):
+        text = "".join(chr(19968 + (index + number) % 500) for number in range(1000))
+        (tmp_path / "text" / f"{split}.txt").write_text(text)
+    main(options(tmp_path / "text", tmp_path / "run", 2, "--evaluate-tokens=20"))
+    assert saved_steps(tmp_path / "run")[-1] == 2
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -180,6 +242,11 @@ def test_words_with_an_adaptive_softmax(corpus: Path, tmp_path: Path) -> None:
         (["--core=abacus"], "core: expected one of compressive, transformer-xl, local, "),
         (["--model.core.compression-rate=3"], "compression_rate: expected a divisor of segment_size = 8, got 3"),
         (["--tokens=words", "--model.cutoffs", "5000"], "cutoffs: expected ascending numbers between 0 and "),
+        (
+            ["--learner.sequence-length=12"],
+            "sequence_length: expected a multiple of the core's segment_size = 8, got 12",
+        ),
+        (["--checkpoint-seconds=nan"], "checkpoint_seconds: expected 0 or more, got nan"),
         (["--learner.device=cuda:9"], "device: expected one that is present, got 'cuda:9'"),
     ],
 )
@@ -192,16 +259,34 @@ def test_bad_input_is_one_line_before_anything_is_written(changes, message, corp
 def test_what_is_no_run_is_refused(trained: Path, tmp_path: Path, capfd) -> None:
     assert "is not a run: expected a folder with config.json" in refusal(["text", "sample", str(tmp_path)], capfd)
     (tmp_path / "config.json").write_text("{}")
-    assert "expected a run of compressive text train" in refusal(["text", "evaluate", str(tmp_path)], capfd)
+    assert "expected one of `compressive text train`" in refusal(["text", "evaluate", str(tmp_path)], capfd)
     assert "already exists and is not empty" in refusal(["text", "train", f"--run={trained}"], capfd)
     assert "sizes: expected MEMORY:COMPRESSED" in refusal(["text", "evaluate", str(trained), "--sizes", "x"], capfd)
-    for change, said in {"--seed=1": "seed: expected 0", "--core=lstm": "core: expected compressive"}.items():
+    for change, said in {
+        "--seed=1": "seed: expected 0",
+        "--core=lstm": "core: expected compressive",
+    }.items():
         assert f"{said} as in {trained}" in refusal(["text", "train", f"--resume={trained}", change], capfd)
+    for option, said in {"temperature": "expected 0 or more", "top-p": "expected 0 < top_p <= 1"}.items():
+        assert f"{said}, got nan" in refusal(["text", "sample", str(trained), f"--{option}=nan"], capfd)
+    for rate in ("nan", "inf"):
+        assert f"{rate}" in refusal(["text", "evaluate", str(trained), f"--dynamic={rate}"], capfd)
     assert "expected one of train, evaluate, sample, got 'learn'" in refusal(["text", "learn"], capfd)
 
 
 def test_other_text_than_a_run_was_trained_on_is_refused(trained: Path, corpus: Path, tmp_path: Path, capfd) -> None:
     for index in range(30):
         (tmp_path / f"{index}.txt").write_text(f"other {index}\n" * 40)
-    said = refusal(["text", "evaluate", str(trained), f"--path={tmp_path}"], capfd)
-    assert "the corpus is not the one that" in said
+    for command in (["evaluate", str(trained)], ["train", f"--resume={trained}"]):
+        assert "the corpus is not the one that" in refusal(["text", *command, f"--path={tmp_path}"], capfd)
+
+
+def test_a_run_that_lost_its_tokeniser(trained: Path, tmp_path: Path, capfd) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+    commands = (["evaluate", str(run)], ["sample", str(run)], ["train", f"--resume={run}"])
+    (run / "tokeniser.json").write_text("{")
+    for command in commands:
+        assert f"{run / 'tokeniser.json'}: expected JSON" in refusal(["text", *command], capfd)
+    (run / "tokeniser.json").unlink()
+    for command in commands:
+        assert str(run / "tokeniser.json") in refusal(["text", *command], capfd)

@@ -188,6 +188,17 @@ def test_stopping_anywhere_changes_nothing(core, length, tmp_path: Path) -> None
     assert rows[0] == rows[1]
 
 
+def test_a_resumed_run_may_learn_in_another_way() -> None:
+    first = make_learner()
+    first.update()
+    resumed = make_learner(adam_beta1=0.5, adam_epsilon=1e-4)
+    resumed.load_state_dict(first.state_dict())
+    groups = resumed._optimiser.param_groups
+    assert [(group["betas"][0], group["eps"]) for group in groups] == [(0.5, 1e-4)] * 2
+    measured = [state["exp_avg"] for state in first._optimiser.state.values()]
+    torch.testing.assert_close([state["exp_avg"] for state in resumed._optimiser.state.values()], measured)
+
+
 def test_other_weights_memory_or_tokens_are_refused(tmp_path: Path) -> None:
     train(make_learner(steps=1), tmp_path, {})
     for learner, message in (

@@ -2,6 +2,7 @@
 
 import gzip
 import multiprocessing
+import re
 import sys
 import types
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from text import corpora
-from text.corpora import PG19_WORDS, SPLITS, Corpus, load, prepare, read_metadata
+from text.corpora import PG19_WORDS, SPLITS, Corpus, load, open_tokens, prepare, read_metadata
 
 
 def contents(corpus: Corpus) -> dict[str, list[bytes]]:
@@ -54,9 +55,47 @@ class TestSplits:
             assert b"".join(parts) == whole.encode()
             assert all(part.endswith(b"\n") for part in parts)
 
-    def test_folders_of_their_own(self, tmp_path: Path) -> None:
-        files = {"train/a.txt": "a", "validation/b.txt": "b", "test/c.txt": "c", "readme.md": "none of them"}
-        assert contents(load("folder", write(tmp_path, files))) == {"train": [b"a"], "valid": [b"b"], "test": [b"c"]}
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ("train/a.txt", "validation/b.txt", "test/c.txt"),
+            ("train/a.txt", "val/b.txt", "test/deeper/c.txt"),
+            ("train.txt", "valid.txt", "test.txt"),
+            ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+            ("Train", "dev.txt", "test/c.txt"),
+        ],
+    )
+    def test_folders_and_files_named_after_splits(self, names, tmp_path: Path) -> None:
+        write(tmp_path, {**dict(zip(names, "abc")), "readme.md": "none of them", ".train.swp": "nor this"})
+        assert contents(load("folder", tmp_path)) == {"train": [b"a"], "valid": [b"b"], "test": [b"c"]}
+
+    @pytest.mark.parametrize(
+        ("names", "message"),
+        [
+            (("train/a.txt", "test/b.txt"), "found test and train but no valid"),
+            (("test.txt", "dev.txt", "a.txt"), "found dev.txt and test.txt but no train"),
+        ],
+    )
+    def test_what_is_held_out_is_not_guessed(self, names, message, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=f"{tmp_path}: expected all of train, valid .* or none of them, {message}"):
+            load("folder", write(tmp_path, dict.fromkeys(names, "text")))
+
+    def test_one_folder_that_is_called_test_is_no_split(self, tmp_path: Path) -> None:
+        corpus = load("folder", write(tmp_path, {"test/a.txt": "a\n" * 50, "b.txt": "b\n" * 50}))
+        assert {document.path.name for document in corpus["train"]} == {"a.txt", "b.txt"}
+
+    def test_of_equal_files_the_one_that_is_held_out_stays(self, tmp_path: Path) -> None:
+        train = {"train/a.txt": "train", "train/b.txt": "valid", "train/c.txt": "tests", "train/d.txt": "train"}
+        files = {**train, "valid/1.txt": "valid", "valid/2.txt": "tests", "test/1.txt": "tests", "test/2.txt": ""}
+        expected = {"train": [b"train"], "valid": [b"valid"], "test": [b"tests"]}
+        assert contents(load("folder", write(tmp_path / "folder", files))) == expected
+        books = {f"{split}/{index}.txt": text for index, (split, text) in enumerate(BOOKS)}
+        rows = "".join(f"{index},title,1900,url\n" for index in range(len(BOOKS)))
+        corpus = load("pg19", write(tmp_path / "pg19", {**books, "metadata.csv": rows}))
+        assert contents(corpus) == {"train": [b"one"], "valid": [b"two"], "test": [b"six"]}
+        write(tmp_path / "wiki", {f"wiki.{split}.tokens": "the same" for split in SPLITS})
+        with pytest.raises(ValueError, match="expected text for train, found none of its own"):
+            load("wikitext103", tmp_path / "wiki")
 
     def test_python_has_no_tests_in_it(self) -> None:
         corpus = load("python")
@@ -76,6 +115,9 @@ class TestSplits:
     def test_wikitext(self, tmp_path: Path) -> None:
         write(tmp_path, {f"wiki.{split}.tokens": split for split in SPLITS})
         assert contents(load("wikitext103", tmp_path)) == {split: [split.encode()] for split in SPLITS}
+
+
+BOOKS = [("train", "one"), ("train", "two"), ("validation", "two"), ("validation", "six"), ("test", "six")]
 
 
 def pg19(root: Path, books: dict[str, list[int]]) -> Path:
@@ -98,6 +140,7 @@ class TestPG19:
         assert tokens.splits["valid"].words == 3_007_061
         assert tokens.splits["test"].words == 6_966_499
         assert tokens.splits["train"].words == 4
+        assert [tokens.splits[split].prescribed for split in SPLITS] == [False, True, True]
         assert sum(words for _, words in PG19_WORDS.values()) == 1_973_136_207 + 3_007_061 + 6_966_499
         _, other = prepare("folder", load("folder", folder), cache=tmp_path / "cache")
         assert other.splits["test"].words == 400
@@ -149,6 +192,28 @@ class TestTokens:
         assert plain == ["two", "<eos>", "one", "<unk>"]
         assert [plain[token] for token in tokens.splits["test"].tokens] == ["<eos>", "<unk>", "two", "<eos>"]
 
+    @pytest.mark.parametrize("kind", ["bytes", "words"])
+    def test_damage_is_noticed(self, kind, tmp_path: Path) -> None:
+        """Fewer tokens over the same bytes would look like a better model."""
+        corpus = load("folder", many(tmp_path / "text", 300))
+        folder, tokens = prepare("folder", corpus, kind, cache=tmp_path / "cache")
+        file, count = folder / "test.tokens", len(tokens.splits["test"].tokens)
+        whole = file.read_bytes()
+        for found in (0, 7, count - 1, count + 1):
+            file.write_bytes((whole * 2)[: found * len(whole) // count])
+            said = f"{folder} is damaged; delete it: test.tokens: expected {count} tokens, got {found}"
+            with pytest.raises(ValueError, match=re.escape(said)):
+                prepare("folder", corpus, kind, cache=tmp_path / "cache")
+        file.write_bytes(whole)
+        for name in ("test.starts.npy", "tokeniser.json", "corpus.json"):
+            (folder / name).write_bytes((folder / name).read_bytes()[:1])
+            with pytest.raises(ValueError, match=re.escape(f"{folder} is damaged; delete it: ")) as error:
+                open_tokens(folder)
+            assert name.endswith(".npy") or f"{folder / name}: expected JSON" in str(error.value)
+        file.unlink()
+        with pytest.raises(ValueError, match="is damaged; delete it"):
+            open_tokens(folder)
+
     def test_two_processes_at_once(self, tmp_path: Path) -> None:
         root = many(tmp_path / "text", 200)
         context = multiprocessing.get_context("fork")
@@ -181,9 +246,8 @@ class TestWhatIsWrong:
         (tmp_path / "empty.txt").touch()
         with pytest.raises(ValueError, match=r"expected text for train, found none"):
             load("folder", tmp_path)
-        write(tmp_path / "wiki", {f"wiki.{split}.tokens": "" for split in SPLITS})
-        with pytest.raises(ValueError, match=r"wiki: expected text for train, found 0 bytes"):
-            prepare("wikitext103", load("wikitext103", tmp_path / "wiki"), cache=tmp_path / "cache")
+        with pytest.raises(ValueError, match=r"expected text for train, found 0 bytes"):
+            prepare("enwik8", load("enwik8", tmp_path / "empty.txt"), cache=tmp_path / "cache")
         assert list((tmp_path / "cache" / "tokens").iterdir()) == []
 
     def test_not_utf8(self, tmp_path: Path) -> None:
@@ -207,16 +271,18 @@ class TestDownloads:
             asked.append(names)
             return {name: [{"text": ""}, {"text": f" = {name} = \n"}] for name in ("train", "validation", "test")}
 
+        expected = {split: f" \n = {name} = \n" for split, name in zip(SPLITS, ("train", "validation", "test"))}
+
         library.load_dataset = load_dataset
         for _ in range(2):
             corpus = contents(load("wikitext103", cache=tmp_path))
         assert asked == [("Salesforce/wikitext", "wikitext-103-v1")]
-        assert corpus == {"train": [b" = train = \n"], "valid": [b" = validation = \n"], "test": [b" = test = \n"]}
+        assert corpus == {split: [text.encode()] for split, text in expected.items()}, "a blank line is a target, too"
 
     def test_books(self, library, tmp_path: Path) -> None:
-        row = {"short_book_title": "T", "publication_date": 1900, "text": "book\n"}
+        row = {"short_book_title": "T", "publication_date": 1900}
         library.load_dataset = lambda *names: {
-            name: [{**row, "url": f"http://www.gutenberg.org/ebooks/{index}"}]
+            name: [{**row, "url": f"http://www.gutenberg.org/ebooks/{index}", "text": f"book {index}\n"}]
             for index, name in enumerate(("train", "validation", "test"))
         }
         corpus = load("pg19", cache=tmp_path)
@@ -231,5 +297,5 @@ class TestDownloads:
             load("pg19", cache=tmp_path)
         assert list(tmp_path.iterdir()) == []
         monkeypatch.setitem(sys.modules, "datasets", None)
-        with pytest.raises(ImportError, match=r"pip install 'compressive-impala\[text\]'\), .*--path"):
+        with pytest.raises(ImportError, match=r"pip install -e '.\[text\]'\), .*--path"):
             load("pg19", cache=tmp_path)

@@ -20,6 +20,8 @@ VOCABULARY = 7
 TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, 400).astype(np.uint8)
 STARTS = np.array([0, 90, 200])
 SPLIT = Split(TOKENS, STARTS, 3, 397, 50)
+SLOTS = [1] * 6 + [2] * 6 + [1, 1, 2, 1, 1, 2]
+"""Slots of each bucket of attention, of 6 compressed ones, 12 of memory and 8 of the segment."""
 
 
 def make_model(core: Any = None, **fields: Any) -> SequenceModel:
@@ -48,7 +50,19 @@ class TestArithmetic:
         assert found["nats_per_token"] == pytest.approx(2 * math.log(2))
         assert found["bits_per_byte"] == pytest.approx(1.5)
         assert found["word_perplexity"] == pytest.approx(16.0)
-        assert evaluation.summary(total, split, Words(["<eos>", "<unk>"]))["word_perplexity"] == pytest.approx(4.0)
+
+    def test_words_have_no_bits_and_the_targets_that_the_data_set_prescribes(self) -> None:
+        total, split, words = Total(12 * math.log(2), 6), SPLIT._replace(bytes=8, words=3), Words(["<eos>", "<unk>"])
+        found = evaluation.summary(total, split, words)
+        assert "bits_per_byte" not in found
+        assert found["word_perplexity"] == pytest.approx(4.0)
+        prescribed = evaluation.summary(total, split._replace(prescribed=True), words)
+        assert prescribed["word_perplexity"] == pytest.approx(16.0)
+
+    def test_text_without_words(self) -> None:
+        found = evaluation.summary(Total(2.0, 2), SPLIT._replace(bytes=0, words=0), Bytes())
+        assert found["word_perplexity"] == pytest.approx(math.exp(2.0))
+        assert math.isfinite(found["bits_per_byte"])
 
 
 class Uniform(torch.nn.Module):
@@ -112,6 +126,34 @@ class TestParts:
         alone = evaluation.attention(make_model(memory_size=0, compressed_size=0), one_pass(TOKENS, 1, 8))
         assert sum(alone.mean[12:]) == pytest.approx(1.0)
 
+    @pytest.mark.parametrize("starts", [None, STARTS])
+    def test_attention_is_that_of_real_steps(self, starts) -> None:
+        """By loops over rows and steps, three parts side by side, of which one ends before the others."""
+        model, expected = make_model().eval(), []
+        batches = list(one_pass(TOKENS, 3, 8, starts))
+        state = model.initial_state(len(batches[0].tokens))
+        for batch in batches:
+            with torch.no_grad():
+                output = model(batch.tokens, batch.reset, state, return_attention=True)
+            state = output.state
+            weights = torch.stack(output.attention).mean(dim=(0, 2))
+            for row, targets in zip(weights, batch.targets):
+                steps = [step for step, target in zip(row, targets) if target != IGNORE]
+                if steps:
+                    slots = torch.stack(steps).mean(dim=0).double()
+                    expected.append(torch.stack([part.sum() for part in slots.split(SLOTS)]).numpy())
+        found = evaluation.attention(model, one_pass(TOKENS, 3, 8, starts))
+        assert found.mean == pytest.approx(np.mean(expected, axis=0))
+        assert found.error == pytest.approx(np.std(expected, axis=0, ddof=1) / len(expected) ** 0.5)
+
+    def test_attention_does_not_depend_on_neighbours_where_documents_are_apart(self) -> None:
+        alone, beside = (evaluation.attention(make_model(), one_pass(TOKENS, rows, 8, STARTS)) for rows in (1, 3))
+        assert beside.mean == pytest.approx(alone.mean)
+        assert beside.error == pytest.approx(alone.error)
+
+    def test_nobody_can_tell_the_error_of_one_segment(self) -> None:
+        assert evaluation.attention(make_model(), one_pass(TOKENS[:6], 1, 8)).error == [None] * 18
+
     def test_counts(self) -> None:
         assert evaluation.counts(SPLIT, 9).tolist() == np.bincount(TOKENS, minlength=9).tolist()
 
@@ -140,12 +182,30 @@ class TestCompression:
 def test_other_sizes_of_memory() -> None:
     model = make_model()
     sizes = [(None, None), (12, 6), (4, None), (None, 12)]
-    found = dict(evaluation.by_memory(model, SPLIT, 2, 16, sizes))
+    found = dict(evaluation.by_memory(model, lambda: one_pass(TOKENS, 2, 16), sizes))
     own = evaluate(model, one_pass(TOKENS, 2, 16))
     assert found[None, None] == found[12, 6] == own
     assert len({total.nll for total in found.values()}) == 3
     with pytest.raises(ValueError, match="compressed_size: expected 0 exactly where it was 0 before"):
-        list(evaluation.by_memory(model, SPLIT, 2, 16, [(None, 0)]))
+        list(evaluation.by_memory(model, lambda: one_pass(TOKENS, 2, 16), [(None, 0)]))
+
+
+def test_analyses_are_in_the_precision_of_what_they_split_up() -> None:
+    model = make_model()
+
+    def batches() -> Any:
+        return one_pass(TOKENS, 2, 16)
+
+    total = evaluate(model, batches(), "bfloat16")
+    assert total.nll != pytest.approx(evaluate(model, batches()).nll, rel=1e-7)
+    counts = np.array([1, 10, 500, 2000, 50_000, 3, 700])
+    frequencies = evaluation.by_frequency(model, batches(), counts, "bfloat16").values()
+    assert sum(part.nll for part in frequencies) == pytest.approx(total.nll, rel=1e-12)
+    positions = evaluation.by_position(model, batches(), "bfloat16")
+    assert sum(part.nll for _, part in positions) == pytest.approx(total.nll, rel=1e-12)
+    assert dict(evaluation.by_memory(model, batches, [(12, 6)], "bfloat16"))[12, 6] == total
+    config = SequenceLearnerConfig(precision="bfloat16")
+    assert evaluation.dynamic(model, batches(), config, 1e-30).nll == pytest.approx(total.nll, rel=1e-7)
 
 
 def test_dynamic_evaluation_scores_before_it_learns() -> None:

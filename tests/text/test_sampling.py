@@ -70,7 +70,8 @@ def test_seeds_and_temperature() -> None:
     model = make_model()
     first, again, other = (list(sample(model, PROMPT, 30, 2.0, seed=seed)) for seed in (0, 0, 1))
     assert first == again != other
-    assert list(sample(model, PROMPT[:1], 5, 1e-4)) == list(sample(model, PROMPT[:1], 5, 0))
+    for temperature in (1e-4, 5e-324):
+        assert list(sample(model, PROMPT[:1], 5, temperature)) == list(sample(model, PROMPT[:1], 5, 0))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,10 @@ def test_seeds_and_temperature() -> None:
     [
         ({"prompt": PROMPT[:0]}, r"prompt: expected \[N >= 1\], got \[0\]"),
         ({"temperature": -1.0}, "temperature: expected 0 or more, got -1.0"),
+        ({"temperature": float("nan")}, "temperature: expected 0 or more, got nan"),
+        ({"temperature": float("inf")}, "temperature: expected 0 or more, got inf"),
         ({"top_p": 0.0}, "top_p: expected 0 < top_p <= 1, got 0.0"),
+        ({"top_p": float("nan")}, "top_p: expected 0 < top_p <= 1, got nan"),
     ],
 )
 def test_impossible_arguments_are_refused(arguments, message) -> None:
