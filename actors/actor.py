@@ -5,7 +5,7 @@ The same object unrolls trajectories for learning and plays episodes for evaluat
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -55,12 +55,47 @@ class Moment(NamedTuple):
     reset: Tensor
 
 
-class Actor:
+class Player:
+    """Environments and the count of their episodes, whoever chooses the actions.
+
+    Args:
+        envs: a vector environment that resets on the next step, with Discrete actions.
+        actor_id, task: as in `Episode`.
+    """
+
+    def __init__(self, envs: VectorEnv, actor_id: int, task: str) -> None:
+        self.envs, self.actor_id, self.task, self.version = envs, actor_id, task, 0
+        self.episode_metrics: tuple[str, ...] = tuple(envs.metadata.get("episode_metrics", ()))
+        self.over = np.zeros(envs.num_envs, dtype=bool)
+        self.scores = np.zeros(envs.num_envs)
+        self.lengths = np.zeros(envs.num_envs, dtype=np.int64)
+
+    def play(self) -> list[Episode]:
+        """One step; returns the episodes that ended."""
+        raise NotImplementedError
+
+    def step_envs(self, action: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, list[Episode]]:
+        """Steps every environment with `action` [B]; returns observation, reward, terminated and ended episodes."""
+        was_over = self.over
+        observation, reward, terminated, truncated, infos = self.envs.step(action)
+        self.over = np.logical_or(terminated, truncated)
+        self.scores += reward
+        self.lengths += ~was_over
+        episodes = []
+        for index in np.flatnonzero(self.over):
+            metrics = {name: float(infos[name][index]) for name in self.episode_metrics}
+            score, steps = float(self.scores[index]), int(self.lengths[index])
+            episodes.append(Episode(score, steps, int(index), self.actor_id, self.version, metrics, self.task))
+        self.scores[self.over] = 0
+        self.lengths[self.over] = 0
+        return observation, reward, terminated, episodes
+
+
+class Actor(Player):
     """Environments, their memory, and a copy of the agent's weights.
 
     Args:
-        envs: a vector environment that resets on the next step, with Discrete actions; it shows images or vectors, or a
-            Dict of such an "image" and an "instruction".
+        envs: as in `Player`; it shows images or vectors, or a Dict of such an "image" and an "instruction".
         agent: the network; the actor never changes it except by `set_weights`.
         actor_id: goes into trajectories and seeds.
         seed: of the environments and of the choice of actions, together with `actor_id`.
@@ -83,13 +118,10 @@ class Actor:
         device: str = "cpu",
     ) -> None:
         check_environment(envs)
-        self.envs = envs
+        super().__init__(envs, actor_id, task)
         self.agent = agent.eval().to(device)
         self.device = device
-        self.actor_id = actor_id
         self.sample = sample
-        self.task = task
-        self.version = 0
         env_seed, action_seed = np.random.SeedSequence([seed, actor_id]).generate_state(2, np.uint64)
         self.generator = torch.Generator().manual_seed(int(action_seed >> 1))
         observation, _ = envs.reset(seed=int(env_seed % 2**31))
@@ -102,28 +134,17 @@ class Actor:
             reset=torch.ones(rows, dtype=torch.bool),
         )
         self.core_state = state_to(agent.initial_state(rows), device)
-        self.episode_metrics: tuple[str, ...] = tuple(envs.metadata.get("episode_metrics", ()))
-        self.over = np.zeros(rows, dtype=bool)
-        self.scores = np.zeros(rows)
-        self.lengths = np.zeros(rows, dtype=np.int64)
 
     def set_weights(self, weights: dict[str, Tensor], version: int) -> None:
         """Takes the learner's weights; call it between unrolls only, for cached projections depend on them."""
         self.agent.load_state_dict(weights)
         self.version = version
 
+    @torch.no_grad()
     def act(self, state: State, return_attention: bool = False) -> tuple[Tensor, AgentOutput]:
         """Chooses an action for the present moment: actions [B] and the agent's output for T = 1."""
         now = map_state(lambda leaf: leaf[:, None].to(self.device), self.moment)
-        with torch.no_grad():
-            output = self.agent(
-                now.observation,
-                now.last_action,
-                now.reward,
-                now.reset,
-                state,
-                return_attention,
-            )
+        output = self.agent(now.observation, now.last_action, now.reward, now.reset, state, return_attention)
         scores = output.policy_logits[:, 0].cpu()
         if self.sample:
             # Gumbel's trick: the argmax of logits plus Gumbel noise is a sample of the softmax.
@@ -133,12 +154,8 @@ class Actor:
 
     def step(self, action: Tensor) -> list[Episode]:
         """Steps every environment with `action` [B] int64 and returns the episodes that ended."""
-        was_over = self.over
-        observation, reward, terminated, truncated, infos = self.envs.step(action.numpy())
-        self.over = np.logical_or(terminated, truncated)
-        self.scores += reward
-        self.lengths += ~was_over
-        resets = torch.from_numpy(was_over)
+        resets = torch.from_numpy(self.over)
+        observation, reward, terminated, episodes = self.step_envs(action.numpy())
         self.moment = Moment(
             observation=to_tensors(observation),
             last_action=action.masked_fill(resets, -1),
@@ -146,15 +163,9 @@ class Actor:
             discount=torch.from_numpy(1 - np.asarray(terminated, np.float32)),
             reset=resets,
         )
-        episodes = []
-        for index in np.flatnonzero(self.over):
-            metrics = {name: float(infos[name][index]) for name in self.episode_metrics}
-            score, steps = float(self.scores[index]), int(self.lengths[index])
-            episodes.append(Episode(score, steps, int(index), self.actor_id, self.version, metrics, self.task))
-        self.scores[self.over] = 0
-        self.lengths[self.over] = 0
         return episodes
 
+    @torch.no_grad()
     def unroll(self, length: int) -> Unroll:
         """Acts for `length` steps from where the last unroll ended.
 

@@ -4,13 +4,13 @@ Both kinds of player are counted alike, so their scores can be compared.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
+import torch
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from actors.actor import Actor, Episode
+from actors.actor import Actor, Episode, Player
 
 
 def oracle(envs: VectorEnv, generator: np.random.Generator) -> NDArray[np.int64]:
@@ -30,11 +30,11 @@ POLICIES: dict[str, Callable[[VectorEnv, np.random.Generator], NDArray[np.int64]
 """Policies that need no network."""
 
 
-class ScriptedActor:
-    """Environments played by one of `POLICIES`: what `play_episodes` needs of an `Actor`, without a network.
+class ScriptedActor(Player):
+    """Environments played by one of `POLICIES`, without a network.
 
     Args:
-        envs: a vector environment that resets on the next step, with Discrete actions.
+        envs: as in `Player`.
         policy: name in `POLICIES`.
         seed: of the environments and of random actions.
         task: name of what is played; goes into episodes.
@@ -48,42 +48,26 @@ class ScriptedActor:
             raise ValueError(
                 f"{task or envs}: expected an environment that has an oracle (rooms, diagnostic), got none"
             )
-        self.envs, self.choose, self.task = envs, POLICIES[policy], task
+        super().__init__(envs, actor_id=0, task=task)
+        self.choose = POLICIES[policy]
         env_seed, action_seed = np.random.SeedSequence(seed).generate_state(2, np.uint64)
         self.generator = np.random.default_rng(action_seed)
         self.envs.reset(seed=int(env_seed % 2**31))
-        self.metrics: tuple[str, ...] = tuple(envs.metadata.get("episode_metrics", ()))
-        self.over = np.zeros(envs.num_envs, dtype=bool)
-        self.scores, self.lengths = np.zeros(envs.num_envs), np.zeros(envs.num_envs, dtype=np.int64)
 
     def play(self) -> list[Episode]:
         """One step; returns the episodes that ended."""
-        was_over = self.over
-        actions = self.choose(self.envs, self.generator)
-        _, reward, terminated, truncated, infos = self.envs.step(actions)
-        self.over = np.logical_or(terminated, truncated)
-        self.scores += reward
-        self.lengths += ~was_over
-        episodes = [self._episode(int(index), infos) for index in np.flatnonzero(self.over)]
-        self.scores[self.over] = 0
-        self.lengths[self.over] = 0
-        return episodes
-
-    def _episode(self, index: int, infos: dict[str, Any]) -> Episode:
-        metrics = {name: float(infos[name][index]) for name in self.metrics}
-        return Episode(float(self.scores[index]), int(self.lengths[index]), index, 0, 0, metrics, self.task)
+        return self.step_envs(self.choose(self.envs, self.generator))[-1]
 
 
-def play_episodes(
-    actor: Actor | ScriptedActor, episodes: int, progress: Callable[[int], None] | None = None
-) -> list[Episode]:
+@torch.no_grad()
+def play_episodes(actor: Player, episodes: int, progress: Callable[[int], None] | None = None) -> list[Episode]:
     """Plays at least `episodes` complete episodes, equally many in every environment.
 
     Counting the first episodes of each environment, rather than the first to end, keeps short ones from being
     over-represented.
 
     Args:
-        actor: an actor at the beginning of its environments' first episodes.
+        actor: one at the beginning of its environments' first episodes.
         episodes: rounded up to a multiple of the number of environments.
         progress: called with the number of episodes counted so far.
     """

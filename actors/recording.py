@@ -91,6 +91,7 @@ class _Step(NamedTuple):
     pose: np.ndarray | None
 
 
+@torch.no_grad()
 def record_episodes(actor: Actor, episodes: int) -> list[Recording]:
     """Plays complete episodes in the actor's first environment, from the beginning of one.
 

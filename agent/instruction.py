@@ -24,7 +24,8 @@ class InstructionEncoder(nn.Module):
     def forward(self, words: Tensor) -> Tensor:
         """Words [N, W] int64, padded with 0 at the end, to the LSTM's output [N, INSTRUCTION_SIZE] at the last word.
 
-        Zeros where there is none. Equal instructions are encoded once: an episode has one or few.
+        Zeros where there is none. Equal instructions are encoded once, for an episode has one or few; to count them, a
+        GPU must be waited for.
         """
         words, index = torch.unique(words, dim=0, return_inverse=True)
         outputs, _ = self.lstm(self.embedding(words))

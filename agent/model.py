@@ -139,13 +139,14 @@ class Agent(nn.Module):
         for name, value in (("last_action", last_action), ("last_reward", last_reward)):
             if value.shape != reset.shape:
                 raise ValueError(f"{name}: expected [{batch}, {time}], got {list(value.shape)}")
+        language = []
+        if self.instruction is not None and words is not None:
+            # First of all: on a GPU this waits for the device, which has nothing to do yet.
+            language = [self.instruction(words.flatten(0, 1)).unflatten(0, (batch, time))]
         seen = self.vision(image.flatten(0, 1)).unflatten(0, (batch, time))
         action = F.one_hot(last_action + 1, self.num_actions + 1)[..., 1:].to(seen.dtype)
         reward = last_reward.clamp(-1, 1)[..., None].to(seen.dtype)
-        parts = [seen, action, reward]
-        if self.instruction is not None and words is not None:
-            parts.append(self.instruction(words.flatten(0, 1)).unflatten(0, (batch, time)))
-        inputs = self.joint(torch.cat(parts, dim=-1))
+        inputs = self.joint(torch.cat([seen, action, reward, *language], dim=-1))
         features, state, losses, attention = self.core(inputs, reset, state, return_attention)
         if self.reconstruction is not None and torch.is_grad_enabled():
             reconstruction = self.reconstruction(features.flatten(0, 1), image.flatten(0, 1))

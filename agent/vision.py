@@ -66,12 +66,10 @@ TORSOS: dict[str, Callable[[int], list[nn.Module]]] = {
 
 
 class Vision(nn.Module):
-    """Convolutions by name, then one linear layer with a ReLU."""
+    """The convolutions that `TORSOS` names, then one linear layer with a ReLU."""
 
     def __init__(self, name: str, image_shape: Sequence[int], size: int) -> None:
         super().__init__()
-        if name not in TORSOS:
-            raise ValueError(f"torso: expected one of {', '.join(TORSOS)}, got {name!r}")
         if len(image_shape) != 3:
             raise ValueError(f"image_shape: expected [height, width, channels], got {list(image_shape)}")
         height, width, channels = image_shape

@@ -5,6 +5,7 @@ one of several that share each batch (`data_parallel`), which `group` places on 
 `state_dict()` by `checkpoints`, curves of the metrics it returns by `metrics`.
 """
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin
 
@@ -16,7 +17,16 @@ from agent.core.state import detach_state, leaves, state_to
 from agent.trajectory import Trajectory, acted, validate
 from learner import losses
 from learner.data_parallel import DataParallel
-from learner.gradients import copy_to_cpu, gradient_norm, not_finite, shorten, split_parameters, sum_gradients
+from learner.gradients import (
+    copy_to_cpu,
+    gradient_norm,
+    load_optimiser,
+    not_finite,
+    shorten,
+    split_parameters,
+    sum_gradients,
+    weights_to_cpu,
+)
 from learner.vtrace import VTraceReturns, action_log_probs, vtrace
 
 
@@ -60,11 +70,12 @@ class LearnerConfig:
     clip_rho: float | None = 1.0
     """Threshold rho-bar of the importance weights of the value targets; none to not clip."""
     clip_c: float | None = 1.0
-    """Threshold c-bar of the importance weights of the traces; none to not clip."""
+    """Threshold c-bar of the importance weights of the traces, at most `clip_rho`; none to not clip."""
     clip_pg_rho: float | None = 1.0
     """Threshold of the importance weights of the policy gradient; none to not clip."""
     lambda_: float = 1.0
-    """Factor of the V-trace traces; 1 is IMPALA."""
+    """Factor of the V-trace traces; 1 is IMPALA. It shortens the value targets; the advantages, made of the next step's
+    target, look one step farther: 0 means one-step targets and two-step advantages."""
     reduction: Literal["sum", "mean"] = "mean"
     """sum over batch and time as IMPALA, or mean over the steps that acted."""
     device: str = "auto"
@@ -80,6 +91,8 @@ class LearnerConfig:
         for name in ("max_gradient_norm", "clip_rho", "clip_c", "clip_pg_rho"):
             value = getattr(self, name)
             self._require(name, value is None or value > 0, "a positive number or none")
+        highest = f"at most clip_rho = {self.clip_rho} (IMPALA, section 4.1)"
+        self._require("clip_c", (self.clip_c or math.inf) <= (self.clip_rho or math.inf), highest)
         for name in ("adam_beta1", "adam_beta2", "rmsprop_decay", "rmsprop_momentum"):
             self._require(name, 0 <= getattr(self, name) < 1, "a number in [0, 1)")
         for name in ("discount", "lambda_"):
@@ -173,9 +186,7 @@ class Learner:
                 counters are then as they were before the call. All learners that share the batch raise it.
             PeerLost: if another learner was lost; likewise with nothing changed.
         """
-        rows, _ = validate(trajectory)
-        for leaf in leaves(trajectory.core_state):
-            _check_shape("core_state", leaf, (rows, *leaf.shape[1:]))
+        validate(trajectory)
         trajectory = state_to(trajectory, self.device)
         self.agent.train()
         self._optimiser.zero_grad(set_to_none=True)
@@ -189,7 +200,8 @@ class Learner:
         lag = self._parallel.max((self.version - trajectory.version).max())
         names = [*parts, "policy_lag/max", "gradient/norm", "gradient/compression_norm"]
         stacked = torch.cat([sums, torch.stack([lag.to(main_norm), main_norm, compression_norm.to(main_norm)])])
-        metrics: dict[str, float] = dict(zip(names, stacked.tolist()))  # the only wait for the device
+        # Nothing before this waits for the device but instructions, which do it first of all (`Agent.forward`).
+        metrics: dict[str, float] = dict(zip(names, stacked.tolist()))
         self._require_finite(metrics, trajectory)
 
         if self.config.max_gradient_norm is not None:
@@ -206,7 +218,7 @@ class Learner:
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the agent's parameters and buffers on the CPU, by name: for actors and for checkpoints."""
-        return {name: copy_to_cpu(tensor) for name, tensor in self.agent.state_dict().items()}
+        return weights_to_cpu(self.agent)
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on exactly: copies, on the CPU, of weights and optimiser, and the counters."""
@@ -218,13 +230,14 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up the state that `state_dict` gave. The configuration and `total_steps` stay those of this learner.
+        """Takes up the state that `state_dict` gave. The configuration, hyper-parameters of the optimiser included, and
+        `total_steps` stay those of this learner.
 
         Raises:
-            RuntimeError, ValueError: from torch, if weights or optimiser are those of another agent.
+            RuntimeError, ValueError: if weights or optimiser are those of another agent.
         """
         self.agent.load_state_dict(state["weights"])
-        self._optimiser.load_state_dict(copy_to_cpu(state["optimiser"]))
+        load_optimiser(self._optimiser, state["optimiser"])
         self.version = int(state["version"])
         self.steps = int(state["steps"])
 
@@ -299,13 +312,14 @@ class Learner:
             )
 
     def _require_finite(self, metrics: dict[str, float], trajectory: Trajectory) -> None:
-        bad = [name for name in metrics if name.startswith(("loss/", "gradient/")) and not _is_finite(metrics[name])]
+        bad = [name for name in metrics if name.startswith(("loss/", "gradient/")) and not math.isfinite(metrics[name])]
         if not bad:
             return
         parameters = not_finite(self.agent)
-        fields = {name: value for name, value in trajectory._asdict().items() if isinstance(value, Tensor)}
-        spoilt = self._parallel.sum(torch.stack([(~value.isfinite()).sum() for value in fields.values()]))
-        inputs = [name for name, count in zip(fields, spoilt.tolist()) if count]
+        none = torch.zeros((), dtype=torch.int64, device=self.device)
+        counts = [sum(((~leaf.isfinite()).sum() for leaf in leaves(field)), start=none) for field in trajectory]
+        spoilt = self._parallel.sum(torch.stack(counts)).tolist()
+        inputs = [name for name, count in zip(trajectory._fields, spoilt) if count]
         self._optimiser.zero_grad(set_to_none=True)
         raise FloatingPointError(
             f"update {self.version + 1} is not finite: {', '.join(f'{name} = {metrics[name]}' for name in bad)}; "
@@ -345,12 +359,3 @@ def _make_optimiser(
         eps=config.rmsprop_epsilon,
         momentum=config.rmsprop_momentum,
     )
-
-
-def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-    if tensor.shape != expected:
-        raise ValueError(f"{name}: expected {list(expected)}, got {list(tensor.shape)}")
-
-
-def _is_finite(value: float) -> bool:
-    return float("-inf") < value < float("inf")

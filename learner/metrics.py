@@ -1,7 +1,7 @@
 """What a run measures over time: one row a call, in `metrics.jsonl` for programs and as TensorBoard events for people.
 
-Names are `group/name`: `episode/return`, `loss/policy`, `speed/frames_per_second`. What is measured is the business of
-the callers.
+Names are `group/name`, as in `episode/return` or `speed/frames_per_second`; what has no group, such as `learning_rate`,
+has a name alone. What is measured is the business of the callers.
 """
 
 import json
@@ -65,11 +65,11 @@ class MetricsWriter:
             metrics: numbers by name.
 
         Raises:
-            ValueError: if a name is not `group/name`-like (empty, or "step" or "time", which rows have anyway).
+            ValueError: if a name is empty, or "step" or "time", which rows have anyway.
         """
         for name in metrics:
             if name in ("", "step", "time"):
-                raise ValueError(f"metrics: expected names like 'group/name', got {name!r}")
+                raise ValueError(f"metrics: expected names other than '', 'step' and 'time', got {name!r}")
         now = time.time()
         row: dict[str, Any] = {"step": step, "time": now}
         row |= {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}

@@ -15,6 +15,7 @@ that does not act (gamma * 1 in a `Trajectory`, as no environment terminates by 
 they hold: if they were, V_t would be tied to the first value of the next episode.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -82,9 +83,11 @@ def vtrace(
         bootstrap_value: [B] V_T.
         acted: [B, T] bool, false where the action took no effect (see the module's text).
         clip_rho_threshold: rho_bar; None does not clip. It sets which policy's value is the fixed point.
-        clip_c_threshold: c_bar; None does not clip. It sets the speed and variance of the traces.
+        clip_c_threshold: c_bar, at most rho_bar (section 4.1); None does not clip. It sets the speed and variance of
+            the traces.
         clip_pg_rho_threshold: the threshold of the weights of the policy gradient; None does not clip.
-        lambda_: factor of the traces in [0, 1] (Remark 2); 1 is the paper's V-trace, 0 one-step targets.
+        lambda_: factor of the traces in [0, 1] (Remark 2); 1 is the paper's V-trace, 0 one-step targets. The advantages
+            take vs_{t+1} without another lambda (rlax: lambda vs_{t+1} + (1 - lambda) V_{t+1}): two steps for 0.
 
     Raises:
         ValueError: names the argument, what was expected and what came.
@@ -93,6 +96,10 @@ def vtrace(
     for name, threshold in (("rho", clip_rho_threshold), ("c", clip_c_threshold), ("pg_rho", clip_pg_rho_threshold)):
         if threshold is not None and not threshold > 0:
             raise ValueError(f"clip_{name}_threshold: expected a positive number or None, got {threshold}")
+    if (clip_c_threshold or math.inf) > (clip_rho_threshold or math.inf):
+        raise ValueError(
+            f"clip_c_threshold: expected at most clip_rho_threshold = {clip_rho_threshold}, got {clip_c_threshold}"
+        )
     if not 0 <= lambda_ <= 1:
         raise ValueError(f"lambda_: expected a number in [0, 1], got {lambda_}")
     with torch.no_grad():

@@ -106,7 +106,7 @@ class WaveNet(Core):
     def forward(self, inputs: Tensor, reset: Tensor, state: WaveNetState, return_attention: bool = False) -> CoreOutput:
         """See `agent.core.contract.Core`."""
         config = self.config
-        check_call(inputs, reset, state, config.model_size)
+        check_call(inputs, reset, state, config.model_size, WaveNetState)
         age = _ages(reset, state.age)
         stream, past, skips = inputs, [], torch.zeros((), device=inputs.device)
         for dilation, before, convolution, projection in zip(

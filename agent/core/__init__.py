@@ -41,7 +41,10 @@ from agent.core.state import (
 
 @dataclass(frozen=True)
 class TransformerXLConfig(CompressiveTransformerConfig):
-    """Transformer-XL: the same class without compressed memory (which is what is paid for by more memory)."""
+    """Transformer-XL: the same class without compressed memory (which is what is paid for by more memory).
+
+    Fields that say how to compress mean nothing here: they keep their defaults.
+    """
 
     memory_size: Sizes = 128
     """Slots of memory (n_m), one number or one a layer."""
@@ -52,6 +55,11 @@ class TransformerXLConfig(CompressiveTransformerConfig):
         super().__post_init__()
         if any(self.by_layer("compressed_size")):
             raise ValueError(f"compressed_size: expected 0 for Transformer-XL, got {self.compressed_size}")
+        for name in ("compression", "compression_loss", "compression_rate", "compressed_position"):
+            value, default = getattr(self, name), getattr(CompressiveTransformerConfig, name)
+            if value != default and value != (default,) * self.num_layers:
+                expected = f"the default, {default!r}, for Transformer-XL, which compresses nothing"
+                raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
 
 @dataclass(frozen=True)

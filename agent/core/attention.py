@@ -59,8 +59,6 @@ class RelativeAttention(nn.Module):
 
     def __init__(self, model_size: int, num_heads: int, use_flex: bool = False) -> None:
         super().__init__()
-        if model_size % num_heads:
-            raise ValueError(f"model_size: expected a multiple of num_heads = {num_heads}, got {model_size}")
         self.use_flex = use_flex
         self.num_heads = num_heads
         self.head_size = model_size // num_heads

@@ -48,7 +48,8 @@ class LSTM(Core):
 
     def forward(self, inputs: Tensor, reset: Tensor, state: LSTMState, return_attention: bool = False) -> CoreOutput:
         """See `agent.core.contract.Core`."""
-        check_call(inputs, reset, state, self.config.model_size)
+        check_call(inputs, reset, state, self.config.model_size, LSTMState)
+        _check_sizes(state.hidden, self.config)
         stream, hidden, cell = inputs, [], []
         keep = (~reset).to(inputs.dtype)[:, :, None].unbind(dim=1)
         for index, layer in enumerate(self.cells):
@@ -97,7 +98,8 @@ class GRU(Core):
 
     def forward(self, inputs: Tensor, reset: Tensor, state: GRUState, return_attention: bool = False) -> CoreOutput:
         """See `agent.core.contract.Core`."""
-        check_call(inputs, reset, state, self.config.model_size)
+        check_call(inputs, reset, state, self.config.model_size, GRUState)
+        _check_sizes(state.hidden, self.config)
         stream, hidden = inputs, []
         keep = (~reset).to(inputs.dtype)[:, :, None].unbind(dim=1)
         for index, layer in enumerate(self.cells):
@@ -149,7 +151,8 @@ class MinGRU(Core):
 
     def forward(self, inputs: Tensor, reset: Tensor, state: GRUState, return_attention: bool = False) -> CoreOutput:
         """See `agent.core.contract.Core`."""
-        check_call(inputs, reset, state, self.config.model_size)
+        check_call(inputs, reset, state, self.config.model_size, GRUState)
+        _check_sizes(state.hidden, self.config)
         stream, hidden = inputs, []
         for recurrence, block, before in zip(self.recurrences, self.blocks, state.hidden):
             gate, candidate = recurrence(stream).to(before.dtype).chunk(2, dim=-1)
@@ -160,6 +163,13 @@ class MinGRU(Core):
             # Contiguous: a view would keep all steps in memory.
             hidden.append(h[:, -1].contiguous())
         return CoreOutput(self.final_norm(stream), GRUState(tuple(hidden)), {})
+
+
+def _check_sizes(hidden: tuple[Tensor, ...], config: LSTMConfig | GRUConfig | MinGRUConfig) -> None:
+    """A state that has layers too many or too few would not always be noticed."""
+    expected, sizes = [config.model_size] * config.num_layers, [layer.shape[1] for layer in hidden]
+    if sizes != expected:
+        raise ValueError(f"state: expected features by layer {expected}, got {sizes}")
 
 
 def linear_recurrence(decay: Tensor, inputs: Tensor, before: Tensor) -> Tensor:
@@ -221,7 +231,7 @@ class Memoryless(Core):
         self, inputs: Tensor, reset: Tensor, state: MemorylessState, return_attention: bool = False
     ) -> CoreOutput:
         """See `agent.core.contract.Core`."""
-        check_call(inputs, reset, state, self.config.model_size)
+        check_call(inputs, reset, state, self.config.model_size, MemorylessState)
         stream = inputs
         for block in self.blocks:
             stream = stream + block(stream)

@@ -138,8 +138,9 @@ class CompressiveState(NamedTuple):
     age: [B] int64, steps of the row's episode so far. Every slot's distance in time is known, so this one number says
         which slots belong to the episode: it is the validity mask of all of them.
     phase: steps into the segment, a host integer shared by the batch.
-    usage: [B, n_m + n_s], attention received so far by memory and segment; only for most-used compression.
-    source: [B, n_cm] int64, which of the n_s memories evicted together a slot was; only for most-used compression.
+    usage: [B, n_m + n_s], attention received so far by memory and segment; only with most-used compression and any
+        compressed slots.
+    source: [B, n_cm] int64, which of the n_s memories evicted together a slot was; where there is usage.
     cache: projected keys, values and positions while weights do not change (see `with_cache`), else None.
     """
 
@@ -186,7 +187,7 @@ class CompressiveTransformer(Core):
     def initial_state(self, batch_size: int) -> CompressiveState:
         """Zero slots, none of which belongs to an episode, at phase 0."""
         zeros, size = self.encoding.new_zeros, self.config.model_size
-        most_used = self.config.compression == "most-used"
+        most_used = self.config.compression == "most-used" and any(self.config.by_layer("compressed_size"))
         return CompressiveState(
             segment=tuple(zeros(batch_size, layer.sizes.segment, size) for layer in self.layers),
             memory=tuple(zeros(batch_size, layer.sizes.memory, size) for layer in self.layers),
@@ -298,7 +299,7 @@ class CompressiveTransformer(Core):
         self, inputs: Tensor, reset: Tensor, state: CompressiveState, return_attention: bool = False
     ) -> CoreOutput:
         """See `agent.core.contract.Core`; losses are `compression/layer_<i>`, means over the segments of the call."""
-        check_call(inputs, reset, state, self.config.model_size)
+        check_call(inputs, reset, state, self.config.model_size, CompressiveState)
         self._check_sizes(state)
         cached = state.cache is not None
         if not cached:

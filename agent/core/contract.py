@@ -52,11 +52,12 @@ class Core(nn.Module):
         Args:
             inputs: [B, T, D], D = model_size, in the dtype of the parameters (under autocast, float32).
             reset: [B, T] bool; where it is true, all before that step is forgotten first.
-            state: of B rows; it is not changed.
+            state: of B rows, from `initial_state` or an earlier call. It is not changed, but for what lies beyond its
+                phase if it has a cache.
             return_attention: whether the output has the attention weights, of a core that has attention.
 
         Raises:
-            ValueError: if shapes or dtypes are others, or the state is of another core or batch.
+            ValueError: if shapes or dtypes are others, or the state is of another kind of core or another batch.
         """
         raise NotImplementedError
 
@@ -84,8 +85,8 @@ class Core(nn.Module):
         self.total = total
 
 
-def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int) -> None:
-    """Checks the arguments of a call.
+def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int, kind: type = tuple) -> None:
+    """Checks the arguments of a call; `kind` is the type of the core's states.
 
     Raises:
         ValueError: names the argument, the expected and the actual shape, dtype or device.
@@ -100,6 +101,8 @@ def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int) -> 
         raise ValueError(f"reset: expected torch.bool, got {reset.dtype}")
     if reset.device != inputs.device:
         raise ValueError(f"reset: expected device {inputs.device}, got {reset.device}")
+    if not isinstance(state, kind):
+        raise ValueError(f"state: expected {kind.__name__}, got {type(state).__name__}")
     for leaf in leaves(state):
         if leaf.shape[0] != inputs.shape[0]:
             raise ValueError(f"state: expected batch size {inputs.shape[0]}, got {leaf.shape[0]}")

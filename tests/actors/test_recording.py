@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from actors import Actor
+from actors.evaluation import play_episodes
 from actors.recording import Recording, record_episodes
 from actors.video import write_video
 from agent import Agent, AgentConfig
-from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig
+from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, leaves
 from envs import make_vector
 
 ENV = "rooms:small,episode_frames=100"
@@ -97,6 +98,16 @@ def test_attention_adds_up_and_lies_where_slots_hold_something(recordings: list[
             first, last = layer.steps[-1, slot]
             share = layer.weights[-1, :, slot].mean() / (last - first + 1)
             assert by_step[-1, first : last + 1] == pytest.approx(share, abs=1e-6)
+
+
+@pytest.mark.parametrize("act", [Actor.unroll, play_episodes, record_episodes])
+def test_acting_builds_no_graph(act) -> None:
+    actor, cached = make_actor(compressive()), []
+    with_cache = actor.agent.core.with_cache
+    actor.agent.core.with_cache = lambda state: cached.append(with_cache(state)) or cached[-1]
+    act(actor, 4)
+    assert cached
+    assert not any(leaf.requires_grad for leaf in leaves(cached[0].cache.slots))
 
 
 def test_most_used_memories_trace_to_one_step_each() -> None:

@@ -28,7 +28,7 @@ def transformer_xl(**fields: Any) -> TransformerXLConfig:
     return TransformerXLConfig(model_size=SIZE, num_layers=2, num_heads=2, mlp_size=12, **fields)
 
 
-def sizes(n_s: int, n_m: Sizes, n_cm: Sizes = 0, c: Sizes = 1) -> dict[str, Any]:
+def sizes(n_s: int, n_m: Sizes, n_cm: Sizes = 0, c: Sizes = 4) -> dict[str, Any]:
     return {"segment_size": n_s, "memory_size": n_m, "compressed_size": n_cm, "compression_rate": c}
 
 

@@ -1,11 +1,13 @@
 """The LSTM against torch's own, and the core without memory against its formula."""
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.core import LSTMConfig, MemorylessConfig
+from agent.core import GRUConfig, LSTMConfig, MemorylessConfig, MinGRUConfig
 
 ROWS, STEPS, SIZE = 2, 9, 6
 
@@ -38,6 +40,15 @@ def test_memoryless_is_a_residual_mlp(build) -> None:
     torch.testing.assert_close(output.features, core.final_norm(stream), rtol=0, atol=1e-12)
     assert output.losses == {}
     assert output.attention is None
+
+
+@pytest.mark.parametrize("config", [LSTMConfig, GRUConfig, MinGRUConfig])
+@pytest.mark.parametrize(("size", "layers"), [(SIZE, 1), (SIZE, 3), (4, 2)])
+def test_states_of_other_sizes_are_named(build, config, size, layers) -> None:
+    core, other = build(config(SIZE, 2)), build(config(size, layers))
+    message = f"state: expected features by layer {[SIZE] * 2}, got {[size] * layers}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        core(inputs(), torch.zeros(ROWS, STEPS, dtype=torch.bool), other.initial_state(ROWS))
 
 
 @pytest.mark.parametrize("config", [LSTMConfig, MemorylessConfig])

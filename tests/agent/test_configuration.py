@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agent.core import TransformerXLConfig
+from agent.core import GatedTransformerXLConfig, TransformerXLConfig
 from tests.agent.tiny import SIZE, config_of, normal, resets
 
 
@@ -40,6 +40,23 @@ def test_config_errors_name_the_field(fields, message) -> None:
 
 def test_a_rate_that_is_not_used_may_be_anything() -> None:
     assert config_of(4, 4, 0, 3).compressed_size == 0
+
+
+@pytest.mark.parametrize("config", [TransformerXLConfig, GatedTransformerXLConfig])
+@pytest.mark.parametrize(
+    ("name", "value", "default"),
+    [
+        ("compression", "mean", "'convolution'"),
+        ("compression_loss", "bptt", "'attention'"),
+        ("compression_rate", 2, "4"),
+        ("compression_rate", (4, 2), "4"),
+        ("compressed_position", "time", "'slot'"),
+    ],
+)
+def test_transformer_xl_does_not_compress(config, name, value, default) -> None:
+    with pytest.raises(ValueError, match=f"{name}: expected the default, {default}, for Transformer-XL, .*, got "):
+        config(num_layers=2, **{name: value})
+    assert config(num_layers=2, compression_rate=(4, 4)).compressed_size == 0
 
 
 def test_transformer_xl_has_no_compressed_memory() -> None:

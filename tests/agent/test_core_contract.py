@@ -17,6 +17,7 @@ from torch import Tensor
 from agent.core import (
     CORES,
     Core,
+    LSTMConfig,
     concatenate_states,
     detach_state,
     index_state,
@@ -430,6 +431,14 @@ def test_bad_input_is_named(build, config) -> None:
         refused(core, "state: expected batch size 2, got 3", state=core.initial_state(3))
         refused(core, "state: expected device cpu, got meta", state=state_to(core.initial_state(2), "meta"))
         refused(core, "state: expected torch.float32 as inputs, got torch.float64", inputs=good.inputs.float())
+
+
+@every_core
+def test_the_state_of_another_kind_of_core_is_named(build, config) -> None:
+    core = build(config)
+    other = build(CASES["gru/one-layer" if isinstance(config, LSTMConfig) else "lstm/one-layer"]).initial_state(2)
+    expected = type(core.initial_state(2)).__name__
+    refused(core, f"state: expected {expected}, got {type(other).__name__}", state=other)
 
 
 @every_core_with_phase

@@ -115,8 +115,6 @@ def test_bad_torsos_are_named() -> None:
     for shape in (IMAGE, (5,)):
         with pytest.raises(ValueError, match="torso: expected one of deep, shallow, small, got 'huge'"):
             make_torso("huge", shape, 4)
-    with pytest.raises(ValueError, match="torso: expected one of deep, shallow, small, got 'huge'"):
-        Vision("huge", IMAGE, 4)
     with pytest.raises(ValueError, match=re.escape("image_shape: expected [height, width, channels], got [12, 16]")):
         make_torso("small", (12, 16), 4)
     with pytest.raises(ValueError, match=re.escape("image_shape: expected 2 x 2 pixels or more, got [1, 16, 3]")):

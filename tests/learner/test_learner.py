@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from agent.trajectory import Trajectory
+from learner.gradients import weights_to_cpu
 from learner.learner import Learner, LearnerConfig, resolve_device
 
 CPU = LearnerConfig(device="cpu")
@@ -201,6 +202,75 @@ def test_a_restored_learner_goes_on_exactly(tiny_agent, trajectory, changes):
         assert same(slots, saved["optimiser"]["state"][index])
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"adam_beta1": 0.5, "adam_beta2": 0.9, "adam_epsilon": 0.1}),
+        (
+            {"optimiser": "rmsprop"},
+            {"optimiser": "rmsprop", "rmsprop_decay": 0.5, "rmsprop_epsilon": 0.01, "rmsprop_momentum": 0.5},
+        ),
+        (
+            {"optimiser": "rmsprop", "rmsprop_momentum": 0.9},
+            {"optimiser": "rmsprop", "rmsprop_epsilon": 0.01, "rmsprop_momentum": 0.5},
+        ),
+    ],
+)
+def test_a_restored_learner_has_its_own_hyper_parameters(tiny_agent, trajectory, before, after):
+    """What was measured goes on; the update is that of the formula with the numbers of the new configuration."""
+    old, agent = make(tiny_agent(), **before), tiny_agent()
+    old.update(trajectory(4, 6))
+    saved = old.state_dict()
+    resumed = make(agent, learning_rate=0.01, **after)
+    resumed.load_state_dict(saved)
+    resumed.update(trajectory(4, 6, seed=1))
+
+    config = resumed.config
+    names = sorted(saved["weights"], key=lambda name: name.startswith("compression"))  # as the optimiser counts them
+    for name, measured in zip(names, saved["optimiser"]["state"].values(), strict=True):
+        gradient, weight = agent.get_parameter(name).grad, saved["weights"][name]
+        if config.optimiser == "adam":
+            mean = config.adam_beta1 * measured["exp_avg"] + (1 - config.adam_beta1) * gradient
+            square = config.adam_beta2 * measured["exp_avg_sq"] + (1 - config.adam_beta2) * gradient**2
+            mean, square = mean / (1 - config.adam_beta1**2), square / (1 - config.adam_beta2**2)  # the second step
+            change = mean / (square.sqrt() + config.adam_epsilon)
+        else:
+            square = config.rmsprop_decay * measured["square_avg"] + (1 - config.rmsprop_decay) * gradient**2
+            speed = measured.get("momentum_buffer", torch.zeros(()))
+            change = config.rmsprop_momentum * speed + gradient / (square.sqrt() + config.rmsprop_epsilon)
+        torch.testing.assert_close(resumed.weights()[name], weight - 0.01 * change)
+
+
+def test_the_optimiser_of_other_parameters_is_refused(tiny_agent, trajectory):
+    learner = make(tiny_agent())
+    learner.update(trajectory(2, 3))
+    state = learner.state_dict()
+    state["optimiser"]["param_groups"].pop()
+    with pytest.raises(ValueError, match="optimiser: expected 2 groups of parameters, got 1"):
+        learner.load_state_dict(state)
+
+
+def test_weights_travel_together_and_arrive_as_they_were():
+    """Whatever their shapes and dtypes; and each alone, so that nothing else is pickled or kept with it."""
+    module = torch.nn.Module()
+    module.matrix = torch.nn.Parameter(torch.randn(5, 3).T)
+    for name, values in {
+        "flags": torch.tensor([True, False, True]),
+        "wide": torch.tensor(math.pi, dtype=torch.float64),
+        "narrow": torch.randn(3).bfloat16(),
+        "empty": torch.zeros(0, 4),
+        "count": torch.tensor(2**40),
+    }.items():
+        module.register_buffer(name, values)
+    copies = weights_to_cpu(module)
+    assert list(copies) == list(module.state_dict())
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(copies[name], tensor, rtol=0, atol=0)
+        assert copies[name].untyped_storage().nbytes() == tensor.nbytes
+        assert tensor.numel() == 0 or copies[name].data_ptr() != tensor.data_ptr()
+    assert not copies["matrix"].requires_grad
+
+
 def test_weights_are_copies(tiny_agent, trajectory):
     learner = make(tiny_agent())
     weights = learner.weights()
@@ -231,6 +301,13 @@ class TestNotFinite:
         bad = batch._replace(reward=batch.reward.clone())
         bad.reward[1, 2] = value
         self.check(learner, batch, bad, r"update 2 is not finite: loss/.*trajectory that are not finite: reward")
+
+    def test_memory(self, tiny_agent, trajectory):
+        learner, batch = make(tiny_agent()), trajectory(2, 4)
+        learner.update(batch)
+        hidden = torch.full_like(batch.core_state.hidden, math.nan)
+        bad = batch._replace(core_state=batch.core_state._replace(hidden=hidden))
+        self.check(learner, batch, bad, r"trajectory that are not finite: core_state\.")
 
     def test_gradient_alone(self, tiny_agent, trajectory):
         agent = tiny_agent()
@@ -293,6 +370,8 @@ class TestErrors:
             ("adam_beta2", 1.0, r"a number in \[0, 1\), got 1.0"),
             ("max_gradient_norm", -1.0, r"a positive number or none, got -1.0"),
             ("clip_rho", 0.0, r"a positive number or none, got 0.0"),
+            ("clip_c", 1.5, r"at most clip_rho = 1.0 .*, got 1.5"),
+            ("clip_c", None, r"at most clip_rho = 1.0 .*, got None"),
             ("entropy_cost", -1e-3, r"a number of at least 0, got -0.001"),
             ("entropy_cost_end", -1.0, r"a number of at least 0 or none, got -1.0"),
             ("reward_scale", 0.0, r"a positive number, got 0.0"),
@@ -301,6 +380,10 @@ class TestErrors:
     def test_config(self, field, value, expected):
         with pytest.raises(ValueError, match=f"{field}: expected {expected}"):
             dataclasses.replace(CPU, **{field: value})
+
+    @pytest.mark.parametrize(("clip_rho", "clip_c"), [(1.0, 0.5), (2.0, 2.0), (None, 3.0), (None, None)])
+    def test_traces_may_be_clipped_as_much_as_targets_or_more(self, clip_rho, clip_c):
+        assert dataclasses.replace(CPU, clip_rho=clip_rho, clip_c=clip_c).clip_c == clip_c
 
     def test_device(self):
         assert resolve_device("cpu") == torch.device("cpu")

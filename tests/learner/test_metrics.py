@@ -108,5 +108,9 @@ def test_the_block_closes_and_errors_pass(tmp_path):
 def test_errors(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"metrics.jsonl: there is no such file"):
         read_metrics(tmp_path)
-    with MetricsWriter(tmp_path) as writer, pytest.raises(ValueError, match=r"metrics: expected names like .* 'step'"):
-        writer.write(1, {"step": 1.0})
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(1, {"learning_rate": 1.0})
+        for name in ("", "step", "time"):
+            with pytest.raises(ValueError, match=f"expected names other than '', 'step' and 'time', got '{name}'"):
+                writer.write(1, {name: 1.0})
+    assert len(read_metrics(tmp_path)) == 1

@@ -72,7 +72,7 @@ def literal(
     return vs, advantages
 
 
-THRESHOLDS = st.sampled_from([None, 0.5, 1.0, 2.0])
+THRESHOLDS = [0.5, 1.0, 2.0, None]
 
 
 @settings(max_examples=15 * settings.default.max_examples)
@@ -81,12 +81,12 @@ THRESHOLDS = st.sampled_from([None, 0.5, 1.0, 2.0])
     steps=st.integers(1, 9),
     seed=st.integers(0, 10_000),
     acting=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
-    rho_bar=THRESHOLDS,
-    c_bar=THRESHOLDS,
-    pg_bar=THRESHOLDS,
+    bars=st.sampled_from([(rho, c) for at, rho in enumerate(THRESHOLDS) for c in THRESHOLDS[: at + 1]]),
+    pg_bar=st.sampled_from(THRESHOLDS),
     lambda_=st.sampled_from([0.0, 0.7, 1.0]),
 )
-def test_equals_the_sum_of_the_paper(rows, steps, seed, acting, rho_bar, c_bar, pg_bar, lambda_):
+def test_equals_the_sum_of_the_paper(rows, steps, seed, acting, bars, pg_bar, lambda_):
+    rho_bar, c_bar = bars
     inputs = random_inputs(rows, steps, seed, acting)
     returns = vtrace(
         **inputs, clip_rho_threshold=rho_bar, clip_c_threshold=c_bar, clip_pg_rho_threshold=pg_bar, lambda_=lambda_
@@ -160,6 +160,17 @@ def test_on_policy_gives_n_step_returns(acting):
             else:
                 following = inputs["values"][b, t]
             torch.testing.assert_close(returns.vs[b, t], following)
+
+
+def test_without_traces_targets_look_one_step_ahead_and_advantages_two():
+    inputs = random_inputs(3, 8, seed=5, acting=1.0)
+    inputs["log_rhos"] = torch.zeros_like(inputs["log_rhos"])
+    returns = vtrace(**inputs, lambda_=0.0)
+    following = torch.cat([inputs["values"][:, 1:], inputs["bootstrap_value"][:, None]], dim=1)
+    targets = inputs["rewards"] + inputs["discounts"] * following
+    two_steps = inputs["rewards"][:, :-1] + inputs["discounts"][:, :-1] * targets[:, 1:]
+    torch.testing.assert_close(returns.vs, targets)
+    torch.testing.assert_close(returns.pg_advantages[:, :-1], two_steps - inputs["values"][:, :-1])
 
 
 def test_without_clipping_gives_importance_weighted_returns():
@@ -299,6 +310,8 @@ def test_action_log_probs_are_those_of_a_categorical_distribution():
         ("acted", torch.ones(1, 3), r"acted: expected torch.bool, got torch.float32"),
         ("bootstrap_value", torch.zeros(1, 1), r"bootstrap_value: expected \[1\], got \[1, 1\]"),
         ("clip_rho_threshold", 0.0, r"clip_rho_threshold: expected a positive number or None, got 0.0"),
+        ("clip_c_threshold", 1.5, r"clip_c_threshold: expected at most clip_rho_threshold = 1.0, got 1.5"),
+        ("clip_c_threshold", None, r"clip_c_threshold: expected at most clip_rho_threshold = 1.0, got None"),
         ("lambda_", 1.5, r"lambda_: expected a number in \[0, 1\], got 1.5"),
     ],
 )
