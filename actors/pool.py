@@ -122,8 +122,12 @@ class Pool(ABC):
         """Makes weights available to unrolls that begin from now on."""
 
     @abstractmethod
-    def get(self) -> Unroll:
-        """The oldest finished unroll; waits for one."""
+    def get(self, check: Callable[[], object] = lambda: None) -> Unroll:
+        """The oldest finished unroll; waits for one.
+
+        Args:
+            check: called several times a second while other processes are waited for; what it raises ends the wait.
+        """
 
     @abstractmethod
     def status(self) -> PoolStatus:
@@ -158,7 +162,7 @@ class LocalPool(Pool):
         for actor in self.actors:
             actor.set_weights(weights, version)
 
-    def get(self) -> Unroll:
+    def get(self, check: Callable[[], object] = lambda: None) -> Unroll:
         unroll = self.actors[self.turn].unroll(self.unroll_length)
         self.turn = (self.turn + 1) % len(self.actors)
         return unroll

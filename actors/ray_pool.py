@@ -8,13 +8,14 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import ray
 import torch
-from ray.exceptions import ObjectLostError, RayActorError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError
 from torch import Tensor
 
 from actors.actor import Unroll
@@ -28,7 +29,7 @@ MAX_FAILURES = 5
 STALL_SECONDS = 30.0
 """Time without any unroll after which to say so."""
 POLL_SECONDS = 0.25
-"""Longest time between two looks at what actors have finished."""
+"""Longest time between two looks at what actors have finished, and whether to wait on."""
 
 
 class RemoteActor:
@@ -107,17 +108,17 @@ class RayPool(Pool):
         self.weights = ray.put({name: value.numpy() for name, value in weights.items()})
         self.version = version
 
-    def get(self) -> Unroll:
+    def get(self, check: Callable[[], object] = lambda: None) -> Unroll:
         if self.weights is None:
             raise RuntimeError("publish weights before asking for unrolls")
         while True:
-            request = self._oldest_finished()
+            request = self._oldest_finished(check)
             index = self.pending.pop(request)
             member = self.members[index]
             try:
                 result = ray.get(request)
-            except RayActorError as error:
-                if error.actor_init_failed:
+            except (RayActorError, OutOfMemoryError) as error:  # the latter if Ray itself ended it, short of memory
+                if isinstance(error, RayActorError) and error.actor_init_failed:
                     raise
                 self._replace(index, error)
                 continue
@@ -135,7 +136,7 @@ class RayPool(Pool):
             # Arrays from the object store are read-only and pinned as long as they are used: copy and let go.
             return result._replace(trajectory=map_state(lambda leaf: torch.from_numpy(leaf.copy()), result.trajectory))
 
-    def _oldest_finished(self) -> ray.ObjectRef:
+    def _oldest_finished(self, check: Callable[[], object]) -> ray.ObjectRef:
         """Waits for requests to be finished; of several, that which was made first (`ray.wait` does not say)."""
         begin = time.monotonic()
         while True:
@@ -147,7 +148,9 @@ class RayPool(Pool):
             if ray.wait(requests, timeout=POLL_SECONDS)[0]:
                 finished = set(ray.wait(requests, num_returns=len(requests), timeout=0)[0])
                 self.finished.extend(request for request in requests if request in finished)
-            elif time.monotonic() - begin > STALL_SECONDS:
+                continue
+            check()
+            if time.monotonic() - begin > STALL_SECONDS:
                 begin = time.monotonic()
                 free = ray.available_resources()
                 logger.warning(
@@ -168,7 +171,7 @@ class RayPool(Pool):
                 heads.setdefault(index, request)
         return list(heads.values())
 
-    def _replace(self, index: int, error: RayActorError) -> None:
+    def _replace(self, index: int, error: RayError) -> None:
         member = self.members[index]
         member.up = False
         member.failures += 1

@@ -56,7 +56,7 @@ class RunConfig:
     log_every: int = 20
     """Updates between two rows of metrics."""
     checkpoint_seconds: float = 60.0
-    """Time between two checkpoints; the last one, at the end or at Ctrl-C, is written in any case."""
+    """Time between two checkpoints; at the end or at Ctrl-C there is one of all that was learned."""
     keep_checkpoints: int = 3
     """How many of the newest checkpoints are kept."""
     checkpoint_url: str | None = None

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from commands import UserError
 from commands.config import RunConfig, differences, from_plain, read_config, to_plain
-from commands.display import TerminalDisplay, quantity, table, task_table
+from commands.display import TerminalDisplay, quantity, say, say_all, table, task_table
 from commands.evaluate import evaluation_rows, evaluation_summary, filmable, play, record
 from commands.folders import claim
 from commands.options import parse as parse_options
@@ -39,6 +39,9 @@ from learner.storage import StorageError, is_url
 
 FIXED = ("preset", "env", "seed", "agent.", "learner.optimiser", "checkpoint_url")
 """What a resumed run cannot change: its checkpoints depend on it, or are there."""
+ON_RAY = tuple(f"actors.{name}" for name in ("in_flight", "threads", "cpus", "resources", "labels", "placement"))
+ON_RAY += ("learner_placement", "learner_labels")
+"""What is of no use in one process."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG)
 """Errors of writing that the user can mend."""
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
@@ -118,10 +121,11 @@ def parse(arguments: Sequence[str]) -> Options:
         raise UserError(f"--local learns in this process: expected --learners 1, got {options.learners}")
     if options.core != config.core_name:
         raise UserError(f"core: expected {config.core_name} as in {options.resume}, got {options.core}")
-    if options.resume:
-        for name, old, new in differences(to_plain(config), to_plain(options.config)):
-            if name.startswith(FIXED):
-                raise UserError(f"{name}: expected {old} as in {options.resume}, got {new}")
+    for name, old, new in differences(to_plain(config), to_plain(options.config)):
+        if options.local and name in ON_RAY:
+            raise UserError(f"--local acts in this process, without a cluster: {name} is of no use there, got {new}")
+        if options.resume and name.startswith(FIXED):
+            raise UserError(f"{name}: expected {old} as in {options.resume}, got {new}")
     return options
 
 
@@ -192,7 +196,7 @@ def launch(arguments: Sequence[str]) -> None:
             sys.exit(1)
         except KeyboardInterrupt:
             if trainer.saved:
-                console.print(f"interrupted; go on from {trainer.saved} with: {_again(options, run)}", soft_wrap=True)
+                say(console, f"interrupted; go on from {trainer.saved} with: {_again(options, run)}")
             raise
 
 
@@ -235,19 +239,14 @@ def _describe(options: Options, trainer: Trainer, console: Console) -> None:
         "actors": f"{config.actors.count} x {config.actors.envs_per_actor} environments "
         f"{'in this process' if options.local else 'on Ray'}",
         **({"checkpoints": config.checkpoint_url} if config.checkpoint_url else {}),
-        "curves": f"tensorboard --logdir {run.parent}",
+        "curves": f"tensorboard --logdir {shlex.quote(str(run.parent))}",
         "stop": f"Ctrl-C, then go on with: {_again(options, run)}",
     }
-    for name, value in lines.items():
-        console.print(f"[bold]{name:<11}[/]  {value}", highlight=False, soft_wrap=True)
+    say_all(console, lines)
     if trainer.restored:
         for skipped in trainer.restored.skipped:
-            console.print(f"[yellow]skipped checkpoint[/] {skipped}", highlight=False, soft_wrap=True)
-        console.print(
-            f"resumed from {trainer.restored.path} at {quantity(trainer.frames)} frames",
-            highlight=False,
-            soft_wrap=True,
-        )
+            say(console, f"skipped checkpoint {skipped}", "yellow")
+        say(console, f"resumed from {trainer.restored.path} at {quantity(trainer.frames)} frames")
 
 
 def _train(options: Options, trainer: Trainer, console: Console) -> None:
@@ -261,11 +260,7 @@ def _train(options: Options, trainer: Trainer, console: Console) -> None:
         checkpoints.write_json(run / "config.json", to_plain(config))
         trainer.train(display, stop)
     if stop.signal and trainer.frames < config.frames:
-        console.print(
-            f"stopped at {quantity(trainer.frames)} frames; go on with: {_again(options, run)}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(console, f"stopped at {quantity(trainer.frames)} frames; go on with: {_again(options, run)}")
         sys.exit(128 + stop.signal)
     seconds = time.monotonic() - begin
     with console.status(f"playing {config.eval_episodes} episodes"):
@@ -276,10 +271,11 @@ def _train(options: Options, trainer: Trainer, console: Console) -> None:
     rows["training"] = f"{seconds / 60:.1f} min"
     rows |= shown
     rows["checkpoint"] = str(trainer.saved)
-    rows["curves"] = f"tensorboard --logdir {run}"
+    quoted = shlex.quote(str(run))
+    rows["curves"] = f"tensorboard --logdir {quoted}"
     rows["metrics"] = str(run / "metrics.jsonl")
-    rows["again"] = f"compressive evaluate {run}"
-    rows["report"] = f"compressive report {run}"
+    rows["again"] = f"compressive evaluate {quoted}"
+    rows["report"] = f"compressive report {quoted}"
     if "tasks" in summary:
         console.print(task_table(summary["tasks"]))
     console.print(table("finished", rows))

@@ -12,7 +12,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -71,6 +71,10 @@ class Display(Protocol):
 
     def update(self, progress: Progress) -> None:
         """Called after every update of the weights."""
+
+
+class Stopped(Exception):
+    """The user asked to stop while there was nothing to do but wait."""
 
 
 class Interface(NamedTuple):
@@ -165,8 +169,12 @@ def make_learner(config: RunConfig, agent: Agent) -> Learner:
     return Learner(agent, learning, max(1, config.frames // interface(config.env).action_repeat))
 
 
-def make_learners(config: RunConfig, learner: Learner) -> "AbstractContextManager[Learner | LearnerGroup]":
+def make_learners(
+    config: RunConfig, learner: Learner, check: Callable[[], object] = lambda: None
+) -> "AbstractContextManager[Learner | LearnerGroup]":
     """Who does the updates: the learner itself, or as many as the run asks for on the Ray cluster; it follows them.
+
+    `check` is called while they wait for the cluster; see `LearnerGroup`.
 
     Raises:
         UserError: if there are not enough GPUs.
@@ -183,6 +191,7 @@ def make_learners(config: RunConfig, learner: Learner) -> "AbstractContextManage
             config.seed,
             config.learner_placement,
             pairs("learner_labels", config.learner_labels),
+            check,
         )
     except ValueError as error:
         raise UserError(str(error)) from error
@@ -226,6 +235,7 @@ class Trainer:
         self.pool_state: dict[str, Tensor] = {}
         self.restored: checkpoints.Checkpoint | None = None
         self.saved: Path | str | None = None
+        self.saved_version: int | None = None
         self.place: Path | str = config.checkpoint_url or run
         self.remote = Remote(config.checkpoint_url) if config.checkpoint_url else None
         self.claimed: str | None = None
@@ -280,7 +290,7 @@ class Trainer:
         actors = checkpoint.state["config"]["actors"]
         if all(actors[name] == getattr(self.config.actors, name) for name in ("num_actors", "envs_per_actor")):
             self.pool_state = checkpoint.parts.get("actors", {})
-        self.restored, self.saved = checkpoint, checkpoint.path
+        self.restored, self.saved, self.saved_version = checkpoint, checkpoint.path, self.learner.version
 
     def save(self, learner: "Learner | LearnerGroup", pool: Pool | None = None) -> None:
         """Writes a checkpoint; without a pool, actors begin afresh when it is resumed.
@@ -302,6 +312,7 @@ class Trainer:
             "config": to_plain(self.config),
         }
         self.saved = checkpoints.save(self.place, self.learner.steps, parts, state, self.config.keep_checkpoints)
+        self.saved_version = self.learner.version
 
     def train(self, display: Display, stop: StopRequest) -> None:
         """Trains until the run's frames are reached or a stop is requested; leaves a checkpoint either way.
@@ -312,29 +323,47 @@ class Trainer:
             OSError: if the run's folder cannot be written to.
             StorageError: if its URL cannot be written to.
             FloatingPointError: if a loss or gradient is not finite. The batch is kept, and so are the checkpoints.
-            Exception: whatever actors raise that is not a death; what was learned so far is saved before.
+            Exception: whatever actors and learners raise that is not a death; what was learned so far is saved before.
         """
-        config = self.config
+
+        def check() -> None:
+            if stop.requested:
+                raise Stopped
+
+        learner: Learner | LearnerGroup = self.learner
+        pool: Pool | None = None
         with ExitStack() as stack:
-            learner = stack.enter_context(make_learners(config, self.learner))
-            pool = stack.enter_context(make_pool(config, self.generation, self.local))
-            if self.pool_state:
-                pool.load_state_dict(self.pool_state)
-            if self.restored:  # last, for making actors draws random numbers
-                checkpoints.restore_rng(self.restored.state["rng"])
-            if self.saved is None:
+            with suppress(Stopped):
+                learner = stack.enter_context(make_learners(self.config, self.learner, check))
+                pool = stack.enter_context(make_pool(self.config, self.generation, self.local))
+                if self.pool_state:
+                    pool.load_state_dict(self.pool_state)
+                if self.restored:  # last, for making actors draws random numbers
+                    checkpoints.restore_rng(self.restored.state["rng"])
+                if self.saved is None:
+                    self.save(learner, pool)
+                mirror = make_mirror(self.run, self.local)
+                writer = stack.enter_context(MetricsWriter(self.run, learner.steps, mirror, LAYOUT))
+                self._loop(learner, pool, writer, display, check)
+            if self.saved_version != self.learner.version:
                 self.save(learner, pool)
-            mirror = make_mirror(self.run, self.local)
-            writer = stack.enter_context(MetricsWriter(self.run, learner.steps, mirror, LAYOUT))
-            pool.publish(learner.weights(), learner.version)
-            clock, saved = Clock(learner.steps), time.monotonic()
-            while self.frames < config.frames and not stop.requested:
-                try:
-                    with clock.waiting():
-                        unrolls = [self._get(pool) for _ in range(config.unrolls_per_update)]
-                except Exception:  # what was learned is not lost with the actors
-                    self.save(learner)
-                    raise
+
+    def _loop(
+        self,
+        learner: "Learner | LearnerGroup",
+        pool: Pool,
+        writer: MetricsWriter,
+        display: Display,
+        check: Callable[[], None],
+    ) -> None:
+        """Trains until the run's frames are reached; raises as `train` does, and what `check` does, at any time."""
+        config, clock, saved = self.config, Clock(learner.steps), time.monotonic()
+        pool.publish(learner.weights(), learner.version)
+        while self.frames < config.frames:
+            check()
+            try:
+                with clock.waiting():
+                    unrolls = [self._get(pool, check) for _ in range(config.unrolls_per_update)]
                 trajectory = concatenate_states([unroll.trajectory for unroll in unrolls])
                 try:
                     metrics = learner.update(trajectory)
@@ -345,18 +374,23 @@ class Trainer:
                 if learner.version % config.log_every == 0 or self.frames >= config.frames:
                     metrics |= attention_mass(self.agent, trajectory) | self._row(clock, pool.status())
                     writer.write(learner.steps, metrics)
-                if time.monotonic() - saved > config.checkpoint_seconds:
-                    self.save(learner, pool)
-                    saved = time.monotonic()
-            self.save(learner, pool)
+            except (FloatingPointError, Stopped):
+                raise
+            except Exception:  # what was learned is not lost with actors or learners, who are asked for nothing more
+                if self.saved_version != self.learner.version:
+                    self.save(self.learner)
+                raise
+            if time.monotonic() - saved > config.checkpoint_seconds:
+                self.save(learner, pool)
+                saved = time.monotonic()
 
-    def _get(self, pool: Pool) -> Unroll:
+    def _get(self, pool: Pool, check: Callable[[], object]) -> Unroll:
         """The next unroll that is not too old to learn from. Episodes count in any case: they have been played.
 
         The version stands still meanwhile, so actors catch up and one will do.
         """
         while True:
-            unroll = pool.get()
+            unroll = pool.get(check)
             self._remember(unroll.episodes)
             self.episodes += len(unroll.episodes)
             limit, lag = self.config.max_policy_lag, self.learner.version - int(unroll.trajectory.version.min())

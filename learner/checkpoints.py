@@ -41,8 +41,8 @@ class Checkpoint(NamedTuple):
     """A checkpoint that was read and verified.
 
     step: agent steps, or batches of a sequence model; its name. parts: tensors by part and name, on the CPU. state:
-    what `save` was given as `state`. time: when it was written, in seconds since 1970 (NaN if it does not say). path: its folder, or the URL of that.
-    skipped: one line for each newer one that could not be read, with the reason.
+    what `save` was given as `state`. time: when it was written, in seconds since 1970 (NaN if it does not say). path:
+    its folder, or the URL of that. skipped: one line for each newer one that could not be read, with the reason.
     """
 
     step: int
@@ -67,7 +67,8 @@ def save(
     """Writes a checkpoint; it is there whole or not at all, and those before it stay until it is.
 
     A checkpoint of this step is replaced. Later ones (those that `load_latest` had to skip, in a run that went on from
-    an earlier one) are set aside as `<step>.superseded`. What interrupted writes left is removed.
+    an earlier one) are set aside as `<step>.superseded`, until the run has come as far again. What interrupted writes
+    left is removed.
 
     Args:
         run: the run's folder, made if it does not exist; or a URL, such as "s3://bucket/run".
@@ -98,14 +99,13 @@ def save(
     storage.tidy()
     name = storage.write(f"{step:012d}", _files(step, parts, state))
     others = [entry for entry in _entries(storage) if entry.name != name]
+    before = [other for other in others if other.current and other.step < step]
     for other in others:
-        if other.step == step:
-            storage.remove(other.name)
-        elif other.current and other.step > step:
+        if other.current and other.step > step:
             logger.warning("setting aside %s: the run went on from an earlier checkpoint", storage.locate(other.name))
             storage.rename(other.name, f"{other.name}.superseded")
-    for old in [other for other in others if other.current and other.step < step][keep - 1 :]:
-        storage.remove(old.name)
+        elif other.step <= step and other not in before[: keep - 1]:
+            storage.remove(other.name)
     return storage.locate(name)
 
 
@@ -140,12 +140,12 @@ def load_latest(run: Path | str) -> Checkpoint:
     tried: set[str] = set()
     while candidates := [entry.name for entry in _entries(storage) if entry.name not in tried]:
         name = candidates[0]
-        tried.add(name)
         try:
             checkpoint = _read(storage, name)
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             if name not in storage.folders():
                 continue  # a training run beside us removed it, and so has written newer ones
+            tried.add(name)
             skipped.append(f"{name}: {error}")
             warnings.warn(f"skipped checkpoint {storage.locate(name)}: {error}", stacklevel=2)
             continue
@@ -185,7 +185,7 @@ def _read(storage: Disk | Remote, name: str) -> Checkpoint:
 
 
 def _entries(storage: Disk | Remote) -> list[_Entry]:
-    """What may be loaded, best first; superseded ones serve if a replacement was interrupted."""
+    """What may be loaded, best first; superseded ones only if none of the others can be read."""
     found = [match for name in storage.folders() if (match := _NAME.fullmatch(name))]
     return sorted((_Entry(not match[2], int(match[1]), match[0]) for match in found), reverse=True)
 

@@ -10,7 +10,12 @@ from torch import Tensor
 
 
 class PeerLost(RuntimeError):
-    """A learner of the group did not answer: it died, or did not come to a sum in time."""
+    """A learner of the group did not answer: it died, or did not come to a sum in time.
+
+    With gloo each of the others gets it from the sum. NCCL only queues a sum: whoever reads the result waits in CUDA,
+    until torch's watchdog ends the process when the group's timeout is over. So on GPUs a learner that waits for a
+    lost one is lost as well.
+    """
 
 
 class DataParallel:
@@ -37,7 +42,7 @@ class DataParallel:
         """The sum of the learners' tensors, which have one shape; the same bits on each of them. Without gradient.
 
         Raises:
-            PeerLost: if it was not there within the group's timeout.
+            PeerLost: if it was not there within the group's timeout, as far as the backend notices.
         """
         return self._all_reduce(tensor, dist.ReduceOp.SUM)
 

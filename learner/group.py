@@ -2,22 +2,24 @@
 
 The caller's process owns them, one a GPU or CPU, and keeps a learner that follows: weights and counters after every
 update, the optimiser whenever a checkpoint asks for it. From that all are started again when one dies. How their sums
-are made is in `data_parallel`; Ray itself is started and stopped by the commands.
+are made, and what NCCL does not do when one is lost, is in `data_parallel`; Ray itself is started and stopped by the
+commands.
 """
 
 import dataclasses
 import logging
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import ray
 import torch
 import torch.distributed as dist
-from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor, nn
@@ -37,8 +39,8 @@ GRACE_SECONDS = 10.0
 """Time that the others have to answer once a learner is lost."""
 STALL_SECONDS = 30.0
 """Time without room for the learners after which to say so."""
-
-Result = TypeVar("Result")
+POLL_SECONDS = 0.25
+"""Time between two looks at whether to wait on."""
 
 
 class RemoteLearner:
@@ -88,17 +90,14 @@ class RemoteLearner:
         """See `Learner.state_dict`; and the metrics of the last update."""
         return self.learner.state_dict(), self.metrics
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Learner.load_state_dict`."""
-        self.learner.load_state_dict(state)
-
 
 class LearnerGroup:
     """A learner made of several, each in a process of its own with its rows of every batch; a context manager.
 
     When one dies, all are started again from the state of a survivor, and the update in progress is done exactly once:
     as if nothing had happened. If there is no survivor, the weights are those of the last update and the optimiser is
-    that of the last `state_dict`.
+    that of the last `state_dict`. Survivors are tested on CPUs, with gloo; on GPUs there may be none, since they do not
+    answer while they wait for the lost one (see `data_parallel`).
 
     Args:
         learner: on the CPU, with the state to begin from. It follows the group: its weights and counters are those of
@@ -108,6 +107,8 @@ class LearnerGroup:
         seed: of their random numbers (dropout), which differ by learner and start.
         placement: pack, spread, strict_pack or strict_spread: Ray's strategies of placement groups.
         labels: which a learner's node must have.
+        check: called several times a second while there is no room for the learners, or they have yet to meet; what it
+            raises ends the wait, also that of the `with` statement.
 
     Raises:
         ValueError: if the cluster has some GPUs, or was asked for them, but fewer than learners.
@@ -124,10 +125,11 @@ class LearnerGroup:
         seed: int = 0,
         placement: str = "pack",
         labels: dict[str, str] | None = None,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         self.learner, self.size, self.seed = learner, size, seed
         self.device, self.resources = _place(device, size)
-        self.strategy, self.labels = placement.upper(), labels or {}
+        self.strategy, self.labels, self.check = placement.upper(), labels or {}, check
         self.restarts = self.failures = 0
         self.placement: PlacementGroup | None = None
         self.members: list[Any] = []
@@ -158,13 +160,14 @@ class LearnerGroup:
         arrays, share = map_state(lambda leaf: leaf.cpu().numpy(), trajectory), rows // self.size
         shards = [index_state(arrays, slice(begin, begin + share)) for begin in range(0, rows, share)]
         before = self.version
-
-        def ask() -> list[Any]:
-            if self.version > before:
-                return []  # a survivor had already finished
-            return [member.update.remote(shard) for member, shard in zip(self.members, shards)]
-
-        if results := self._attempt(ask):
+        while self.version == before:
+            try:
+                if not self.joined:
+                    self._join()
+                results = _results([member.update.remote(shard) for member, shard in zip(self.members, shards)])
+            except PeerLost as error:
+                self._lose(error)  # if a survivor has made the update, so have we
+                continue
             self.metrics, self.learner.steps, weights = results[0]
             self.learner.version += 1
             self.learner.agent.load_state_dict({name: torch.from_numpy(part.copy()) for name, part in weights.items()})
@@ -176,47 +179,39 @@ class LearnerGroup:
         return self.learner.weights()
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Learner.state_dict`."""
-        if self.optimiser_version != self.version:
-            state, _ = self._attempt(lambda: [self.members[0].state_dict.remote()])[0]
-            self._follow(state)
+        """See `Learner.state_dict`. No learner is started for it: if they are lost, it is what they will begin from."""
+        if self.joined and self.optimiser_version != self.version:
+            try:
+                ((state, _),) = _results([self.members[0].state_dict.remote()])
+                self._follow(state)
+            except PeerLost as error:
+                self._lose(error)
         return self.learner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Learner.load_state_dict`."""
-        if self.joined:
-            self._attempt(lambda: [member.load_state_dict.remote(state) for member in self.members])
-        self._follow(state)
 
     def _follow(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state)
         self.optimiser_version = self.version
 
-    def _attempt(self, ask: Callable[[], list[Any]]) -> list[Any]:
-        """The results of what `ask` requests, from learners that are started again as often as one is lost."""
-        while True:
-            try:
-                if not self.joined:
-                    self._join()
-                return _results(ask())
-            except PeerLost as error:
-                self.failures += 1
-                if self.failures > MAX_FAILURES:
-                    times = f"{self.failures} times in a row without an update"
-                    raise RuntimeError(f"learners were lost {times}: {error}") from error
-                self._rescue()
-                optimiser = "" if self.optimiser_version == self.version else f", optimiser {self.optimiser_version}"
-                logger.warning("%s; all learners are started again at version %d%s", error, self.version, optimiser)
-                self.restarts += 1
-                self._stop()
-                self._start()
+    def _lose(self, error: PeerLost) -> None:
+        """Takes up what survivors know and ends them; all are started again by the next attempt at an update."""
+        self.failures += 1
+        if self.failures > MAX_FAILURES:
+            times = f"{self.failures} times in a row without an update"
+            raise RuntimeError(f"learners were lost {times}: {error}") from error
+        self._rescue()
+        optimiser = "" if self.optimiser_version == self.version else f", optimiser {self.optimiser_version}"
+        logger.warning("%s; all learners are started again at version %d%s", error, self.version, optimiser)
+        self.restarts += 1
+        self._stop()
 
     def _rescue(self) -> None:
         """Takes up the state of a learner that survived, of the newest if some had finished an update."""
-        survivors = []
-        for member in self.members if self.joined else []:
+        if not self.joined:
+            return
+        requests, survivors = [member.state_dict.remote() for member in self.members], []
+        for request in ray.wait(requests, num_returns=self.size, timeout=GRACE_SECONDS)[0]:
             with suppress(RayError):
-                survivors.append(ray.get(member.state_dict.remote(), timeout=GRACE_SECONDS))
+                survivors.append(ray.get(request))
         if survivors:
             state, self.metrics = max(survivors, key=lambda survivor: survivor[0]["version"])
             self._follow(state)
@@ -224,7 +219,12 @@ class LearnerGroup:
     def _start(self) -> None:
         """Begins to start the processes, as soon as there is room for them: Ray places anew what a lost node had."""
         assert self.placement is not None
-        while not self.placement.wait(STALL_SECONDS):
+        begin = time.monotonic()
+        while not self.placement.wait(POLL_SECONDS):
+            self.check()
+            if time.monotonic() - begin < STALL_SECONDS:
+                continue
+            begin = time.monotonic()
             free = ray.available_resources()
             logger.warning(
                 "no room for %d learners yet (%s); each needs %s%s, and the cluster has free %s",
@@ -244,10 +244,12 @@ class LearnerGroup:
             )
 
     def _join(self) -> None:
-        address = _results([self.members[0].listen.remote()])[0]
+        if not self.members:
+            self._start()
+        address = _results([self.members[0].listen.remote()], self.check)[0]
         config = dataclasses.replace(self.learner.config, device=self.device)
         begin = ray.put((self.learner.agent, config, self.learner.total_steps, self.learner.state_dict()))
-        _results([member.join.remote(address, begin) for member in self.members])
+        _results([member.join.remote(address, begin) for member in self.members], self.check)
         self.joined = True
 
     def _stop(self) -> None:
@@ -259,7 +261,11 @@ class LearnerGroup:
         self.placement = placement_group(
             [self.resources] * self.size, self.strategy, bundle_label_selector=[self.labels] * self.size
         )
-        self._start()
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -278,20 +284,23 @@ def _place(device: str, size: int) -> tuple[str, dict[str, float]]:
     return "cuda", {"CPU": 1, "GPU": 1}
 
 
-def _results(requests: list[Any]) -> list[Any]:
-    """The results of one request to each learner.
+def _results(requests: list[Any], check: Callable[[], object] = lambda: None) -> list[Any]:
+    """The results of one request to each learner; what `check` raises meanwhile ends the wait.
 
     Raises:
         PeerLost: if a learner died or lost another; says which and why.
         FloatingPointError: if the learners raised it.
     """
-    waiting, died, lost, not_finite = list(requests), "", "", None
+    waiting, results, died, lost, not_finite = list(requests), {}, "", "", None
     while waiting:
-        done, waiting = ray.wait(waiting, timeout=GRACE_SECONDS if died or lost else None)
-        if not done:
+        done, waiting = ray.wait(waiting, timeout=GRACE_SECONDS if died or lost else POLL_SECONDS)
+        if not done and (died or lost):
             break  # the others wait in a sum for one that is gone, and go with the group
+        if not done:
+            check()
+            continue
         try:
-            ray.get(done[0])
+            results[done[0]] = ray.get(done[0])
         except RayTaskError as error:
             if isinstance(error.cause, FloatingPointError):
                 not_finite = error.cause  # all of them will say so
@@ -299,7 +308,7 @@ def _results(requests: list[Any]) -> list[Any]:
                 lost = f"learner {requests.index(done[0])} lost another: {error.cause}"
             else:
                 raise
-        except (RayActorError, ObjectLostError) as error:
+        except (RayActorError, ObjectLostError, OutOfMemoryError) as error:  # the last: Ray itself ended it
             if isinstance(error, RayActorError) and error.actor_init_failed:
                 raise
             died = f"learner {requests.index(done[0])} died: {_reason(error)}"
@@ -307,7 +316,7 @@ def _results(requests: list[Any]) -> list[Any]:
         raise PeerLost(died or lost)
     if not_finite:
         raise not_finite
-    return ray.get(requests)
+    return [results[request] for request in requests]
 
 
 def _reason(error: Exception) -> str:

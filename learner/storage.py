@@ -66,7 +66,7 @@ class Disk:
         return (self.path / name / file).read_bytes()
 
     def write(self, name: str, files: Iterable[tuple[str, bytes]]) -> str:
-        """Writes a folder and returns its name; one of the same name is set aside as `<name>.superseded`."""
+        """Writes a folder and returns its name; of that name there is the old one or the new one at any moment."""
         temporary, final = self.path / f"{name}{_TEMPORARY}", self.path / name
         temporary.mkdir()
         try:
@@ -76,9 +76,14 @@ class Disk:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        if final.exists():
-            self.rename(name, f"{name}.superseded")
-        temporary.rename(final)
+        if final.exists():  # nothing puts one folder in the place of another at once: for a moment there are both
+            second = f"{name}-1"
+            self.rename(temporary.name, second)
+            flush(self.path)
+            self.remove(name)
+            self.rename(second, name)
+        else:
+            temporary.rename(final)
         flush(self.path)
         return name
 

@@ -144,6 +144,28 @@ def learners_survive(cluster: Cluster) -> None:
     cluster.remove_node(node)
 
 
+def test_who_is_ended_for_want_of_memory_is_replaced(
+    make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Ray's memory monitor, which is told to end whatever works: until that has happened too often in a row."""
+    monitor = {"memory_usage_threshold": 0.0, "min_memory_free_bytes": -1, "memory_monitor_refresh_ms": 100}
+    ray.init(address=make_cluster(num_cpus=2, _system_config=monitor).address, **START)
+    for module in (counting, test_group):
+        ray.cloudpickle.register_pickle_by_value(module)
+    for module in ("actors.ray_pool", "learner.group"):
+        monkeypatch.setattr(f"{module}.MAX_FAILURES", 2)
+    config = ActorsConfig(num_actors=1, envs_per_actor=ENVS, unroll_length=8)
+    with RayPool(partial(make_counting_actor, ENVS), config) as pool:
+        pool.publish({"marker": torch.zeros(1)}, 0)
+        with pytest.raises(RuntimeError, match=r"actor 0 died 3 times in a row .*: .* node running low on memory"):
+            pool.get()
+        assert pool.status().restarts == 2
+    with LearnerGroup(Learner(make_agent("lstm"), CPU, 10_000), 2, "cpu") as group:
+        with pytest.raises(RuntimeError, match=r"learners were lost 3 times .*: learner .* running low on memory"):
+            group.update(make_batches("lstm", 1)[0])
+        assert group.restarts == 2
+
+
 BIG = [*TINY, "--env=rooms:full", "--frames=100000", "--actors.envs-per-actor=8", "--actors.num-actors=1"]
 """A run whose unrolls are 166 kB a step."""
 

@@ -14,7 +14,7 @@ import torch
 from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
-from actors import ActorsConfig, LocalPool, Pool, Unroll
+from actors import ActorsConfig, LocalPool, Pool, PoolStatus, Unroll
 from actors.actor import Actor
 from actors.ray_pool import RayPool
 from agent import Agent, AgentConfig
@@ -164,6 +164,23 @@ def test_killed_actor_comes_back_with_fresh_memory(cluster: None) -> None:
             numbers |= set(unroll.trajectory.observation[:, 0, 0].long().tolist())
         assert len(numbers) == 2 * ENVS, "both actors deliver"
         assert ray.get(pool.members[0].handle.pid.remote()) != victim
+
+
+@pytest.mark.ray
+def test_a_wait_for_actors_that_have_no_room_can_be_ended(cluster: None) -> None:
+    """Whatever `check` raises; and what it did not end goes on: the pool is as it was."""
+    begin = time.monotonic()
+
+    def check() -> None:
+        if time.monotonic() - begin > 1:
+            raise EOFError
+
+    with RayPool(partial(make_counting_actor, ENVS), small(cpus=100)) as pool:
+        pool.publish(weights(0), 0)
+        with pytest.raises(EOFError):
+            pool.get(check)
+        assert time.monotonic() - begin < 30
+        assert pool.status() == (PoolStatus(alive=0, restarts=0, waiting=0))
 
 
 @pytest.mark.ray

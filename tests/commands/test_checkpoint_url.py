@@ -172,12 +172,12 @@ def test_of_two_runs_at_one_url_the_last_goes_on(tmp_path: Path) -> None:
     first.train(NoDisplay(), stop)
     with pytest.raises(ValueError, match=f"{url} already has checkpoints: expected a new URL, or --resume {url}"):
         second.claim(new=True)
-    first.train(NoDisplay(), stop)
+    first.save(first.learner)
 
     second.claim(new=False)
     second.restore()
     with pytest.raises(UserError, match=rf"taken over by {second.run} on .*; this run ends with {first.saved}"):
-        first.train(NoDisplay(), stop)
+        first.save(first.learner)
     assert checkpoints.load_latest(url).path == first.saved, "the first wrote after it was displaced"
-    second.train(NoDisplay(), stop)
+    second.save(second.learner)
     assert checkpoints.load_latest(url).path == second.saved != first.saved

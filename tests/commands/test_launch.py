@@ -120,6 +120,39 @@ def test_every_core_trains_and_plays(core: str, tmp_path: Path, capfd: pytest.Ca
     assert f"{core} core" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--actors.in-flight=2", "actors.in_flight is of no use there, got 2"),
+        ("--actors.threads=2", "actors.threads is of no use there, got 2"),
+        ("--actors.cpus=0.5", "actors.cpus is of no use there, got 0.5"),
+        ("--actors.resources=licence=1", "actors.resources is of no use there, got ('licence=1',)"),
+        ("--actors.labels=zone=a", "actors.labels is of no use there, got ('zone=a',)"),
+        ("--actors.placement=spread", "actors.placement is of no use there, got spread"),
+        ("--learner-labels=zone=a", "learner_labels is of no use there, got ('zone=a',)"),
+        ("--learner-placement=spread", "learner_placement is of no use there, got spread"),
+    ],
+)
+def test_what_only_a_cluster_has_is_refused_with_local(
+    option: str, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    error = refusal(["launch", "--local", "--run", str(tmp_path / "run"), *TINY, option], capfd)
+    assert error == f"compressive: --local acts in this process, without a cluster: {words}\n"
+
+
+def test_paths_are_printed_as_a_shell_takes_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whole, brackets included, and quoted where they are part of a command."""
+    folder = tmp_path / "a run [bold]"
+    main(["launch", "--local", "--run", str(folder), f"--frames={frames(1)}", *TINY])
+    main(["launch", "--local", "--resume", str(folder), f"--frames={frames(2)}", *TINY])
+    printed = capfd.readouterr().out
+    assert f"run          {folder}\n" in printed
+    assert f"resumed from {folder}/checkpoints/" in printed
+    for words in ("launch --resume", "evaluate", "report"):
+        assert f"compressive {words} '{folder}'" in printed
+    assert f"tensorboard --logdir '{folder}'" in printed
+
+
 def helps(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as stop:
         main(arguments)

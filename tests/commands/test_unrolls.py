@@ -1,7 +1,6 @@
-"""What the main loop does with unrolls that are too old, and where there are none any more."""
+"""What the main loop does with unrolls that are too old."""
 
 import dataclasses
-import itertools
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from agent.core import LSTMConfig
 from commands.config import RunConfig
 from commands.signals import StopRequest
 from commands.training import Trainer
-from learner import checkpoints
 from learner.metrics import read_metrics
 
 CONFIG = RunConfig(
@@ -32,7 +30,7 @@ def train(config: RunConfig, run: Path, monkeypatch: pytest.MonkeyPatch) -> tupl
     """Trains with a pool whose every third unroll says that it is three versions old; also returns all versions."""
     get, versions = LocalPool.get, []
 
-    def sometimes_late(pool: LocalPool) -> Unroll:
+    def sometimes_late(pool: LocalPool, _: object) -> Unroll:
         unroll = get(pool)
         versions.append(int(unroll.trajectory.version[0]) - 3 * (len(versions) % 3 == 2))
         late = unroll.trajectory._replace(version=unroll.trajectory.version * 0 + versions[-1])
@@ -53,26 +51,3 @@ def test_only_what_is_older_than_the_limit_is_dropped(limit, dropped, tmp_path, 
     assert rows[-1]["actors/unrolls_dropped"] == dropped
     assert max(row["policy_lag/max"] for row in rows) == (0 if dropped else 3)
     assert trainer.episodes == len(versions), "episodes count whether or not they are learned from"
-
-
-def test_what_was_learned_is_saved_when_actors_cannot_go_on(tmp_path, monkeypatch) -> None:
-    get, count = LocalPool.get, itertools.count()
-
-    def fails_in_the_end(pool: LocalPool) -> Unroll:
-        if next(count) == 5:
-            raise RuntimeError("no more actors")
-        return get(pool)
-
-    monkeypatch.setattr(LocalPool, "get", fails_in_the_end)
-    trainer = Trainer(CONFIG, tmp_path, local=True)
-    with pytest.raises(RuntimeError, match="no more actors"):
-        trainer.train(Silent(), StopRequest())
-    checkpoint = checkpoints.load_latest(tmp_path)
-    assert (checkpoint.step, checkpoint.state["learner"]["version"]) == (trainer.learner.steps, 5)
-    assert "actors" not in checkpoint.parts, "the actors are in the middle of something"
-
-    monkeypatch.setattr(LocalPool, "get", get)
-    resumed = Trainer(CONFIG, tmp_path, local=True)
-    resumed.restore()
-    resumed.train(Silent(), StopRequest())
-    assert resumed.frames >= CONFIG.frames

@@ -152,6 +152,8 @@ def test_a_run_goes_on_from_an_earlier_checkpoint(place):
     save(place, 200, keep=1)
     assert names(place) == ["000000000200", "000000000300.superseded"]
     assert checkpoints.load_latest(place).state == {"step": 200}
+    save(place, 301, keep=2)
+    assert names(place) == ["000000000200", "000000000301"], "what the run has passed is nobody's any more"
 
 
 def test_what_another_program_removes_meanwhile_is_no_damage(place, monkeypatch):

@@ -289,20 +289,16 @@ def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(cluster: None, caplog:
         alone.update(batches[6])
 
         # If all die there is no survivor: the optimiser is that of `saved`, one update old; nothing else is lost.
+        # Who only asks for the state starts no learners.
         kill(group, 0, 1)
+        assert group.state_dict()["version"] == 7
+        assert not group.members
         group.update(batches[5])
         assert caplog.messages[-1].endswith("all learners are started again at version 7, optimiser 6")
         behind = {**alone.state_dict(), "optimiser": saved["optimiser"]}
         alone.load_state_dict(behind)
         alone.update(batches[5])
         assert_close(group.weights(), alone.weights())
-
-        group.load_state_dict(saved)
-        resumed.load_state_dict(saved)
-        assert group.version == 6
-        for learner in (resumed, group):
-            learner.update(batches[6])
-        assert_close(group.weights(), resumed.weights())
         with pytest.raises(ValueError, match="rows divisible by 2 learners, got 3"):
             group.update(shard(batches[0], 0, 2))
         with pytest.raises(ray.exceptions.RayTaskError, match=r"expected uint8 \[N, 12, 16, 3\]"):
@@ -330,3 +326,58 @@ def test_learners_that_die_again_and_again_stop_the_run(cluster: None, monkeypat
         assert group.version == 1
     with pytest.raises(ValueError, match="learners: expected at most one for each of the cluster's 0 GPUs, got 2"):
         LearnerGroup(make("lstm"), 2, "cuda")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_wait_for_room_can_be_ended_and_loses_nothing(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Left(Exception):
+        pass
+
+    checks = itertools.count()
+
+    def leave() -> None:
+        if next(checks) % 3 == 2:
+            raise Left
+
+    with pytest.raises(Left), LearnerGroup(make("lstm"), 2, "cpu", labels={"for": "nobody"}, check=leave):
+        raise AssertionError("there is no such node")
+    assert all(group["state"] == "REMOVED" for group in ray.util.placement_group_table().values())
+
+    batches, alone = make_batches("lstm", 3), make("lstm")
+    with LearnerGroup(make("lstm"), 2, "cpu") as group:
+        for batch in batches[:2]:
+            alone.update(batch)
+            group.update(batch)
+        kill(group, 1)
+        with monkeypatch.context() as waiting:
+            waiting.setattr(group, "check", leave)
+            waiting.setattr(group.placement, "wait", lambda seconds: False)  # as where a node is lost
+            with pytest.raises(Left):
+                group.update(batches[2])
+        assert not group.members
+        resumed = make("lstm")
+        resumed.load_state_dict(group.state_dict())
+        for learner in (resumed, alone, group):
+            learner.update(batches[2])
+        assert_close(group.weights(), alone.weights())
+        assert_close(resumed.weights(), alone.weights())
+
+
+@pytest.mark.ray
+def test_each_result_is_fetched_once_for_its_node_may_be_lost_meanwhile(
+    cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched, get = set(), ray.get
+
+    def get_once(reference: ray.ObjectRef) -> Any:
+        if not fetched.isdisjoint(references := {reference} if isinstance(reference, ray.ObjectRef) else {*reference}):
+            raise ray.exceptions.ObjectLostError("", None, "")
+        fetched.update(references)
+        return get(reference)
+
+    monkeypatch.setattr(ray, "get", get_once)
+    requests = [ray.put(number) for number in range(3)]
+    assert learner_group._results(requests) == [0, 1, 2]
+    with pytest.raises(PeerLost, match="learner 0 died: Failed to retrieve object"):
+        learner_group._results(requests)
