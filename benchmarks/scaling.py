@@ -38,7 +38,7 @@ from agent import Trajectory
 from agent.core import concatenate_states, index_state, map_state, state_bytes
 from commands.config import RunConfig
 from commands.presets import make_preset
-from commands.training import action_repeat, make_actor, make_agent, make_learner
+from commands.training import interface, make_actor, make_agent, make_learner
 from envs import prepare
 
 
@@ -350,7 +350,7 @@ def compute(config: RunConfig, measured: dict[str, float], options: Options) -> 
     others = {tflops: make_loop(config, measured, options, tflops) for tflops in (1.25, 5.0, 20.0)}
     return {
         "env": config.env,
-        "frames_per_step": action_repeat(config.env),
+        "frames_per_step": interface(config.env).action_repeat,
         "measured": {name: float(f"{value:.4g}") if value < 1e4 else round(value) for name, value in measured.items()},
         "gpu_steps_per_second": round(gpu_steps),
         "actors_a_gpu_feeds_on": math.ceil(gpu_steps / loop.actor_steps_per_second),

@@ -31,7 +31,7 @@ from actors import LocalPool, Pool
 from agent.core import concatenate_states
 from commands.config import RunConfig
 from commands.presets import make_preset
-from commands.training import action_repeat, make_actor, make_agent, make_learner, make_learners, make_pool
+from commands.training import interface, make_actor, make_agent, make_learner, make_learners, make_pool
 from envs import make_vector, prepare
 
 
@@ -178,7 +178,7 @@ def main(options: Options) -> dict:
         "preset": config.preset,
         "core": options.core,
         "env": config.env,
-        "frames_per_step": action_repeat(config.env),
+        "frames_per_step": interface(config.env).action_repeat,
         "cores": os.cpu_count(),
         "steps_per_second": {
             **{part: round(steps) for part, steps in alone.items()},

@@ -491,8 +491,3 @@ class Clock:
         fraction = self.idle / max(now - self.since, 1e-9)
         self.since, self.idle = now, 0.0
         return fraction
-
-
-def action_repeat(env: str) -> int:
-    """Environment frames per agent step."""
-    return interface(env).action_repeat
