@@ -1,7 +1,9 @@
 """`compressive compare`: a sweep of runs on Ray Tune, which goes on where it stopped, and the report about them."""
 
+import dataclasses
 import fcntl
 import importlib.util
+import math
 import os
 import shlex
 import sys
@@ -14,17 +16,20 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from commands import UserError, sweep
 from commands.comparison import Comparison, Run, read_run
 from commands.config import RunConfig, to_plain
-from commands.display import LiveLine, quantity
+from commands.display import LiveLine, quantity, say, say_all
 from commands.launch import start_ray
 from commands.options import parse as parse_options
 from commands.signals import stop_on_signals
 
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 Words = tuple[str, ...]
+GRID = ("preset", "cores", "rates", "vary", "seeds")
+"""Options that say what a sweep consists of."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +76,22 @@ class Options:
     """Join the Ray cluster at this address; the folder must be one that its nodes share."""
 
     def __post_init__(self) -> None:
-        if self.cpus_per_trial <= 0:
+        if not 0 < self.cpus_per_trial < math.inf:
             raise ValueError(f"cpus-per-trial: expected more than 0, got {self.cpus_per_trial}")
-        if self.gpus_per_trial < 0:
+        if not 0 <= self.gpus_per_trial < math.inf:
             raise ValueError(f"gpus-per-trial: expected 0 or more, got {self.gpus_per_trial}")
+        if self.threshold is not None and not math.isfinite(self.threshold):
+            raise ValueError(f"threshold: expected a score, got {self.threshold}")
         if not self.seeds or min(self.seeds) < 0:
             raise ValueError(f"seeds: expected numbers of 0 or more, got {self.seeds or 'none'}")
         if self.resume and (self.folder or self.runs):
             raise ValueError("--resume goes on in a folder, --folder and --from name others: give only one of them")
+        fields = [field for field in dataclasses.fields(self) if field.name in GRID]
+        given = [f"--{field.name}" for field in fields if getattr(self, field.name) != field.default]
+        if given and self.resume:
+            raise ValueError(f"--resume: expected the sweep as it was begun, got {', '.join(given)}")
+        if given and self.runs:
+            raise ValueError(f"--from: expected runs that are finished as they are, got {', '.join(given)}")
 
 
 def compare(arguments: Sequence[str]) -> None:
@@ -96,8 +109,9 @@ def compare(arguments: Sequence[str]) -> None:
         if rest:
             raise UserError(f"--from: expected runs that are finished as they are, got {' '.join(rest)}")
         folder = options.folder or Path("runs/comparison")
-        if (folder / sweep.FILE).exists():
-            raise UserError(f"{folder} holds a sweep: expected another folder, --folder DIR, for the report of --from")
+        for kind, file in (("sweep", sweep.FILE), ("run", "config.json")):  # which has a report of its own
+            if (folder / file).exists():
+                raise UserError(f"{folder} holds a {kind}: expected another folder, --folder DIR, for this report")
         _report(folder, [read_run(run) for run in options.runs], {}, options, shlex.join(arguments), console)
         return
     if options.resume and rest:
@@ -167,11 +181,10 @@ def _train(folder: Path, trials: dict[str, RunConfig], options: Options, console
         finished = {name for name, config in trials.items() if is_finished(folder / name, config)}
         todo = [name for name in trials if name not in finished]
         again = f"compressive compare --resume {shlex.quote(str(folder))}"
-        console.print(f"[bold]folder[/]  {folder}", highlight=False, soft_wrap=True)
-        console.print(f"[bold]runs[/]    {len(trials)}, {len(finished)} of them finished", highlight=False)
+        lines = {"folder": str(folder), "runs": f"{len(trials)}, {len(finished)} of them finished"}
+        say_all(console, lines | ({"stop": f"Ctrl-C, then go on with: {again}"} if todo else {}))
         if not todo:
             return {}
-        console.print(f"[bold]stop[/]    Ctrl-C, then go on with: {again}", highlight=False, soft_wrap=True)
         (folder / STOP).unlink(missing_ok=True)
         cpus = os.cpu_count() or 1
         needed = sum(bundle.get("CPU", 0) for bundle in resources.bundles(trials[todo[0]]))
@@ -186,7 +199,7 @@ def _train(folder: Path, trials: dict[str, RunConfig], options: Options, console
             with suppress(Stopped):
                 run_trials(folder, trials, sweep.differences(trials), todo, resources, watch)
         if stop.requested:
-            console.print(f"stopped; go on with: {again}", highlight=False, soft_wrap=True)
+            say(console, f"stopped; go on with: {again}")
             sys.exit(128 + (stop.signal or 0))
         left = [name for name in todo if not is_finished(folder / name, trials[name])]
         return {name: failure(folder / name) or watch.failed.get(name, "it did not finish") for name in left}
@@ -195,7 +208,11 @@ def _train(folder: Path, trials: dict[str, RunConfig], options: Options, console
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Keeps another `compare` from the same folder."""
-    with (folder / ".lock").open("w") as lock:
+    try:
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UserError(f"{folder}: expected a folder that can be written to, got: {error.strerror}") from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -210,14 +227,19 @@ def _report(
     from commands.comparison_report import write_report
 
     for name, reason in missing.items():
-        console.print(f"[red]missing[/] {name}: {reason}", highlight=False, soft_wrap=True)
+        say(console, f"missing {name}: {reason}", "red")
     if not runs:
         raise UserError(f"no run finished; each has its reason in {folder}/*/error.txt")
     comparison = Comparison(runs, options.threshold)
-    with console.status("drawing"):
-        page = write_report(folder, comparison, missing, f"compressive compare {command}")
+    try:
+        with console.status("drawing"):
+            page = write_report(folder, comparison, missing, f"compressive compare {command}")
+    except OSError as error:
+        raise UserError(f"{folder}: expected a folder that can be written to, got: {error.strerror}") from error
     console.print(score_table(comparison))
-    console.print(f"[bold]report[/]  {page}", highlight=False, soft_wrap=True)
+    for caution in comparison.cautions:
+        say(console, caution, "yellow")
+    say_all(console, {"report": str(page)})
 
 
 def score_table(comparison: Comparison) -> Table:
@@ -225,12 +247,13 @@ def score_table(comparison: Comparison) -> Table:
     built = Table("variant", "runs", comparison.scale_text, "correct %", "frames to threshold", "steps/s")
     for variant in comparison.variants:
         score = variant.score
+        interval = "" if math.isnan(score.low) else f"  [{score.low:.2f}, {score.high:.2f}]"
         reached = [frames for frames in variant.reached if frames is not None]
         mean = f"{quantity(sum(reached) / len(reached))} ({len(reached)} of {len(variant.runs)})" if reached else "-"
         built.add_row(
-            variant.name,
+            Text(variant.name),
             str(len(variant.runs)),
-            f"{score.value:.2f}  [{score.low:.2f}, {score.high:.2f}]",
+            f"{score.value:.2f}{interval}",
             "-" if variant.correct is None else f"{variant.correct:.1f}",
             mean,
             quantity(variant.steps_per_second),

@@ -10,7 +10,9 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +23,13 @@ from numpy.typing import NDArray
 from agent.core import state_bytes
 from commands import UserError
 from commands.config import RunConfig, read_config
-from commands.statistics import bootstrap_interval, interquartile_mean, mean_curve, probability_of_improvement
+from commands.statistics import (
+    Scores,
+    bootstrap_interval,
+    interquartile_mean,
+    mean_curve,
+    probability_of_improvement,
+)
 from commands.sweep import label
 from commands.training import make_agent
 from learner.metrics import read_metrics
@@ -45,8 +53,9 @@ class Run:
 
     def curve(self, scale: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Frames and scores while it learned, as measured; each is a mean over the last 200 episodes."""
-        name = f"episode/{scale}"
-        kept = [(row["learner/frames"], row[name]) for row in self.rows if not math.isnan(row.get(name, math.nan))]
+        names = "learner/frames", f"episode/{scale}"
+        points = [tuple(row.get(name, math.nan) for name in names) for row in self.rows]
+        kept = [point for point in points if not any(map(math.isnan, point))]
         frames, scores = np.array(kept or np.empty((0, 2)), np.float64).T
         return frames, scores
 
@@ -68,7 +77,8 @@ class Run:
     @property
     def steps_per_second(self) -> float:
         """Agent steps learned from a second: the median over its rows."""
-        return float(np.median([row["speed/steps_per_second"] for row in self.rows]))
+        speeds = [row.get("speed/steps_per_second", math.nan) for row in self.rows]
+        return float(np.median([speed for speed in speeds if not math.isnan(speed)] or [math.nan]))
 
 
 def read_run(path: Path) -> Run:
@@ -82,34 +92,50 @@ def read_run(path: Path) -> Run:
         rows = read_metrics(path) if (path / "metrics.jsonl").exists() else []
     except (ValueError, FileNotFoundError, OSError) as error:
         raise UserError(str(error)) from error
+    again = f"go on with: compressive launch --resume {shlex.quote(str(path))}"
     frames = rows[-1].get("learner/frames", 0) if rows else 0
-    if frames < config.frames:
-        again = f"go on with: compressive launch --resume {path}"
+    if not frames >= config.frames:
         raise UserError(f"{path}: expected a finished run, got {frames:.0f} of {config.frames} frames; {again}")
     try:
-        summary = json_of(path / "evaluation.json")
-        float(summary["return"]["mean"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Run(path, config, rows, read_evaluation(path))
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"{path}: expected the evaluation of a finished run in evaluation.json, got: {error}"
+            f"{path}: expected the evaluation of a finished run in evaluation.json, got: {error}; {again}"
         ) from error
-    return Run(path, config, rows, summary)
 
 
-def json_of(path: Path) -> dict[str, Any]:
-    """An object in a file. Raises ValueError for anything else."""
-    plain = json.loads(path.read_text())
-    if not isinstance(plain, dict):
-        raise ValueError(f"expected an object, got {type(plain).__name__}")
+def read_evaluation(run: Path) -> dict[str, Any]:
+    """The summary of a run's evaluation, with all scores that are compared.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: if it is damaged, or a score is no finite number.
+    """
+    plain = json.loads((run / "evaluation.json").read_text())
+    try:
+        scores = {RETURN: plain["return"]["mean"], **{scale: plain[scale] for scale in SCALES if scale in plain}}
+        if "correct_choices" in plain:
+            scores["correct_choices"] = plain["correct_choices"]["mean"]
+        bad = [f"{name} = {score!r}" for name, score in scores.items() if not math.isfinite(score)]
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"no summary of an evaluation ({error!r})") from error
+    if bad:
+        raise ValueError(f"no finite score: {', '.join(bad)}")
     return plain
 
 
 class Estimate(NamedTuple):
-    """A number and its 95 % interval."""
+    """A number and its 95 % interval over runs, NaN where one of the samples is a single run, which says nothing."""
 
     value: float
     low: float
     high: float
+
+
+def estimate(statistic: Callable[..., float], *samples: Scores) -> Estimate:
+    """A statistic of one or more algorithms' scores; see `bootstrap_interval`."""
+    known = all(len(task) > 1 for scores in samples for task in scores)
+    return Estimate(statistic(*samples), *(bootstrap_interval(statistic, *samples) if known else (math.nan, math.nan)))
 
 
 @dataclass(frozen=True)
@@ -136,12 +162,16 @@ class Comparison:
             where scores have no scale.
 
     Raises:
-        UserError: if there is nothing to compare, or runs of several environments cannot be compared.
+        UserError: if there is nothing to compare, a run comes twice, or runs of several environments cannot be
+            compared.
     """
 
     def __init__(self, runs: Sequence[Run], threshold: float | None = None) -> None:
         if not runs:
             raise UserError("expected finished runs to compare, got none")
+        for run, other in itertools.combinations(runs, 2):  # under two names, or a copy: the times of rows agree
+            if run.config == other.config and run.rows == other.rows:
+                raise UserError(f"expected each run once, got the same one in {run.path} and {other.path}")
         names = label([run.config for run in runs])
         self.runs = [Run(run.path, run.config, run.rows, run.summary, name) for run, name in zip(runs, names)]
         self.names = list(dict.fromkeys(names))
@@ -183,11 +213,40 @@ class Comparison:
     @functools.cached_property
     def improvements(self) -> dict[tuple[str, str], Estimate]:
         """Probability that the first of two variants is better than the second, for each pair."""
-        found = {}
+        found: dict[tuple[str, str], Estimate] = {}
         for ours, theirs in itertools.permutations(self.names, 2):
-            samples = self.scores(ours), self.scores(theirs)
-            interval = bootstrap_interval(probability_of_improvement, *samples)
-            found[ours, theirs] = Estimate(probability_of_improvement(*samples), *interval)
+            if (theirs, ours) in found:  # the reverse of it, not of other draws
+                value, low, high = found[theirs, ours]
+                found[ours, theirs] = Estimate(1 - value, 1 - high, 1 - low)
+            else:
+                found[ours, theirs] = estimate(probability_of_improvement, self.scores(ours), self.scores(theirs))
+        return found
+
+    @functools.cached_property
+    def fewest(self) -> int:
+        """The least number of runs that a variant has in an environment."""
+        return min(len(self.of(name, env)) for name, env in itertools.product(self.names, self.envs))
+
+    @functools.cached_property
+    def cautions(self) -> list[str]:
+        """What makes the numbers say less than they seem to."""
+        found = []
+        counts = Counter((run.variant, run.config.env, run.config.seed) for run in self.runs)
+        if same := sorted({name for (name, _, _), count in counts.items() if count > 1}):
+            found.append(
+                f"Runs of {' and of '.join(same)} have the same seed: they begin with the same weights, yet count as "
+                "independent."
+            )
+        if any(len({len(self.of(name, env)) for env in self.envs}) > 1 for name in self.names):
+            found.append(
+                "Variants have more runs in one environment than in another, and an interquartile mean is over runs: "
+                "it counts those environments more. The mean does not."
+            )
+        parts = [part for run in self.runs for part in run.summary.get("tasks", ())]
+        if self.scale != RETURN and any(self.scale not in part for part in parts):
+            found.append(
+                "Scores are means over those tasks alone that have such a scale; evaluation.json has the others."
+            )
         return found
 
     def _variant(self, name: str) -> Variant:
@@ -196,7 +255,7 @@ class Comparison:
         return Variant(
             name=name,
             runs=runs,
-            score=Estimate(interquartile_mean(scores), *bootstrap_interval(interquartile_mean, scores)),
+            score=estimate(interquartile_mean, scores),
             mean=float(np.mean([task.mean() for task in scores])),
             correct=float(np.mean(correct)) if correct else None,
             reached=[None if self.threshold is None else run.frames_to(self.threshold, self.scale) for run in runs],
@@ -267,10 +326,16 @@ def tables(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows with the same fields as CSV; what is None is empty, and floats are written exactly."""
+    """Rows with the same fields as CSV; what is None or NaN is empty, and floats are written exactly."""
     rows = list(rows)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: float(v) if isinstance(v, float) else v for name, v in row.items()} for row in rows)
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return "" if math.isnan(value) else float(value)  # numpy's own would be written as they print

@@ -5,6 +5,7 @@ Everything shown is in the tables; nothing is computed here.
 
 import html
 import io
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -188,6 +189,7 @@ def make_page(
         f"<h1>{_text(', '.join(comparison.envs))}</h1><p class=soft>{_text(about)}</p>",
         f"<p class=verdict>{_text(verdict(comparison))}</p>",
         _missing(missing),
+        *(f"<div class=missing>{_text(caution)}</div>" for caution in comparison.cautions),
         f"<h2>Learning</h2><figure>{figures['curves']}</figure>",
         f"<p class=soft>{_text(comparison.scale_text.capitalize())} against frames, over the last 200 episodes. Thick: "
         f"mean over runs, shaded: its 95 % bootstrap interval, thin: runs.{reached}</p>",
@@ -214,19 +216,19 @@ def make_page(
 def verdict(comparison: Comparison) -> str:
     """The best variant, and from which others its runs can be told apart."""
     best = max(comparison.variants, key=lambda variant: variant.score.value)
-    few = min(len(variant.runs) for variant in comparison.variants)
+    few, where = comparison.fewest, " in an environment" if len(comparison.envs) > 1 else ""
     lead = f"{best.name} has the highest interquartile mean, {best.score.value:.1f}"
     others = [name for name in comparison.names if name != best.name]
     if not others:
         return f"{lead}."
     if few < 2:
-        return f"{lead}. One run of a variant says nothing about the next, so none can be told apart."
+        return f"{lead}. One run of a variant{where} says nothing about the next, so none can be told apart."
     lead += f" [{best.score.low:.1f}, {best.score.high:.1f}]"
     apart = [name for name in others if comparison.improvements[best.name, name].low > 0.5]
     level = [name for name in others if name not in apart]
     beats = f"; its runs are better than those of {_list(apart)}" if apart else ""
     equal = f"; it cannot be told apart from {_list(level)}" if level else ""
-    return f"{lead}{beats}{equal}." + f" With {few} runs of each, that is weak evidence." * (few < 5)
+    return f"{lead}{beats}{equal}." + f" With {few} runs of each{where}, that is weak evidence." * (few < 5)
 
 
 def _list(names: list[str]) -> str:
@@ -283,6 +285,9 @@ def _variants(comparison: Comparison) -> str:
 
 
 def _interval(estimate: Estimate, factor: float = 1.0, digits: int = 2) -> str:
+    """In brackets; nothing where there is none."""
+    if math.isnan(estimate.low):
+        return ""
     return f"[{factor * estimate.low:.{digits}f}, {factor * estimate.high:.{digits}f}]"
 
 
@@ -323,7 +328,7 @@ def _notes(comparison: Comparison) -> str:
     return (
         "<p class=soft>Interquartile mean and probability of improvement as in Agarwal et al. (2021), with a bootstrap "
         "stratified by environment. Intervals are over runs, not over episodes; those of three runs are their range, "
-        "those of one say nothing. "
+        "of one there are none. "
         "Frames to the threshold: where the curve of a run first reached it, mean over the runs that did. State: "
         "memory of one environment. Temporal range: steps back that all layers together can reach.</p>"
     )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import tyro
 from rich.console import Console
+from rich.markup import escape
 
 from actors import Actor, Episode
 from actors.evaluation import ScriptedActor, correct_fraction, mean_interval, play_episodes
@@ -18,7 +19,7 @@ from actors.video import write_video
 from agent import Agent
 from commands import UserError
 from commands.config import RunConfig, read_config
-from commands.display import evaluation_table, table, task_table
+from commands.display import evaluation_table, say, table, task_table
 from commands.options import parse
 from commands.training import interface, make_agent
 from envs import held_out, make_vector, mean_normalised, prepare, tasks
@@ -90,7 +91,8 @@ class Player(NamedTuple):
 def evaluate(arguments: Sequence[str]) -> None:
     """Runs the command."""
     options = parse(Options, "compressive evaluate", args=list(arguments), config=(tyro.conf.FlagCreatePairsOff,))
-    console = Console(stderr=options.json)  # so that standard output is JSON alone
+    # With JSON the standard output is for that alone; "[...]" in a path and ":x:" in an environment mean themselves.
+    console = Console(stderr=options.json, markup=False, emoji=False)
     torch.set_num_threads(1)
     if options.policy != "agent":
         _show([_scripted(options, console)], options, console)
@@ -102,7 +104,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     evaluated = []
     for player in players:
         each = " of each task" if len(tasks(player.env)) > 1 else ""
-        with console.status(f"playing {options.episodes} episodes{each} with {player.run}"):
+        with console.status(f"playing {options.episodes} episodes{each} with {escape(str(player.run))}"):
             episodes = play(player.config, player.agent, options.episodes, options.seed, not options.greedy, player.env)
         about = {"run": str(player.run), "checkpoint": str(player.checkpoint.path), "core": player.config.core_name}
         evaluated.append(about | evaluation_summary(episodes, player.env))
@@ -131,13 +133,14 @@ def load_player(run: Path, console: Console, env: str | None = None) -> Player:
         _require_same_interface(config.env, env)
         agent = make_agent(config)
         checkpoint = checkpoints.load_latest(config.checkpoint_url or run)
-        agent.load_state_dict(checkpoint.parts["weights"])
     except (ValueError, FileNotFoundError, ImportError, StorageError) as error:
         raise UserError(str(error)) from error
+    try:
+        agent.load_state_dict(checkpoint.parts["weights"])
     except (RuntimeError, KeyError) as error:
         raise UserError(f"{checkpoint.path} does not fit {run / 'config.json'}: {error}") from error
     for skipped in checkpoint.skipped:
-        console.print(f"[yellow]skipped checkpoint[/] {skipped}", highlight=False, soft_wrap=True)
+        say(console, f"skipped checkpoint {skipped}", "yellow")
     return Player(run, config, agent, env, checkpoint)
 
 
@@ -236,7 +239,7 @@ def evaluation_summary(episodes: list[Episode], env: str) -> dict[str, Any]:
 
     Of several tasks: a summary of each, in "tasks", and the means over them.
     """
-    names = tuple(dict.fromkeys(tasks(env)))
+    names = tasks(env)
     if len(names) == 1:
         return _summary(episodes, env)
     parts = [_summary([episode for episode in episodes if episode.task == task], task) for task in names]

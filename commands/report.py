@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import math
+import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from commands.evaluate import evaluation_rows, load_player, record
 from commands.options import parse
 from commands.pages import rounded, write_page
 from commands.presets import make_preset
-from commands.status import progress, state
+from commands.status import progress, say_how_to_go_on, state
 from learner.metrics import read_metrics
 
 POINTS = 400
@@ -98,8 +99,9 @@ def report(arguments: Sequence[str]) -> None:
     torch.set_num_threads(1)
     try:
         config = read_config(run)
-        data = page_data(run, config)
-    except (ValueError, FileNotFoundError) as error:
+        rows = read_metrics(run) if (run / "metrics.jsonl").exists() else []
+        data = page_data(run, config, rows)
+    except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     with console.status("playing"):
         data["buckets"] = buckets(run, config, options.episodes, console)
@@ -110,13 +112,13 @@ def report(arguments: Sequence[str]) -> None:
     except OSError as error:
         raise UserError(f"output: {error}") from error
     console.print(table("report", {"page": f"{page}  (open it in a browser)"} | data["facts"]))
+    say_how_to_go_on(console, run, "launch", data["facts"]["state"])
 
 
-def page_data(run: Path, config: RunConfig) -> dict[str, Any]:
-    """What `pages/report.html` reads, from the run's files alone."""
-    rows = read_metrics(run) if (run / "metrics.jsonl").exists() else []
+def page_data(run: Path, config: RunConfig, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `pages/report.html` reads, from the run's files alone; `rows` are its metrics."""
     evaluation: dict[str, str] = {}
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none, or half of one
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or half of one
         evaluation = evaluation_rows(json.loads((run / "evaluation.json").read_text()))
     preset = to_plain(make_preset(config.preset, config.core_name))
     changed = differences(preset, to_plain(config))
@@ -124,7 +126,7 @@ def page_data(run: Path, config: RunConfig) -> dict[str, Any]:
     return {
         "title": run.resolve().name,
         "facts": {
-            "state": state(run, config, rows).replace(str(run), run.name),
+            "state": state(run, rows, "learner/frames", config.frames),
             "environment": config.env,
             "core": config.core_name,
             **{name: text for name, text in progress(config, rows).items() if name != "measured"},
@@ -147,7 +149,7 @@ def curves(rows: list[dict[str, Any]], names: dict[str, str]) -> list[dict[str, 
     """Metrics over frames, thinned to `POINTS`; those that no row has are left out."""
     found = []
     for title, name in names.items():
-        known = [row for row in rows if name in row]
+        known = [row for row in rows if name in row and "learner/frames" in row]
         if not known:
             continue
         x, y = (np.array([row[key] for row in known], dtype=float) for key in ("learner/frames", name))
@@ -172,10 +174,11 @@ def buckets(run: Path, config: RunConfig, episodes: int, console: Console) -> di
     """Attention by bucket of memory over some episodes, or why there is none."""
     if not episodes:
         return {"why": "No episodes were played for this report."}
+    where = run.absolute()  # "." would be in every sentence
     try:
-        agent = load_player(run, console).agent
+        agent = load_player(where, console).agent
     except UserError as error:
-        return {"why": f"Nothing could be played: {error}".replace(str(run), run.name)}
+        return {"why": f"Nothing could be played: {error}".replace(str(where), run.resolve().name)}
     if not hasattr(agent.core, "attention_by_kind"):
         return {"why": f"This run's core ({config.core_name}) has no attention."}
     return attention_by_bucket(record(config, agent, episodes))
@@ -243,4 +246,6 @@ def media(run: Path, page: Path) -> dict[str, Any]:
 def _link(path: Path, page: Path) -> str:
     """From a page to a file: relative where it lies below the page, so that the run's folder can be moved."""
     path, folder = path.resolve(), page.resolve().parent
-    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.as_uri()
+    if not path.is_relative_to(folder):
+        return path.as_uri()
+    return urllib.parse.quote(path.relative_to(folder).as_posix())

@@ -2,6 +2,7 @@
 
 import fcntl
 import math
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,41 +13,90 @@ import tyro
 from rich.console import Console
 
 from commands import UserError
-from commands.config import RunConfig, read_config
-from commands.display import duration, quantity, table
+from commands.config import KINDS, RunConfig, read_config, read_kind
+from commands.display import duration, quantity, say, table
 from commands.options import parse
 from learner import checkpoints
 from learner.metrics import read_metrics
 from learner.storage import StorageError
 
+Row = dict[str, Any]
+"""Of metrics, with NaN where one is not finite."""
+
 
 @dataclass(frozen=True)
 class Options:
-    """Shows what a run is doing: progress, scores, actors, policy lag and its last readable checkpoint."""
+    """Shows what a run is doing: progress, scores or losses, actors, policy lag and its last readable checkpoint."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-    """Folder of the run, as `compressive launch` made it."""
+    """Folder of the run, as `compressive launch`, `text train` or `speech train` made it."""
 
 
 def status(arguments: Sequence[str]) -> None:
     """Runs the command."""
-    run = parse(Options, "compressive status", args=list(arguments)).run
+    run, console = parse(Options, "compressive status", args=list(arguments)).run, Console()
     try:
-        config = read_config(run)
-    except (ValueError, FileNotFoundError) as error:
+        kind, plain = read_kind(run)
+        rows = read_metrics(run) if (run / "metrics.jsonl").exists() else []
+        lines = _launched(run, rows) if kind == "launch" else _trained(run, kind, plain, rows)
+    except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
-    rows = read_metrics(run) if (run / "metrics.jsonl").exists() else []
-    lines = {"state": state(run, config, rows), "environment": config.env, "core": config.core_name}
-    Console().print(table(str(run), lines | progress(config, rows) | last_checkpoint(run, config)))
+    console.print(table(str(run), lines))
+    say_how_to_go_on(console, run, kind, lines["state"])
 
 
-def state(run: Path, config: RunConfig, rows: list[dict[str, Any]]) -> str:
-    """running, finished or stopped; a run in progress holds the lock of its folder."""
+def _launched(run: Path, rows: list[Row]) -> dict[str, str]:
+    """What a run of `compressive launch` is doing, in words."""
+    config = read_config(run)
+    lines = {"state": state(run, rows, "learner/frames", config.frames)}
+    lines |= {"environment": config.env, "core": config.core_name}
+    return lines | progress(config, rows) | last_checkpoint(run, config.checkpoint_url)
+
+
+def _trained(run: Path, kind: str, plain: dict[str, Any], rows: list[Row]) -> dict[str, str]:
+    """What a run of text or speech is doing; a token of speech is a sample of sound."""
+    try:
+        total, core = int(plain["learner"]["steps"]), plain["model"].get("core", plain["model"])["name"]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{run / 'config.json'}: expected a configuration of {kind}, got none: {error!r}") from error
+    lines = {"state": state(run, rows, "step", total), "kind": kind, "core": str(core)}
+    if rows:
+        row = rows[-1]
+        share = min(1, row["step"] / max(1, total))
+        lines |= {
+            "steps": f"{quantity(row['step'])} of {quantity(total)} ({100 * share:.1f} %)",
+            "tokens/s": quantity(row.get("speed/tokens_per_second", math.nan)),
+            "loss": number(row, "loss/nll", ".4f", unit=" nats a token"),
+            "gradient": f"norm {number(row, 'gradient/norm', '.3g')}",
+            "measured": ago(row.get("time", math.nan)),
+        }
+    valid = next((row for row in reversed(rows) if "valid/nll" in row), {})
+    for name in (name for name in valid if name.startswith("valid/")):
+        words = name.removeprefix("valid/").replace("_", " ")
+        lines[f"valid {words}"] = f"{number(valid, name, '.4f')} at step {quantity(valid['step'])}"
+    return lines | last_checkpoint(run)
+
+
+def state(run: Path, rows: list[Row], counter: str, total: int) -> str:
+    """Whether a run is running, stopped, trained or finished, which is to say evaluated as well.
+
+    Args:
+        run: its folder, whose lock a run in progress holds.
+        rows: its metrics.
+        counter: the metric that says how far it is.
+        total: how far it is to go.
+    """
     if in_use(run):
         return "running" if rows else "running; nothing measured yet"
-    if rows and rows[-1]["learner/frames"] >= config.frames:
-        return "finished"
-    return f"stopped; go on with: compressive launch --resume {run}"
+    if not rows or not rows[-1].get(counter, 0) >= total:
+        return "stopped"
+    return "finished" if (run / "evaluation.json").exists() else "trained, but not evaluated"
+
+
+def say_how_to_go_on(console: Console, run: Path, kind: str, state: str) -> None:
+    """Prints the command that goes on with a run which neither runs nor is finished."""
+    if not state.startswith(("running", "finished")):
+        say(console, f"go on with: {KINDS[kind][0]} --resume {shlex.quote(str(run))}")
 
 
 def in_use(run: Path) -> bool:
@@ -54,45 +104,50 @@ def in_use(run: Path) -> bool:
     try:
         with (run / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
     except BlockingIOError:
         return True
+    except OSError:  # there is none, or none that can be asked
+        return False
     return False
 
 
-def progress(config: RunConfig, rows: list[dict[str, Any]]) -> dict[str, str]:
+def number(row: Row, name: str, form: str = ".1f", factor: float = 1.0, unit: str = "") -> str:
+    """A metric in words, - where there is none."""
+    value = row.get(name, math.nan)
+    return "-" if math.isnan(value) else f"{value * factor:{form}}{unit}"
+
+
+def ago(then: float) -> str:
+    """How long ago a time in seconds since 1970 was."""
+    return f"{duration(max(time.time() - then, 0.0))} ago"  # this way round NaN stays
+
+
+def progress(config: RunConfig, rows: list[Row]) -> dict[str, str]:
     """The last row of metrics, in words."""
     if not rows:
         return {}
     row = rows[-1]
-
-    def number(name: str, form: str = ".1f", factor: float = 1.0, unit: str = "") -> str:
-        value = row.get(name, math.nan)
-        return "-" if math.isnan(value) else f"{value * factor:{form}}{unit}"
-
-    frames = row["learner/frames"]
+    frames = row.get("learner/frames", 0.0)
     over = f" over {row['tasks/seen']:.0f} of {row['tasks/count']:.0f} tasks" if "tasks/seen" in row else ""
     return {
         "frames": f"{quantity(frames)} of {quantity(config.frames)} ({100 * min(1, frames / config.frames):.1f} %)",
-        "frames/s": quantity(row["speed/frames_per_second"]),
-        "return": number("episode/return") + over,
-        "correct choices": number("episode/correct_choices", factor=100, unit=" %"),
-        "actors": f"{number('actors/alive', '.0f')} alive, {number('actors/restarts', '.0f')} restarts",
-        "policy lag": f"mean {number('policy_lag/mean')}, at most {number('policy_lag/max', '.0f')} versions; "
-        f"{number('actors/unrolls_dropped', '.0f')} unrolls dropped",
-        "learner idle": number("learner/idle_fraction", ".0f", 100, " % of the time"),
-        "measured": f"{duration(max(0.0, time.time() - row['time']))} ago",
+        "frames/s": quantity(row.get("speed/frames_per_second", math.nan)),
+        "return": number(row, "episode/return") + over,
+        "correct choices": number(row, "episode/correct_choices", factor=100, unit=" %"),
+        "actors": f"{number(row, 'actors/alive', '.0f')} alive, {number(row, 'actors/restarts', '.0f')} restarts",
+        "policy lag": f"mean {number(row, 'policy_lag/mean')}, at most {number(row, 'policy_lag/max', '.0f')} "
+        f"versions; {number(row, 'actors/unrolls_dropped', '.0f')} unrolls dropped",
+        "learner idle": number(row, "learner/idle_fraction", ".0f", 100, " % of the time"),
+        "measured": ago(row.get("time", math.nan)),
     }
 
 
-def last_checkpoint(run: Path, config: RunConfig) -> dict[str, str]:
-    """The checkpoint from which the run would go on, and those that cannot be read."""
+def last_checkpoint(run: Path, url: str | None = None) -> dict[str, str]:
+    """The checkpoint from which the run would go on, there or at its URL, and those that cannot be read."""
     try:
-        checkpoint = checkpoints.load_latest(config.checkpoint_url or run)
+        checkpoint = checkpoints.load_latest(url or run)
     except (FileNotFoundError, StorageError) as error:
         return {"checkpoint": str(error)}
-    name = str(checkpoint.path) if config.checkpoint_url else Path(checkpoint.path).name
-    age = duration(max(time.time() - checkpoint.time, 0.0))  # this way round NaN stays
-    lines = {"checkpoint": f"{name} ({quantity(checkpoint.step)} steps), {age} ago"}
-    return lines | {f"skipped {number}": text for number, text in enumerate(checkpoint.skipped, 1)}
+    name = str(checkpoint.path) if url else Path(checkpoint.path).name
+    lines = {"checkpoint": f"{name} ({quantity(checkpoint.step)} steps), {ago(checkpoint.time)}"}
+    return lines | {f"skipped {index}": text for index, text in enumerate(checkpoint.skipped, 1)}

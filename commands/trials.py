@@ -20,8 +20,9 @@ import ray
 import torch
 from ray import tune
 
+from commands.comparison import read_evaluation
 from commands.config import RunConfig, from_plain, to_plain
-from commands.display import LiveLine, duration, quantity
+from commands.display import LiveLine, duration, quantity, say
 from commands.folders import claim
 from commands.launch import conclude
 from commands.signals import StopRequest
@@ -29,7 +30,7 @@ from commands.sweep import FILE
 from commands.training import Progress, Trainer
 from envs import prepare
 from learner import checkpoints
-from learner.metrics import read_metrics, write_hparams
+from learner.metrics import last_metrics, write_hparams
 
 STOP = ".stop"
 """A file in the sweep's folder: trials leave a checkpoint and end as soon as it is there."""
@@ -64,16 +65,20 @@ class Resources:
 
 def is_finished(run: Path, config: RunConfig) -> bool:
     """Whether a trial has learned from all its frames and been evaluated."""
-    if not (run / "evaluation.json").is_file() or not (run / "metrics.jsonl").is_file():
+    try:
+        read_evaluation(run)
+    except (OSError, ValueError):  # none, or a damaged one: it is evaluated again
         return False
-    rows = read_metrics(run)
-    return bool(rows) and rows[-1]["learner/frames"] >= config.frames
+    return last_metrics(run).get("learner/frames", 0) >= config.frames
 
 
 def failure(run: Path) -> str | None:
     """Why a trial failed, in one line, if it did."""
     path = run / ERROR
-    return shorten(path.read_text().strip().splitlines()[-1], 240, placeholder=" ...") if path.is_file() else None
+    if not path.is_file():
+        return None
+    *_, last = path.read_text().strip().splitlines() or ["it left no reason"]
+    return shorten(last, 240, placeholder=" ...")
 
 
 def run_trial(folder: Path, name: str, plain: dict[str, Any], hparams: dict[str, Any], resources: Resources) -> None:
@@ -210,7 +215,7 @@ class Watch(tune.Callback):
 
     def _fail(self, name: str, reason: str) -> None:
         self.failed[name] = reason
-        self.line.console.print(f"[red]failed[/] {name}: {reason}", highlight=False, soft_wrap=True)
+        say(self.line.console, f"failed {name}: {reason}", "red")
 
     def _ended(self, name: str) -> None:
         self.rates.pop(name, None)

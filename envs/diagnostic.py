@@ -258,8 +258,10 @@ class Counting(DiagnosticEnv):
 
 def _at_least(least: int, **numbers: int) -> None:
     for name, value in numbers.items():
-        if not isinstance(value, int) or value < least:
+        if type(value) is not int or value < least:
             raise ValueError(f"{name}: expected an integer of at least {least}, got {value!r}")
+        if value > 10**9:
+            raise ValueError(f"{name}: expected at most 10^9, got {value}")
 
 
 #: Name, as in "diagnostic:recall,delay=20" -> task.

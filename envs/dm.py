@@ -35,7 +35,7 @@ class DmEnv(gymnasium.Env[Any, Any]):
         name: for messages.
 
     Raises:
-        ValueError: for specs that are no arrays, such as strings.
+        ValueError: for specs that are no arrays, such as strings, and for what is no environment.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium's own convention)
@@ -44,6 +44,8 @@ class DmEnv(gymnasium.Env[Any, Any]):
         self._make = make
         self._seeded = "seed" in inspect.signature(make).parameters
         self._environment = make()
+        if not hasattr(self._environment, "observation_spec"):
+            raise ValueError(f"{name}: expected a dm_env.Environment, got a {type(self._environment).__name__}")
         self.observation_space = to_space(self._environment.observation_spec(), name)
         self.action_space = to_space(self._environment.action_spec(), name)
 
@@ -150,7 +152,7 @@ def make_env(name: str, /, **fields: Any) -> gymnasium.Env[Any, Any]:
         raise ValueError(f"expected a module and what makes an environment in it, as in dm:module:Class, got dm:{name}")
     try:
         make = getattr(importlib.import_module(module), constructor)
-        inspect.signature(make).bind_partial(**fields)
-    except (AttributeError, TypeError) as error:
+        inspect.signature(make).bind(**fields)
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"environment dm:{name}: {error}") from error
     return adapt(DmEnv(functools.partial(make, **fields), f"dm:{name}"), f"dm:{name}")

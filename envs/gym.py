@@ -64,10 +64,12 @@ def make(name: str, num_envs: int, /, *, processes: int = 1, **fields: Any) -> V
 
 def make_env(name: str, /, *, view: str = "symbols", **fields: Any) -> Env:
     """One environment as `adapt` makes it; see `make`. `view` is for MiniGrid: symbols or pixels."""
+    if name.count(":") > 1:
+        raise ValueError(f"environment gym:{name}: expected an id such as CartPole-v1, or package:id")
     _register(name)
     try:
         env = gymnasium.make(name, disable_env_checker=True, **fields)
-    except (gymnasium.error.Error, TypeError) as error:
+    except (gymnasium.error.Error, TypeError, ValueError) as error:
         raise ValueError(f"environment gym:{name}: {error}") from error
     if "minigrid" in sys.modules and isinstance(env.unwrapped, sys.modules["minigrid"].minigrid_env.MiniGridEnv):
         env = _minigrid(env, name, view)

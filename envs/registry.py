@@ -30,7 +30,11 @@ class Spec(NamedTuple):
 
 
 def parse_spec(spec: str) -> Spec:
-    """Take a spec apart. Raises ValueError where it has not the form "kind:name,field=value,..." or no such kind is."""
+    """Take a spec apart.
+
+    Raises:
+        ValueError: if it has not the form "kind:name,field=value,...", no such kind is, or a field comes twice.
+    """
     kind, colon, rest = spec.partition(":")
     if not colon or kind not in KINDS:
         raise ValueError(f"environment {spec!r}: expected 'kind:name' with a kind out of: {', '.join(KINDS)}")
@@ -40,6 +44,8 @@ def parse_spec(spec: str) -> Spec:
         field, equals, value = item.partition("=")
         if not equals:
             raise ValueError(f"environment {spec!r}: expected 'field=value' after the name, got {item!r}")
+        if field.strip() in overrides:
+            raise ValueError(f"environment {spec!r}: expected each field once, got {field.strip()} twice")
         overrides[field.strip()] = value.strip()
     return Spec(kind, name, overrides)
 
@@ -169,7 +175,10 @@ def tasks(spec: str) -> tuple[str, ...]:
     """The specs of the tasks that a spec stands for, most often just itself.
 
     Specs are joined by commas: "rooms:small,hud=False,rooms:full" is two. "dmlab:dmlab30" is the training levels of
-    DMLab-30 with their instructions; its fields go to each of them. Raises ValueError as `parse_spec` does.
+    DMLab-30 with their instructions; its fields go to each of them.
+
+    Raises:
+        ValueError: as `parse_spec` does, and if a task comes twice: its episodes would count for two.
     """
     parts: list[str] = []
     for item in spec.split(","):
@@ -185,19 +194,27 @@ def tasks(spec: str) -> tuple[str, ...]:
             found += [_format(Spec(kind, level.train, fields)) for level in LEVELS]
         else:
             found.append(part)
+    seen: list[Spec] = []
+    for task in found:
+        if (parsed := parse_spec(task)) in seen:  # whatever the order of its fields
+            raise ValueError(f"environment {task!r}: expected each task once, got it twice")
+        seen.append(parsed)
     return tuple(found)
 
 
 def held_out(spec: str) -> str:
-    """What an agent that was trained on a spec is tested on: of Lab's levels the test versions, else the same."""
-    found = []
-    for task in tasks(spec):
-        kind, name, overrides = parse_spec(task)
-        if kind == "dmlab":
-            level = find(name)
-            task = _format(Spec(kind, level.test if level else name, overrides | {"test": "True"}))
-        found.append(task)
-    return ",".join(found)
+    """What an agent that was trained on a spec is tested on: of Lab's levels the test versions, else the same.
+
+    A test version that two training levels share is there once.
+    """
+    found: list[Spec] = []
+    for tested in map(parse_spec, tasks(spec)):
+        if tested.kind == "dmlab":
+            level = find(tested.name)
+            tested = Spec("dmlab", level.test if level else tested.name, tested.overrides | {"test": "True"})
+        if tested not in found:
+            found.append(tested)
+    return ",".join(map(_format, found))
 
 
 def _format(spec: Spec) -> str:

@@ -7,6 +7,7 @@ business of the commands that write it.
 import base64
 import html
 import json
+import re
 import zlib
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +24,9 @@ def write_page(path: Path, template: str, title: str, data: dict[str, Any]) -> P
         template: name of a template here: "episode" or "report".
         title: of the page, as browsers show it.
         data: what the template's script reads; all that JSON can hold (NaN is not).
+
+    Raises:
+        OSError: if it cannot be written; nothing is left behind then.
     """
     folder = files(__name__)
     # A "<" in a string could begin a tag; JSON reads it in this form as well.
@@ -33,12 +37,14 @@ def write_page(path: Path, template: str, title: str, data: dict[str, Any]) -> P
         "data": json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
     }
     page = (folder / f"{template}.html").read_text(encoding="utf-8")
-    for name, text in parts.items():  # data last: what is in it is left alone
-        page = page.replace(f"{{{{{name}}}}}", text, 1)
+    page = re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], page)  # at once: what is put in is left alone
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(page, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     return path
 
 

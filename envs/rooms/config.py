@@ -7,7 +7,6 @@ the original level is in `level.py`, the laws of motion in `physics.py`; neither
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from envs.rooms.shapes import SHAPES
 
@@ -17,6 +16,9 @@ RGB = tuple[int, int, int]
 LEVEL_COLOURS: tuple[RGB, ...] = ((250, 50, 135), (125, 208, 236), (88, 230, 150))
 #: Red, yellow and green, for images of a few hundred pixels: far apart in RGB and, but for the last two, in brightness.
 DISTINCT_COLOURS: tuple[RGB, ...] = ((255, 0, 60), (255, 235, 0), (0, 255, 70))
+
+#: No field of a config is larger: compiled code counts in 64 bits, and sums of such numbers stay exact.
+MOST = 10**9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,10 +108,11 @@ class RoomsConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type == "float":
-                number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-                check(field.name, number, "a finite number")
+                check(field.name, isinstance(value, (int, float)) and not isinstance(value, bool), "a number")
+                check(field.name, abs(value) <= MOST, "a finite number, at most 10^9 in size")
             elif field.type == "int":
                 check(field.name, isinstance(value, int) and not isinstance(value, bool), "an integer")
+                check(field.name, abs(value) <= MOST, "at most 10^9 in size")
             elif field.type == "bool":
                 check(field.name, isinstance(value, bool), "True or False")
         check("image_height", 8 <= self.image_height <= 1024, "8 to 1024 pixels")
@@ -122,7 +125,7 @@ class RoomsConfig:
         check("fov_degrees", 10 <= self.fov_degrees <= 150, "10 to 150 degrees")
         check("action_repeat", self.action_repeat >= 1, "at least 1")
         check("episode_frames", self.episode_frames >= 1, "at least 1")
-        check("examples", self.examples >= 1, "at least 1")
+        check("examples", 1 <= self.examples <= 10_000, "1 to 10000")
         check("redraw_match", self.redraw_match or self.examples == 1, f"True with examples={self.examples}")
         check("delay_frames", self.delay_frames >= 0, "0 or more")
         most = self.delay_frames.bit_length() - 1 if self.delay_frames else 0

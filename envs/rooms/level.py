@@ -154,7 +154,7 @@ def build(config: RoomsConfig) -> Level:
         pad=np.array(PAD) * scale + grow,
         pickup=np.array(PICKUP) * config.pickup_scale,
         actions=(ACTIONS * look).astype(np.float64),
-        rewards=np.array([config.reward_teleport, config.reward_correct, config.reward_wrong]),
+        rewards=np.array([config.reward_teleport, config.reward_correct, config.reward_wrong], float),
         num_objects=config.num_objects,
         randomise=config.randomise,
         redraw_match=config.redraw_match,

@@ -1,9 +1,12 @@
 """`compressive compare`: the grid of a command line, what finished runs say together, and a sweep that is killed."""
 
 import csv
+import dataclasses
+import html
 import json
 import os
 import re
+import shutil
 import signal
 import uuid
 from collections.abc import Callable
@@ -15,7 +18,7 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from commands import UserError, main
-from commands.config import to_plain
+from commands.config import read_config, to_plain
 from commands.presets import make_preset
 from commands.sweep import label, make_trials, read, write
 from tests.commands.cli import ENVIRONMENT, PATIENCE, refusal, start, wait_until
@@ -88,6 +91,13 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
         (["--resume", "SWEEP", "--folder", "NEW"], ["--resume", "--folder"]),
         (["--from", "EMPTY"], ["EMPTY", "config.json"]),
         (["--from", "MISSING"], ["MISSING", "config.json"]),
+        (["--from", "EMPTY", "--seeds", "7"], ["--from", "as they are", "--seeds"]),
+        (["--resume", "SWEEP", "--cores", "lstm"], ["--resume", "as it was begun", "--cores"]),
+        (["--rates", "1", "2", "--cpus-per-trial", "nan"], ["cpus-per-trial", "more than 0", "nan"]),
+        (["--rates", "1", "2", "--gpus-per-trial", "inf"], ["gpus-per-trial", "0 or more", "inf"]),
+        (["--rates", "1", "2", "--threshold", "nan"], ["threshold", "a score", "nan"]),
+        (["--rates", "1", "2", "--checkpoint-seconds", "nan"], ["checkpoint_seconds", "0 or more", "nan"]),
+        (["--rates", "1", "2", "--env", "rooms:small,rooms:small"], ["'rooms:small'", "each task once"]),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -182,6 +192,8 @@ def test_the_report_of_finished_runs_says_their_numbers(make_run: MakeRun, tmp_p
         (row["variant"], row["other"]): float(row["probability"]) for row in table(out / "report" / "improvements.csv")
     }
     assert better == {("compressive", "lstm"): 0.75, ("lstm", "compressive"): 0.25}
+    ours, theirs = table(out / "report" / "improvements.csv")
+    assert float(ours["low"]) == 1 - float(theirs["high"]), "one is the other's reverse"
 
     text = (out / "report.html").read_text()
     page = Page(text)
@@ -209,9 +221,19 @@ def test_environments_with_a_common_scale_are_tasks_and_others_are_refused(
     better = table(out / "report" / "improvements.csv")
     assert [float(row["probability"]) for row in better] == [0.5, 0.5]
     assert "has the highest interquartile mean, 40.0" in (out / "report.html").read_text()
-    assert "With 2 runs of each, that is weak evidence" in (out / "report.html").read_text()
+    assert "One run of a variant in an environment says nothing" in (out / "report.html").read_text()
+    capfd.readouterr()
     main(["compare", "--from", str(runs[0]), str(runs[2]), "--folder", str(out)])
     assert "One run of a variant says nothing" in (out / "report.html").read_text()
+    assert "60.00  " in (printed := capfd.readouterr().out)
+    assert "[" not in printed, "no interval"
+    ends = [
+        row[end]
+        for name in ("variants", "improvements")
+        for row in table(out / "report" / f"{name}.csv")
+        for end in ("low", "high")
+    ]
+    assert set(ends) == {""}
     arguments = ["compare", "--folder", str(out), "--from"]
     error = refusal([*arguments, *map(str, runs[:3])], capfd)
     assert all(words in error for words in ("mixed environments", longer, "no run of lstm")), error
@@ -220,13 +242,100 @@ def test_environments_with_a_common_scale_are_tasks_and_others_are_refused(
     assert "human or oracle scores" in refusal([*arguments, *map(str, runs)], capfd)
 
 
+def test_two_runs_of_each_in_every_environment_have_intervals(make_run: MakeRun, tmp_path: Path) -> None:
+    longer, out = f"{RECALL[:-1]}9", tmp_path / "out"
+    grid = [(core, env, seed) for core in ("gru", "lstm") for env in (RECALL, longer) for seed in (0, 1)]
+    runs = [
+        str(make_run(f"{index}", core, seed, [50.0], 90.0 + seed if core == "gru" else 10.0 + seed, env=env))
+        for index, (core, env, seed) in enumerate(grid)
+    ]
+    main(["compare", "--from", *runs, "--folder", str(out)])
+    text = (out / "report.html").read_text()
+    assert (
+        "its runs are better than those of lstm. With 2 runs of each in an environment, that is weak evidence" in text
+    )
+    assert "class=missing>" not in text
+    main(["compare", "--from", *runs[:-1], "--folder", str(out)])
+    assert "more runs in one environment than in another" in (out / "report.html").read_text()
+
+
+def test_a_run_counts_once_whatever_it_is_called(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
+    run = make_run("a", "lstm", 0, [1.0, 2.0], 3.0)
+    (tmp_path / "link").symlink_to(run)
+    copy = shutil.copytree(run, tmp_path / "copy")
+    for other in (run, tmp_path / "link", copy):
+        error = refusal(["compare", "--from", str(run), str(other), "--folder", str(tmp_path / "out")], capfd)
+        assert f"expected each run once, got the same one in {run} and {other}" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_makes_numbers_say_less_is_said(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
+    runs = [make_run(f"{curve}", "lstm", 5, [curve], 3.0) for curve in (1.0, 2.0)]
+    for run in runs:
+        summary = json.loads((run / "evaluation.json").read_text())
+        parts = [{"environment": "a", "oracle_normalised": 3.0}, {"environment": "b"}]
+        (run / "evaluation.json").write_text(json.dumps(summary | {"tasks": parts}))
+    main(["compare", "--from", *map(str, runs), "--folder", str(tmp_path / "out")])
+    printed, page = capfd.readouterr().out, (tmp_path / "out" / "report.html").read_text()
+    for words in ("Runs of lstm have the same seed", "over those tasks alone that have such a scale"):
+        assert words in printed
+        assert words in page
+
+
 def test_runs_that_are_not_finished_or_damaged_are_named(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
+    run = make_run("my [red] run", "lstm", 0, [1.0, 2.0], 3.0)
+    again = f"go on with: compressive launch --resume '{run}'"
+    for text in (
+        *("{", "", "[]", "3", '{"return": []}', '{"return": {"mean": NaN}}', '{"return": {"mean": "3"}}'),
+        '{"return": {"mean": 3}, "oracle_normalised": null}',
+        '{"return": {"mean": 3}, "correct_choices": 1}',
+    ):
+        (run / "evaluation.json").write_text(text)
+        error = refusal(["compare", "--from", str(run)], capfd)
+        assert "evaluation.json" in error
+        assert again in error
+    (run / "evaluation.json").unlink()
+    assert again in refusal(["compare", "--from", str(run)], capfd)
+    (run / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "learner/frames"')
+    assert f"got 0 of 200 frames; {again}" in refusal(["compare", "--from", str(run)], capfd)
+
+
+def test_curves_of_torn_metrics_are_of_what_is_whole(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("run", "lstm", 0, [1.0, 2.0, 3.0], 3.0)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(lines[0] + lines[1][:30] + "\n" + '{"step": 3}\n' + lines[2])
+    main(["compare", "--from", str(run), "--folder", str(tmp_path / "out")])
+    curves = table(tmp_path / "out" / "report" / "curves.csv")
+    assert [row["frames"] for row in curves] == ["100.0", "300.0"]
+
+
+def test_the_report_spares_runs_and_goes_where_it_can_be_written(
+    make_run: MakeRun, tmp_path: Path, capfd: Capture
+) -> None:
     run = make_run("run", "lstm", 0, [1.0, 2.0], 3.0)
-    (run / "evaluation.json").write_text("{")
-    assert "evaluation.json" in refusal(["compare", "--from", str(run)], capfd)
-    (run / "metrics.jsonl").write_text("")
-    error = refusal(["compare", "--from", str(run)], capfd)
-    assert f"got 0 of 200 frames; go on with: compressive launch --resume {run}" in error
+    (tmp_path / "file").write_text("all of it")
+    arguments = ["compare", "--from", str(run), "--folder"]
+    assert f"{run} holds a run" in refusal([*arguments, str(run)], capfd)
+    assert "a folder that can be written to" in refusal([*arguments, str(tmp_path / "file" / "out")], capfd)
+    out = tmp_path / "my [bold]report[/bold] :bug:"
+    main([*arguments, str(out)])
+    assert f"report  {out / 'report.html'}" in capfd.readouterr().out
+    assert f"--folder '{out}'" in html.unescape((out / "report.html").read_text())
+
+
+@pytest.mark.ray
+def test_a_trial_with_a_damaged_evaluation_is_not_finished(make_run: MakeRun) -> None:
+    from commands.trials import failure, is_finished
+
+    run = make_run("run", "lstm", 0, [1.0, 2.0], 3.0)
+    config = read_config(run)
+    assert is_finished(run, config)
+    assert not is_finished(run, dataclasses.replace(config, frames=201))
+    (run / "evaluation.json").write_text('{"return"')
+    assert not is_finished(run, config)
+    assert failure(run) is None
+    (run / "error.txt").write_text("")
+    assert failure(run) == "it left no reason"
 
 
 def test_two_names_of_one_run_are_refused() -> None:

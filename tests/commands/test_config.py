@@ -2,12 +2,16 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from agent.core import CORES
-from commands.config import RunConfig, from_plain, to_plain
+from commands import speech, text_presets, text_runs
+from commands.config import RunConfig, from_plain, read_kind, read_plain, to_plain
 from commands.presets import PRESETS, make_preset
+from speech import training
+from tests.commands.cli import refusal
 
 
 @pytest.mark.parametrize("core", CORES)
@@ -36,3 +40,41 @@ def test_unrolls_end_where_segments_do() -> None:
     plain["actors"]["unroll_length"] = 17
     with pytest.raises(ValueError, match="unroll_length: expected a multiple of the core's segment_size = 16, got 17"):
         from_plain(plain)
+
+
+SEQUENCES = {
+    "text": text_runs.to_plain(text_presets.make_preset("cpu", "compressive")),
+    "speech": speech.to_plain(training.make_preset("cpu", "lstm")),
+}
+
+
+@pytest.mark.parametrize(
+    "command", [["launch", "--local", "--resume"], ["evaluate"], ["visualize"], ["report"], ["compare", "--from"]]
+)
+@pytest.mark.parametrize("kind", SEQUENCES)
+def test_what_takes_a_run_of_another_kind_is_said(
+    kind: str, command: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SEQUENCES[kind]))
+    error = refusal([*command, str(tmp_path)], capfd)
+    assert f"{tmp_path} is a run of `compressive {kind} train`, expected one of `compressive launch`" in error
+    assert f"use compressive {kind} evaluate, sample or train --resume, or compressive status" in error
+
+
+def test_kinds_of_runs(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with pytest.raises(FileNotFoundError, match=r"is not a run: expected a folder with config\.json.*text train"):
+        read_kind(tmp_path)
+    path.write_text(json.dumps(SEQUENCES["text"]))
+    assert read_kind(tmp_path)[0] == "text"
+    assert read_plain(tmp_path, "text") | {"kind": "text"} == json.loads(path.read_text())
+    path.write_text('{"frames": 3}')
+    assert read_kind(tmp_path) == ("launch", {"frames": 3})
+    with pytest.raises(
+        ValueError, match=r"run of `compressive launch`, expected one of `compressive text train`; use "
+    ):
+        read_plain(tmp_path, "text")
+    for kind in ("video", None, ["text"]):
+        path.write_text(json.dumps({"kind": kind}))
+        with pytest.raises(ValueError, match=r"config\.json: kind: expected one of launch, text, speech, got "):
+            read_kind(tmp_path)

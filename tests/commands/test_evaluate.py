@@ -62,6 +62,29 @@ def test_several_runs_in_one_table(
     assert all(run in printed for run in runs)
 
 
+def test_paths_are_shown_as_they_are(
+    copied: Callable[[str], Path], capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    runs = [str(copied(name)) for name in ("a [red] run", "another :bug: [run]")]
+    main(["evaluate", *runs, "--episodes", "2"])
+    printed = capfd.readouterr().out
+    assert all(run in printed for run in runs)
+    main(["evaluate", runs[0], "--episodes", "2"])
+    assert f"{runs[0]}/checkpoints/" in capfd.readouterr().out
+
+
+def test_an_environment_that_fails_is_not_taken_for_a_checkpoint(
+    finished: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(env: str) -> None:
+        raise RuntimeError("environment process 0 of 2 died")
+
+    monkeypatch.setattr("commands.evaluate.prepare", fail)
+    with pytest.raises(RuntimeError, match="process 0 of 2 died"):
+        main(["evaluate", str(finished[0])])
+
+
 def test_what_cannot_be_evaluated_is_one_line_before_any_episode(
     finished: tuple[Path, str], copied: Callable[[str], Path], tmp_path: Path, capfd: Capture
 ) -> None:

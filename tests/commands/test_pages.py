@@ -94,6 +94,41 @@ def test_text_cannot_end_the_script(tmp_path: Path) -> None:
     np.testing.assert_array_equal(unpacked(packed(np.arange(5, dtype=np.int32)), "<i4"), np.arange(5))
 
 
+def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    page = write_page(tmp_path / "a.html", "report", "{{data}}{{style}}", {"title": "{{charts}}"})
+    assert "<title>{{data}}{{style}}</title>" in page.read_text()
+    assert '{"title":"{{charts}}"}' in page.read_text()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_page(tmp_path / "folder", "report", "a", {})
+    assert {path.name for path in tmp_path.iterdir()} == {"a.html", "folder"}, "nothing is left behind"
+
+
+def test_the_report_of_the_run_in_the_current_folder(
+    copied: Copied, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copied("my [red] run")
+    for path in run.glob("checkpoints/*/weights.safetensors"):
+        path.write_bytes(b"torn")
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"frames": config["frames"] * 4}))
+    monkeypatch.chdir(run)
+    main(["report", "."])
+    assert capfd.readouterr().out.endswith("go on with: compressive launch --resume .\n")
+    data = embedded(run / "report.html")
+    assert data["facts"]["state"] == "stopped"
+    assert "Nothing could be played: my [red] run has no checkpoint" in data["buckets"]["why"]
+    assert "weights.safetensors has 4 bytes" in data["buckets"]["why"]
+    assert str(run.parent) not in (run / "report.html").read_text()
+
+
+def test_links_lead_from_a_page_elsewhere_into_the_run(copied: Copied, tmp_path: Path) -> None:
+    run = copied("run #1 100%")
+    main(["report", str(run), "--episodes", "0", "--output", str(tmp_path / "page.html")])
+    (link,) = embedded(tmp_path / "page.html")["media"]["pages"]
+    assert link["link"] == "run%20%231%20100%25/videos/final.html"
+
+
 def test_the_report_of_a_finished_run(copied: Copied, capfd: Capture) -> None:
     run = copied("run")
     main(["report", str(run), "--episodes", "1"])

@@ -2,29 +2,38 @@
 
 import fcntl
 import json
+import shlex
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from commands import main
+from learner import checkpoints
 from learner.metrics import read_metrics
+from tests.commands.cli import refusal
+from tests.commands.test_config import SEQUENCES
 
 Capture = pytest.CaptureFixture[str]
 Copied = Callable[..., Path]
 
 
 def rows_of(run: Path, capsys: Capture) -> dict[str, str]:
-    """The table that the command prints, by name."""
+    """The table that the command prints, by name, and how to go on if it says so."""
     main(["status", str(run)])
-    cells = [line.strip("│").split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    return {name.strip(): value.strip() for name, value in cells}
+    lines = capsys.readouterr().out.splitlines()
+    cells = [line.strip("│").split("│") for line in lines if line.startswith("│")]
+    again = [line.split(": ", 1) for line in lines if line.startswith("go on with: ")]
+    return {name.strip(): value.strip() for name, value in cells + again}
 
 
 def test_a_finished_run(copied: Copied, capsys: Capture) -> None:
     run = copied()
     rows, last = rows_of(run, capsys), read_metrics(run)[-1]
     assert rows["state"] == "finished"
+    assert "go on with" not in rows
     assert (rows["environment"], rows["core"]) == ("rooms:small", "compressive")
     assert rows["return"] == f"{last['episode/return']:.1f}"
     assert "(100.0 %)" in rows["frames"]
@@ -37,7 +46,7 @@ def test_a_stopped_run_says_how_to_go_on(copied: Copied, capsys: Capture) -> Non
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {"frames": config["frames"] * 4}))
     rows = rows_of(run, capsys)
-    assert rows["state"] == f"stopped; go on with: compressive launch --resume {run}"
+    assert (rows["state"], rows["go on with"]) == ("stopped", f"compressive launch --resume {run}")
     share = read_metrics(run)[-1]["learner/frames"] / (4 * config["frames"])
     assert f"({100 * share:.1f} %)" in rows["frames"]
 
@@ -70,3 +79,64 @@ def test_a_run_without_checkpoints(copied: Copied, capsys: Capture) -> None:
     for path in (run / "checkpoints").iterdir():
         path.rename(run / path.name)
     assert "no checkpoint yet" in rows_of(run, capsys)["checkpoint"]
+
+
+def test_the_command_to_go_on_can_be_copied(copied: Copied, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    run = copied("my [red] run :bug:")
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"frames": config["frames"] * 4}))
+    again = rows_of(run, capsys)["go on with"]
+    assert shlex.split(again) == ["compressive", "launch", "--resume", str(run)]
+
+
+def test_a_run_that_was_not_evaluated_is_not_finished(copied: Copied, capsys: Capture) -> None:
+    run = copied()
+    (run / "evaluation.json").unlink()
+    rows = rows_of(run, capsys)
+    assert rows["state"] == "trained, but not evaluated"
+    assert rows["go on with"] == f"compressive launch --resume {run}"
+
+
+def test_torn_metrics(copied: Copied, capsys: Capture) -> None:
+    run = copied()
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:-2]) + lines[-2][:50] + "\n" + lines[-1][:50])
+    assert rows_of(run, capsys)["state"] == "stopped"
+    (run / "metrics.jsonl").write_text('{"step": 5}\n')
+    rows = rows_of(run, capsys)
+    assert (rows["return"], rows["measured"]) == ("-", "? ago")
+
+
+@pytest.mark.parametrize("kind", SEQUENCES)
+def test_runs_of_text_and_speech(kind: str, tmp_path: Path, capsys: Capture) -> None:
+    plain, run = SEQUENCES[kind], tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps(plain))
+    assert rows_of(run, capsys) == {
+        "state": "stopped",
+        "go on with": f"compressive {kind} train --resume {run}",
+        "kind": kind,
+        "core": {"text": "compressive", "speech": "lstm"}[kind],
+        "checkpoint": f"{run} has no checkpoint yet",
+    }
+    total = plain["learner"]["steps"]
+    row = {"step": total // 2, "time": time.time() - 61, "loss/nll": 2.5, "speed/tokens_per_second": 2000.0}
+    measured = {"valid/nll": 2.25, "valid/bits_per_byte": 3.25}
+    last = row | {"step": total, "loss/nll": None}
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in (row | measured, last)))
+    checkpoints.save(run, total, {"weights": {"a": torch.zeros(1)}}, {})
+    rows = rows_of(run, capsys)
+    assert rows["state"] == "trained, but not evaluated"
+    assert rows["steps"].endswith("(100.0 %)")
+    assert (rows["tokens/s"], rows["loss"], rows["measured"]) == ("2k", "-", "1:01 ago")
+    assert rows["valid nll"].startswith("2.2500 at step ")
+    assert rows["valid bits per byte"].startswith("3.2500 at step ")
+    assert rows["checkpoint"].startswith(f"{total:012d}")
+    (run / "evaluation.json").write_text("{}")
+    assert rows_of(run, capsys)["state"] == "finished"
+
+
+def test_a_damaged_config_of_text(tmp_path: Path, capfd: Capture) -> None:
+    (tmp_path / "config.json").write_text('{"kind": "text", "learner": []}')
+    assert "config.json: expected a configuration of text" in refusal(["status", str(tmp_path)], capfd)

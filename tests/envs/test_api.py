@@ -192,6 +192,10 @@ def test_step_needs_a_reset():
         ("delay_halvings", -1),
         ("visit_frames", 2.5),
         ("run_speed", "fast"),
+        ("episode_frames", 10**20),
+        ("examples", 10**9),
+        ("throw_seconds", 1e300),
+        ("reward_wrong", -(10**400)),
     ],
 )
 def test_bad_configs_name_the_field_and_the_value(field, value):
@@ -230,6 +234,7 @@ def test_specs():
         ("rooms:large", "full, .*small"),
         ("rooms:full,colour=red", "object_scale"),
         ("rooms:full,hud", "field=value"),
+        ("rooms:full,hud=True, hud=False", "each field once, got hud twice"),
         ("rooms:full,object_scale=big", r"RoomsConfig\.object_scale"),
         ("rooms:full,object_scale=-1", r"RoomsConfig\.object_scale"),
         ("rooms:full,colours=red", r"RoomsConfig\.colours"),
@@ -255,6 +260,27 @@ def test_unknown_names_list_what_exists(spec, message):
 def test_tasks_are_joined_by_commas(spec, names):
     assert list(envs.tasks(spec)) == names
     assert list(envs.tasks(",".join(envs.tasks(spec)))) == names
+
+
+@pytest.mark.parametrize(
+    ("spec", "twice"),
+    [
+        ("rooms:small,rooms:full,rooms:small", "rooms:small"),
+        ("rooms:small,hud=False,bob_height=1,rooms:small,bob_height=1,hud=False", "rooms:small,bob_height=1,hud=False"),
+        ("dmlab:dmlab30,dmlab:rooms_watermaze,instruction=True", "dmlab:rooms_watermaze,instruction=True"),
+        ("dmlab:dmlab30,dmlab:dmlab30", "dmlab:rooms_collect_good_objects_train,instruction=True"),
+    ],
+)
+def test_a_task_that_comes_twice_is_refused(spec, twice):
+    """It would be played twice with the same seeds, and its scores would count for two."""
+    with pytest.raises(ValueError, match=f"environment '{twice}': expected each task once, got it twice"):
+        envs.tasks(spec)
+
+
+def test_levels_with_one_test_version_are_tested_on_it_once():
+    both = "dmlab:rooms_collect_good_objects_test,test=True,image_width=8,dmlab:rooms_collect_good_objects_train"
+    tested = envs.held_out(f"{both},image_width=8")
+    assert envs.tasks(tested) == ("dmlab:rooms_collect_good_objects_test,test=True,image_width=8",)
 
 
 def test_several_tasks_are_prepared_but_not_one_environment():

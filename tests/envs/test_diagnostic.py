@@ -110,6 +110,8 @@ def test_counting_numbers_its_rows_and_counts_episodes_and_steps():
         ("diagnostic:recall,delay=0", "delay: expected an integer of at least 1, got 0"),
         ("diagnostic:recall,symbols=1", "symbols: expected an integer of at least 2, got 1"),
         ("diagnostic:tmaze,length=long", "length: expected an integer of at least 1, got 'long'"),
+        ("diagnostic:recall,delay=True", "delay: expected an integer of at least 1, got True"),
+        ("diagnostic:tmaze,length=99999999999999999999", r"length: expected at most 10\^9, got 9"),
     ],
 )
 def test_wrong_names_and_fields(spec, message):

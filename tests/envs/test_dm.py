@@ -105,6 +105,9 @@ def test_by_name() -> None:
         ("dm:tests.envs.dm_tasks:Run", "no attribute 'Run'"),
         ("dm:tests.envs.dm_tasks:Walk,gravity=2", "unexpected keyword argument 'gravity'"),
         ("dm:tests.envs.dm_tasks:Walk,name=2", "unexpected keyword argument 'name'"),
+        ("dm:envs.dm:DmEnv", "missing a required argument: 'make'"),
+        ("dm:os:getcwd", "dm:os:getcwd: expected a dm_env.Environment, got a str"),
+        ("dm:builtins:int", "dm:builtins:int: no signature"),
         ("dm:tests.envs.test_dm:Continuous", r"action space: expected Discrete\(n\) from 0, got Box"),
     ],
 )

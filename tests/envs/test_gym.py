@@ -80,6 +80,8 @@ def test_other_spaces_are_refused_by_name(space: spaces.Space, actions: spaces.S
     ("spec", "message"),
     [
         ("gym:", "Malformed environment ID"),
+        ("gym:a:b:c", "gym:a:b:c: expected an id such as CartPole-v1, or package:id"),
+        ("gym:CartPole-v1,max_episode_steps=-3", "gym:CartPole-v1: .*max_episode_steps"),
         ("gym:CartPol-v1", "gym:CartPol-v1: .* Did you mean: `CartPole`"),
         ("gym:CartPole-v1,gravity=3", "unexpected keyword argument 'gravity'"),
         ("gym:CartPole-v1,num_envs=3", "unexpected keyword argument 'num_envs'"),

@@ -79,6 +79,13 @@ def test_speed_after_n_frames_from_rest():
         (ROOM_2, 500, -64, 0, "x", 625),
         (ROOM_2, 500, -64, 90, "y", 113),
         (ROOM_2, 500, -64, -90, "y", -233),
+        # The fences around the two pedestals: x 0..80, y 24..104 and -232..-152.
+        (ROOM_1, -100, 64, 0, "x", -15),
+        (ROOM_1, 112, 64, 180, "x", 95),
+        (ROOM_1, 10, -20, 90, "y", 9),
+        (ROOM_1, -100, -192, 0, "x", -15),
+        (ROOM_1, 112, -192, 180, "x", 95),
+        (ROOM_1, 10, -110, -90, "y", -137),
     ],
 )
 def test_walls_stop_the_player_half_his_width_before_them(room, x, y, yaw, axis, stop):
