@@ -30,14 +30,17 @@ def write_video(recordings: Sequence[Recording], path: Path) -> Path:
     temporary = path.with_name(f".{path.name}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     fps = round(recordings[0].fps)
-    with av.open(str(temporary), "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=fps, options={"crf": "20", "preset": "veryfast"})
-        stream.width, stream.height, stream.pix_fmt = VIEW_WIDTH + PANEL_WIDTH, HEIGHT, "yuv420p"
-        stream.time_base = Fraction(1, fps)
-        for picture in pictures(recordings):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        container.mux(stream.encode(None))
-    temporary.replace(path)
+    try:
+        with av.open(str(temporary), "w", format="mp4") as container:
+            stream = container.add_stream("libx264", rate=fps, options={"crf": "20", "preset": "veryfast"})
+            stream.width, stream.height, stream.pix_fmt = VIEW_WIDTH + PANEL_WIDTH, HEIGHT, "yuv420p"
+            stream.time_base = Fraction(1, fps)
+            for picture in pictures(recordings):
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            container.mux(stream.encode(None))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     return path
 
 

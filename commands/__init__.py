@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command(rest)
         sys.stdout.flush()
     except UserError as error:
-        print(f"compressive: {' '.join(str(error).split())}", file=sys.stderr)
+        print("compressive:", " ".join(line.strip() for line in str(error).splitlines()), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

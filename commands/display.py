@@ -159,7 +159,7 @@ def task_table(summaries: list[dict[str, Any]]) -> Table:
         score = part["return"]
         cells = [f"{part[name]:.1f}" if name in part else "-" for name in scales]
         interval = f"{score['mean']:.2f}  [{score['low']:.2f}, {score['high']:.2f}]"
-        built.add_row(part["environment"], str(part["episodes"]), interval, *cells)
+        built.add_row(Text(part["environment"]), str(part["episodes"]), interval, *cells)
     return built
 
 
@@ -177,7 +177,7 @@ def evaluation_table(summaries: list[dict[str, Any]]) -> Table:
         if chose:
             percent = [100 * choices[end] for end in ("mean", "low", "high")] if choices else [None]
             cells.append(_estimate(percent[0], percent[1:], 1))
-        built.add_row(one["run"], one["core"], one["environment"], str(one["episodes"]), *cells)
+        built.add_row(Text(one["run"]), one["core"], Text(one["environment"]), str(one["episodes"]), *cells)
     return built
 
 

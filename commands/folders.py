@@ -1,6 +1,7 @@
 """The folder of a run: one process at a time, and none left behind that nothing can go on from."""
 
 import fcntl
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,7 +28,8 @@ def claim(run: Path, new: bool, saved: Callable[[], bool], patience: float = 0.0
     """
     try:
         if new and run.exists() and _holds_anything(run):
-            raise UserError(f"{run} already exists and is not empty: expected a new folder, or --resume {run}")
+            again = f"--resume {shlex.quote(str(run))}"
+            raise UserError(f"{run} already exists and is not empty: expected a new folder, or {again}")
         made, begun = not run.exists(), (run / "config.json").exists()
         run.mkdir(parents=True, exist_ok=True)
         lock = (run / ".lock").open("w")

@@ -271,14 +271,13 @@ def _train(options: Options, trainer: Trainer, console: Console) -> None:
     rows["training"] = f"{seconds / 60:.1f} min"
     rows |= shown
     rows["checkpoint"] = str(trainer.saved)
-    quoted = shlex.quote(str(run))
-    rows["curves"] = f"tensorboard --logdir {quoted}"
     rows["metrics"] = str(run / "metrics.jsonl")
-    rows["again"] = f"compressive evaluate {quoted}"
-    rows["report"] = f"compressive report {quoted}"
     if "tasks" in summary:
         console.print(task_table(summary["tasks"]))
     console.print(table("finished", rows))
+    quoted = shlex.quote(str(run))
+    commands = {"curves": "tensorboard --logdir", "again": "compressive evaluate", "report": "compressive report"}
+    say_all(console, {name: f"{command} {quoted}" for name, command in commands.items()})
 
 
 def conclude(trainer: Trainer) -> tuple[dict[str, Any], dict[str, str]]:

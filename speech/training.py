@@ -56,7 +56,7 @@ class SpeechConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
         for name in ("seed", "checkpoint_seconds", "sample_seconds"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
         segment = getattr(self.model, "segment_size", 1)
         if self.learner.sequence_length % segment:
