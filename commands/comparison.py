@@ -206,9 +206,12 @@ class Comparison:
         return [np.array([run.score(self.scale) for run in self.of(name, env)]) for env in self.envs]
 
     def curve(self, name: str, env: str) -> tuple[NDArray[np.float64], ...]:
-        """Frames, mean score, low and high of a variant's runs; see `mean_curve`."""
+        """Frames, mean score, low and high (NaN of a single run) of a variant's runs; see `mean_curve`."""
         curves = [curve for run in self.of(name, env) if len((curve := run.curve(self.scale))[0])]
-        return mean_curve(curves) if curves else (np.empty(0),) * 4
+        if not curves:
+            return (np.empty(0),) * 4
+        frames, mean, low, high = mean_curve(curves)
+        return (frames, mean, low, high) if len(curves) > 1 else (frames, mean, *(np.full_like(mean, np.nan),) * 2)
 
     @functools.cached_property
     def improvements(self) -> dict[tuple[str, str], Estimate]:

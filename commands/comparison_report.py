@@ -221,14 +221,17 @@ def verdict(comparison: Comparison) -> str:
     others = [name for name in comparison.names if name != best.name]
     if not others:
         return f"{lead}."
-    if few < 2:
+    unknown = [name for name in others if math.isnan(comparison.improvements[best.name, name].low)]
+    if unknown == others:
         return f"{lead}. One run of a variant{where} says nothing about the next, so none can be told apart."
     lead += f" [{best.score.low:.1f}, {best.score.high:.1f}]"
     apart = [name for name in others if comparison.improvements[best.name, name].low > 0.5]
-    level = [name for name in others if name not in apart]
+    level = [name for name in others if name not in apart + unknown]
     beats = f"; its runs are better than those of {_list(apart)}" if apart else ""
     equal = f"; it cannot be told apart from {_list(level)}" if level else ""
-    return f"{lead}{beats}{equal}." + f" With {few} runs of each{where}, that is weak evidence." * (few < 5)
+    single = f"; of {_list(unknown)} there is but one run{where}, which says nothing" if unknown else ""
+    weak = f" With as few as {few} runs of a variant{where}, that is weak evidence."
+    return f"{lead}{beats}{equal}{single}." + weak * (1 < few < 5)
 
 
 def _list(names: list[str]) -> str:

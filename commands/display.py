@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, Group, RenderableType
@@ -134,6 +135,12 @@ class TerminalDisplay(LiveLine):
 def say(console: Console, line: str, style: str = "") -> None:
     """Prints a line as it is: paths may hold brackets, and who copies it wants no line breaks in it."""
     console.print(Text(line, style), highlight=False, soft_wrap=True)
+
+
+def say_skipped(console: Console, skipped: Sequence[str]) -> None:
+    """Tells of newer checkpoints that could not be read."""
+    for reason in skipped:
+        say(console, f"skipped checkpoint {reason}", "yellow")
 
 
 def say_all(console: Console, rows: dict[str, str]) -> None:

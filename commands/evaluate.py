@@ -19,7 +19,7 @@ from actors.video import write_video
 from agent import Agent
 from commands import UserError
 from commands.config import RunConfig, read_config
-from commands.display import evaluation_table, say, table, task_table
+from commands.display import evaluation_table, say_skipped, table, task_table
 from commands.options import parse
 from commands.training import interface, make_agent
 from envs import held_out, make_vector, mean_normalised, prepare, tasks
@@ -139,8 +139,7 @@ def load_player(run: Path, console: Console, env: str | None = None) -> Player:
         agent.load_state_dict(checkpoint.parts["weights"])
     except (RuntimeError, KeyError) as error:
         raise UserError(f"{checkpoint.path} does not fit {run / 'config.json'}: {error}") from error
-    for skipped in checkpoint.skipped:
-        say(console, f"skipped checkpoint {skipped}", "yellow")
+    say_skipped(console, checkpoint.skipped)
     return Player(run, config, agent, env, checkpoint)
 
 

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from commands import UserError
 from commands.config import RunConfig, differences, from_plain, read_config, to_plain
-from commands.display import TerminalDisplay, quantity, say, say_all, table, task_table
+from commands.display import TerminalDisplay, quantity, say, say_all, say_skipped, table, task_table
 from commands.evaluate import evaluation_rows, evaluation_summary, filmable, play, record
 from commands.folders import claim
 from commands.options import parse as parse_options
@@ -244,8 +244,7 @@ def _describe(options: Options, trainer: Trainer, console: Console) -> None:
     }
     say_all(console, lines)
     if trainer.restored:
-        for skipped in trainer.restored.skipped:
-            say(console, f"skipped checkpoint {skipped}", "yellow")
+        say_skipped(console, trainer.restored.skipped)
         say(console, f"resumed from {trainer.restored.path} at {quantity(trainer.frames)} frames")
 
 

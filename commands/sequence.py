@@ -19,7 +19,7 @@ from rich.console import Console
 
 from agent.sequence import SequenceModel
 from commands import UserError
-from commands.display import LiveLine, duration, quantity, say
+from commands.display import LiveLine, duration, quantity, say, say_skipped
 from commands.folders import claim, holds_checkpoints
 from commands.options import user_errors
 from commands.signals import StopRequest, stop_on_signals
@@ -130,7 +130,7 @@ def run_training(
         except (ValueError, FileNotFoundError, ImportError) as error:
             raise UserError(str(error)) from error
         if checkpoint:
-            say_skipped(checkpoint, console)
+            say_skipped(console, checkpoint.skipped)
         start(learner, checkpoint)
         checkpoints.write_json(run / "config.json", job.plain())
         try:
@@ -153,7 +153,9 @@ def run_training(
             go_on = f"; go on with: {again}" if holds_checkpoints(run) else ""
             raise UserError(f"{run} cannot be written to: {error}{go_on}") from error
         except FloatingPointError as error:
-            slower = f"{again} --learner.learning-rate {learner.config.learning_rate / 4:.3g}"
+            rate, least = learner.config.learning_rate / 4, learner.config.least_learning_rate
+            slower = f"{again} --learner.learning-rate {rate:.3g}"
+            slower += f" --learner.least-learning-rate {rate:.3g}" if rate < least else ""
             print(f"compressive: {error} Go on from the last checkpoint, more slowly, with: {slower}", file=sys.stderr)
             sys.exit(1)
         except KeyboardInterrupt:
@@ -174,18 +176,12 @@ def load_weights(run: Path, model: SequenceModel, console: Console) -> checkpoin
     """
     with user_errors():
         checkpoint = checkpoints.load_latest(run)
-    say_skipped(checkpoint, console)
+    say_skipped(console, checkpoint.skipped)
     try:
         model.load_state_dict(checkpoint.parts["weights"])
     except (RuntimeError, KeyError) as error:
         raise UserError(f"{checkpoint.path} does not fit {run / 'config.json'}: {error}") from error
     return checkpoint
-
-
-def say_skipped(checkpoint: checkpoints.Checkpoint, console: Console) -> None:
-    """Tells of newer checkpoints that could not be read."""
-    for skipped in checkpoint.skipped:
-        say(console, f"skipped checkpoint {skipped}", "yellow")
 
 
 def _train_on_ray(job: Job, new: bool, stop: StopRequest, again: str) -> None:

@@ -172,7 +172,7 @@ class SpeechJob:
         return make_learner(config, open_built(self.corpus), parallel)
 
     def evaluate(self, model: SequenceModel) -> dict[str, float]:
-        """On the beginning of the validation split."""
+        """On a part of the validation split."""
         return validation_metrics(self.config, open_built(self.corpus), model)
 
     def loop(self) -> dict[str, Any]:
@@ -236,10 +236,17 @@ def _train(arguments: list[str]) -> None:
     )
 
 
-def digest_of(run: Path) -> str | None:
-    """The digest of the sound that a run was trained on, if it was begun."""
+def digest_of(run: Path) -> str:
+    """The digest of the sound that a run was trained on.
+
+    Raises:
+        UserError: if the run does not say, or its file is damaged.
+    """
     path = run / "corpus.json"
-    return json.loads(path.read_text())["digest"] if path.is_file() else None
+    try:
+        return json.loads(path.read_text())["digest"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: expected what the run was trained on, got: {error!r}") from error
 
 
 def _minutes(corpus: Corpus, split: str) -> str:

@@ -72,7 +72,7 @@ def compare(arguments: list[str]) -> None:
     except OSError as error:
         raise UserError(f"{options.run}: expected a folder that can be written to, got: {error.strerror}") from error
     for core in configs:
-        if digest_of(options.run / core) not in (None, corpus.digest):
+        if holds_checkpoints(options.run / core) and digest_of(options.run / core) != corpus.digest:
             raise UserError(f"corpus: expected the sound that {options.run / core} was trained on; give another --run")
     _train(options, configs, console)
     config = next(iter(configs.values()))
@@ -105,7 +105,7 @@ def _parse(arguments: list[str]) -> tuple[Options, dict[str, SpeechConfig]]:
             run = options.run / core
             begun = (run / "config.json").exists()
             found = list(differences(to_plain(read_config(run)), to_plain(config))) if begun else []
-            for name, old, new in found:
+            for name, old, new in (change for change in found if change[0] != "corpus.path"):
                 raise UserError(f"{name}: expected {old} as in {run}, got {new}; give another --run")
     if not configs:
         raise UserError(f"cores: expected at least one of {', '.join(models.SPEECH_CORES)}, got none")
@@ -126,7 +126,7 @@ def _train(options: Options, configs: dict[str, SpeechConfig], console: Console)
             while waiting and len(running) < options.parallel:
                 core = waiting.pop(0)
                 running[core] = _start(options, core, configs[core])
-                console.print(f"{core}: training, log in {options.run / f'{core}.log'}", markup=False, highlight=False)
+                say(console, f"{core}: training, log in {options.run / f'{core}.log'}")
             time.sleep(0.5)
             for core, process in list(running.items()):
                 if process.poll() is None:
@@ -146,7 +146,8 @@ def _train(options: Options, configs: dict[str, SpeechConfig], console: Console)
 def _start(options: Options, core: str, config: SpeechConfig) -> "subprocess.Popen[bytes]":
     """A process that trains one model, or goes on with it."""
     run = options.run / core
-    words = ["--resume", str(run)] if holds_checkpoints(run) else ["--core", core, "--run", str(run), *_words(config)]
+    resumed = ["--resume", str(run), f"--corpus.path={config.corpus.path}"]
+    words = resumed if holds_checkpoints(run) else ["--core", core, "--run", str(run), *_words(config)]
     code = "import sys; from commands import main; main(sys.argv[1:])"
     threads = max(1, (os.cpu_count() or 1) // options.parallel)
     command = [sys.executable, "-c", code, "speech", "train", "--threads", str(threads), *words]

@@ -127,8 +127,8 @@ def folder(path: Path) -> Corpus:
     """All text files in a folder and below it, hidden ones excepted; or one file.
 
     Folders and files directly in it that are named after splits, between dots (train, validation, test.txt,
-    wiki.valid.tokens), are taken for them, and all else is left out. Where there are none, or but one that is not the
-    training split, files are shared out by a hash of their names.
+    wiki.valid.tokens), are taken for them, and all else is left out. Where there is no training
+    split, files are shared out by a hash of their names.
 
     Raises:
         FileNotFoundError: if there is no such folder.
@@ -140,10 +140,12 @@ def folder(path: Path) -> Corpus:
         raise FileNotFoundError(f"{path}: expected a folder of text, found none")
     named: dict[str, list[Path]] = {}
     for entry in sorted(path.glob("[!.]*")):
+        if entry.is_file() and entry.suffix not in _TEXT_SUFFIXES:  # train.py is a program
+            continue
         splits = [_SPLIT_NAMES[part] for part in entry.name.lower().split(".") if part in _SPLIT_NAMES]
         if splits:
             named.setdefault(splits[0], []).append(entry)
-    if "train" not in named and len(named) < 2:  # one alone is no split: programs have a folder named test
+    if "train" not in named:  # programs have folders named test and dev
         return _split_files(path, _text_files(path))
     if missing := [split for split in SPLITS if split not in named]:
         found = " and ".join(entries[0].name for entries in named.values())
@@ -152,6 +154,7 @@ def folder(path: Path) -> Corpus:
     return _own_splits({split: [file for entry in named[split] for file in _text_files(entry)] for split in SPLITS})
 
 
+_TEXT_SUFFIXES = ("", ".txt", ".text", ".tokens", ".raw", ".md", ".gz")
 _SPLIT_NAMES = {
     "train": "train",
     **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),

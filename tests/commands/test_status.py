@@ -121,7 +121,7 @@ def test_runs_of_text_and_speech(kind: str, tmp_path: Path, capsys: Capture) -> 
         "checkpoint": f"{run} has no checkpoint yet",
     }
     total = plain["learner"]["steps"]
-    row = {"step": total // 2, "time": time.time() - 61, "loss/nll": 2.5, "speed/tokens_per_second": 2000.0}
+    row = {"step": total // 2, "time": time.time() - 7200, "loss/nll": 2.5, "speed/tokens_per_second": 2000.0}
     measured = {"valid/nll": 2.25, "valid/bits_per_byte": 3.25}
     last = row | {"step": total, "loss/nll": None}
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in (row | measured, last)))
@@ -129,7 +129,8 @@ def test_runs_of_text_and_speech(kind: str, tmp_path: Path, capsys: Capture) -> 
     rows = rows_of(run, capsys)
     assert rows["state"] == "trained, but not evaluated"
     assert rows["steps"].endswith("(100.0 %)")
-    assert (rows["tokens/s"], rows["loss"], rows["measured"]) == ("2k", "-", "1:01 ago")
+    assert (rows["tokens/s"], rows["loss"]) == ("2k", "-")
+    assert rows["measured"].startswith("2:00:")
     assert rows["valid nll"].startswith("2.2500 at step ")
     assert rows["valid bits per byte"].startswith("3.2500 at step ")
     assert rows["checkpoint"].startswith(f"{total:012d}")

@@ -73,16 +73,17 @@ class TestSplits:
         ("names", "message"),
         [
             (("train/a.txt", "test/b.txt"), "found test and train but no valid"),
-            (("test.txt", "dev.txt", "a.txt"), "found dev.txt and test.txt but no train"),
+            (("train.txt", "dev.txt", "a.txt"), "found dev.txt and train.txt but no test"),
         ],
     )
     def test_what_is_held_out_is_not_guessed(self, names, message, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"{tmp_path}: expected all of train, valid .* or none of them, {message}"):
             load("folder", write(tmp_path, dict.fromkeys(names, "text")))
 
-    def test_one_folder_that_is_called_test_is_no_split(self, tmp_path: Path) -> None:
-        corpus = load("folder", write(tmp_path, {"test/a.txt": "a\n" * 50, "b.txt": "b\n" * 50}))
-        assert {document.path.name for document in corpus["train"]} == {"a.txt", "b.txt"}
+    def test_programs_have_folders_and_files_of_such_names(self, tmp_path: Path) -> None:
+        names = ("test/a.py", "dev/b.py", "train.py", "test.py")
+        corpus = load("folder", write(tmp_path, {name: f"{name}\n" * 50 for name in names}))
+        assert {document.path.relative_to(tmp_path).as_posix() for document in corpus["train"]} == set(names)
 
     def test_of_equal_files_the_one_that_is_held_out_stays(self, tmp_path: Path) -> None:
         train = {"train/a.txt": "train", "train/b.txt": "valid", "train/c.txt": "tests", "train/d.txt": "train"}
