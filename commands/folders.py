@@ -1,6 +1,7 @@
 """The folder of a run: one process at a time, and none left behind that nothing can go on from."""
 
 import fcntl
+import os
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -27,9 +28,8 @@ def claim(run: Path, new: bool, saved: Callable[[], bool], patience: float = 0.0
         UserError: if the folder cannot be made or written to, is not new or is in use.
     """
     try:
-        if new and run.exists() and _holds_anything(run):
-            again = f"--resume {shlex.quote(str(run))}"
-            raise UserError(f"{run} already exists and is not empty: expected a new folder, or {again}")
+        if new and run.exists():
+            _require_new(run)
         made, begun = not run.exists(), (run / "config.json").exists()
         run.mkdir(parents=True, exist_ok=True)
         lock = (run / ".lock").open("w")
@@ -45,6 +45,10 @@ def claim(run: Path, new: bool, saved: Callable[[], bool], patience: float = 0.0
                 if time.monotonic() >= deadline:
                     raise UserError(f"{run} is in use by another process") from error
                 time.sleep(0.5)
+        if os.fstat(lock.fileno()).st_nlink == 0:  # who had it has removed the folder
+            raise UserError(f"{run} was removed by another process that used it")
+        if new:
+            _require_new(run)
         try:
             yield
         finally:
@@ -62,7 +66,9 @@ def holds_checkpoints(run: Path) -> bool:
     return any(path.suffix != ".tmp" for path in (run / "checkpoints").glob("*"))
 
 
-def _holds_anything(run: Path) -> bool:
-    """Whether there is more in a folder than is left by what was killed before its first checkpoint."""
+def _require_new(run: Path) -> None:
+    """Raises a UserError if there is more in a folder than what was killed before its first checkpoint leaves."""
     begun = {*BEGUN, *(f"{name}.tmp" for name in BEGUN), "checkpoints"}
-    return holds_checkpoints(run) or any(path.name not in begun for path in run.iterdir())
+    if holds_checkpoints(run) or any(path.name not in begun for path in run.iterdir()):
+        again = f"--resume {shlex.quote(str(run))}"
+        raise UserError(f"{run} already exists and is not empty: expected a new folder, or {again}")

@@ -378,7 +378,10 @@ class Trainer:
                 raise
             except Exception:  # what was learned is not lost with actors or learners, who are asked for nothing more
                 if self.saved_version != self.learner.version:
-                    self.save(self.learner)
+                    try:
+                        self.save(learner)
+                    except Exception:  # nor can they say how they stand: the optimiser is that of the last checkpoint
+                        self.save(self.learner)
                 raise
             if time.monotonic() - saved > config.checkpoint_seconds:
                 self.save(learner, pool)

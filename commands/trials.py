@@ -23,7 +23,7 @@ from ray import tune
 from commands.comparison import read_evaluation
 from commands.config import RunConfig, from_plain, to_plain
 from commands.display import LiveLine, duration, quantity, say
-from commands.folders import claim
+from commands.folders import claim, holds_checkpoints
 from commands.launch import conclude
 from commands.signals import StopRequest
 from commands.sweep import FILE
@@ -104,7 +104,7 @@ def run_trial(folder: Path, name: str, plain: dict[str, Any], hparams: dict[str,
 def _train(config: RunConfig, run: Path, stop: StopRequest, hparams: dict[str, Any], local: bool) -> None:
     prepare(config.env)
     trainer = Trainer(config, run, local)
-    resumable = any((run / "checkpoints").glob("[0-9]*"))
+    resumable = holds_checkpoints(run)
     with claim(run, not resumable, lambda: bool(trainer.saved), LOCK_SECONDS):
         if resumable:
             trainer.restore()

@@ -83,7 +83,10 @@ def load_optimiser(optimiser: torch.optim.Optimizer, saved: dict[str, Any]) -> N
 def weights_to_cpu(module: nn.Module) -> dict[str, Tensor]:
     """Copies of a module's parameters and buffers, by name, on the CPU; from a GPU in one transfer."""
     tensors = module.state_dict()
-    joined = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors.values()]).cpu()
+    try:
+        joined = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors.values()]).cpu()
+    except torch.OutOfMemoryError:
+        return copy_to_cpu(dict(tensors))
     parts = joined.split([tensor.nbytes for tensor in tensors.values()])
     # Clones: a view is pickled with all of `joined`, and begins where its dtype may not.
     return {name: part.clone().view(like.dtype).view(like.shape) for (name, like), part in zip(tensors.items(), parts)}

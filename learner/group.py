@@ -220,7 +220,7 @@ class LearnerGroup:
         """Begins to start the processes, as soon as there is room for them: Ray places anew what a lost node had."""
         assert self.placement is not None
         begin = time.monotonic()
-        while not self.placement.wait(POLL_SECONDS):
+        while not self.placement.wait(1):  # Ray cuts fractions of a second off
             self.check()
             if time.monotonic() - begin < STALL_SECONDS:
                 continue

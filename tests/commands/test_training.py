@@ -81,7 +81,8 @@ def test_what_was_learned_is_saved_when_learners_cannot_go_on(
             os.kill(pid, signal.SIGKILL)
 
     monkeypatch.setattr(training, "make_learners", watched)
-    trainer = Trainer(dataclasses.replace(CONFIG, learners=2), tmp_path, local=False)
+    config = dataclasses.replace(CONFIG, learners=2, checkpoint_seconds=1e9)
+    trainer = Trainer(config, tmp_path, local=False)
     with pytest.raises(RuntimeError, match="learners were lost 1 times in a row"):
         trainer.train(After(3, kill), StopRequest())
     checkpoint = checkpoints.load_latest(tmp_path)
