@@ -83,7 +83,8 @@ def compare(arguments: list[str]) -> None:
     rows = [_row(options.run / core, core) for core in configs]
     checkpoints.write_json(options.run / "table.json", {"corpus": corpus.name, "models": rows, "predictors": known})
     _write_curves(options.run, list(configs))
-    console.print(_table(rows, known, f"{corpus.name}, {corpus.sample_rate} Hz, test and validation split"))
+    sizes = f"{corpus.sample_rate} Hz, {quantity(config.learner.steps)} steps"
+    console.print(_table(rows, known, f"{corpus.name}, {sizes}: test split, and nats on the validation split"))
     say(console, f"curves: {options.run / 'curves.csv'}{_draw(options.run, list(configs), beside['linear'])}")
 
 
@@ -184,15 +185,13 @@ def _row(run: Path, core: str) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]], known: dict[str, dict[str, float]], title: str) -> Table:
-    names = ("model", "parameters", "steps", "nats", "bits", "validation, nats", "samples/s")
-    built = Table(*names, title=title, title_justify="left")
+    built = Table("model", "parameters", "nats", "bits", "validation", "samples/s", title=title, title_justify="left")
     for row in sorted(rows, key=lambda row: row["nats"]):
         losses = f"{row['nats']:.3f}", f"{row['bits']:.3f}", f"{row['validation']:.3f}"
-        numbers = f"{row['parameters']:,}", str(row["step"]), *losses, quantity(row["samples_per_second"])
-        built.add_row(row["core"], *numbers)
-    for label, name in (("linear predictor, order 32", "linear"), ("frequencies, order 0", "order_0")):
+        built.add_row(row["core"], f"{row['parameters']:,}", *losses, quantity(row["samples_per_second"]))
+    for label, name in (("linear predictor", "linear"), ("frequencies", "order_0")):
         test, validation = known["test"][name], known["validation"][name]
-        built.add_row(label, "", "", f"{test:.3f}", f"{test / math.log(2):.3f}", f"{validation:.3f}", "")
+        built.add_row(label, "", f"{test:.3f}", f"{test / math.log(2):.3f}", f"{validation:.3f}", "")
     return built
 
 

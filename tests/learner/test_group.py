@@ -381,5 +381,5 @@ def test_each_result_is_fetched_once_for_its_node_may_be_lost_meanwhile(
     monkeypatch.setattr(ray, "get", get_once)
     requests = [ray.put(number) for number in range(3)]
     assert learner_group._results(requests) == [0, 1, 2]
-    with pytest.raises(PeerLost, match="learner 0 died: Failed to retrieve object"):
+    with pytest.raises(PeerLost, match=r"learner \d died: Failed to retrieve object"):
         learner_group._results(requests)
