@@ -39,7 +39,7 @@ compare: venv  ## compare compression rates, an LSTM and a Transformer-XL on a t
 text: venv  ## compare language models with xz and bz2 on two CPU cores, under 20 minutes
 	$(BIN)/python benchmarks/text.py $(ARGS)
 
-test: venv  ## run all tests in four processes, 9 to 13 minutes on two cores
+test: venv  ## run all tests in four processes
 	$(BIN)/python -m pytest -n 4 --dist loadgroup $(ARGS)
 
 lint: venv  ## style and types

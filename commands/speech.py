@@ -216,7 +216,7 @@ def _train(arguments: list[str]) -> None:
         model = learner.model
         test, validation = corpus.splits["test"], corpus.splits["validation"]
         with console.status("measuring the test and validation splits"):
-            summary = {"split": "test", **measure(config, model, test), **predictors(corpus, test)}
+            summary = {"split": "test", **measure(config, model, test), **predictors(corpus, test)[0]}
             summary["validation"] = measure(config, model, validation)["nats"]
             summary["parameters"] = models.parameters(model)
         rows = evaluation_rows(summary)
@@ -253,15 +253,15 @@ def _minutes(corpus: Corpus, split: str) -> str:
     return f"{corpus.seconds(split) / 60:.1f} min"
 
 
-def predictors(corpus: Corpus, part: Split, size: int = 1 << 18) -> dict[str, float]:
-    """What is known of held-out sound without a network, in nats per sample; both are fitted to the training split."""
-    train, tokens = corpus.splits["train"].tokens, part.tokens
+def predictors(corpus: Corpus, *parts: Split, size: int = 1 << 18) -> list[dict[str, float]]:
+    """What is known of each held-out part without a network, in nats per sample; fitted to the training split."""
+    train, found = corpus.splits["train"].tokens, []
     linear = baselines.fit_linear_predictor(train)
-    blocks = (np.asarray(tokens[begin : begin + size]) for begin in range(0, len(tokens), size))
-    return {
-        "order_0": baselines.order_0(train, tokens),
-        "linear": sum(float(linear.nll(block).sum()) for block in blocks) / len(tokens),
-    }
+    for tokens in (part.tokens for part in parts):
+        blocks = (np.asarray(tokens[begin : begin + size]) for begin in range(0, len(tokens), size))
+        nll = sum(float(linear.nll(block).sum()) for block in blocks)
+        found.append({"order_0": baselines.order_0(train, tokens), "linear": nll / len(tokens)})
+    return found
 
 
 def evaluation_rows(summary: dict[str, Any]) -> dict[str, str]:
@@ -319,7 +319,7 @@ def _evaluate(arguments: list[str]) -> None:
         model = model.resized(**sizes) if sizes else model
     with console.status(f"measuring the {options.split} split"):
         part = held_out(config, corpus, options.split, options.samples)
-        summary = {"split": options.split, **measure(config, model, part), **predictors(corpus, part), **sizes}
+        summary = {"split": options.split, **measure(config, model, part), **predictors(corpus, part)[0], **sizes}
         summary["step"] = checkpoint.step
     checkpoints.write_json(options.run / f"evaluation-{options.split}.json", summary)
     console.print(table(f"{config.core_name}, {corpus.name}", evaluation_rows(summary)))

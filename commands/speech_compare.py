@@ -77,9 +77,10 @@ def compare(arguments: list[str]) -> None:
     _train(options, configs, console)
     config = next(iter(configs.values()))
     with console.status("fitting the linear predictor"):
-        known = {split: predictors(corpus, corpus.splits[split]) for split in ("test", "validation")}
         # Curves are of a part of the split.
-        beside = predictors(corpus, held_out(config, corpus, "validation", config.validation_samples))
+        part = held_out(config, corpus, "validation", config.validation_samples)
+        test, validation, beside = predictors(corpus, corpus.splits["test"], corpus.splits["validation"], part)
+    known = {"test": test, "validation": validation}
     rows = [_row(options.run / core, core) for core in configs]
     checkpoints.write_json(options.run / "table.json", {"corpus": corpus.name, "models": rows, "predictors": known})
     _write_curves(options.run, list(configs))

@@ -93,6 +93,12 @@ class SequenceLearnerConfig:
         if not condition:
             raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
 
+    def require_whole_segments(self, core: Any) -> None:
+        """Raises a ValueError if a sequence is no whole number of segments of the core of this config."""
+        segment = getattr(core, "segment_size", 1)
+        whole = self.sequence_length % segment == 0
+        self._require("sequence_length", whole, f"a multiple of the core's segment_size = {segment}")
+
     def learning_rate_at(self, step: int) -> float:
         """Linear warm-up, then a cosine back to where it began, then constant."""
         least, most = self.least_learning_rate, self.learning_rate

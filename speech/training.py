@@ -58,12 +58,7 @@ class SpeechConfig:
         for name in ("seed", "checkpoint_seconds", "sample_seconds"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
-        segment = getattr(self.model, "segment_size", 1)
-        if self.learner.sequence_length % segment:
-            raise ValueError(
-                f"sequence_length: expected a multiple of the core's segment_size = {segment}, "
-                f"got {self.learner.sequence_length}"
-            )
+        self.learner.require_whole_segments(self.model)
 
     @property
     def core_name(self) -> str:

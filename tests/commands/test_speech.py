@@ -124,7 +124,7 @@ def test_part_of_a_split_and_a_corpus_that_has_moved(
     summary = json.loads((run / "evaluation-validation.json").read_text())
     assert (summary["samples"], summary["step"]) == (99, 6)
     corpus = prepare(config.corpus, cache_folder())
-    assert summary["linear"] == predictors(corpus, held_out(config, corpus, "validation", 100))["linear"]
+    assert summary["linear"] == predictors(corpus, held_out(config, corpus, "validation", 100))[0]["linear"]
     main(["speech", "train", "--resume", str(run), "--corpus.path", str(elsewhere), "--learner.steps=8"])
     assert read_config(run).corpus.path == str(elsewhere)
 
