@@ -9,10 +9,10 @@ CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train compare text test lint format bench clean
+.PHONY: help venv train compare text test test-slow lint format bench clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 	@echo "  options of a command: make train ARGS='--core lstm --seed 1'"
 
 venv: $(READY)  ## create .venv with everything that training and tests need
@@ -39,8 +39,11 @@ compare: venv  ## compare compression rates, an LSTM and a Transformer-XL on a t
 text: venv  ## compare language models with xz and bz2 on two CPU cores, under 20 minutes
 	$(BIN)/python benchmarks/text.py $(ARGS)
 
-test: venv  ## run all tests in four processes
-	$(BIN)/python -m pytest -n 4 --dist loadgroup $(ARGS)
+test: venv  ## run the tests, but for the slow ones, in three processes
+	$(BIN)/python -m pytest -m 'not slow' -n 3 --dist loadgroup $(ARGS)
+
+test-slow: venv  ## run the slow tests, mostly whole Ray clusters of which parts are killed
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadgroup $(ARGS)
 
 lint: venv  ## style and types
 	$(BIN)/ruff check .

@@ -1,12 +1,13 @@
 """An agent for the task `envs.diagnostic.Counting` that remembers the count: if a state ever reaches the wrong
 environment, or survives where it should not, the agent says so in its logits."""
 
+import time
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from actors import Actor
+from actors import Actor, Unroll
 from agent import AgentOutput
 from agent.core.contract import Core
 from envs.diagnostic import Counting
@@ -61,7 +62,15 @@ class CountingAgent(nn.Module):
         return AgentOutput(logits, flags + self.marker, state, {}, None)
 
 
+class UnhurriedActor(Actor):
+    """Leaves most of the processor to the processes that tests wait for."""
+
+    def unroll(self, length: int) -> Unroll:
+        time.sleep(0.01)
+        return super().unroll(length)
+
+
 def make_counting_actor(num_envs: int, actor_id: int, incarnation: int) -> Actor:
     """An actor as the pools want it; incarnations differ in their seed."""
     agent: Any = CountingAgent()
-    return Actor(Counting(num_envs), agent, actor_id, seed=7 + incarnation)
+    return UnhurriedActor(Counting(num_envs), agent, actor_id, seed=7 + incarnation)

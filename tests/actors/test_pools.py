@@ -24,6 +24,7 @@ from envs import make_vector
 from envs.diagnostic import Counting
 from tests.actors import counting
 from tests.actors.counting import CountingAgent, make_counting_actor
+from tests.commands.cli import PATIENCE
 
 ENVS, LENGTH = 3, 8
 ray.cloudpickle.register_pickle_by_value(counting)  # actors do not import tests
@@ -157,12 +158,12 @@ def test_killed_actor_comes_back_with_fresh_memory(cluster: None) -> None:
         while not (pool.status().restarts == 1 and pool.status().alive == 2):
             unroll = pool.get()
             no_wrong_state(unroll)
-            assert time.monotonic() - begin < 60, "the actor did not come back"
-        for _ in range(6):
+            assert time.monotonic() - begin < PATIENCE, "the actor did not come back"
+        while len(numbers) < 2 * ENVS:
             unroll = pool.get()
             no_wrong_state(unroll)
             numbers |= set(unroll.trajectory.observation[:, 0, 0].long().tolist())
-        assert len(numbers) == 2 * ENVS, "both actors deliver"
+            assert time.monotonic() - begin < PATIENCE, "both actors deliver"
         assert ray.get(pool.members[0].handle.pid.remote()) != victim
 
 
@@ -206,21 +207,6 @@ def test_a_bug_in_making_an_actor_is_raised_and_not_retried(cluster: None) -> No
         with pytest.raises(ray.exceptions.RayActorError, match="no such environment"):
             pool.get()
         assert pool.status().restarts == 0
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_an_actor_that_dies_again_and_again_stops_the_run(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.ray_pool.MAX_FAILURES", 1)
-
-    def suicidal(actor_id: int, incarnation: int) -> Actor:
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError
-
-    with RayPool(suicidal, small(num_actors=1)) as pool:
-        pool.publish(weights(0), 0)
-        with pytest.raises(RuntimeError, match="actor 0 died 2 times in a row"):
-            pool.get()
 
 
 def test_resumed_actor_goes_on_exactly() -> None:

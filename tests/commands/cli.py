@@ -1,6 +1,7 @@
 """The command line as tests use it: real processes with real signals, or in this process where only words matter."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ TINY = [
 ]
 """Options of a run whose every update leaves a row of metrics and a checkpoint."""
 ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds to wait for what a busy machine does in five."""
 
 
@@ -74,7 +75,23 @@ def wait_until(
     while not condition():
         assert process is None or process.poll() is None, f"the process ended with status {process.returncode}"
         assert time.monotonic() < deadline, f"waited {patience} s"
-        time.sleep(0.01)
+        time.sleep(0.05)
+
+
+def marked(mark: str, title: str = "") -> set[int]:
+    """Processes that were started, however indirectly, with MARK=`mark` in their environment, and are called so.
+
+    Without Ray's two agents, which wait a minute for a node whose program was killed, and do nothing.
+    """
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_text()
+            if title in command and f"MARK={mark}" in (entry / "environ").read_text():
+                found |= set() if re.match("ray::(Dashboard|RuntimeEnv)Agent", command) else {int(entry.name)}
+        except OSError:
+            continue  # not ours, or gone meanwhile
+    return found
 
 
 def saved_steps(folder: Path) -> list[int]:

@@ -81,7 +81,8 @@ def test_what_was_learned_is_saved_when_learners_cannot_go_on(
             os.kill(pid, signal.SIGKILL)
 
     monkeypatch.setattr(training, "make_learners", watched)
-    config = dataclasses.replace(CONFIG, learners=2, checkpoint_seconds=1e9)
+    actors = dataclasses.replace(CONFIG.actors, num_actors=1)
+    config = dataclasses.replace(CONFIG, actors=actors, learners=2, checkpoint_seconds=1e9)
     trainer = Trainer(config, tmp_path, local=False)
     with pytest.raises(RuntimeError, match="learners were lost 1 times in a row"):
         trainer.train(After(3, kill), StopRequest())

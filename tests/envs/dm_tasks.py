@@ -1,5 +1,7 @@
 """A dm_env environment with every kind of spec that there is, short enough for tests."""
 
+import time
+
 import dm_env
 import numpy as np
 from dm_env import specs
@@ -55,3 +57,11 @@ class Walk(dm_env.Environment):
 
     def close(self) -> None:
         self.closed = True
+
+
+class Unhurried(Walk):
+    """A walk that leaves most of the processor to the processes that tests wait for."""
+
+    def step(self, action: int) -> dm_env.TimeStep:
+        time.sleep(0.005)
+        return super().step(action)
