@@ -51,6 +51,7 @@ class After:
 def test_ctrl_c_ends_a_run_that_waits_for_the_cluster(lacking: str, cluster: None, tmp_path: Path) -> None:
     """The first one, within a moment, with a checkpoint."""
     trainer = Trainer(CROWDED[lacking], tmp_path, local=False)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
     with stop_on_signals() as stop:
         timer = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
