@@ -12,6 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from agent.core import (
     CompressiveTransformerConfig,
+    GRUConfig,
     LSTMConfig,
     MemorylessConfig,
     MinGRUConfig,
@@ -41,6 +42,7 @@ CONFIGS: dict[str, Any] = {
     "pre-dilated-bptt": compressive(norm="pre", compression="dilated", compression_loss="bptt"),
     "transformer-xl": compressive(compressed_size=0),
     "lstm": LSTMConfig(SIZE, 1),
+    "gru": GRUConfig(SIZE, 1),
     "mingru": MinGRUConfig(SIZE, 1, 8),
     "memoryless": MemorylessConfig(SIZE, 1, 8),
 }
@@ -86,14 +88,15 @@ def test_learning_is_the_same_when_really_compiled(build) -> None:
     assert check_learning(build(compressive()).train(), "inductor", segments=1) == 1
 
 
-def test_acting_is_three_graphs(build) -> None:
+@pytest.mark.parametrize("cached", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_acting_is_three_graphs(build, cached) -> None:
     """One for a segment's first step, one for its last, and one for all others."""
     core = build(compressive())
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(core, fullgraph=True, backend=counter)
     inputs, reset = torch.randn(2, 3 * SEGMENT, SIZE).double(), torch.rand(2, 3 * SEGMENT) < 0.1
     with torch.no_grad():
-        state = core.with_cache(core.initial_state(2))
+        state = core.with_cache(core.initial_state(2)) if cached else core.initial_state(2)
         expected = core(inputs, reset, state)
         features = []
         for step in range(3 * SEGMENT):

@@ -121,7 +121,7 @@ def shard(batch: Trajectory, rank: int, size: int) -> Trajectory:
 )
 def test_two_learners_of_half_a_batch_are_one_of_the_whole(core: str, optimiser: str, reduction: Any) -> None:
     config = dataclasses.replace(CPU, reduction=reduction, **OPTIMISERS[optimiser])
-    batches = make_batches(core, 10)
+    batches = make_batches(core, 20)
     counts = [[int(acted(shard(batch, rank, 2)).sum()) for rank in range(2)] for batch in batches]
     assert all(first != second for first, second in counts)
 
