@@ -80,8 +80,8 @@ def test_actors_and_learners_outlive_a_node_and_use_a_new_one(make_cluster: Call
 
 def actors_survive(cluster: Cluster) -> None:
     """An elastic pool uses a node that joins, goes on without it when it is lost, and uses the next one."""
-    config = ActorsConfig(num_actors=1, max_actors=2, envs_per_actor=ENVS, unroll_length=8)
-    acting = {"num_cpus": 1, "labels": {"for": "acting"}}
+    config = ActorsConfig(num_actors=1, max_actors=3, envs_per_actor=ENVS, unroll_length=8)
+    acting = {"num_cpus": 2, "labels": {"for": "acting"}}
     labelled = ActorsConfig(num_actors=1, envs_per_actor=ENVS, unroll_length=8, cpus=0, labels=("for=acting",))
     seen: set[tuple[int, ...]] = set()
     with RayPool(bigger(1_000), config) as pool:  # 324 kB each
@@ -104,14 +104,14 @@ def actors_survive(cluster: Cluster) -> None:
 
         learn_until(lambda: pool.status().alive == 1)
         node = cluster.add_node(**acting)
-        learn_until(lambda: pool.status().alive == 2)
+        learn_until(lambda: pool.status().alive == 3)
         cluster.remove_node(node, allow_graceful=False)
-        learn_until(lambda: pool.status().alive == 1 and pool.status().restarts == 1)
+        learn_until(lambda: pool.status().alive == 1 and pool.status().restarts == 2)
         before = version
         learn_until(lambda: version == before + 20)
         node = cluster.add_node(**acting)
-        learn_until(lambda: pool.status().alive == 2)
-        assert pool.status().restarts == 1
+        learn_until(lambda: pool.status().alive == 3)
+        assert pool.status().restarts == 2
         with RayPool(partial(make_counting_actor, ENVS), labelled) as there:
             there.publish({"marker": torch.zeros(1)}, 0)
             there.get()

@@ -209,6 +209,21 @@ def test_a_bug_in_making_an_actor_is_raised_and_not_retried(cluster: None) -> No
         assert pool.status().restarts == 0
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_actor_that_dies_again_and_again_stops_the_run(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.ray_pool.MAX_FAILURES", 1)
+
+    def suicidal(actor_id: int, incarnation: int) -> Actor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    with RayPool(suicidal, small(num_actors=1)) as pool:
+        pool.publish(weights(0), 0)
+        with pytest.raises(RuntimeError, match="actor 0 died 2 times in a row"):
+            pool.get()
+
+
 def test_resumed_actor_goes_on_exactly() -> None:
     actor, again = (make_counting_actor(ENVS, 0, incarnation) for incarnation in range(2))
     actor.unroll(LENGTH)

@@ -23,13 +23,9 @@ def test_a_run_survives_its_actors_its_learners_and_itself(tmp_path: Path, capfd
     screen = tmp_path / "screen"
 
     def begin(*arguments: object) -> subprocess.Popen[str]:
-        return start(
-            "launch",
-            *arguments,
-            output=screen.open("w"),
-            start_new_session=True,
-            env={**environment, "HOME": str(home), "MARK": mark},
-        )
+        marked_environment = {**environment, "HOME": str(home), "MARK": mark}
+        with screen.open("w") as output:
+            return start("launch", *arguments, output=output, start_new_session=True, env=marked_environment)
 
     task = ["--env", "dm:tests.envs.dm_tasks:Unhurried,cells=99,limit=999", *TINY]
     process = begin("--run", folder, "--learners", 2, "--frames", 10**9, *task)

@@ -281,21 +281,24 @@ def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(
         assert "learner 0 died" in said[0]
         assert said[0].endswith("all learners are started again at version 5")
         assert "\n" not in said[0]
+        # Nor is anything lost where the wait for room to start again is ended.
+        with monkeypatch.context() as waiting:
+            waiting.setattr(group, "check", leave)
+            waiting.setattr(group.placement, "wait", lambda seconds: False)  # as where a node is lost
+            with pytest.raises(Left):
+                group.update(batches[5])
+        assert not group.members
         saved = group.state_dict()
-        group.update(batches[5])
-        alone.update(batches[5])
+        resumed.load_state_dict(saved)
+        for learner in (resumed, alone, group):
+            learner.update(batches[5])
+        assert_close(group.weights(), alone.weights())
+        assert_close(resumed.weights(), alone.weights())
 
         # If all die there is no survivor: the optimiser is that of `saved`, one update old; nothing else is lost.
         # Who only asks for the state starts no learners.
         kill(group, 0, 1)
         assert group.state_dict()["version"] == 6
-        assert not group.members
-        # Nor is anything lost where the wait for room is ended.
-        with monkeypatch.context() as waiting:
-            waiting.setattr(group, "check", leave)
-            waiting.setattr(group.placement, "wait", lambda seconds: False)  # as where a node is lost
-            with pytest.raises(Left):
-                group.update(batches[4])
         assert not group.members
         group.update(batches[4])
         assert caplog.messages[-1].endswith("all learners are started again at version 6, optimiser 5")
@@ -308,6 +311,26 @@ def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(
         with pytest.raises(ray.exceptions.RayTaskError, match=r"expected uint8 \[N, 12, 16, 3\]"):
             group.update(batches[0]._replace(observation=batches[0].observation[:, :, 1:]))
     assert group.restarts == 2
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_learners_that_die_again_and_again_stop_the_run(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner_group, "MAX_FAILURES", 1)
+    batch = make_batch(make_agent("lstm"), 0)
+    with LearnerGroup(make("lstm"), 2, "cpu") as group:
+        start = group._start
+
+        def start_and_kill() -> None:
+            start()
+            kill(group, 0)
+
+        group.update(batch)
+        monkeypatch.setattr(group, "_start", start_and_kill)
+        kill(group, 1)
+        with pytest.raises(RuntimeError, match="learners were lost 2 times in a row without an update: learner 0 died"):
+            group.update(batch)
+        assert group.version == 1
 
 
 @pytest.mark.ray
