@@ -57,6 +57,8 @@ class Options:
     """Time for each figure, after a warm-up."""
     device: str = "cpu"
     """cpu or cuda."""
+    turns: int = 10
+    """Bursts in which that time is measured, taken by turns."""
     batch: int = 4
     """Rows."""
     autocast: bool = False
@@ -128,11 +130,11 @@ class Rate:
 
 
 def in_turns(works: dict[str, Callable[[], int]], options: Options) -> dict[str, int]:
-    """The rates of several pieces of work, measured in ten bursts each, by turns."""
+    """The rates of several pieces of work, measured in bursts, by turns."""
     rates = {name: Rate(work, options.device) for name, work in works.items()}
-    for _ in range(10):
+    for _ in range(options.turns):
         for rate in rates.values():
-            rate.run(options.seconds / 10)
+            rate.run(options.seconds / options.turns)
     return {name: int(rate) for name, rate in rates.items()}
 
 

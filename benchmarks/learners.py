@@ -9,6 +9,7 @@ cost; "cores" bounds what more of them can bring on a CPU. Prints one JSON objec
 
 import dataclasses
 import json
+import logging
 import os
 import statistics
 import sys
@@ -64,7 +65,7 @@ def main(options: Options) -> dict:
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     cpus = max(os.cpu_count() or 1, options.learners + 1)
-    ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     learners: dict[str, Any] = {"one_in_process": make_learner(config, make_agent(config))}
     times: dict[str, list[float]] = {}
     with ExitStack() as stack:

@@ -9,6 +9,7 @@ one on each. Both nodes are on this machine; Ray's own settings decide how soon 
 import dataclasses
 import functools
 import json
+import logging
 import os
 import sys
 import time
@@ -113,7 +114,7 @@ def main(options: Options) -> dict[str, Any]:
 
     cluster = Cluster()
     cluster.add_node(num_cpus=1, include_dashboard=False)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     measured = {
         "actors": lose_actors(cluster, options.core, options.without_seconds),
         "learners": lose_a_learner(cluster, options.core, options.without_seconds),

@@ -209,7 +209,9 @@ def draw(path: Path, results: dict[str, list[dict[int, float]]]) -> None:
     for index, (name, runs) in enumerate(results.items()):
         values = [[100 * run[delay] for run in runs] for delay in delays]
         means = [sum(value) / len(value) for value in values]
-        style = {"color": "black", "linestyle": "--"} if name == TRANSFORMER_XL else {"color": f"C{index - 1}"}
+        style: dict[str, Any] = (
+            {"color": "black", "linestyle": "--"} if name == TRANSFORMER_XL else {"color": f"C{index - 1}"}
+        )
         axes.plot(delays, means, label=name, marker=".", linewidth=1.4, zorder=3 - bool(index), **style)
         lowest, highest = [min(value) for value in values], [max(value) for value in values]
         axes.fill_between(delays, lowest, highest, color=style["color"], alpha=0.15, linewidth=0)

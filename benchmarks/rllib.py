@@ -28,6 +28,7 @@ Prints one JSON object; CPU time is that of all processes, Ray's own among them 
 import collections
 import dataclasses
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -163,7 +164,9 @@ def main(options: Options) -> dict:
     import ray
 
     torch.set_num_threads(1)
-    ray.init("local", num_cpus=options.actors + 2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        "local", num_cpus=options.actors + 2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+    )
     ours = {envs: measure_ours(options, envs) for envs in options.envs}
     ray.shutdown()
     return {

@@ -13,6 +13,7 @@ The paper preset acts in the re-created level, which has the pixels of the origi
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import statistics
@@ -21,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import ray
 import torch
@@ -177,7 +178,8 @@ class Replay:
 def seconds_of(work: Callable[[], Any], seconds: float, clock: Callable[[], float]) -> float:
     """Median time of `work` by `clock`, from three times on: of CPU time, so that a busy machine matters less."""
     work()
-    times, begin = [], time.perf_counter()
+    times: list[float] = []
+    begin = time.perf_counter()
     while len(times) < 3 or time.perf_counter() - begin < seconds:
         before = clock()
         work()
@@ -217,7 +219,7 @@ def measure_networks(config: RunConfig, seconds: float) -> tuple[Trajectory, dic
 def measure_driver(unroll: Trajectory, unrolls: int, seconds: float) -> dict[str, float]:
     """What an unroll costs the driver's thread, and how many it gets while actors do nothing but send them."""
     config = ActorsConfig(num_actors=2, in_flight=2)
-    with RayPool(lambda *_: Replay(unroll), config) as pool:
+    with RayPool(cast(Any, lambda *_: Replay(unroll)), config) as pool:
         pool.publish({}, 0)
 
         def receive() -> Trajectory:
@@ -242,7 +244,7 @@ def measure_driver(unroll: Trajectory, unrolls: int, seconds: float) -> dict[str
 
 def measure_requests(seconds: float) -> dict[str, float]:
     """What a request costs the driver's thread apart from its bytes, and what each actor adds that is waited for."""
-    with RayPool(lambda *_: Replay((torch.zeros(1),)), ActorsConfig(num_actors=2, in_flight=2)) as pool:
+    with RayPool(cast(Any, lambda *_: Replay((torch.zeros(1),))), ActorsConfig(num_actors=2, in_flight=2)) as pool:
         pool.publish({}, 0)
         requests = seconds_of(lambda: [pool.get() for _ in range(50)], seconds, time.thread_time) / 50
 
@@ -251,7 +253,7 @@ def measure_requests(seconds: float) -> dict[str, float]:
         def sleep(self, seconds: float) -> None:
             time.sleep(seconds)
 
-    busy, done, waits = Busy.remote(), ray.put(0), {}
+    busy, done, waits = cast(Any, Busy).remote(), ray.put(0), {}
     for number in (16, 1024):
         pending = [done, *(busy.sleep.remote(3600) for _ in range(number - 1))]
 
@@ -274,7 +276,7 @@ def measure_broadcast(cluster: Cluster, sizes: tuple[int, ...], nodes: int) -> d
 
     for _ in range(nodes):
         cluster.add_node(num_cpus=0, resources={"other": 1}, object_store_memory=200 << 20)
-    holders = [Node.remote() for _ in range(nodes)]
+    holders = [cast(Any, Node).remote() for _ in range(nodes)]
     figures: dict[int, dict[int, float]] = {}
     for size in sizes:
         weights = torch.zeros(size // 4).numpy()
@@ -303,7 +305,7 @@ def main(options: Options) -> dict[str, Any]:
         os.environ.setdefault("RAY_TMPDIR", folder)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "object_store_memory": 2 << 30})
-        ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+        ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         requests = measure_requests(options.seconds)
         for preset in options.presets:
             config = make_preset(preset, options.core)
@@ -332,10 +334,13 @@ def make_loop(config: RunConfig, measured: dict[str, float], options: Options, t
     """The model with a GPU that is assumed: it calculates, or it waits for the next call."""
     steps = measured["unroll_steps"] * config.unrolls_per_update
     calls = measured["calls_per_update"] * options.call_microseconds * 1e-6
+    fields: dict[str, Any] = {
+        field.name: measured[field.name] for field in dataclasses.fields(Loop) if field.name in measured
+    }
     return Loop(
         batch_unrolls=config.unrolls_per_update,
         update_seconds=max(steps * measured["flops_per_step"] / tflops / 1e12, calls),
-        **{field.name: measured[field.name] for field in dataclasses.fields(Loop) if field.name in measured},
+        **fields,
     )
 
 

@@ -31,7 +31,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +43,7 @@ from rich.console import Console
 
 from actors import Pool, Unroll
 from agent import Trajectory
+from agent.core import leaves
 from agent.trajectory import acted
 from commands import launch
 from commands.config import RunConfig
@@ -159,7 +160,7 @@ def digest(arrays: Iterable[torch.Tensor]) -> bytes:
 def moment(trajectory: Trajectory, step: int) -> bytes:
     """Digest of what the environments say at a step."""
     fields = (trajectory.observation, trajectory.last_action, trajectory.reward, trajectory.discount, trajectory.reset)
-    return digest(field[:, step] for field in fields)
+    return digest(leaf[:, step] for leaf in leaves(fields))
 
 
 @dataclass
@@ -186,7 +187,7 @@ class Ledger:
         """Takes one unroll; returns whether it is the first of an actor that took another's place."""
         trajectory = unroll.trajectory
         actor = int(trajectory.actor_id[0])
-        name = digest((trajectory.actor_id, trajectory.observation, trajectory.reward, trajectory.action))
+        name = digest(leaves((trajectory.actor_id, trajectory.observation, trajectory.reward, trajectory.action)))
         self.repeated += name in self.seen
         self.seen.add(name)
         self.steps += int(acted(trajectory).sum())
@@ -252,8 +253,8 @@ class SoakTrainer(Trainer):
         self.group = learner
         super().save(learner, pool)
 
-    def _get(self, pool: Pool) -> Unroll:
-        unroll, now = super()._get(pool), time.monotonic()
+    def _get(self, pool: Pool, check: Callable[[], object]) -> Unroll:
+        unroll, now = super()._get(pool, check), time.monotonic()
         actor = int(unroll.trajectory.actor_id[0])
         if self.ledger.enter(unroll):
             # Which actor was hit shows only now: it had gone silent when the kill came.

@@ -11,6 +11,7 @@ processes the rates say how well the machine is shared, no more. Prints one JSON
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import statistics
@@ -91,11 +92,11 @@ def parts(config: RunConfig, seconds: float) -> dict[str, float]:
     rows, length = config.actors.envs_per_actor, config.actors.unroll_length
     envs = make_vector(config.env, rows)
     envs.reset(seed=0)
-    random = np.random.default_rng(0)
+    random, actions = np.random.default_rng(0), interface(config.env).num_actions
 
     def act_at_random() -> int:
         for _ in range(length):
-            envs.step(random.integers(envs.single_action_space.n, size=rows))
+            envs.step(random.integers(actions, size=rows))
         return rows * length
 
     actor = make_actor(config, 0, 0, 0)
@@ -168,7 +169,7 @@ def main(options: Options) -> dict:
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     cpus = max(os.cpu_count() or 1, sum(options.actors) + sum(options.learners))
-    ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     systems = whole(config, options)
     ray.shutdown()
 

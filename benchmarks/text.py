@@ -83,15 +83,15 @@ class Options:
 def variants(options: Options) -> dict[str, TextConfig]:
     """What is compared, by name."""
     base = {name: _shared(make_preset("cpu", name), options) for name in ("compressive", "transformer-xl")}
-    core = base["compressive"].model.core
+    core: Any = base["compressive"].model.core
     if options.rate:
-        core = dataclasses.replace(core, compression_rate=options.rate)  # type: ignore[type-var]
+        core = dataclasses.replace(core, compression_rate=options.rate)
     if options.compare == "cores":
         # The slower first: then no process waits long for another at the end.
         return {"compressive": _with_core(base["compressive"], core), "transformer-xl": base["transformer-xl"]}
     compressed = {}
     for function, loss in TABLE_5:
-        changed = dataclasses.replace(core, compression=function, compression_loss=loss)  # type: ignore[type-var]
+        changed = dataclasses.replace(core, compression=function, compression_loss=loss)
         config = _with_core(base["compressive"], changed)
         if loss == "bptt":
             # As in section 5.2: gradients reach compression over twice the segments; half the rows, the same tokens.
