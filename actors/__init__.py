@@ -1,6 +1,6 @@
 """Everywhere actions happen: actors and their pools, evaluation and recording. Ray only in `ray_pool`."""
 
 from actors.actor import Actor, Episode, Unroll
-from actors.pool import ActorsConfig, LocalPool, Pool, PoolStatus
+from actors.pool import ActorsConfig, ClusterError, LocalPool, Pool, PoolStatus
 
-__all__ = ["Actor", "ActorsConfig", "Episode", "LocalPool", "Pool", "PoolStatus", "Unroll"]
+__all__ = ["Actor", "ActorsConfig", "ClusterError", "Episode", "LocalPool", "Pool", "PoolStatus", "Unroll"]

@@ -114,6 +114,10 @@ class PoolStatus:
     waiting: int
 
 
+class ClusterError(RuntimeError):
+    """Actors cannot run any more for a reason outside the program: their deaths, or the loss of the cluster."""
+
+
 class Pool(ABC):
     """Hands out unrolls of the same actors, wherever these are; a context manager that stops them."""
 

@@ -19,13 +19,17 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, Ray
 from torch import Tensor
 
 from actors.actor import Unroll
-from actors.pool import ActorsConfig, MakeActor, Pool, PoolStatus
+from actors.pool import ActorsConfig, ClusterError, MakeActor, Pool, PoolStatus
 from agent.core import map_state
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 5
 """Times that an actor may die in a row without delivering an unroll before the run stops: then it is a bug."""
+MEMORY_SECONDS = 300.0
+"""Time for which deaths in a row are not counted where Ray ended the actor because its node was short of memory."""
+LONGEST_PAUSE = 30.0
+"""Seconds before an actor that was ended so is started again; the first pauses are 2, 4, 8 and 16 s."""
 STALL_SECONDS = 30.0
 """Time without any unroll after which to say so."""
 POLL_SECONDS = 0.25
@@ -56,12 +60,17 @@ class RemoteActor:
 
 @dataclass
 class _Member:
-    """An actor of the pool: its process, which is the `incarnation`-th, and deaths in a row without an unroll."""
+    """An actor of the pool: its process, which is the `incarnation`-th, and deaths in a row without an unroll.
+
+    handle: None until `start_at`, the time at which to start it. failing_since: time of the first of those deaths.
+    """
 
     handle: Any
     incarnation: int = 0
     failures: int = 0
     up: bool = False
+    start_at: float = 0.0
+    failing_since: float = 0.0
 
 
 class RayPool(Pool):
@@ -76,7 +85,8 @@ class RayPool(Pool):
         config: numbers of actors, environments and steps, and what each actor needs of the cluster.
 
     Raises:
-        RuntimeError: from `get`, when an actor died more than `MAX_FAILURES` times in a row and delivered nothing.
+        ClusterError: from `get`, when an actor died more than `MAX_FAILURES` times in a row and delivered nothing.
+            Deaths because a node is short of memory are retried for `MEMORY_SECONDS`, with growing pauses.
         ray.exceptions.RayTaskError: from `get`, when an actor's code raised: that is a bug and is not retried.
         ray.exceptions.RayActorError: from `get`, likewise, when making an actor raised.
     """
@@ -90,13 +100,17 @@ class RayPool(Pool):
         # Requests and whose they are. Insertion order is age: the oldest request comes first.
         self.pending: dict[ray.ObjectRef, int] = {}
         self.finished: deque[ray.ObjectRef] = deque()
-        self.members = [_Member(self._start(index, 0)) for index in range(config.most_actors)]
+        self.members = [_Member(None) for _ in range(config.most_actors)]
         self.complete = False
-        for index in range(config.most_actors):
-            self._ask(index)
+        self._start()
 
-    def _start(self, index: int, incarnation: int) -> Any:
-        return self.remote_class.remote(self.make_actor, index, incarnation, self.config)
+    def _start(self) -> None:
+        """Starts every actor that has no process and whose pause is over."""
+        now = time.monotonic()
+        for index, member in enumerate(self.members):
+            if member.handle is None and member.start_at <= now:
+                member.handle = self.remote_class.remote(self.make_actor, index, member.incarnation, self.config)
+                self._ask(index)
 
     def _ask(self, index: int) -> None:
         """Asks an actor for an unroll, or whether it is up."""
@@ -140,12 +154,15 @@ class RayPool(Pool):
         """Waits for requests to be finished; of several, that which was made first (`ray.wait` does not say)."""
         begin = time.monotonic()
         while True:
+            self._start()
             while self.finished:
                 if (request := self.finished.popleft()) in self.pending:  # else its actor is gone
                     return request
             requests = self._awaited()
             # Not longer: a call that has begun to wait for what a lost node held waits for nothing else.
-            if ray.wait(requests, timeout=POLL_SECONDS)[0]:
+            if not requests:  # every actor waits for its pause to end
+                time.sleep(POLL_SECONDS)
+            elif ray.wait(requests, timeout=POLL_SECONDS)[0]:
                 finished = set(ray.wait(requests, num_returns=len(requests), timeout=0)[0])
                 self.finished.extend(request for request in requests if request in finished)
                 continue
@@ -172,19 +189,24 @@ class RayPool(Pool):
         return list(heads.values())
 
     def _replace(self, index: int, error: RayError) -> None:
-        member = self.members[index]
+        member, now = self.members[index], time.monotonic()
         member.up = False
         member.failures += 1
-        if member.failures > MAX_FAILURES:
-            raise RuntimeError(
+        member.failing_since = now if member.failures == 1 else member.failing_since
+        short_of_memory = "low on memory" in str(error)
+        retried = short_of_memory and now - member.failing_since < MEMORY_SECONDS
+        if member.failures > MAX_FAILURES and not retried:
+            raise ClusterError(
                 f"actor {index} died {member.failures} times in a row without an unroll: {_reason(error)}"
             ) from error
+        pause = min(2.0**member.failures, LONGEST_PAUSE) if short_of_memory else 0.0
         member.incarnation += 1
-        logger.warning("actor %d died and is replaced: %s", index, _reason(error))
+        when = f" in {pause:.0f} s" if pause else ""
+        logger.warning("actor %d died and is replaced%s: %s", index, when, _reason(error))
         ray.kill(member.handle)
         self.pending = {request: owner for request, owner in self.pending.items() if owner != index}
-        member.handle = self._start(index, member.incarnation)
-        self._ask(index)
+        member.handle, member.start_at = None, now + pause
+        self._start()
 
     def status(self) -> PoolStatus:
         asked = [request for request, index in self.pending.items() if self.members[index].up]
@@ -196,7 +218,8 @@ class RayPool(Pool):
     def close(self) -> None:
         self.pending.clear()
         for member in self.members:
-            ray.kill(member.handle)
+            if member.handle is not None:
+                ray.kill(member.handle)
 
 
 def _reason(error: Exception) -> str:

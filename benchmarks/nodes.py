@@ -6,6 +6,7 @@ First an elastic pool trains, with one actor on the first node and two on the se
 one on each. Both nodes are on this machine; Ray's own settings decide how soon it notices. Prints one JSON object.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -126,5 +127,7 @@ def main(options: Options) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    json.dump(main(tyro.cli(Options)), sys.stdout, indent=2)
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints there that a raylet ended
+        figures = main(tyro.cli(Options))
+    json.dump(figures, sys.stdout, indent=2)
     print()

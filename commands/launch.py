@@ -21,6 +21,7 @@ import torch
 import tyro
 from rich.console import Console
 
+from actors import ClusterError
 from commands import UserError
 from commands.config import RunConfig, differences, from_plain, read_config, to_plain
 from commands.display import TerminalDisplay, quantity, say, say_all, say_skipped, table, task_table
@@ -35,6 +36,7 @@ from commands.training import Trainer, interface
 from commands.visualize import show
 from envs import held_out, prepare, tasks
 from learner import checkpoints
+from learner.data_parallel import LearnersLost
 from learner.storage import StorageError, is_url
 
 FIXED = ("preset", "env", "seed", "agent.", "learner.optimiser", "checkpoint_url")
@@ -187,12 +189,10 @@ def launch(arguments: Sequence[str]) -> None:
             problem = f"{run} cannot be written to: {error}" if isinstance(error, OSError) else str(error)
             go_on = f"; go on from {trainer.saved} with: {_again(options, run)}" if trainer.saved else ""
             raise UserError(f"{problem}{go_on}") from error
-        except FloatingPointError as error:
-            slower = f"--learner.learning-rate {config.learner.learning_rate / 4:.3g}"
-            print(
-                f"compressive: {error}; go on from {trainer.saved} with: {_again(options, run)} {slower}",
-                file=sys.stderr,
-            )
+        except (FloatingPointError, ClusterError, LearnersLost) as error:
+            slower = f" --learner.learning-rate {config.learner.learning_rate / 4:.3g}"
+            again = _again(options, run) + (slower if isinstance(error, FloatingPointError) else "")
+            print(f"compressive: {error}; go on from {trainer.saved} with: {again}", file=sys.stderr)
             sys.exit(1)
         except KeyboardInterrupt:
             if trainer.saved:

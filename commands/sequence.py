@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
+from actors import ClusterError
 from agent.sequence import SequenceModel
 from commands import UserError
 from commands.display import LiveLine, duration, quantity, say, say_skipped
@@ -30,6 +31,8 @@ from learner.sequence import Progress, SequenceLearner, SequenceLearnerConfig, r
 
 PEER_SECONDS = 600.0
 """Time that learners wait for each other: the first one evaluates meanwhile."""
+LAST_SECONDS = 10.0
+"""Time that learners have to write a last checkpoint when the head of their cluster is lost."""
 STOP_FILE = ".stop"
 """In a run, while its learners on Ray are to stop."""
 
@@ -197,6 +200,8 @@ def _train_on_ray(job: Job, new: bool, stop: StopRequest, again: str) -> None:
         import ray
         import ray.train
         from ray.train.torch import TorchTrainer
+
+        from commands.ray_head import HeadWatch
     except ImportError as error:
         raise UserError(f"several learners need Ray Train: pip install -e '.[text]' ({error})") from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -227,10 +232,16 @@ def _train_on_ray(job: Job, new: bool, stop: StopRequest, again: str) -> None:
     flag.unlink(missing_ok=True)
     thread.start()
     try:
-        while thread.is_alive():
-            thread.join(0.2)
-            if stop.requested:
-                flag.touch()
+        with HeadWatch() as head:
+            while thread.is_alive():
+                thread.join(0.2)
+                if stop.requested:
+                    flag.touch()
+                head.check(lambda: job.run / "checkpoints")
+    except ClusterError as error:
+        flag.touch()
+        thread.join(LAST_SECONDS)
+        raise UserError(f"{error}; go on with: {again}") from error
     finally:
         flag.unlink(missing_ok=True)
         ray.shutdown()

@@ -41,6 +41,7 @@ from learner.metrics import MetricsWriter
 from learner.storage import Remote
 
 if TYPE_CHECKING:
+    from commands.ray_head import HeadWatch
     from learner.group import LearnerGroup
 
 logger = logging.getLogger(__name__)
@@ -206,6 +207,13 @@ def make_mirror(run: Path, local: bool) -> Callable[[Mapping[str, float]], None]
     return RayGauges(run.resolve().name).set
 
 
+def watch_head() -> "HeadWatch":
+    """Watches the head node of the Ray cluster that this process is connected to."""
+    from commands.ray_head import HeadWatch
+
+    return HeadWatch()
+
+
 class Trainer:
     """A run in progress: learner, counters and files.
 
@@ -326,13 +334,17 @@ class Trainer:
             Exception: whatever actors and learners raise that is not a death; what was learned so far is saved before.
         """
 
-        def check() -> None:
-            if stop.requested:
-                raise Stopped
-
         learner: Learner | LearnerGroup = self.learner
         pool: Pool | None = None
         with ExitStack() as stack:
+            head = None if self.local else stack.enter_context(watch_head())
+
+            def check() -> None:
+                if stop.requested:
+                    raise Stopped
+                if head:
+                    head.check(lambda: self._save_new(learner, pool))
+
             with suppress(Stopped):
                 learner = stack.enter_context(make_learners(self.config, self.learner, check))
                 pool = stack.enter_context(make_pool(self.config, self.generation, self.local))
@@ -345,8 +357,13 @@ class Trainer:
                 mirror = make_mirror(self.run, self.local)
                 writer = stack.enter_context(MetricsWriter(self.run, learner.steps, mirror, LAYOUT))
                 self._loop(learner, pool, writer, display, check)
-            if self.saved_version != self.learner.version:
-                self.save(learner, pool)
+            self._save_new(learner, pool)
+
+    def _save_new(self, learner: "Learner | LearnerGroup", pool: Pool | None = None) -> Path | str | None:
+        """Writes a checkpoint if something was learned since the last; returns where the newest is."""
+        if self.saved_version != self.learner.version:
+            self.save(learner, pool)
+        return self.saved
 
     def _loop(
         self,
@@ -360,8 +377,8 @@ class Trainer:
         config, clock, saved = self.config, Clock(learner.steps), time.monotonic()
         pool.publish(learner.weights(), learner.version)
         while self.frames < config.frames:
-            check()
             try:
+                check()
                 with clock.waiting():
                     unrolls = [self._get(pool, check) for _ in range(config.unrolls_per_update)]
                 trajectory = concatenate_states([unroll.trajectory for unroll in unrolls])
@@ -377,11 +394,10 @@ class Trainer:
             except (FloatingPointError, Stopped):
                 raise
             except Exception:  # what was learned is not lost with actors or learners, who are asked for nothing more
-                if self.saved_version != self.learner.version:
-                    try:
-                        self.save(learner)
-                    except Exception:  # nor can they say how they stand: the optimiser is that of the last checkpoint
-                        self.save(self.learner)
+                try:
+                    self._save_new(learner)
+                except Exception:  # nor can they say how they stand: the optimiser is that of the last checkpoint
+                    self._save_new(self.learner)
                 raise
             if time.monotonic() - saved > config.checkpoint_seconds:
                 self.save(learner, pool)

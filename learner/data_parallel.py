@@ -18,6 +18,10 @@ class PeerLost(RuntimeError):
     """
 
 
+class LearnersLost(RuntimeError):
+    """The learners of a group died too often, or for too long; the message says how often and why."""
+
+
 class DataParallel:
     """Sums over the learners of a process group.
 

@@ -9,6 +9,7 @@ commands.
 import dataclasses
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,13 +27,17 @@ from torch import Tensor, nn
 
 from agent.core.state import index_state, map_state
 from agent.trajectory import Trajectory, validate
-from learner.data_parallel import DataParallel, PeerLost
+from learner.data_parallel import DataParallel, LearnersLost, PeerLost
 from learner.learner import Learner, LearnerConfig
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 5
 """Times that learners may die in a row without an update before the run stops: then it is a bug."""
+MEMORY_SECONDS = 300.0
+"""Time for which deaths in a row are not counted where Ray ended a learner because its node was short of memory."""
+LONGEST_PAUSE = 30.0
+"""Seconds before learners that were lost so are started again; the first pauses are 2, 4, 8 and 16 s."""
 PEER_SECONDS = 120.0
 """Time that learners wait for each other in a sum before they give one up. A killed process is noticed at once."""
 GRACE_SECONDS = 10.0
@@ -112,7 +117,8 @@ class LearnerGroup:
 
     Raises:
         ValueError: if the cluster has some GPUs, or was asked for them, but fewer than learners.
-        RuntimeError: from calls, when learners died more than `MAX_FAILURES` times in a row without an update.
+        LearnersLost: from calls, when learners died more than `MAX_FAILURES` times in a row without an update.
+            Deaths because a node is short of memory are retried for `MEMORY_SECONDS`, with growing pauses.
         ray.exceptions.RayTaskError: from calls, when a learner's code raised: that is a bug and is not retried.
         ray.exceptions.RayActorError: from calls, likewise, when a learner's process could not begin.
     """
@@ -131,6 +137,7 @@ class LearnerGroup:
         self.device, self.resources = _place(device, size)
         self.strategy, self.labels, self.check = placement.upper(), labels or {}, check
         self.restarts = self.failures = 0
+        self.failing_since = self.start_at = 0.0
         self.placement: PlacementGroup | None = None
         self.members: list[Any] = []
         self.joined = False
@@ -194,10 +201,14 @@ class LearnerGroup:
 
     def _lose(self, error: PeerLost) -> None:
         """Takes up what survivors know and ends them; all are started again by the next attempt at an update."""
+        now = time.monotonic()
         self.failures += 1
-        if self.failures > MAX_FAILURES:
+        self.failing_since = now if self.failures == 1 else self.failing_since
+        short_of_memory = "low on memory" in str(error)
+        if self.failures > MAX_FAILURES and not (short_of_memory and now - self.failing_since < MEMORY_SECONDS):
             times = f"{self.failures} times in a row without an update"
-            raise RuntimeError(f"learners were lost {times}: {error}") from error
+            raise LearnersLost(f"learners were lost {times}: {error}") from error
+        self.start_at = now + min(2.0**self.failures, LONGEST_PAUSE) if short_of_memory else now
         self._rescue()
         optimiser = "" if self.optimiser_version == self.version else f", optimiser {self.optimiser_version}"
         logger.warning("%s; all learners are started again at version %d%s", error, self.version, optimiser)
@@ -219,6 +230,9 @@ class LearnerGroup:
     def _start(self) -> None:
         """Begins to start the processes, as soon as there is room for them: Ray places anew what a lost node had."""
         assert self.placement is not None
+        while time.monotonic() < self.start_at:
+            time.sleep(POLL_SECONDS)
+            self.check()
         begin = time.monotonic()
         while not self.placement.wait(1):  # Ray cuts fractions of a second off
             self.check()
@@ -270,8 +284,10 @@ class LearnerGroup:
 
     def __exit__(self, *_: object) -> None:
         self._stop()
-        if self.placement is not None:
-            remove_placement_group(self.placement)
+        if self.placement is not None:  # in a thread, since this call never returns if the cluster's head is lost
+            remove = threading.Thread(target=remove_placement_group, args=(self.placement,), daemon=True)
+            remove.start()
+            remove.join(GRACE_SECONDS / 2)
 
 
 def _place(device: str, size: int) -> tuple[str, dict[str, float]]:

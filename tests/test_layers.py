@@ -20,6 +20,7 @@ RAY_ALLOWED = {
     "actors/ray_pool.py",
     "learner/group.py",
     "commands/launch.py",
+    "commands/ray_head.py",
     "commands/ray_metrics.py",
     "commands/sequence.py",
     "commands/trials.py",

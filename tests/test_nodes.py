@@ -3,6 +3,7 @@
 The nodes are all on this machine (`ray.cluster_utils`); to lose one is to kill its raylet and all that runs there.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,12 +15,14 @@ import ray
 import torch
 from ray.cluster_utils import Cluster
 
-from actors import Actor, ActorsConfig, Unroll
+from actors import Actor, ActorsConfig, ClusterError, Unroll
 from actors.ray_pool import RayPool
 from commands import main
 from learner import checkpoints
+from learner.data_parallel import LearnersLost
 from learner.group import LearnerGroup
 from learner.learner import Learner
+from learner.metrics import last_metrics
 from tests.actors import counting
 from tests.actors.counting import make_counting_actor
 from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, refusal, saved_steps, start, wait_until
@@ -144,26 +147,31 @@ def learners_survive(cluster: Cluster) -> None:
     cluster.remove_node(node)
 
 
-def test_who_is_ended_for_want_of_memory_is_replaced(
+def test_processes_killed_for_lack_of_memory_are_replaced(
     make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By Ray's memory monitor, which is told to end whatever works: until that has happened too often in a row."""
+    """By Ray's memory monitor, which is told to end whatever works. The pauses are 2, 4, ... s."""
     monitor = {"memory_usage_threshold": 0.0, "min_memory_free_bytes": -1, "memory_monitor_refresh_ms": 100}
     ray.init(address=make_cluster(num_cpus=2, _system_config=monitor).address, **START)
     for module in (counting, test_group):
         ray.cloudpickle.register_pickle_by_value(module)
     for module in ("actors.ray_pool", "learner.group"):
-        monkeypatch.setattr(f"{module}.MAX_FAILURES", 2)
+        monkeypatch.setattr(f"{module}.MAX_FAILURES", 0)
+        monkeypatch.setattr(f"{module}.MEMORY_SECONDS", 5.0)
     config = ActorsConfig(num_actors=1, envs_per_actor=ENVS, unroll_length=8)
     with RayPool(partial(make_counting_actor, ENVS), config) as pool:
         pool.publish({"marker": torch.zeros(1)}, 0)
-        with pytest.raises(RuntimeError, match=r"actor 0 died 3 times in a row .*: .* node running low on memory"):
+        begin = time.monotonic()
+        with pytest.raises(ClusterError, match=r"actor 0 died \d times in a row .*: .* node running low on memory"):
             pool.get()
-        assert pool.status().restarts == 2
+        assert time.monotonic() - begin >= 5
+        assert 1 <= pool.status().restarts <= 3
     with LearnerGroup(Learner(make_agent("lstm"), CPU, 10_000), 2, "cpu") as group:
-        with pytest.raises(RuntimeError, match=r"learners were lost 3 times .*: learner .* running low on memory"):
+        begin = time.monotonic()
+        with pytest.raises(LearnersLost, match=r"learners were lost \d times .*: learner .* running low on memory"):
             group.update(make_batches("lstm", 1)[0])
-        assert group.restarts == 2
+        assert time.monotonic() - begin >= 5
+        assert 1 <= group.restarts <= 3
 
 
 BIG = [*TINY, "--env=rooms:full", "--frames=100000", "--actors.envs-per-actor=8", "--actors.num-actors=1"]
@@ -203,20 +211,27 @@ def test_a_full_object_store_moves_to_the_disk_and_stops_the_run_where_that_is_f
             last[actor] = seen[:, -1]
 
 
-def test_without_the_head_node_the_program_ends_and_can_be_resumed(
+def test_a_lost_head_node_is_noticed_and_nothing_learned_is_lost(
     make_cluster: Callable[..., Cluster], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    cluster, run = make_cluster(), tmp_path / "run"
-    environment = {**ENVIRONMENT, "RAY_gcs_rpc_server_reconnect_timeout_s": "1"}  # seconds; Ray's default is 60
-    arguments = ["launch", "--run", run, "--ray-address", cluster.address, *TINY, "--actors=1"]
+    cluster, run = make_cluster(num_cpus=3), tmp_path / "run"
+    environment = {**ENVIRONMENT, "RAY_gcs_rpc_server_reconnect_timeout_s": "40"}  # the program waits for half of it
+    arguments = ["launch", "--run", run, "--ray-address", cluster.address, *TINY, "--learners=2", "--actors=1"]
     with (tmp_path / "said").open("w+") as said:
-        process = start(*arguments, output=said, env=environment)
-        wait_until(lambda: len(saved_steps(run)) > 1, process)
+        process = start(*arguments, "--checkpoint-seconds=1e6", output=said, env=environment)
+        wait_until(lambda: last_metrics(run).get("step", 0) > 0, process)
         (service,) = cluster.head_node.all_processes["gcs_server"]
         service.process.kill()
+        reached = last_metrics(run)["step"]
+        wait_until(lambda: saved_steps(run)[-1] >= reached, process)
         assert process.wait(PATIENCE) == 1
         said.seek(0)
-        assert "The program will terminate" in said.read()
+        printed = said.read()
+    assert f"the head of the Ray cluster ({cluster.address}) does not answer, waiting 20 s for it" in printed
     step = checkpoints.load_latest(run).step
-    main(["launch", "--local", "--resume", str(run), f"--frames={4 * step + 500}"])
+    assert step >= last_metrics(run)["step"], "what was learned while the program waited is saved as well"
+    last = f"compressive: the head of the Ray cluster ({cluster.address}) is lost; go on from "
+    assert printed.strip().splitlines()[-1].startswith(f"{last}{run}/checkpoints/{step:012d} with: compressive launch")
+    assert "Traceback" not in printed
+    main(["launch", "--local", "--learners=1", "--resume", str(run), f"--frames={4 * step + 500}"])
     assert f"resumed from {run}/checkpoints/{step:012d}" in capfd.readouterr().out

@@ -3,13 +3,16 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import av
 import pytest
 from safetensors.torch import load_file
 
+from actors import ClusterError, LocalPool
 from commands import main
 from learner import checkpoints
+from learner.data_parallel import LearnersLost
 from learner.metrics import read_metrics
 from tests.commands.cli import TINY, frames, refusal, run, saved_steps
 
@@ -215,3 +218,26 @@ def test_losses_that_are_not_finite_stop_the_run_and_keep_the_batch_and_the_last
     again = ["launch", "--local", "--resume", str(folder), f"--frames={frames(3)}"]
     main([*again, *TINY, "--learner.learning-rate=1e-3"])
     assert "finished" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("lost", [ClusterError("actor 1 died 6 times"), LearnersLost("learners were lost 6 times")])
+def test_lost_processes_end_a_run_in_one_line(
+    lost: Exception, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, calls = LocalPool.get, []
+
+    def fails_at_last(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 4:
+            raise lost
+        return get(*arguments)
+
+    monkeypatch.setattr(LocalPool, "get", fails_at_last)
+    folder = tmp_path / "run"
+    with pytest.raises(SystemExit) as stop:
+        main(["launch", "--local", "--run", str(folder), *TINY, "--checkpoint-seconds=1000"])
+    assert stop.value.code == 1
+    last = saved_steps(folder)[-1]
+    assert last == checkpoints.load_latest(folder).step > 0
+    saved, again = f"{folder}/checkpoints/{last:012d}", f"compressive launch --resume {folder} --local"
+    assert capfd.readouterr().err == f"compressive: {lost}; go on from {saved} with: {again}\n"
