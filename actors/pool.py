@@ -41,6 +41,8 @@ class ActorsConfig:
     """Labels that an actor's node must have, KEY=VALUE as `ray start` takes them, or KEY=!VALUE that it must not."""
     placement: Literal["pack", "spread"] = "pack"
     """Whether actors fill one node after the other or spread over all."""
+    step_seconds: float = 300.0
+    """Longest time that a step, or the reset, of all of an actor's environments may take, and making them."""
 
     def __post_init__(self) -> None:
         for name in ("num_actors", "envs_per_actor", "unroll_length", "threads"):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError
 from torch import Tensor
 
 from actors.actor import Unroll
@@ -30,6 +30,10 @@ MEMORY_SECONDS = 300.0
 """Time for which deaths in a row are not counted where Ray ended the actor because its node was short of memory."""
 LONGEST_PAUSE = 30.0
 """Seconds before an actor that was ended so is started again; the first pauses are 2, 4, 8 and 16 s."""
+SILENCE = 10
+"""An actor is replaced if it does not answer for `step_seconds` and this many times the longest unroll so far."""
+LOOK_SECONDS = 1.0
+"""Time between two looks for such actors."""
 STALL_SECONDS = 30.0
 """Time without any unroll after which to say so."""
 POLL_SECONDS = 0.25
@@ -63,6 +67,7 @@ class _Member:
     """An actor of the pool: its process, which is the `incarnation`-th, and deaths in a row without an unroll.
 
     handle: None until `start_at`, the time at which to start it. failing_since: time of the first of those deaths.
+    answered: time of its last answer.
     """
 
     handle: Any
@@ -71,6 +76,7 @@ class _Member:
     up: bool = False
     start_at: float = 0.0
     failing_since: float = 0.0
+    answered: float = 0.0
 
 
 class RayPool(Pool):
@@ -102,6 +108,8 @@ class RayPool(Pool):
         self.finished: deque[ray.ObjectRef] = deque()
         self.members = [_Member(None) for _ in range(config.most_actors)]
         self.complete = False
+        self.longest_unroll = 0.0
+        self.next_look = 0.0
         self._start()
 
     def _start(self) -> None:
@@ -134,18 +142,20 @@ class RayPool(Pool):
             except (RayActorError, OutOfMemoryError) as error:  # the latter if Ray itself ended it, short of memory
                 if isinstance(error, RayActorError) and error.actor_init_failed:
                     raise
-                self._replace(index, error)
+                self._replace(index, _reason(error))
                 continue
             except ObjectLostError as error:
                 logger.warning("an unroll of actor %d was lost with its node: %s", index, _reason(error))
                 self._ask(index)
                 continue
+            asked, member.answered = member.answered, time.monotonic()
             if not member.up:
                 member.up = True
                 for _ in range(self.config.in_flight):
                     self._ask(index)
                 continue
             member.failures = 0
+            self.longest_unroll = max(self.longest_unroll, member.answered - asked)
             self._ask(index)
             # Arrays from the object store are read-only and pinned as long as they are used: copy and let go.
             return result._replace(trajectory=map_state(lambda leaf: torch.from_numpy(leaf.copy()), result.trajectory))
@@ -155,6 +165,7 @@ class RayPool(Pool):
         begin = time.monotonic()
         while True:
             self._start()
+            self._replace_silent()
             while self.finished:
                 if (request := self.finished.popleft()) in self.pending:  # else its actor is gone
                     return request
@@ -188,21 +199,38 @@ class RayPool(Pool):
                 heads.setdefault(index, request)
         return list(heads.values())
 
-    def _replace(self, index: int, error: RayError) -> None:
+    def _replace_silent(self) -> None:
+        """Replaces actors that are up and have not answered for too long: they hang, or were stopped.
+
+        An actor itself notices an environment that hangs (`envs.guard`); this is for a process that cannot.
+        """
+        now = time.monotonic()
+        if now < self.next_look:
+            return
+        self.next_look = now + LOOK_SECONDS
+        # Before the first unroll it is not known how long one takes.
+        limit = self.config.step_seconds + SILENCE * (self.longest_unroll or self.config.step_seconds)
+        for request in self._awaited():
+            index = self.pending[request]
+            member = self.members[index]
+            if not member.up or now - member.answered < limit:
+                continue
+            if not ray.wait([request], timeout=0, fetch_local=False)[0]:
+                self._replace(index, f"it has not answered for {now - member.answered:.0f} s")
+
+    def _replace(self, index: int, reason: str) -> None:
         member, now = self.members[index], time.monotonic()
         member.up = False
         member.failures += 1
         member.failing_since = now if member.failures == 1 else member.failing_since
-        short_of_memory = "low on memory" in str(error)
+        short_of_memory = "low on memory" in reason
         retried = short_of_memory and now - member.failing_since < MEMORY_SECONDS
         if member.failures > MAX_FAILURES and not retried:
-            raise ClusterError(
-                f"actor {index} died {member.failures} times in a row without an unroll: {_reason(error)}"
-            ) from error
+            raise ClusterError(f"actor {index} died {member.failures} times in a row without an unroll: {reason}")
         pause = min(2.0**member.failures, LONGEST_PAUSE) if short_of_memory else 0.0
         member.incarnation += 1
         when = f" in {pause:.0f} s" if pause else ""
-        logger.warning("actor %d died and is replaced%s: %s", index, when, _reason(error))
+        logger.warning("actor %d died and is replaced%s: %s", index, when, reason)
         ray.kill(member.handle)
         self.pending = {request: owner for request, owner in self.pending.items() if owner != index}
         member.handle, member.start_at = None, now + pause

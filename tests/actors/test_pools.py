@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from envs import make_vector
 from envs.diagnostic import Counting
 from tests.actors import counting
 from tests.actors.counting import CountingAgent, make_counting_actor
-from tests.commands.cli import PATIENCE
+from tests.commands.cli import PATIENCE, wait_until
 
 ENVS, LENGTH = 3, 8
 ray.cloudpickle.register_pickle_by_value(counting)  # actors do not import tests
@@ -222,6 +223,22 @@ def test_an_actor_that_dies_again_and_again_stops_the_run(cluster: None, monkeyp
         pool.publish(weights(0), 0)
         with pytest.raises(RuntimeError, match="actor 0 died 2 times in a row"):
             pool.get()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_actor_that_does_not_answer_is_replaced(cluster: None) -> None:
+    with RayPool(partial(make_counting_actor, ENVS), small(step_seconds=1.0)) as pool:
+        pool.publish(weights(0), 0)
+        while pool.status().alive < 2:
+            no_wrong_state(pool.get())
+        stopped = ray.get(pool.members[0].handle.pid.remote())
+        os.kill(stopped, signal.SIGSTOP)
+        deadline = time.monotonic() + PATIENCE
+        while pool.status() != PoolStatus(alive=2, restarts=1, waiting=pool.status().waiting):
+            no_wrong_state(pool.get())
+            assert time.monotonic() < deadline
+        wait_until(lambda: not Path(f"/proc/{stopped}").exists())
 
 
 def test_resumed_actor_goes_on_exactly() -> None:
