@@ -2,5 +2,16 @@
 
 from actors.actor import Actor, Episode, Unroll
 from actors.pool import ActorsConfig, LocalPool, Pool, PoolStatus
+from envs import EnvironmentFailed, EnvironmentHung
 
-__all__ = ["Actor", "ActorsConfig", "Episode", "LocalPool", "Pool", "PoolStatus", "Unroll"]
+__all__ = [
+    "Actor",
+    "ActorsConfig",
+    "EnvironmentFailed",
+    "EnvironmentHung",
+    "Episode",
+    "LocalPool",
+    "Pool",
+    "PoolStatus",
+    "Unroll",
+]
