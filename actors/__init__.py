@@ -2,5 +2,17 @@
 
 from actors.actor import Actor, Episode, Unroll
 from actors.pool import ActorsConfig, ClusterError, LocalPool, Pool, PoolStatus
+from envs import EnvironmentFailed, EnvironmentHung
 
-__all__ = ["Actor", "ActorsConfig", "ClusterError", "Episode", "LocalPool", "Pool", "PoolStatus", "Unroll"]
+__all__ = [
+    "Actor",
+    "ActorsConfig",
+    "ClusterError",
+    "EnvironmentFailed",
+    "EnvironmentHung",
+    "Episode",
+    "LocalPool",
+    "Pool",
+    "PoolStatus",
+    "Unroll",
+]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from agent import Agent, AgentOutput, Observation, Trajectory
 from agent.core import State, leaves, map_state, state_to
+from envs import guard
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class Moment(NamedTuple):
 class Player:
     """Environments and the count of their episodes, whoever chooses the actions.
 
+    All its methods that call the environments raise `envs.EnvironmentFailed` for what these raise, or where they exit,
+    and `envs.EnvironmentHung` where they take longer than `envs.limit_calls` allows.
+
     Args:
         envs: a vector environment that resets on the next step, with Discrete actions.
         actor_id, task: as in `Episode`.
@@ -65,6 +69,8 @@ class Player:
 
     def __init__(self, envs: VectorEnv, actor_id: int, task: str) -> None:
         self.envs, self.actor_id, self.task, self.version = envs, actor_id, task, 0
+        self.name = task or str(envs)
+        self.last_action = np.full(envs.num_envs, -1)
         self.episode_metrics: tuple[str, ...] = tuple(envs.metadata.get("episode_metrics", ()))
         self.over = np.zeros(envs.num_envs, dtype=bool)
         self.scores = np.zeros(envs.num_envs)
@@ -74,16 +80,27 @@ class Player:
         """One step; returns the episodes that ended."""
         raise NotImplementedError
 
+    def reset_envs(self, seed: int) -> Any:
+        """Begins an episode everywhere and returns what is observed."""
+        with guard.calling(self.name, "in reset"):
+            return self.envs.reset(seed=seed)[0]
+
+    def close(self) -> None:
+        """Closes the environments; see `envs.guard.close`."""
+        guard.close(self.envs, self.name)
+
     def step_envs(self, action: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, list[Episode]]:
         """Steps every environment with `action` [B]; returns observation, reward, terminated and ended episodes."""
-        was_over = self.over
-        observation, reward, terminated, truncated, infos = self.envs.step(action)
-        self.over = np.logical_or(terminated, truncated)
-        self.scores += reward
-        self.lengths += ~was_over
+        was_over, self.last_action = self.over, action
+        with guard.calling(self.name, "in step", action):
+            observation, reward, terminated, truncated, infos = self.envs.step(action)
+            self.over = np.logical_or(terminated, truncated)
+            self.scores += reward
+            self.lengths += ~was_over
+            ended = np.flatnonzero(self.over)
+            counters = [{name: float(infos[name][index]) for name in self.episode_metrics} for index in ended]
         episodes = []
-        for index in np.flatnonzero(self.over):
-            metrics = {name: float(infos[name][index]) for name in self.episode_metrics}
+        for index, metrics in zip(ended, counters):
             score, steps = float(self.scores[index]), int(self.lengths[index])
             episodes.append(Episode(score, steps, int(index), self.actor_id, self.version, metrics, self.task))
         self.scores[self.over] = 0
@@ -124,7 +141,7 @@ class Actor(Player):
         self.sample = sample
         env_seed, action_seed = np.random.SeedSequence([seed, actor_id]).generate_state(2, np.uint64)
         self.generator = torch.Generator().manual_seed(int(action_seed >> 1))
-        observation, _ = envs.reset(seed=int(env_seed % 2**31))
+        observation = self.reset_envs(int(env_seed % 2**31))
         rows = envs.num_envs
         self.moment = Moment(
             observation=to_tensors(observation),

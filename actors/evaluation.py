@@ -11,6 +11,8 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from actors.actor import Actor, Episode, Player
+from actors.pool import MAX_EPISODE_STEPS
+from envs import EnvironmentFailed
 
 
 def oracle(envs: VectorEnv, generator: np.random.Generator) -> NDArray[np.int64]:
@@ -52,15 +54,29 @@ class ScriptedActor(Player):
         self.choose = POLICIES[policy]
         env_seed, action_seed = np.random.SeedSequence(seed).generate_state(2, np.uint64)
         self.generator = np.random.default_rng(action_seed)
-        self.envs.reset(seed=int(env_seed % 2**31))
+        self.reset_envs(int(env_seed % 2**31))
 
     def play(self) -> list[Episode]:
         """One step; returns the episodes that ended."""
         return self.step_envs(self.choose(self.envs, self.generator))[-1]
 
 
+def check_length(actor: Player, counted: NDArray[np.bool_], max_steps: int) -> None:
+    """Raises an EnvironmentFailed where an episode has not ended after `max_steps`, of the environments counted [N]."""
+    for index in np.flatnonzero(counted & (actor.lengths >= max_steps)):
+        raise EnvironmentFailed(
+            f"environment {actor.name}: expected episodes of at most {max_steps} steps "
+            f"(max-episode-steps), got one that has not ended; its last action was {actor.last_action[index]}"
+        )
+
+
 @torch.no_grad()
-def play_episodes(actor: Player, episodes: int, progress: Callable[[int], None] | None = None) -> list[Episode]:
+def play_episodes(
+    actor: Player,
+    episodes: int,
+    progress: Callable[[int], None] | None = None,
+    max_steps: int = MAX_EPISODE_STEPS,
+) -> list[Episode]:
     """Plays at least `episodes` complete episodes, equally many in every environment.
 
     Counting the first episodes of each environment, rather than the first to end, keeps short ones from being
@@ -70,6 +86,10 @@ def play_episodes(actor: Player, episodes: int, progress: Callable[[int], None] 
         actor: one at the beginning of its environments' first episodes.
         episodes: rounded up to a multiple of the number of environments.
         progress: called with the number of episodes counted so far.
+        max_steps: of an episode; one that is longer is taken for one that never ends.
+
+    Raises:
+        EnvironmentFailed: if there is such an episode, or environments fail.
     """
     if episodes < 1:
         raise ValueError(f"episodes: expected 1 or more, got {episodes}")
@@ -86,6 +106,7 @@ def play_episodes(actor: Player, episodes: int, progress: Callable[[int], None] 
                 kept.append(episode)
         if ended and progress is not None:
             progress(len(kept))
+        check_length(actor, counts < each, max_steps)
     return kept
 
 

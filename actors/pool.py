@@ -4,6 +4,7 @@ A pool hands out unrolls, oldest first, and holds only a bounded number of them:
 other way round with a growing queue. `ray_pool.py` places the same actors on a Ray cluster.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ import torch
 from torch import Tensor
 
 from actors.actor import Actor, Unroll
+from envs.guard import STEP_SECONDS
+
+MAX_EPISODE_STEPS = 100_000
+"""Agent steps of an episode beyond which evaluation takes it for endless. Half an hour of DeepMind Lab is 27,000."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,13 @@ class ActorsConfig:
     """Labels that an actor's node must have, KEY=VALUE as `ray start` takes them, or KEY=!VALUE that it must not."""
     placement: Literal["pack", "spread"] = "pack"
     """Whether actors fill one node after the other or spread over all."""
-    step_seconds: float = 300.0
+    step_seconds: float = STEP_SECONDS
     """Longest time that a step, or the reset, of all of an actor's environments may take, and making them."""
+    max_episode_steps: int = MAX_EPISODE_STEPS
+    """Agent steps of an episode beyond which an evaluation or a video ends with an error, as it never would."""
 
     def __post_init__(self) -> None:
-        for name in ("num_actors", "envs_per_actor", "unroll_length", "threads"):
+        for name in ("num_actors", "envs_per_actor", "unroll_length", "threads", "max_episode_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
         if self.max_actors is not None and self.max_actors < self.num_actors:
@@ -55,6 +62,8 @@ class ActorsConfig:
                 raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
         if self.gpus > 1 and self.gpus % 1:
             raise ValueError(f"gpus: expected a share of one or a whole number, got {self.gpus}")
+        if not 0 < self.step_seconds < math.inf:
+            raise ValueError(f"step_seconds: expected more than 0 and less than infinity, got {self.step_seconds}")
         self.ray_options()
         if self.in_flight not in (1, 2):
             raise ValueError(f"in_flight: expected 1 or 2, got {self.in_flight}")
@@ -193,4 +202,4 @@ class LocalPool(Pool):
 
     def close(self) -> None:
         for actor in self.actors:
-            actor.envs.close()
+            actor.close()

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 from torch import Tensor
 
 from actors.actor import Unroll
 from actors.pool import ActorsConfig, ClusterError, MakeActor, Pool, PoolStatus
 from agent.core import map_state
+from envs import EnvironmentHung
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,8 @@ class RayPool(Pool):
     Raises:
         ClusterError: from `get`, when an actor died more than `MAX_FAILURES` times in a row and delivered nothing.
             Deaths because a node is short of memory are retried for `MEMORY_SECONDS`, with growing pauses.
-        ray.exceptions.RayTaskError: from `get`, when an actor's code raised: that is a bug and is not retried.
+        ray.exceptions.RayTaskError: from `get`, when an actor's code raised: that is a bug and is not retried. An
+            actor whose environment hangs is replaced as one that died.
         ray.exceptions.RayActorError: from `get`, likewise, when making an actor raised.
     """
 
@@ -143,6 +145,11 @@ class RayPool(Pool):
                 if isinstance(error, RayActorError) and error.actor_init_failed:
                     raise
                 self._replace(index, _reason(error))
+                continue
+            except RayTaskError as error:
+                if not isinstance(error.cause, EnvironmentHung):
+                    raise
+                self._replace(index, str(error.cause).splitlines()[0])
                 continue
             except ObjectLostError as error:
                 logger.warning("an unroll of actor %d was lost with its node: %s", index, _reason(error))

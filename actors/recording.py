@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from actors.actor import Actor, Episode
+from actors.evaluation import check_length
+from actors.pool import MAX_EPISODE_STEPS
 from agent.core import CompressiveTransformer, State
 from agent.trajectory import image_of
 
@@ -92,12 +94,13 @@ class _Step(NamedTuple):
 
 
 @torch.no_grad()
-def record_episodes(actor: Actor, episodes: int) -> list[Recording]:
+def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_STEPS) -> list[Recording]:
     """Plays complete episodes in the actor's first environment, from the beginning of one.
 
     Args:
         actor: with one environment or more, at the beginning of an episode.
         episodes: how many to play.
+        max_steps: as in `play_episodes`.
     """
     core = actor.agent.core
     actor.core_state = core.with_cache(actor.core_state)
@@ -111,6 +114,7 @@ def record_episodes(actor: Actor, episodes: int) -> list[Recording]:
         action, output = actor.act(before, return_attention=True)
         actor.core_state = output.state
         ended = actor.step(action)
+        check_length(actor, np.arange(actor.envs.num_envs) == 0, max_steps)
         if resets:
             continue
         weights, slots, mass = _attention(core, before, output.attention, len(steps))

@@ -1,6 +1,7 @@
 """What a person types: `compressive <command>`. Each command is one module; this one only finds it.
 
-Bad input ends with one line on standard error and exit status 2, before any work is done.
+Bad input ends with one line on standard error and exit status 2, before any work is done; an error in the code of an
+environment with its name, the place where it was raised and status 1.
 """
 
 import importlib
@@ -63,6 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # whoever read our output, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except Exception as error:
+        from envs import EnvironmentFailed  # not before: --help is to be quick
+
+        if not isinstance(error, EnvironmentFailed):
+            raise
+        # Of an actor on Ray only the cause: Ray's own words are its whole traceback.
+        print("compressive:", getattr(error, "cause", error), file=sys.stderr)
+        sys.exit(1)
 
 
 class UserError(Exception):

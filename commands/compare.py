@@ -22,9 +22,12 @@ from commands import UserError, sweep
 from commands.comparison import Comparison, Run, read_run
 from commands.config import RunConfig, to_plain
 from commands.display import LiveLine, quantity, say, say_all
+from commands.evaluate import AllowEnv, permissions
 from commands.launch import start_ray
 from commands.options import parse as parse_options
+from commands.options import user_errors
 from commands.signals import stop_on_signals
+from envs import foreign_code, require_consent
 
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 Words = tuple[str, ...]
@@ -74,6 +77,8 @@ class Options:
     otherwise it acts and learns in one process."""
     ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """Join the Ray cluster at this address; the folder must be one that its nodes share."""
+    allow_env: AllowEnv = ()
+    """With --from or --resume: run the code of this environment, such as dm:my_module:Env, if runs name it."""
 
     def __post_init__(self) -> None:
         if not 0 < self.cpus_per_trial < math.inf:
@@ -112,7 +117,8 @@ def compare(arguments: Sequence[str]) -> None:
         for kind, file in (("sweep", sweep.FILE), ("run", "config.json")):  # which has a report of its own
             if (folder / file).exists():
                 raise UserError(f"{folder} holds a {kind}: expected another folder, --folder DIR, for this report")
-        _report(folder, [read_run(run) for run in options.runs], {}, options, shlex.join(arguments), console)
+        runs = [read_run(run, options.allow_env) for run in options.runs]
+        _report(folder, runs, {}, options, shlex.join(arguments), console)
         return
     if options.resume and rest:
         raise UserError(f"--resume: expected the sweep as it was begun, got {' '.join(rest)}")
@@ -120,6 +126,9 @@ def compare(arguments: Sequence[str]) -> None:
     command = shlex.join(["compressive", "compare", *arguments])
     if options.resume:
         trials, command = sweep.read(options.resume)
+        with user_errors():
+            for config in trials.values():
+                require_consent(config.env, options.allow_env)
     else:
         trials = sweep.make_trials(
             options.preset, options.cores, options.rates, options.seeds, [(v[0], v[1:]) for v in options.vary], rest
@@ -127,7 +136,8 @@ def compare(arguments: Sequence[str]) -> None:
         _require_runnable(trials, options)
         command = _begin(folder, trials, command)
     missing = _train(folder, trials, options, console)
-    finished = [read_run(folder / name) for name in trials if name not in missing]
+    allowed = [name for config in trials.values() for name in foreign_code(config.env)]
+    finished = [read_run(folder / name, allowed) for name in trials if name not in missing]
     _report(folder, finished, missing, options, command.removeprefix("compressive compare "), console)
     if missing:
         sys.exit(1)
@@ -180,7 +190,8 @@ def _train(folder: Path, trials: dict[str, RunConfig], options: Options, console
     with _lock(folder):
         finished = {name for name, config in trials.items() if is_finished(folder / name, config)}
         todo = [name for name in trials if name not in finished]
-        again = f"compressive compare --resume {shlex.quote(str(folder))}"
+        envs = dict.fromkeys(permissions(config.env) for config in trials.values())
+        again = f"compressive compare --resume {shlex.quote(str(folder))}{''.join(envs)}"
         lines = {"folder": str(folder), "runs": f"{len(trials)}, {len(finished)} of them finished"}
         say_all(console, lines | ({"stop": f"Ctrl-C, then go on with: {again}"} if todo else {}))
         if not todo:

@@ -32,6 +32,7 @@ from commands.statistics import (
 )
 from commands.sweep import label
 from commands.training import make_agent
+from envs import require_consent
 from learner.metrics import read_metrics
 
 SCALES = {"human_normalised": "human-normalised score (%)", "oracle_normalised": "oracle-normalised score (%)"}
@@ -81,14 +82,15 @@ class Run:
         return float(np.median([speed for speed in speeds if not math.isnan(speed)] or [math.nan]))
 
 
-def read_run(path: Path) -> Run:
-    """A finished run.
+def read_run(path: Path, allow_env: Sequence[str] = ()) -> Run:
+    """A finished run. Environments whose code it may run are named in `allow_env`; see `envs.require_consent`.
 
     Raises:
-        UserError: if the folder is no run, or one that is not finished or damaged.
+        UserError: if the folder is no run, or one that is not finished, damaged or needs a permission.
     """
     try:
         config = read_config(path)
+        require_consent(config.env, allow_env)
         rows = read_metrics(path) if (path / "metrics.jsonl").exists() else []
     except (ValueError, FileNotFoundError, OSError) as error:
         raise UserError(str(error)) from error

@@ -1,6 +1,8 @@
 """`compressive evaluate`: complete episodes, with trained agents through the actor that trained them or by a script."""
 
+import dataclasses
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from actors import Actor, Episode
+from actors import Actor, ActorsConfig, Episode
 from actors.evaluation import ScriptedActor, correct_fraction, mean_interval, play_episodes
 from actors.recording import Recording, record_episodes
 from actors.video import write_video
@@ -22,7 +24,17 @@ from commands.config import RunConfig, read_config
 from commands.display import evaluation_table, say_skipped, table, task_table
 from commands.options import parse
 from commands.training import interface, make_agent
-from envs import held_out, make_vector, mean_normalised, prepare, tasks
+from envs import (
+    foreign_code,
+    held_out,
+    limit_calls,
+    make_vector,
+    mean_normalised,
+    prepare,
+    require_consent,
+    tasks,
+)
+from envs.guard import close
 from learner import checkpoints
 from learner.storage import StorageError
 
@@ -34,8 +46,32 @@ SCALES = ("human_normalised", "human_normalised_capped", "oracle_normalised")
 """Scores in % of what people or an oracle reach, in summaries."""
 
 
+AllowEnv = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KIND:NAME")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayOptions:
+    """What is common to commands that play episodes with the agent of a run."""
+
+    allow_env: AllowEnv = ()
+    """Run the code of this environment, such as dm:my_module:Env, if the run names it; may be given several times.
+    Environments that come with this program or are installed need no permission."""
+    step_seconds: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """Longest time that a step or reset of the environments may take; if not given, the run's own."""
+    max_episode_steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Agent steps of an episode beyond which it is an error, as it would never end; if not given, the run's own."""
+
+    def limits(self, actors: ActorsConfig) -> ActorsConfig:
+        """A run's configuration with the limits that are given here. Raises a ValueError if one is impossible."""
+        given: dict[str, Any] = {"step_seconds": self.step_seconds, "max_episode_steps": self.max_episode_steps}
+        return dataclasses.replace(actors, **{name: value for name, value in given.items() if value is not None})
+
+    def __post_init__(self) -> None:
+        self.limits(ActorsConfig())
+
+
 @dataclass(frozen=True)
-class Options:
+class Options(PlayOptions):
     """Plays episodes with the agents of runs and reports their scores with 95 % bootstrap intervals.
 
     compressive evaluate runs/NAME                              the agent of a run
@@ -63,6 +99,7 @@ class Options:
     """Also film two episodes, of the first task if there are several, to this MP4."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.episodes < 1:
             raise ValueError(f"episodes: expected 1 or more, got {self.episodes}")
         if self.seed < 0:
@@ -97,7 +134,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     if options.policy != "agent":
         _show([_scripted(options, console)], options, console)
         return
-    players = [load_player(run, console, options.env) for run in options.runs]  # all of them, before any plays
+    players = [load_player(run, console, options, options.env) for run in options.runs]  # all, before any plays
     if options.video and not filmable(players[0].env):
         shape = list(interface(players[0].env).observation_shape)
         raise UserError(f"video: expected images in RGB, got {shape} from {players[0].env}")
@@ -118,16 +155,20 @@ def evaluate(arguments: Sequence[str]) -> None:
     _show(evaluated, options, console)
 
 
-def load_player(run: Path, console: Console, env: str | None = None) -> Player:
+def load_player(run: Path, console: Console, options: PlayOptions, env: str | None = None) -> Player:
     """The agent of a run's last readable checkpoint, on the CPU, to play in `env` or what the run is tested on.
 
-    Says which checkpoints were skipped.
+    Says which checkpoints were skipped. The environment that the user names is allowed to run its code.
 
     Raises:
-        UserError: if the folder is no run, has no checkpoint or a damaged one, or the environment is of another shape.
+        UserError: if the folder is no run, has no checkpoint or a damaged one, the environment is of another shape, or
+            the run's own needs a permission.
     """
     try:
         config = read_config(run)
+        require_consent(config.env, (*options.allow_env, *(foreign_code(env) if env else ())))
+        config = dataclasses.replace(config, actors=options.limits(config.actors))
+        limit_calls(config.actors.step_seconds)
         env = env or held_out(config.env)
         prepare(env)
         _require_same_interface(config.env, env)
@@ -143,9 +184,15 @@ def load_player(run: Path, console: Console, env: str | None = None) -> Player:
     return Player(run, config, agent, env, checkpoint)
 
 
+def permissions(env: str) -> str:
+    """The words behind a command that allow an environment of the user's own in a run, which begin with a space."""
+    return "".join(f" --allow-env {shlex.quote(name)}" for name in foreign_code(env))
+
+
 def _scripted(options: Options, console: Console) -> dict[str, Any]:
     """The summary of what a scripted policy plays."""
     env = options.env or ""
+    limit_calls(options.limits(ActorsConfig()).step_seconds)
     try:
         names = tasks(env)
         prepare(env)
@@ -161,9 +208,10 @@ def play_script(policy: str, task: str, options: Options) -> list[Episode]:
     seed = np.random.SeedSequence([EVALUATION_SEED, options.seed]).generate_state(1)[0]
     envs = make_vector(task, min(64, options.episodes))
     try:
-        return play_episodes(ScriptedActor(envs, policy, int(seed), task), options.episodes)
+        actor = ScriptedActor(envs, policy, int(seed), task)
+        return play_episodes(actor, options.episodes, max_steps=options.limits(ActorsConfig()).max_episode_steps)
     finally:
-        envs.close()
+        close(envs, task)
 
 
 def _show(evaluated: list[dict[str, Any]], options: Options, console: Console) -> None:
@@ -209,9 +257,9 @@ def play(
         rows = min(64, config.actors.envs_per_actor, episodes)
         actor = make_evaluator(config, agent, rows, seed, sample, task, film=False)
         try:
-            played += play_episodes(actor, episodes)
+            played += play_episodes(actor, episodes, max_steps=config.actors.max_episode_steps)
         finally:
-            actor.envs.close()
+            actor.close()
     return played
 
 
@@ -228,9 +276,9 @@ def record(
     first = tasks(env or held_out(config.env))[0]
     actor = make_evaluator(config, agent, 1, seed, sample, first, film=True)
     try:
-        return record_episodes(actor, episodes)
+        return record_episodes(actor, episodes, config.actors.max_episode_steps)
     finally:
-        actor.envs.close()
+        actor.close()
 
 
 def evaluation_summary(episodes: list[Episode], env: str) -> dict[str, Any]:

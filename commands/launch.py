@@ -25,7 +25,7 @@ from actors import ClusterError
 from commands import UserError
 from commands.config import RunConfig, differences, from_plain, read_config, to_plain
 from commands.display import TerminalDisplay, quantity, say, say_all, say_skipped, table, task_table
-from commands.evaluate import evaluation_rows, evaluation_summary, filmable, play, record
+from commands.evaluate import AllowEnv, evaluation_rows, evaluation_summary, filmable, permissions, play, record
 from commands.folders import claim
 from commands.options import parse as parse_options
 from commands.options import parse_start
@@ -34,7 +34,7 @@ from commands.signals import stop_on_signals
 from commands.tensorboard import log_recordings
 from commands.training import Trainer, interface
 from commands.visualize import show
-from envs import held_out, prepare, tasks
+from envs import EnvironmentFailed, foreign_code, held_out, limit_calls, prepare, require_consent, tasks
 from learner import checkpoints
 from learner.data_parallel import LearnersLost
 from learner.storage import StorageError, is_url
@@ -81,6 +81,8 @@ class Options(RunConfig):
     """Join the Ray cluster at this address instead of starting one on this machine."""
     threads: int = 1
     """CPU threads of the learner."""
+    allow_env: AllowEnv = ()
+    """With --resume: run the code of this environment, such as dm:my_module:Env, if the run names it."""
 
     @property
     def new_folder(self) -> bool:
@@ -128,6 +130,10 @@ def parse(arguments: Sequence[str]) -> Options:
             raise UserError(f"--local acts in this process, without a cluster: {name} is of no use there, got {new}")
         if options.resume and name.startswith(FIXED):
             raise UserError(f"{name}: expected {old} as in {options.resume}, got {new}")
+    if options.resume:
+        typed = any(word.partition("=")[0] == "--env" for word in arguments)
+        with _user_errors():
+            require_consent(config.env, (*options.allow_env, *(foreign_code(options.env) if typed else ())))
     return options
 
 
@@ -171,6 +177,7 @@ def launch(arguments: Sequence[str]) -> None:
         run = Path(options.resume)
     _check_folder(run)
     with console.status("preparing the environment (compiled once, then cached)"), _user_errors():
+        limit_calls(config.actors.step_seconds)
         prepare(config.env)
         trainer = Trainer(config, run, options.local)
     with claim(run, options.new_folder, lambda: bool(trainer.saved)):
@@ -194,6 +201,11 @@ def launch(arguments: Sequence[str]) -> None:
             again = _again(options, run) + (slower if isinstance(error, FloatingPointError) else "")
             print(f"compressive: {error}; go on from {trainer.saved} with: {again}", file=sys.stderr)
             sys.exit(1)
+        except EnvironmentFailed as error:
+            if not trainer.saved:
+                raise
+            go_on = f"go on from {trainer.saved} with: {_again(options, run)}"
+            raise EnvironmentFailed(f"{getattr(error, 'cause', error)}\n{go_on}") from error
         except KeyboardInterrupt:
             if trainer.saved:
                 say(console, f"interrupted; go on from {trainer.saved} with: {_again(options, run)}")
@@ -220,7 +232,7 @@ def _again(options: Options, run: Path) -> str:
     where = " --local" if options.local else ""
     if options.ray_address:
         where = f" --ray-address {shlex.quote(options.ray_address)}"
-    return f"compressive launch --resume {shlex.quote(str(run))}{where}"
+    return f"compressive launch --resume {shlex.quote(str(run))}{where}{permissions(options.env)}"
 
 
 def _describe(options: Options, trainer: Trainer, console: Console) -> None:
@@ -276,7 +288,8 @@ def _train(options: Options, trainer: Trainer, console: Console) -> None:
     console.print(table("finished", rows))
     quoted = shlex.quote(str(run))
     commands = {"curves": "tensorboard --logdir", "again": "compressive evaluate", "report": "compressive report"}
-    say_all(console, {name: f"{command} {quoted}" for name, command in commands.items()})
+    words = {"again": permissions(config.env), "report": permissions(config.env)}
+    say_all(console, {name: f"{command} {quoted}{words.get(name, '')}" for name, command in commands.items()})
 
 
 def conclude(trainer: Trainer) -> tuple[dict[str, Any], dict[str, str]]:

@@ -22,12 +22,13 @@ from actors.recording import Recording
 from agent.core import ATTENTION_KINDS
 from commands import UserError
 from commands.config import RunConfig, differences, read_config, to_plain
-from commands.display import table
-from commands.evaluate import evaluation_rows, load_player, record
+from commands.display import say, table
+from commands.evaluate import PlayOptions, evaluation_rows, load_player, record
 from commands.options import parse
 from commands.pages import rounded, write_page
 from commands.presets import make_preset
 from commands.status import progress, say_how_to_go_on, state
+from envs import EnvironmentFailed
 from learner.metrics import read_metrics
 
 POINTS = 400
@@ -76,7 +77,7 @@ CHARTS: tuple[tuple[str, str, dict[str, str]], ...] = (
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(PlayOptions):
     """Writes one page about a run: configuration, curves, throughput, compression loss by layer, attention by bucket of
     memory, evaluation and video."""
 
@@ -88,6 +89,7 @@ class Options:
     """The page; if not given, report.html in the run."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.episodes < 0:
             raise ValueError(f"episodes: expected 0 or more, got {self.episodes}")
 
@@ -104,7 +106,7 @@ def report(arguments: Sequence[str]) -> None:
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     with console.status("playing"):
-        data["buckets"] = buckets(run, config, options.episodes, console)
+        data["buckets"] = buckets(run, config, options, console)
     page = options.output or run / "report.html"
     data["media"] = media(run, page)
     try:
@@ -170,18 +172,20 @@ def _mean(values: np.ndarray) -> float:
     return float(finite.mean()) if len(finite) else math.nan
 
 
-def buckets(run: Path, config: RunConfig, episodes: int, console: Console) -> dict[str, Any]:
+def buckets(run: Path, config: RunConfig, options: Options, console: Console) -> dict[str, Any]:
     """Attention by bucket of memory over some episodes, or why there is none."""
-    if not episodes:
+    if not options.episodes:
         return {"why": "No episodes were played for this report."}
     where = run.absolute()  # "." would be in every sentence
     try:
-        agent = load_player(where, console).agent
-    except UserError as error:
-        return {"why": f"Nothing could be played: {error}".replace(str(where), run.resolve().name)}
-    if not hasattr(agent.core, "attention_by_kind"):
-        return {"why": f"This run's core ({config.core_name}) has no attention."}
-    return attention_by_bucket(record(config, agent, episodes))
+        player = load_player(where, console, options)
+        if not hasattr(player.agent.core, "attention_by_kind"):
+            return {"why": f"This run's core ({config.core_name}) has no attention."}
+        return attention_by_bucket(record(player.config, player.agent, options.episodes))
+    except (UserError, EnvironmentFailed) as error:
+        why = f"Nothing could be played: {error}".replace(str(where), run.resolve().name)
+        say(console, why, "yellow")
+        return {"why": why}
 
 
 def attention_by_bucket(recordings: Sequence[Recording]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ FILE = "sweep.json"
 OWN = ("--core", "--seed", "--run", "--resume", "--local", "--ray-address", "--threads", "--checkpoint-url")
 """Options of `launch` that a sweep decides itself."""
 IGNORED = {"preset", "seed", "env", "log_every", "checkpoint_seconds", "keep_checkpoints", "checkpoint_url"}
-IGNORED |= {"eval_episodes", "video_episodes"}
+IGNORED |= {"eval_episodes", "video_episodes", "actors.step_seconds", "actors.max_episode_steps"}
 """Fields that make no other variant of a configuration."""
 SHORT = {"compression_rate": "rate", "compression": "", "compression_loss": "loss"}
 """What a label calls a field; else its name."""

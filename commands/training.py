@@ -33,7 +33,8 @@ from commands import UserError
 from commands.config import RunConfig, to_plain
 from commands.signals import StopRequest
 from commands.tensorboard import LAYOUT
-from envs import make_vector, mean_normalised, tasks
+from envs import limit_calls, make_vector, mean_normalised, tasks
+from envs.guard import close
 from learner import checkpoints
 from learner.diagnostics import attention_mass
 from learner.learner import Learner
@@ -120,7 +121,7 @@ def interface(env: str) -> Interface:
         num_actions = int(envs.single_action_space.n)  # type: ignore[attr-defined]
         return Interface(space.shape or (), num_actions, int(envs.metadata.get("action_repeat", 1)), vocabulary)
     finally:
-        envs.close()
+        close(envs, env)
 
 
 def make_agent(config: RunConfig) -> Agent:
@@ -139,6 +140,7 @@ def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: i
         incarnation: how often it was replaced.
     """
     seed = np.random.SeedSequence([config.seed, 1, generation, incarnation]).generate_state(1)[0]
+    limit_calls(config.actors.step_seconds)
     names = tasks(config.env)
     task = names[actor_id % len(names)]
     envs = make_vector(task, config.actors.envs_per_actor, episode_stream(generation, actor_id, incarnation))

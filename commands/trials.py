@@ -28,7 +28,7 @@ from commands.launch import conclude
 from commands.signals import StopRequest
 from commands.sweep import FILE
 from commands.training import Progress, Trainer
-from envs import prepare
+from envs import limit_calls, prepare
 from learner import checkpoints
 from learner.metrics import last_metrics, write_hparams
 
@@ -77,7 +77,8 @@ def failure(run: Path) -> str | None:
     path = run / ERROR
     if not path.is_file():
         return None
-    *_, last = path.read_text().strip().splitlines() or ["it left no reason"]
+    lines = [line for line in path.read_text().splitlines() if line[:1].strip()]  # not the code that is quoted
+    *_, last = lines or ["it left no reason"]
     return shorten(last, 240, placeholder=" ...")
 
 
@@ -102,6 +103,7 @@ def run_trial(folder: Path, name: str, plain: dict[str, Any], hparams: dict[str,
 
 
 def _train(config: RunConfig, run: Path, stop: StopRequest, hparams: dict[str, Any], local: bool) -> None:
+    limit_calls(config.actors.step_seconds)
     prepare(config.env)
     trainer = Trainer(config, run, local)
     resumable = holds_checkpoints(run)

@@ -21,7 +21,7 @@ from actors.video import check_images, write_video
 from commands import UserError
 from commands.config import RunConfig
 from commands.display import quantity, table
-from commands.evaluate import filmable, load_player, record
+from commands.evaluate import PlayOptions, filmable, load_player, record
 from commands.options import parse
 from commands.pages import packed, rounded, write_page
 from commands.training import interface
@@ -35,7 +35,7 @@ LOSSLESS_BYTES = 4_000_000
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(PlayOptions):
     """Plays episodes of a trained agent and shows what it sees, does, expects and attends to: a video, and a page for
     the browser in which every step, layer and head can be looked at."""
 
@@ -51,6 +51,7 @@ class Options:
     """Folder for episodes.mp4 and episodes.html; if not given, the run's videos."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.episodes < 1:
             raise ValueError(f"episodes: expected 1 or more, got {self.episodes}")
         if self.seed < 0:
@@ -62,7 +63,7 @@ def visualize(arguments: Sequence[str]) -> None:
     options = parse(Options, "compressive visualize", args=list(arguments), config=(tyro.conf.FlagCreatePairsOff,))
     console = Console()
     torch.set_num_threads(1)
-    _, config, agent, _, checkpoint = load_player(options.run, console)
+    _, config, agent, _, checkpoint = load_player(options.run, console, options)
     if not filmable(config.env):
         seen = list(interface(config.env).observation_shape)
         raise UserError(f"{options.run}: expected images in RGB to show, got {seen} from {config.env}")

@@ -2,20 +2,26 @@
 
 A spec is "kind:name" or "kind:name,field=value,..."; several, joined by commas, are several tasks. The level is
 in `rooms/`, DeepMind Lab in `dmlab.py`, other libraries in `gym.py` and `dm.py`, small tasks in `diagnostic.py`; what
-scores mean is in `scores.py`.
+scores mean is in `scores.py`, what happens when an environment raises or hangs in `guard.py`.
 """
 
-from envs.registry import held_out, make_vector, parse_spec, prepare, tasks
+from envs.guard import EnvironmentFailed, EnvironmentHung, limit_calls
+from envs.registry import foreign_code, held_out, make_vector, parse_spec, prepare, require_consent, tasks
 from envs.scores import human_normalised, mean_normalised, oracle_normalised, reference_scores
 
 __all__ = [
+    "EnvironmentFailed",
+    "EnvironmentHung",
+    "foreign_code",
     "held_out",
     "human_normalised",
+    "limit_calls",
     "make_vector",
     "mean_normalised",
     "oracle_normalised",
     "parse_spec",
     "prepare",
     "reference_scores",
+    "require_consent",
     "tasks",
 ]

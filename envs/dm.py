@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from dm_env import specs
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
+from envs.guard import is_foreign
 from envs.gym import adapt
 from envs.processes import batch
 from envs.rooms import RoomsConfig, RoomsEnv
@@ -140,7 +142,8 @@ class RoomsDmEnv(dm_env.Environment):
 def make(name: str, num_envs: int, /, *, processes: int = 1, **fields: Any) -> VectorEnv:
     """A batch of the `dm_env.Environment` that "module:constructor" makes of the fields, adapted for an agent.
 
-    Where the constructor takes a `seed`, its episodes follow the seed of the batch. See `gym.make` for the rest.
+    The constructor is a subclass of `dm_env.Environment`, or a function that is annotated to return one. Where it takes
+    a `seed`, its episodes follow the seed of the batch. See `gym.make` for the rest.
     """
     return batch(functools.partial(make_env, name, **fields), num_envs, processes)
 
@@ -152,7 +155,27 @@ def make_env(name: str, /, **fields: Any) -> gymnasium.Env[Any, Any]:
         raise ValueError(f"expected a module and what makes an environment in it, as in dm:module:Class, got dm:{name}")
     try:
         make = getattr(importlib.import_module(module), constructor)
-        inspect.signature(make).bind(**fields)
     except (AttributeError, TypeError, ValueError) as error:
+        if is_foreign(error):  # of the module's own code
+            raise
+        raise ValueError(f"environment dm:{name}: {error}") from error
+    if not _makes_environments(make):  # before anything is called: "dm:os:system,command=..."
+        raise ValueError(
+            f"environment dm:{name}: expected a subclass of dm_env.Environment, or a function annotated to return one, "
+            f"got a {type(make).__name__}"
+        )
+    try:
+        inspect.signature(make).bind(**fields)
+    except TypeError as error:
         raise ValueError(f"environment dm:{name}: {error}") from error
     return adapt(DmEnv(functools.partial(make, **fields), f"dm:{name}"), f"dm:{name}")
+
+
+def _makes_environments(make: Any) -> bool:
+    """Whether something is an environment's class, or a function of Python that says it returns an environment."""
+    if inspect.isfunction(make):
+        try:
+            make = typing.get_type_hints(make).get("return")
+        except Exception:  # an annotation that cannot be read
+            return False
+    return inspect.isclass(make) and issubclass(make, dm_env.Environment)

@@ -19,6 +19,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TransformObservation
 from numpy.typing import NDArray
 
+from envs.guard import is_foreign
 from envs.processes import batch
 
 Env = gymnasium.Env[Any, Any]
@@ -69,8 +70,15 @@ def make_env(name: str, /, *, view: str = "symbols", **fields: Any) -> Env:
     _register(name)
     try:
         env = gymnasium.make(name, disable_env_checker=True, **fields)
-    except (gymnasium.error.Error, TypeError, ValueError) as error:
+    except gymnasium.error.Error as error:
         raise ValueError(f"environment gym:{name}: {error}") from error
+    except (TypeError, ValueError, ImportError) as error:
+        original = error if is_foreign(error) else error.__cause__  # gymnasium raises some anew
+        if original and is_foreign(original) and not any(f"argument '{field}'" in str(error) for field in fields):
+            raise original from None
+        if isinstance(error, ImportError):
+            raise
+        raise ValueError(f"environment gym:{name}: {error}") from None
     if "minigrid" in sys.modules and isinstance(env.unwrapped, sys.modules["minigrid"].minigrid_env.MiniGridEnv):
         env = _minigrid(env, name, view)
     elif view != "symbols":

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,6 +22,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
+
+from envs.guard import Interrupted
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 JOIN_SECONDS = 5.0
@@ -49,10 +53,11 @@ class ProcessVectorEnv(VectorEnv):
 
     The infos hold the counters that `metadata["episode_metrics"]` names, and nothing else. An error in a process is
     raised here, as itself, with a note of where it was raised. The processes end with the one that made them, however
-    that ends; signals to the terminal's group, such as Ctrl-C, do not reach them.
+    that ends; signals to the terminal's group, such as Ctrl-C, do not reach them. Where waiting for them takes too
+    long (see `envs.guard`), they are killed.
 
     Raises:
-        RuntimeError: from any call, when a process has died.
+        RuntimeError: from any call, when a process has died or an environment exited.
     """
 
     def __init__(self, make: MakeEnv, num_envs: int, processes: int) -> None:
@@ -119,6 +124,13 @@ class ProcessVectorEnv(VectorEnv):
             self.close()
             code = self.processes[index].exitcode
             raise RuntimeError(f"environment process {index} of {len(self.processes)} died, status {code}") from None
+        except Interrupted as error:
+            left = range(index, len(self.processes))  # the others have answered
+            silent = [f"{i} (pid {self.processes[i].pid})" for i in left if not self._pipes[i].poll()]
+            error.add_note(f"in environment process {', '.join(silent)} of {len(self.processes)}, which do not answer")
+            for process in self.processes:
+                process.kill()
+            raise
         if not good:
             self.close()
             raise answer
@@ -142,6 +154,7 @@ class ProcessVectorEnv(VectorEnv):
 def _serve(pipe: Connection, make: MakeEnv, num_envs: int) -> None:
     """What a process does: steps its share as it is told, until nobody can tell it any more."""
     os.setsid()
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     envs = None
     try:
         envs = batch(make, num_envs)
@@ -151,13 +164,20 @@ def _serve(pipe: Connection, make: MakeEnv, num_envs: int) -> None:
             name, argument = call
             *values, infos = envs.reset(seed=argument) if name == "reset" else envs.step(argument)
             pipe.send((True, (*values, {metric: infos[metric] for metric in metrics})))
-    except Exception as error:
+    except BaseException as error:  # also an exit
         error.add_note(f"in environment process {os.getpid()}:\n{traceback.format_exc()}")
         with suppress(ConnectionError):
             pipe.send((False, _portable(error)))
     finally:
         if envs is not None:
             envs.close()
+
+
+def _end_with(parent: Any) -> None:
+    """Ends this process after another, even if its environments hang."""
+    parent.join()
+    time.sleep(JOIN_SECONDS)
+    os._exit(1)
 
 
 def _receive(pipe: Connection) -> tuple[str, Any] | None:
@@ -167,13 +187,15 @@ def _receive(pipe: Connection) -> tuple[str, Any] | None:
         return None
 
 
-def _portable(error: Exception) -> Exception:
-    """The error, or one that says the same where it cannot be sent."""
+def _portable(error: BaseException) -> Exception:
+    """The error, or one that says the same where it cannot be sent, or is none, such as an exit."""
     from multiprocessing.reduction import ForkingPickler
 
     try:
         ForkingPickler.loads(ForkingPickler.dumps(error))
-        return error
+        if isinstance(error, Exception):
+            return error
+        raise TypeError("no Exception")
     except Exception:
         substitute = RuntimeError(f"{type(error).__name__}: {error}")
         substitute.__notes__ = error.__notes__

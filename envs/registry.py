@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from gymnasium.vector import VectorEnv
 from envs import dm, dmlab, gym
 from envs.diagnostic import TASKS, DiagnosticEnv
 from envs.dmlab30 import LEVELS, find
+from envs.guard import calling, close
 from envs.rooms import RoomsConfig, RoomsVectorEnv
 from envs.rooms.config import resolve
 
@@ -63,7 +65,7 @@ def rooms_config(name: str, overrides: dict[str, str]) -> RoomsConfig:
             raise ValueError(f"the rooms level has no field {field!r}; there are: {', '.join(types)}")
         try:
             changes[field] = _value(field, text)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
             raise ValueError(f"RoomsConfig.{field}: expected a value of type {types[field]}, got {text!r}") from None
     return dataclasses.replace(config, **changes)
 
@@ -111,7 +113,7 @@ def _literals(overrides: dict[str, str]) -> dict[str, Any]:
     def read(text: str) -> Any:
         try:
             return ast.literal_eval(text)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):  # the latter of very deep nesting
             return text
 
     return {field: read(text) for field, text in overrides.items()}
@@ -160,7 +162,8 @@ def make_vector(spec: str, num_envs: int, stream: int | None = None) -> VectorEn
 
     All kinds reset as gymnasium's NEXT_STEP and name in `metadata["episode_metrics"]` the counters their infos carry.
     A `stream`, 0 to 2^31 - 1, sets their episodes apart from those of all other streams where seeds alone do not: Lab's
-    are of 31 bits. Raises ValueError, listing what exists, for unknown kinds, names and fields, and for several tasks.
+    are of 31 bits. Raises ValueError, listing what exists, for unknown kinds, names and fields, and for several tasks;
+    what the code of an environment raises is an `EnvironmentFailed`.
     """
     names = tasks(spec)
     if len(names) > 1:
@@ -168,7 +171,8 @@ def make_vector(spec: str, num_envs: int, stream: int | None = None) -> VectorEn
     kind, name, overrides = parse_spec(spec)
     if stream is not None and kind in STREAMED:
         overrides["stream"] = str(stream)
-    return KINDS[kind](name, overrides, num_envs)
+    with calling(spec, "while it was made"):
+        return KINDS[kind](name, overrides, num_envs)
 
 
 def tasks(spec: str) -> tuple[str, ...]:
@@ -202,6 +206,33 @@ def tasks(spec: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def foreign_code(spec: str) -> dict[str, str]:
+    """The tasks of a spec, by "kind:name", that can make this program run any code that the spec chooses.
+
+    These name modules, scripts outside DeepMind Lab, or give an environment of gymnasium more than numbers and single
+    words. All others run only what is installed.
+    """
+    return {task.partition(",")[0]: task for task in tasks(spec) if _chooses_code(parse_spec(task))}
+
+
+def _chooses_code(spec: Spec) -> bool:
+    if spec.kind == "gym":
+        values = _literals(spec.overrides).values()
+        plain = (isinstance(v, (int, float)) or v is None or re.fullmatch(r"[\w-]*", str(v)) for v in values)
+        return ":" in spec.name or not all(plain)
+    return spec.kind == "dm" or (spec.kind == "dmlab" and not re.fullmatch(r"(\w+/)*\w+", spec.name))
+
+
+def require_consent(spec: str, allowed: Sequence[str]) -> None:
+    """Raises a ValueError if a spec that the user has not typed chooses code, unless "kind:name" of it is allowed."""
+    for name, task in foreign_code(spec).items():
+        if name not in allowed:
+            raise ValueError(
+                f"the run's environment {task!r} runs code of its own choice: expected one that is allowed; if you "
+                f"trust it, --allow-env {name!r}"
+            )
+
+
 def held_out(spec: str) -> str:
     """What an agent that was trained on a spec is tested on: of Lab's levels the test versions, else the same.
 
@@ -226,7 +257,10 @@ def prepare(spec: str) -> None:
     for task in tasks(spec):
         envs = make_vector(task, 1)
         try:
-            envs.reset(seed=0)
-            envs.step(np.zeros(1, np.int64))
+            with calling(task, "in reset"):
+                envs.reset(seed=0)
+            action = np.zeros(1, np.int64)
+            with calling(task, "in step", action):
+                envs.step(action)
         finally:
-            envs.close()
+            close(envs, task)

@@ -15,20 +15,23 @@ import torch
 from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
-from actors import ActorsConfig, LocalPool, Pool, PoolStatus, Unroll
+from actors import ActorsConfig, EnvironmentFailed, LocalPool, Pool, PoolStatus, Unroll
 from actors.actor import Actor
 from actors.ray_pool import RayPool
 from agent import Agent, AgentConfig
 from agent.core import LSTMConfig, leaves
 from agent.trajectory import acted, validate
-from envs import make_vector
+from envs import guard, make_vector
 from envs.diagnostic import Counting
+from envs.processes import batch
 from tests.actors import counting
 from tests.actors.counting import CountingAgent, make_counting_actor
 from tests.commands.cli import PATIENCE, wait_until
+from tests.envs import faulty
 
 ENVS, LENGTH = 3, 8
-ray.cloudpickle.register_pickle_by_value(counting)  # actors do not import tests
+for module in (counting, faulty):
+    ray.cloudpickle.register_pickle_by_value(module)  # actors do not import tests
 
 
 def small(**config: Any) -> ActorsConfig:
@@ -196,6 +199,38 @@ def test_a_bug_in_an_actor_is_raised_and_not_retried(cluster: None) -> None:
         pool.publish(weights(0), 0)
         with pytest.raises(ray.exceptions.RayTaskError, match="division by zero"):
             pool.get()
+
+
+def make_faulty_actor(fault: str, actor_id: int, incarnation: int) -> Actor:
+    """An actor whose environment, made by the actor itself, does something in its twentieth step."""
+    guard.limit_calls(1.0)
+    agent = Agent(AgentConfig(core=LSTMConfig(8), torso_size=8), (2,), 3)
+    return Actor(batch(partial(faulty.Faulty, fault, at=20), 2), agent, actor_id, 0, task="Faulty")
+
+
+def initial_weights() -> dict[str, torch.Tensor]:
+    return make_faulty_actor("", 0, 0).agent.state_dict()
+
+
+def test_an_exit_in_an_environment_is_an_error_like_any_other(make_pool: MakePool) -> None:
+    with make_pool(partial(make_faulty_actor, "exit"), num_actors=1) as pool:
+        with pytest.raises(EnvironmentFailed, match="environment Faulty failed in step with .*: SystemExit: 0"):
+            for _ in range(3):
+                pool.publish(initial_weights(), 0)
+                pool.get()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_actor_whose_environment_hangs_is_replaced(cluster: None) -> None:
+    def make(actor_id: int, incarnation: int) -> Actor:
+        return make_faulty_actor("" if incarnation else "sleep", actor_id, incarnation)
+
+    with RayPool(make, small(num_actors=1)) as pool:
+        pool.publish(initial_weights(), 0)
+        versions = [int(pool.get().trajectory.version[0]) for _ in range(6)]  # it hangs in the third unroll
+        assert versions == [0] * 6
+        assert pool.status().restarts == 1
 
 
 @pytest.mark.ray

@@ -15,7 +15,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 
 from actors.recording import Recording
 from commands import main
-from commands.evaluate import load_player, record
+from commands.evaluate import PlayOptions, load_player, record
 from commands.pages import packed, write_page
 from commands.report import attention_by_bucket
 from commands.visualize import page_data
@@ -30,7 +30,7 @@ Copied = Callable[..., Path]
 @pytest.fixture(scope="session")
 def recording(finished: tuple[Path, str]) -> Recording:
     """The episode that the finished run filmed, played once more."""
-    player = load_player(finished[0], Console(quiet=True))
+    player = load_player(finished[0], Console(quiet=True), PlayOptions())
     return record(player.config, player.agent, 1)[0]
 
 

@@ -27,6 +27,7 @@ def test_a_run_survives_its_actors_its_learners_and_itself(tmp_path: Path, capfd
         with screen.open("w") as output:
             return start("launch", *arguments, output=output, start_new_session=True, env=marked_environment)
 
+    allowed = ["--allow-env", "dm:tests.envs.dm_tasks:Unhurried"]
     task = ["--env", "dm:tests.envs.dm_tasks:Unhurried,cells=99,limit=999", *TINY]
     process = begin("--run", folder, "--learners", 2, "--frames", 10**9, *task)
     wait_until(lambda: last_metrics(folder).get("actors/alive") == 2, process)
@@ -51,13 +52,13 @@ def test_a_run_survives_its_actors_its_learners_and_itself(tmp_path: Path, capfd
     assert said[0].count("all learners are started again at version") == 1
     wait_until(lambda: not marked(mark))
 
-    process = begin("--resume", folder, "--learners", 1)
+    process = begin("--resume", folder, "--learners", 1, *allowed)
     wait_until(lambda: last_metrics(folder)["step"] > killed + 300, process)
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) == 128 + signal.SIGINT
     said.append(screen.read_text())
     assert f"resumed from {folder}/checkpoints/{killed:012d}" in said[1]
-    assert f"go on with: compressive launch --resume {folder}\n" in said[1]
+    assert f"go on with: compressive launch --resume {folder} {' '.join(allowed)}\n" in said[1]
     for chatter in ("INFO", "uthentication", "raylet", "Traceback"):
         assert chatter not in "".join(said)
     rows = read_metrics(folder)
@@ -66,6 +67,6 @@ def test_a_run_survives_its_actors_its_learners_and_itself(tmp_path: Path, capfd
     wait_until(lambda: not marked(mark))
 
     stopped = saved_steps(folder)[-1]
-    main(["launch", "--local", "--resume", str(folder), f"--frames={stopped + 100}"])
+    main(["launch", "--local", "--resume", str(folder), f"--frames={stopped + 100}", *allowed])
     assert f"resumed from {folder}/checkpoints/{stopped:012d}" in capfd.readouterr().out
     assert saved_steps(folder)[-1] >= stopped + 100

@@ -105,9 +105,11 @@ def test_by_name() -> None:
         ("dm:tests.envs.dm_tasks:Run", "no attribute 'Run'"),
         ("dm:tests.envs.dm_tasks:Walk,gravity=2", "unexpected keyword argument 'gravity'"),
         ("dm:tests.envs.dm_tasks:Walk,name=2", "unexpected keyword argument 'name'"),
-        ("dm:envs.dm:DmEnv", "missing a required argument: 'make'"),
-        ("dm:os:getcwd", "dm:os:getcwd: expected a dm_env.Environment, got a str"),
-        ("dm:builtins:int", "dm:builtins:int: no signature"),
+        ("dm:envs.dm:DmEnv", "dm:envs.dm:DmEnv: expected a subclass of dm_env.Environment"),
+        ("dm:os:system,command=touch touched", "expected a subclass .* got a builtin_function_or_method"),
+        ("dm:os:environ", "expected a subclass .* got a _Environ"),
+        ("dm:tests.envs.test_dm:says_nothing", "or a function annotated to return one, got a function"),
+        ("dm:tests.envs.test_dm:makes_walks,gravity=2", "unexpected keyword argument 'gravity'"),
         ("dm:tests.envs.test_dm:Continuous", r"action space: expected Discrete\(n\) from 0, got Box"),
     ],
 )
@@ -121,6 +123,19 @@ class Continuous(Walk):
 
     def action_spec(self) -> Any:
         return specs.BoundedArray((2,), np.float32, -1, 1)
+
+
+def makes_walks(cells: int = 7) -> dm_env.Environment:
+    return Walk(cells)
+
+
+def says_nothing(cells: int = 7):  # type: ignore[no-untyped-def]
+    raise AssertionError("it was called")
+
+
+def test_a_function_that_says_it_makes_environments() -> None:
+    env = envs.make_vector("dm:tests.envs.test_dm:makes_walks,cells=6", 1)
+    assert env.single_observation_space.shape == (6 + 1 + 2,)
 
 
 def test_a_module_that_does_not_exist() -> None:

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import envs
+from envs import guard
 from envs.processes import ProcessVectorEnv, _portable, batch
 
 
@@ -37,6 +39,10 @@ class Tally(gymnasium.Env):
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
         if self.fails_in == "step" and action == 2:
             raise KeyError("a broken door")
+        if self.fails_in == "exit" and action == 2:
+            sys.exit(0)
+        if self.fails_in == "hang" and action == 2:
+            time.sleep(10_000)
         self.steps += 1
         over = bool(self.np_random.random() < 0.2)
         return self._observe(), float(action), over, False, {"steps": self.steps, "only": self.steps}
@@ -96,6 +102,26 @@ def test_an_error_in_a_process_is_raised_as_itself_and_ends_all() -> None:
     assert all(gone(process.pid) for process in env.processes)  # type: ignore[attr-defined]
 
 
+def test_an_exit_in_a_process_is_an_error_like_any_other() -> None:
+    env = batch(partial(Tally, "exit"), 2, processes=2)
+    env.reset(seed=0)
+    with pytest.raises(RuntimeError, match="SystemExit: 0") as caught:
+        env.step(np.array([0, 2]))
+    assert "in step" in caught.value.__notes__[0]
+
+
+def test_a_process_that_hangs_is_named_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = batch(partial(Tally, "hang"), 4, processes=2)
+    env.reset(seed=0)
+    monkeypatch.setattr(guard, "_limit", 0.4)
+    with pytest.raises(envs.EnvironmentHung) as caught, guard.calling("gym:Tally", "in step", [0, 0, 0, 2]):
+        env.step(np.array([0, 0, 0, 2]))
+    pid = env.processes[1].pid  # type: ignore[attr-defined]
+    assert str(caught.value).startswith("environment gym:Tally hangs in step with actions [0 0 0 2]: expected")
+    assert f"in environment process 1 (pid {pid}) of 2" in str(caught.value)
+    assert all(gone(process.pid) for process in env.processes)  # type: ignore[attr-defined]
+
+
 def test_an_error_in_making_them_is_raised_as_itself() -> None:
     with pytest.raises(ValueError, match="no such level"):
         batch(partial(Tally, "init"), 2, processes=2)
@@ -110,16 +136,19 @@ def test_a_process_that_dies_is_noticed() -> None:
     assert all(gone(process.pid) for process in env.processes)  # type: ignore[attr-defined]
 
 
-def test_they_do_not_outlive_a_program_that_is_killed() -> None:
+@pytest.mark.parametrize("fault", ["", pytest.param("hang", marks=pytest.mark.slow)])
+def test_they_do_not_outlive_a_program_that_is_killed(fault: str) -> None:
     program = (
-        "import time; from envs.processes import batch; from tests.envs.test_processes import Tally;"
-        "env = batch(Tally, 2, processes=2); env.reset(seed=0);"
-        "print(*(process.pid for process in env.processes), flush=True); time.sleep(600)"
+        "from functools import partial; import time; from envs.processes import batch;"
+        "from tests.envs.test_processes import Tally;"
+        f"env = batch(partial(Tally, '{fault}'), 2, processes=2); env.reset(seed=0);"
+        "print(*(process.pid for process in env.processes), flush=True); env.step([2, 2]); time.sleep(600)"
     )
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=variables) as process:
         assert process.stdout is not None
         pids = [int(word) for word in process.stdout.readline().split()]
+        time.sleep(0.5)  # until they hang
         process.kill()
     assert len(pids) == 2
     assert all(gone(pid) for pid in pids)

@@ -1,0 +1,212 @@
+"""Calls into environments, which are code of others: an error names the environment, the call and the place, and a call
+that does not return is interrupted.
+
+Every call goes through `calling`, in whatever process: an exit is an error like any other there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+STEP_SECONDS = 300.0
+"""Longest time that a call may take, unless `limit_calls` says otherwise: the first one may compile."""
+GRACE_SECONDS = 10.0
+"""Time that an interrupted call has to return before its process is ended."""
+FRAMES = 4
+"""Of a traceback, shown in errors."""
+OURS = {"envs", "actors", "commands", "gymnasium", *sys.stdlib_module_names}
+"""Packages whose frames are on the way to an environment's code, apart from gymnasium's own environments."""
+
+
+class EnvironmentFailed(RuntimeError):
+    """An environment raised or exited; the message, of several lines, has its name, the call and the place."""
+
+
+class EnvironmentHung(EnvironmentFailed):
+    """A call into an environment did not return in time and was interrupted."""
+
+
+class Interrupted(BaseException):
+    """Raised within a call that takes too long. No Exception, so that few environments catch it."""
+
+
+_limit = STEP_SECONDS
+_calls: dict[int, calling] = {}  # by thread
+_watchdog: threading.Thread | None = None
+
+
+def limit_calls(seconds: float) -> None:
+    """Sets the longest time that a call into environments may take in this process, making a batch or stepping it."""
+    global _limit
+    _limit = seconds
+
+
+class calling:
+    """Context of one call into environments: turns what it raises into `EnvironmentFailed` or `EnvironmentHung`.
+
+    Ctrl-C stays what it is. So do, while environments are made, ValueErrors and ImportErrors in which none of their
+    code takes part: they are about the user's options.
+
+    Args:
+        task: the environment's spec.
+        when: what is done: "while it was made", "in reset", "in step" or "in close".
+        actions: of a step.
+    """
+
+    __slots__ = ("actions", "interrupted", "outer", "task", "thread", "waited", "when")
+
+    def __init__(self, task: str, when: str, actions: Any = None) -> None:
+        self.task, self.when, self.actions = task, when, actions
+        self.waited, self.interrupted = 0.0, False
+
+    def __str__(self) -> str:
+        with_actions = ""
+        if self.actions is not None:
+            with_actions = f" with actions {np.array2string(np.asarray(self.actions), max_line_width=10**6)}"
+        return f"{self.when}{with_actions}"
+
+    def __enter__(self) -> None:
+        if _watchdog is None or not _watchdog.is_alive():  # a fork has none
+            _start()
+        self.thread = threading.get_ident()
+        self.outer = _calls.get(self.thread)
+        _calls[self.thread] = self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.outer is None:
+            del _calls[self.thread]
+        else:
+            _calls[self.thread] = self.outer
+        if self.interrupted:  # what is still under way to another thread must not arrive later
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), None)
+        if error is None or isinstance(error, (KeyboardInterrupt, GeneratorExit, EnvironmentFailed)):
+            return
+        if isinstance(error, Interrupted):
+            expected = f"expected it to return within {_limit:g} s (step-seconds)"
+            raise EnvironmentHung(f"environment {self.task} hangs {self}: {expected}{_place(error)}") from error
+        options = isinstance(error, (ValueError, ImportError)) and not is_foreign(error)
+        if self.when == "while it was made" and options:
+            return
+        said = traceback.format_exception_only(error)
+        text = "".join(said[:1] if _notes(error) else said).strip()  # such notes are the place
+        raise EnvironmentFailed(f"environment {self.task} failed {self}: {text}{_place(error)}") from error
+
+
+def close(envs: VectorEnv, task: str) -> None:
+    """Closes environments. What goes wrong is raised, unless there is an error already that led here."""
+    failing = sys.exc_info()[1] is not None
+    try:
+        with calling(task, "in close"):
+            envs.close()
+    except EnvironmentFailed:
+        if not failing:
+            raise
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Whether an environment's code took part in an error, here or in a process of its own."""
+    return bool(_notes(error)) or any(not _is_ours(frame.f_globals) for frame, _ in _walk(error))
+
+
+def _walk(error: BaseException) -> list[tuple[Any, int]]:
+    return list(traceback.walk_tb(error.__traceback__))
+
+
+def _is_ours(names: dict[str, Any]) -> bool:
+    """Whether a frame with these globals is on the way to an environment's code, rather than part of it."""
+    package, _, rest = str(names.get("__name__")).partition(".")
+    if package == "gymnasium" and rest.startswith("envs."):
+        return rest == "envs.registration"
+    return package in OURS
+
+
+def _notes(error: BaseException) -> list[str]:
+    """Lines that an environment's process added to an error; see `envs.processes`."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("in environment process")]
+    return "".join(notes).strip().splitlines()
+
+
+def _place(error: BaseException) -> str:
+    """The last frames of an environment's code in an error, as lines that begin with a line's end."""
+    if lines := _notes(error):
+        return "".join(f"\n  {line}" for line in [lines[0], *lines[1:][-2 * FRAMES :]])
+    frames = [entry for entry in _walk(error) if entry[0].f_globals is not globals()]  # not the interruption itself
+    first = next((index for index, (frame, _) in enumerate(frames) if not _is_ours(frame.f_globals)), 0)
+    return _lines(traceback.StackSummary.extract(iter(frames[first:][-FRAMES:])))
+
+
+def _lines(summary: traceback.StackSummary) -> str:
+    return "\n" + "".join(summary.format()).rstrip() if summary else ""
+
+
+_SIGNAL = signal.SIGURG
+"""Wakes the main thread from whatever it waits for. Nothing else uses it, and by default it does nothing."""
+
+
+def _start() -> None:
+    """Starts the process's watchdog. From the main thread on which environments are called that can be woken up."""
+    global _watchdog
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(_SIGNAL, _interrupt_here)
+    if last_resort := signal.getsignal(signal.SIGPROF) == signal.SIG_DFL:
+        faulthandler.register(signal.SIGPROF, file=2, chain=True)
+    _watchdog = threading.Thread(target=_watch, args=(last_resort,), name="environments", daemon=True)
+    _watchdog.start()
+
+
+def _watch(last_resort: bool) -> None:
+    """Looks at all calls now and then. Counts its own looks, not the time: that goes on while a process is stopped.
+
+    A call that never lets go of Python's lock stops this thread, too. Then a timer of CPU time, which this thread
+    winds up at every look, ends the process: SIGPROF, after showing the stack.
+    """
+    while True:
+        seconds = min(1.0, _limit / 4)
+        if last_resort:
+            signal.setitimer(signal.ITIMER_PROF, 2 * _limit + GRACE_SECONDS)
+        time.sleep(seconds)
+        for call in list(_calls.values()):
+            call.waited += seconds
+            if call.waited > _limit + GRACE_SECONDS:
+                _give_up(call)
+            elif call.waited > _limit and not call.interrupted:
+                call.interrupted = True
+                _interrupt(call)
+
+
+def _interrupt(call: calling) -> None:
+    if call.thread == threading.main_thread().ident and signal.getsignal(_SIGNAL) is _interrupt_here:
+        signal.pthread_kill(call.thread, _SIGNAL)
+    else:  # arrives when the thread is back from where it waits
+        raised = ctypes.py_object(Interrupted)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), raised)
+
+
+def _interrupt_here(number: int, frame: Any) -> None:
+    call = _calls.get(threading.get_ident())
+    if call is not None and call.interrupted:
+        raise Interrupted
+
+
+def _give_up(call: calling) -> None:
+    """Ends the process, for code that does not return to Python cannot be interrupted."""
+    frame = sys._current_frames().get(call.thread)
+    stack = list(traceback.walk_stack(frame))[:FRAMES][::-1]
+    where = _lines(traceback.StackSummary.extract(iter(stack)))
+    ends = f"it did not return within {_limit:g} s (step-seconds) and cannot be interrupted: this process ends"
+    os.write(2, f"compressive: environment {call.task} hangs {call}; {ends}{where}\n".encode(errors="replace"))
+    os._exit(1)

@@ -1,0 +1,136 @@
+"""Of a run of somebody else, no command runs code that its files choose, unless the user allows that by name."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from commands import main, sweep
+from commands.config import read_config
+from envs import foreign_code, require_consent
+from learner import checkpoints
+from tests.commands.cli import refusal, saved_steps
+
+Capture = pytest.CaptureFixture[str]
+EVIL = """
+import pathlib, gymnasium, dm_env
+pathlib.Path(__file__).with_name("executed").touch()
+class Env(dm_env.Environment):
+    pass
+gymnasium.register("Evil-v0", lambda: None)
+"""
+WALK = "dm:tests.envs.dm_tasks:Walk"
+
+
+@pytest.fixture(params=["dm:os:system,command=touch {}/executed", "dm:evil_module:Env", "gym:evil_module:Evil-v0"])
+def forged(
+    request: pytest.FixtureRequest, copied: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, str]:
+    """A finished run, also in a sweep's folder and at a URL, whose environment creates the file "executed"."""
+    (tmp_path / "evil_module.py").write_text(EVIL)
+    monkeypatch.syspath_prepend(tmp_path)
+    env = request.param.format(tmp_path)
+    folder = copied("run")
+    config = json.loads((folder / "config.json").read_text()) | {"env": env}
+    (folder / "config.json").write_text(json.dumps(config))
+    last = checkpoints.load_latest(folder)
+    checkpoints.save((tmp_path / "url").as_uri(), last.step, last.parts, last.state | {"config": config}, 1)
+    (tmp_path / "sweep").mkdir()
+    sweep.write(tmp_path / "sweep", {"a": read_config(folder), "b": read_config(folder)}, "compressive compare")
+    return folder, env
+
+
+COMMANDS = {
+    "evaluate": ["evaluate", "RUN", "--episodes=1"],
+    "evaluate elsewhere": ["evaluate", "RUN", "--episodes=1", "--env=rooms:small"],
+    "visualize": ["visualize", "RUN"],
+    "report": ["report", "RUN"],
+    "status": ["status", "RUN"],
+    "compare": ["compare", "--from", "RUN", "--folder", "NEW"],
+    "sweep": ["compare", "--resume", "SWEEP"],
+    "folder": ["launch", "--local", "--resume", "RUN", "--frames=9000"],
+    "url": ["launch", "--local", "--resume", "URL", "--run", "NEW", "--frames=9000"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_code_that_a_run_names_is_not_run(
+    command: str, forged: tuple[Path, str], tmp_path: Path, capfd: Capture
+) -> None:
+    folder, env = forged
+    before = saved_steps(folder)
+    words = {"RUN": folder, "NEW": tmp_path / "new", "SWEEP": tmp_path / "sweep", "URL": (tmp_path / "url").as_uri()}
+    arguments = [str(words.get(word, word)) for word in COMMANDS[command]]
+    said = f"the run's environment {env!r} runs code of its own choice"
+    if command in ("report", "status"):  # these tell what there is without playing
+        main(arguments)
+        printed = capfd.readouterr().out
+        assert (said in printed) == (command == "report")
+    else:
+        assert f"{said}: expected one that is allowed" in refusal(arguments, capfd)
+    assert not (tmp_path / "executed").exists()
+    assert not (tmp_path / "new").exists()
+    assert saved_steps(folder) == before
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run in an environment of the user's own."""
+    folder = tmp_path_factory.mktemp("runs") / "walked"
+    small = ["--core=lstm", "--agent.torso-size=8", "--agent.core.model-size=8", "--actors.envs-per-actor=2"]
+    small += ["--actors.unroll-length=8", "--eval-episodes=2", "--video-episodes=0", "--frames=64"]
+    main(["launch", "--local", "--run", str(folder), "--env", f"{WALK},cells=4", *small])
+    return folder
+
+
+def test_what_the_user_allows_by_name_is_run(walked: Path, tmp_path: Path, capfd: Capture) -> None:
+    run, more = str(walked), str(shutil.copytree(walked, tmp_path / "more"))
+    assert f"--allow-env {WALK!r}" in refusal(["evaluate", run], capfd)
+    assert "runs code" in refusal(["evaluate", run, "--allow-env", "dm:tests.envs.dm_tasks:Unhurried"], capfd)
+    main(["evaluate", run, "--episodes=2", "--allow-env", WALK])
+    main(["evaluate", run, "--episodes=2", "--env", f"{WALK},cells=4,limit=7"])
+    main(["report", run, "--allow-env", WALK])
+    main(["compare", "--from", run, "--folder", str(tmp_path / "new"), "--allow-env", WALK])
+    capfd.readouterr()
+    main(["launch", "--local", "--resume", more, "--frames=128", "--allow-env", WALK])
+    assert f"compressive evaluate {more} --allow-env {WALK}\n" in capfd.readouterr().out
+    main(["launch", "--local", "--resume", more, "--frames=160", "--env", f"{WALK},cells=4"])
+    assert saved_steps(Path(more))[-1] >= 160
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "dm:module:Class",
+        "rooms:small,dm:module:Class",
+        "gym:module:Id-v0",
+        "gym:GymV26Environment-v0,env_id=module:Id-v0",
+        "gym:Ant-v5,xml_file=/tmp/other.xml",
+        "gym:Id-v0,options={'a': 1}",
+        "dmlab:../../tmp/other",
+        "dmlab:/tmp/other",
+    ],
+)
+def test_specs_that_can_choose_code(spec: str) -> None:
+    (name,) = foreign_code(spec)
+    with pytest.raises(ValueError, match="--allow-env"):
+        require_consent(spec, ())
+    require_consent(spec, [name])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "rooms:full,hud=False",
+        "diagnostic:recall,delay=4",
+        "dmlab:dmlab30",
+        "dmlab:contributed/dmlab30/rooms_watermaze,dataset=/data",
+        "gym:MiniGrid-MemoryS13-v0,view=pixels,processes=2",
+        "gym:ALE/Pong-v5,repeat_action_probability=-0.25,obs_type=rgb,frameskip=None",
+    ],
+)
+def test_specs_that_run_only_what_is_installed(spec: str) -> None:
+    assert foreign_code(spec) == {}
+    require_consent(spec, ())

@@ -1,0 +1,70 @@
+"""An environment that does what none should, where it is told to: raise, exit, hang, or never end an episode."""
+
+import contextlib
+import hashlib
+import itertools
+import sys
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+def parse(reply: str) -> tuple[str, str]:
+    """Raises a ValueError far from where it is asked to."""
+    word, number = reply.split()
+    return word, number
+
+
+FAULTS = {
+    "raise": lambda: parse("door"),
+    "exit": lambda: sys.exit(0),
+    "sleep": lambda: time.sleep(10_000),
+    "pause": lambda: (print("pause", flush=True), time.sleep(0.8)),
+    "stubborn": lambda: [swallow() for _ in itertools.count()],
+    "c": lambda: hashlib.pbkdf2_hmac("sha1", b"", b"", 2**31 - 1),  # lets go of Python's lock, but does not return
+    "lock": lambda: sum(itertools.repeat(0)),  # does neither
+}
+
+
+def swallow() -> None:
+    """Waits on, whatever is raised."""
+    with contextlib.suppress(BaseException):
+        time.sleep(1000)
+
+
+class Faulty(gymnasium.Env):
+    """Episodes of `length` steps; does `fault` at an instance's `at`-th call of `when`: init, reset, step, close."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, fault: str = "", when: str = "step", at: int = 1, length: int = 4) -> None:
+        self.fault, self.when, self.at, self.length = fault, when, at, length
+        self.calls = dict.fromkeys(("init", "reset", "step", "close"), 0)
+        self._called("init")
+
+    def _called(self, name: str) -> None:
+        self.calls[name] += 1
+        if name == self.when and self.calls[name] == self.at and self.fault:
+            FAULTS[self.fault]()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._called("reset")
+        self.time = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._called("step")
+        self.time += 1
+        return np.zeros(2, np.float32), 1.0, self.time == self.length, False, {}
+
+    def close(self) -> None:
+        self._called("close")
+
+
+gymnasium.register("Faulty-v0", Faulty)

@@ -1,0 +1,161 @@
+"""What an environment's code does wrong, wherever it does so: the name, the call and the place are said, and a call
+that does not return ends in time."""
+
+import contextlib
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import envs
+from actors.evaluation import ScriptedActor, play_episodes
+from envs import guard
+from tests.commands.cli import ENVIRONMENT
+
+SPEC = "gym:tests.envs.faulty:Faulty-v0,"
+
+
+@pytest.fixture(autouse=True)
+def _limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_limit", 0.4)
+
+
+def play(fields: str) -> None:
+    """What every command does: makes environments, plays episodes and closes them."""
+    actor = ScriptedActor(envs.make_vector(SPEC + fields, 2), "random", 0, SPEC + fields)
+    try:
+        play_episodes(actor, 4)
+    finally:
+        actor.close()
+
+
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        ("when=init", "while it was made"),
+        ("when=reset", "in reset"),
+        ("when=step,at=3", "in step with actions ["),
+        ("when=close", "in close"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("fault", "problem", "place"),
+    [
+        ("raise", "ValueError: not enough values to unpack", "in parse\n    word, number = reply.split()"),
+        ("exit", "SystemExit: 0", "sys.exit(0)"),
+        ("sleep", "expected it to return within 0.4 s (step-seconds)", "time.sleep(10_000)"),
+    ],
+)
+def test_the_environment_the_call_and_the_place_are_said(
+    fault: str, problem: str, place: str, when: str, said: str
+) -> None:
+    fields = f"fault={fault},{when}"
+    with pytest.raises(envs.EnvironmentFailed) as caught:
+        play(fields)
+    first, _, rest = str(caught.value).partition("\n")
+    assert first.startswith(f"environment {SPEC}{fields} {'hangs' if fault == 'sleep' else 'failed'} {said}")
+    assert problem in first
+    assert place in rest
+    assert "envs/guard.py" not in rest
+    assert isinstance(caught.value, envs.EnvironmentHung) == (fault == "sleep")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "it travels from Ray's actors"
+
+
+def test_an_error_in_closing_does_not_hide_the_one_before() -> None:
+    actor = ScriptedActor(envs.make_vector(f"{SPEC}fault=exit,when=close", 1), "random", 0)
+    with pytest.raises(KeyError, match="before"), contextlib.closing(actor):
+        raise KeyError("before")
+
+
+def test_a_missing_package_of_the_environments_own_has_its_place(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needs_more.py").write_text("import nowhere_at_all\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for spec in ("dm:needs_more:Env", "gym:needs_more:Env-v0"):
+        with pytest.raises(envs.EnvironmentFailed, match=r"No module named 'nowhere_at_all'\n  File .*needs_more"):
+            envs.make_vector(spec, 1)
+
+
+def test_ctrl_c_in_an_environment_is_ctrl_c() -> None:
+    with pytest.raises(KeyboardInterrupt), guard.calling("env", "in step"):
+        raise KeyboardInterrupt
+
+
+def test_a_thread_is_interrupted_too() -> None:
+    errors = []
+
+    def hang() -> None:
+        try:
+            with guard.calling("env", "in step"):
+                while True:
+                    time.sleep(0.01)
+        except envs.EnvironmentHung as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=hang, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert errors[0].startswith("environment env hangs in step")
+
+
+def test_many_short_calls_are_no_long_one() -> None:
+    for _ in range(60):
+        with guard.calling("env", "in step"):
+            time.sleep(0.02)
+
+
+def other_process(fields: str) -> subprocess.Popen[str]:
+    """A process that plays with a limit of one second, and half a one for what cannot be interrupted."""
+    program = (
+        "import envs; from envs import guard; from tests.envs.test_guard import play;"
+        f"envs.limit_calls(1.0); guard.GRACE_SECONDS = 0.5; play('{fields}'); print('played')"
+    )
+    variables = {**ENVIRONMENT, "PYTHONPATH": ":".join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "status", "said"),
+    [
+        ("stubborn", 1, f"compressive: environment {SPEC}fault=stubborn hangs in step with actions ["),
+        ("c", 1, "and cannot be interrupted: this process ends\n"),
+        ("lock", -signal.SIGPROF, "in step\n"),
+    ],
+)
+def test_what_cannot_be_interrupted_ends_its_process(fault: str, status: int, said: str) -> None:
+    with other_process(f"fault={fault}") as process:
+        _, error = process.communicate(timeout=100)
+    assert process.returncode == status
+    assert said in error
+    assert "faulty.py" in error
+
+
+@pytest.mark.slow
+def test_the_time_that_a_process_is_stopped_does_not_count() -> None:
+    with other_process("fault=pause,at=2") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "pause\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=100)[0].endswith("played\n")
+
+
+def test_endless_episodes_are_named_with_their_last_action() -> None:
+    spec = f"{SPEC}length=50"
+    actor = ScriptedActor(envs.make_vector(spec, 2), "random", 0, spec)
+    assert [episode.steps for episode in play_episodes(actor, 4, max_steps=50)] == [50] * 4
+    actor = ScriptedActor(envs.make_vector(spec, 2), "random", 0, spec)
+    with pytest.raises(envs.EnvironmentFailed) as caught:
+        play_episodes(actor, 4, max_steps=49)
+    assert str(caught.value) == (
+        f"environment {spec}: expected episodes of at most 49 steps (max-episode-steps), got one that has not ended; "
+        f"its last action was {actor.last_action[0]}"
+    )
