@@ -125,8 +125,8 @@ def finite(tensor: Tensor) -> Tensor:
 def mark_broken(features: Tensor, inputs: Tensor) -> Tensor:
     """Features [B, T, D] of `finite(inputs)`, with NaN where the inputs [B, T, D] were not finite.
 
-    So it shows, at its own step, although nothing else depends on it: no other feature, no state, no loss and, where the
-    step's features are not used, no gradient.
+    So it shows, at its own step, although nothing else depends on it: no other feature, no state, no loss and no
+    gradient, where the step's features are not used.
     """
     return torch.add(features, inputs.detach(), alpha=0)  # 0 x NaN is NaN
 
