@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from agent.core import Core, CoreOutput
-from agent.core.contract import check_call, check_positive
+from agent.core.contract import check_call, check_positive, finite, mark_broken
 
 GATED_VARIANCE = 0.115
 """Mean square of sigmoid(x) tanh(y) for independent standard normal x and y."""
@@ -108,11 +108,11 @@ class WaveNet(Core):
         config = self.config
         check_call(inputs, reset, state, config.model_size, WaveNetState)
         age = _ages(reset, state.age)
-        stream, past, skips = inputs, [], torch.zeros((), device=inputs.device)
+        stream, past, skips = finite(inputs), [], torch.zeros((), device=inputs.device)
         for dilation, before, convolution, projection in zip(
             config.dilations, state.past, self.convolutions, self.projections
         ):
-            seen = torch.cat([before, stream.to(before.dtype)], dim=1)
+            seen = torch.cat([finite(before), stream.to(before.dtype)], dim=1)
             distances = [tap * dilation for tap in range(config.kernel_size)]
             taps = [_delayed(seen, distance, age) for distance in distances]
             gate, value = convolution(torch.cat(taps, dim=2)).chunk(2, dim=2)
@@ -125,7 +125,7 @@ class WaveNet(Core):
             # A copy: a view would keep all steps in memory.
             past.append(seen[:, seen.shape[1] - distances[-1] :].clone())
         features = F.relu(self.output(F.relu(skips * config.num_layers**-0.5)))
-        return CoreOutput(features, WaveNetState(tuple(past), age[:, -1] + 1), {})
+        return CoreOutput(mark_broken(features, inputs), WaveNetState(tuple(past), age[:, -1] + 1), {})
 
 
 def _ages(reset: Tensor, age: Tensor) -> Tensor:

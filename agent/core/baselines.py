@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from agent.core.contract import Core, CoreOutput, check_call, check_positive
+from agent.core.contract import Core, CoreOutput, check_call, check_positive, finite, mark_broken
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class LSTM(Core):
         """See `agent.core.contract.Core`."""
         check_call(inputs, reset, state, self.config.model_size, LSTMState)
         _check_sizes(state.hidden, self.config)
-        stream, hidden, cell = inputs, [], []
+        stream, hidden, cell = finite(inputs), [], []
         keep = (~reset).to(inputs.dtype)[:, :, None].unbind(dim=1)
         for index, layer in enumerate(self.cells):
-            h, c, outputs = state.hidden[index], state.cell[index], []
+            h, c, outputs = finite(state.hidden[index]), finite(state.cell[index]), []
             for step, kept in zip(stream.unbind(dim=1), keep):
                 h, c = layer(step, (h * kept, c * kept))
                 outputs.append(h)
@@ -61,7 +61,7 @@ class LSTM(Core):
             stream = output if index == 0 else stream + output
             hidden.append(h)
             cell.append(c)
-        return CoreOutput(stream, LSTMState(tuple(hidden), tuple(cell)), {})
+        return CoreOutput(mark_broken(stream, inputs), LSTMState(tuple(hidden), tuple(cell)), {})
 
 
 @dataclass(frozen=True)
@@ -100,17 +100,17 @@ class GRU(Core):
         """See `agent.core.contract.Core`."""
         check_call(inputs, reset, state, self.config.model_size, GRUState)
         _check_sizes(state.hidden, self.config)
-        stream, hidden = inputs, []
+        stream, hidden = finite(inputs), []
         keep = (~reset).to(inputs.dtype)[:, :, None].unbind(dim=1)
         for index, layer in enumerate(self.cells):
-            h, outputs = state.hidden[index], []
+            h, outputs = finite(state.hidden[index]), []
             for step, kept in zip(stream.unbind(dim=1), keep):
                 h = layer(step, h * kept)
                 outputs.append(h)
             output = torch.stack(outputs, dim=1)
             stream = output if index == 0 else stream + output
             hidden.append(h)
-        return CoreOutput(stream, GRUState(tuple(hidden)), {})
+        return CoreOutput(mark_broken(stream, inputs), GRUState(tuple(hidden)), {})
 
 
 @dataclass(frozen=True)
@@ -153,16 +153,16 @@ class MinGRU(Core):
         """See `agent.core.contract.Core`."""
         check_call(inputs, reset, state, self.config.model_size, GRUState)
         _check_sizes(state.hidden, self.config)
-        stream, hidden = inputs, []
+        stream, hidden = finite(inputs), []
         for recurrence, block, before in zip(self.recurrences, self.blocks, state.hidden):
             gate, candidate = recurrence(stream).to(before.dtype).chunk(2, dim=-1)
             update = gate.sigmoid()
-            h = linear_recurrence((1 - update) * ~reset[:, :, None], update * candidate, before)
+            h = linear_recurrence((1 - update) * ~reset[:, :, None], update * candidate, finite(before))
             stream = stream + h
             stream = stream + block(stream)
             # Contiguous: a view would keep all steps in memory.
             hidden.append(h[:, -1].contiguous())
-        return CoreOutput(self.final_norm(stream), GRUState(tuple(hidden)), {})
+        return CoreOutput(mark_broken(self.final_norm(stream), inputs), GRUState(tuple(hidden)), {})
 
 
 def _check_sizes(hidden: tuple[Tensor, ...], config: LSTMConfig | GRUConfig | MinGRUConfig) -> None:
@@ -232,7 +232,7 @@ class Memoryless(Core):
     ) -> CoreOutput:
         """See `agent.core.contract.Core`."""
         check_call(inputs, reset, state, self.config.model_size, MemorylessState)
-        stream = inputs
+        stream = finite(inputs)
         for block in self.blocks:
             stream = stream + block(stream)
-        return CoreOutput(self.final_norm(stream), state, {})
+        return CoreOutput(mark_broken(self.final_norm(stream), inputs), state, {})

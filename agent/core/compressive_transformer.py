@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from agent.core.attention import KeyValue, sinusoids
 from agent.core.compression import COMPRESSIONS, MostUsed
-from agent.core.contract import Core, CoreOutput, check_call, check_positive
+from agent.core.contract import Core, CoreOutput, check_call, check_positive, finite, mark_broken
 from agent.core.layer import COMPRESSION_LOSSES, Layer, LayerSizes
 from agent.core.state import Shared
 
@@ -209,6 +209,12 @@ class CompressiveTransformer(Core):
         come out of a call with a cache carry one. What lies beyond the phase in their segment is not theirs: it may
         hold steps of states that came of them.
         """
+        state = state._replace(
+            segment=tuple(map(finite, state.segment)),
+            memory=tuple(map(finite, state.memory)),
+            compressed=tuple(map(finite, state.compressed)),
+            usage=tuple(map(finite, state.usage)),
+        )
         projected = []
         for layer, *parts in zip(self.layers, state.compressed, state.memory, state.segment):
             parts[-1] = parts[-1][:, : state.phase]
@@ -304,11 +310,12 @@ class CompressiveTransformer(Core):
         cached = state.cache is not None
         if not cached:
             state = self.with_cache(state)
+        clean = finite(inputs)
         features, attention, start = [], [], 0
         losses: dict[str, list[Tensor]] = {}
         while start < inputs.shape[1]:
             stop = min(start + self.config.segment_size - state.phase, inputs.shape[1])
-            stream, state, weights = self._advance(inputs[:, start:stop], reset[:, start:stop], state, return_attention)
+            stream, state, weights = self._advance(clean[:, start:stop], reset[:, start:stop], state, return_attention)
             features.append(stream)
             attention.append(weights)
             start = stop
@@ -318,7 +325,7 @@ class CompressiveTransformer(Core):
                 state = self._turn(state, losses)
         joined = tuple(torch.cat(layer, dim=2) for layer in zip(*attention)) if return_attention else None
         means = {name: torch.stack(values).mean() for name, values in losses.items()}
-        return CoreOutput(self.final_norm(torch.cat(features, dim=1)), state, means, joined)
+        return CoreOutput(mark_broken(self.final_norm(torch.cat(features, dim=1)), inputs), state, means, joined)
 
     def _check_sizes(self, state: CompressiveState) -> None:
         expected = [(layer.sizes.segment, layer.sizes.memory, layer.sizes.compressed) for layer in self.layers]

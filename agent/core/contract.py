@@ -113,6 +113,24 @@ def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int, kin
             raise ValueError(f"state: expected {inputs.dtype} as inputs, got {leaf.dtype}")
 
 
+def finite(tensor: Tensor) -> Tensor:
+    """The tensor with 0 where it is not finite: what a core computes with.
+
+    Masks and resets multiply by 0, be it as a softmax weight, and 0 x NaN is NaN. So inputs and the state that comes in
+    go through this first; what a core makes of them is then finite, unless it overflows.
+    """
+    return tensor.nan_to_num(0.0, 0.0, 0.0)
+
+
+def mark_broken(features: Tensor, inputs: Tensor) -> Tensor:
+    """Features [B, T, D] of `finite(inputs)`, with NaN where the inputs [B, T, D] were not finite.
+
+    So it shows, at its own step, although nothing else depends on it: no other feature, no state, no loss and no
+    gradient, where the step's features are not used.
+    """
+    return torch.add(features, inputs.detach(), alpha=0)  # 0 x NaN is NaN
+
+
 def check_positive(config: Any, *names: str) -> None:
     """Raises a ValueError that names the first of the config's fields that is not a positive integer."""
     for name in names:

@@ -30,6 +30,7 @@ from tests.commands.cli import PATIENCE, wait_until
 from tests.envs import faulty
 
 ENVS, LENGTH = 3, 8
+POLICY = (0.1, 0.25, 0.6, 0.05)
 for module in (counting, faulty):
     ray.cloudpickle.register_pickle_by_value(module)  # actors do not import tests
 
@@ -276,15 +277,43 @@ def test_an_actor_that_does_not_answer_is_replaced(cluster: None) -> None:
         wait_until(lambda: not Path(f"/proc/{stopped}").exists())
 
 
-def test_resumed_actor_goes_on_exactly() -> None:
+@pytest.mark.parametrize("over", [False, True])
+def test_resumed_actor_goes_on_exactly(over: bool) -> None:
+    """Also where an episode is over, so that the next step only resets."""
     actor, again = (make_counting_actor(ENVS, 0, incarnation) for incarnation in range(2))
     actor.unroll(LENGTH)
+    while actor.over.any() != over:
+        actor.unroll(1)
     again.load_state_dict(actor.state_dict())
     following, resumed = actor.unroll(LENGTH), again.unroll(LENGTH)
     assert resumed.episodes == following.episodes
     for expected, value in zip(leaves(following.trajectory), leaves(resumed.trajectory)):
         torch.testing.assert_close(value, expected, rtol=0, atol=0)
     no_wrong_state(resumed)
+
+
+def make_constant_actor(actor_id: int, sample: bool = True) -> Actor:
+    """Sixteen environments, and a policy that is `POLICY` whatever it sees."""
+    agent = Agent(AgentConfig(torso_size=4, core=LSTMConfig(4)), (5,), len(POLICY))
+    agent.policy.weight.data.zero_()
+    agent.policy.bias.data = torch.tensor(POLICY).log()
+    return Actor(make_vector("diagnostic:recall", 16), agent, actor_id, seed=3, sample=sample)
+
+
+def test_actions_are_drawn_from_the_policy_or_its_most_probable() -> None:
+    taken = make_constant_actor(0).unroll(200).trajectory.action
+    expected = taken.numel() * torch.tensor(POLICY)
+    counts = taken.flatten().bincount(minlength=len(POLICY))
+    assert ((counts - expected) ** 2 / expected).sum() < 16.3  # chi-square, 3 degrees of freedom, 99.9 %
+    assert (make_constant_actor(0, sample=False).unroll(20).trajectory.action == 2).all()
+
+
+def test_actors_of_one_seed_act_and_see_differently() -> None:
+    first, again, other = (make_constant_actor(actor_id).unroll(40).trajectory for actor_id in (0, 0, 1))
+    assert torch.equal(first.observation, again.observation)
+    assert torch.equal(first.action, again.action)
+    assert not torch.equal(first.observation, other.observation)
+    assert not torch.equal(first.action, other.action)
 
 
 def test_an_actor_whose_environment_has_no_state_resumes_with_fresh_episodes_and_memory() -> None:

@@ -236,6 +236,34 @@ def test_no_gradient_crosses_a_reset_or_rows_or_runs_backwards(build, config, be
 
 
 @every_core
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+@pytest.mark.parametrize("where", ["inputs", "state"])
+def test_what_is_not_finite_is_gone_with_its_step(build, config, where, value) -> None:
+    """To other steps, the state, losses and gradients it is 0, so that a reset forgets it like all else."""
+    core = build(config).train()
+    sequence, broken = Sequence(2, 40, {(0, 13), (1, 0)}), torch.zeros(2, 40, SIZE, dtype=torch.bool)
+    if where == "inputs":
+        broken[0, [0, 3, 11]] = broken[0, 12, 1] = broken[1, 38] = True
+    good = ~broken.any(dim=2)
+
+    def outcome(value: float) -> list[Any]:
+        inputs, state = sequence.inputs.masked_fill(broken, value), warm_state(core, 2, 21)
+        if where == "state":
+            state = map_state(lambda leaf: torch.full_like(leaf, value) if leaf.is_floating_point() else leaf, state)
+        core.zero_grad()
+        output = core(inputs, sequence.reset, state)
+        assert torch.equal(output.features.isfinite().all(dim=2), inputs.isfinite().all(dim=2))
+        (output.features[0, 13:].square().mean() + sum(output.losses.values())).backward()
+        grads = tuple(parameter.grad for parameter in core.parameters() if parameter.grad is not None)
+        with torch.no_grad():
+            acted, after = run(core, inputs, sequence.reset, core.with_cache(state), steps_of(sequence))
+        return [output.features[good], output.state, tuple(output.losses.values()), grads, acted[good], after]
+
+    for actual, expected in zip(outcome(value), outcome(0.0)):
+        assert_same_state(actual, expected, 0)
+
+
+@every_core
 def test_a_core_with_memory_remembers(build, config) -> None:
     """Without it the tests above would pass for a core that forgets everything."""
     core = build(config)

@@ -3,14 +3,21 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from actors import Actor
+from actors.evaluation import ScriptedActor, play_episodes
 from commands import main
 from envs import reference_scores
+from envs.diagnostic import Counting
 from tests.commands.cli import refusal
 
 Capture = pytest.CaptureFixture[str]
+SHORT = "rooms:small,episode_frames=100"
 
 
 def evaluated(arguments: list[str], capfd: Capture) -> list[dict]:
@@ -26,6 +33,48 @@ def test_the_oracle_reaches_what_is_on_record(env: str, capfd: Capture) -> None:
     assert summary["return"] == dict.fromkeys(("mean", "low", "high"), reference_scores(env)["oracle"])
     assert summary["oracle_normalised"] == pytest.approx(100)
     assert (summary["policy"], summary["episodes"]) == ("oracle", 4)
+
+
+class TwoAndTwenty(Counting):
+    """Episodes take 2 steps in even rows, 20 in odd ones."""
+
+    def advance(self, actions: np.ndarray) -> tuple:
+        self.count += 1
+        over = self.count == np.where(np.arange(self.num_envs) % 2, 20, 2)
+        return self.count.astype(float), over, np.zeros_like(over)
+
+
+def test_long_episodes_count_as_often_as_short_ones() -> None:
+    """The first to end would all be short: a policy that lives longer would be measured by its failures."""
+    counted: list[int] = []
+    episodes = play_episodes(ScriptedActor(TwoAndTwenty(4), "random", seed=0), 8, counted.append)
+    assert sorted(episode.steps for episode in episodes) == [2, 2, 2, 2, 20, 20, 20, 20]
+    assert [sum(episode.environment == row for episode in episodes) for row in range(4)] == [2, 2, 2, 2]
+    assert counted[-1] == 8
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_actions_are_greedy_where_that_is_asked_for(
+    greedy: bool, finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what was done, in evaluation (two environments) and in films and pages (one)."""
+    act = Actor.act
+    best: dict[int, list[bool]] = {}
+
+    def watched(actor: Actor, *arguments: Any, **options: Any) -> Any:
+        action, output = act(actor, *arguments, **options)
+        best.setdefault(len(action), []).append(torch.equal(action, output.policy_logits[:, 0].argmax(dim=-1)))
+        return action, output
+
+    monkeypatch.setattr(Actor, "act", watched)
+    run, how = str(finished[0]), ["--greedy"] if greedy else []
+    for command, rows in (
+        (["evaluate", run, "--env", SHORT, "--episodes", "2", "--video", str(tmp_path / "film.mp4")], (2, 1)),
+        (["visualize", run, "--episodes", "1", "--output", str(tmp_path / "page")], (1,)),
+    ):
+        best.clear()
+        main([*command, *how])
+        assert {count: all(was_best) for count, was_best in best.items()} == dict.fromkeys(rows, greedy)
 
 
 @pytest.mark.parametrize(("env", "episodes"), [("rooms:small", 64), ("diagnostic:recall,delay=2", 2048)])
