@@ -19,7 +19,7 @@ from actors.video import write_video
 from agent import Agent
 from commands import UserError
 from commands.config import RunConfig, read_config
-from commands.display import evaluation_table, say_skipped, table, task_table
+from commands.display import SCALES, evaluation_rows, evaluation_table, say_skipped, table, task_table
 from commands.options import parse
 from commands.training import interface, make_agent
 from envs import held_out, make_vector, mean_normalised, prepare, tasks
@@ -28,10 +28,6 @@ from learner.storage import StorageError
 
 EVALUATION_SEED = 2
 """Branch of the run's seed sequence from which evaluation draws; training draws from 1."""
-
-
-SCALES = ("human_normalised", "human_normalised_capped", "oracle_normalised")
-"""Scores in % of what people or an oracle reach, in summaries."""
 
 
 @dataclass(frozen=True)
@@ -275,26 +271,3 @@ def _summary(episodes: list[Episode], env: str) -> dict[str, Any]:
         summary["correct_choices"] = {"mean": correct_fraction(episodes), "low": float(low), "high": float(high)}
         summary["choices_per_episode"] = float(choices.mean())
     return summary
-
-
-def evaluation_rows(summary: dict[str, Any]) -> dict[str, str]:
-    """The summary as rows of a table."""
-    score, played = summary["return"], summary.get("tasks", [])
-    rows = {
-        "episodes": str(summary["episodes"]) + (f" of {len(played)} tasks" if played else ""),
-        "return": f"{score['mean']:.2f}" + ("" if played else f"  [{score['low']:.2f}, {score['high']:.2f}]"),
-    }
-    if "correct_choices" in summary:
-        part = summary["correct_choices"]
-        rows["correct choices"] = (
-            f"{100 * part['mean']:.1f} %  [{100 * part['low']:.1f}, {100 * part['high']:.1f}]  "
-            f"of {summary['choices_per_episode']:.1f} an episode"
-        )
-    for name in SCALES:
-        if name in summary and (played or name != "human_normalised_capped"):
-            scale = name.replace("_normalised", "-normalised").replace("_", ", ")
-            over = f", mean of {sum(name in part for part in played)} of {len(played)} tasks" if played else ""
-            interval = summary.get(f"{name}_interval")
-            within = f"  [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else ""
-            rows[scale] = f"{summary[name]:.1f} %{within}{over}"
-    return rows
