@@ -246,9 +246,11 @@ def _evaluate(arguments: list[str]) -> None:
         if options.frequency:
             counts = evaluation.counts(tokens.splits["train"], tokeniser.vocabulary)
             totals = evaluation.by_frequency(model, passes(config, split, options.rows), counts, precision)
-            found["frequency"] = {name: {"nats": each.mean, "count": each.count} for name, each in totals.items()}
+            found["frequency"] = {
+                name: {"nats": each.mean if each.count else None, "count": each.count} for name, each in totals.items()
+            }
             rows = [
-                (name, f"{evaluation.perplexity(each.nll, each.count):.2f}", str(each.count))
+                (name, f"{evaluation.perplexity(each.nll, each.count):.2f}" if each.count else "-", str(each.count))
                 for name, each in totals.items()
             ]
             console.print(_table(("times in training text", "perplexity", "tokens"), rows))

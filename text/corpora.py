@@ -32,7 +32,8 @@ SHARES = (0.90, 0.05, 0.05)
 FEW = 20
 """With fewer files than this, each is cut into the three splits; with more, whole files go to one of them."""
 PG19_WORDS = {"train": (28_602, 1_973_136_207), "valid": (50, 3_007_061), "test": (100, 6_966_499)}
-"""Books and words of PG-19 (paper, Table 2): word-level perplexity must divide by exactly these."""
+"""Books and words of PG-19 (paper, Table 2): word-level perplexity must divide by exactly these. A split of so many
+books is taken for PG-19's."""
 _FORMAT = 1
 
 
@@ -92,18 +93,32 @@ def wikitext103(path: Path) -> Corpus:
 
 
 def pg19(path: Path) -> Corpus:
-    """PG-19's layout: folders train, validation and test of books ID.txt, and metadata.csv, which knows them all."""
+    """PG-19's layout: folders train, validation and test of books ID.txt, and metadata.csv, which knows them all.
+
+    All books count, for the prescribed words are those of all; but what is in validation or test is not trained on.
+    """
     titles = read_metadata(path / "metadata.csv")
     files = {}
     for split, folder in zip(SPLITS, ("train", "validation", "test")):
         books = sorted((path / folder).glob("*.txt"), key=lambda file: (len(file.stem), file.stem))
         if not books:
             raise ValueError(f"{path / folder}: expected books, ID.txt, found none")
+        for file in books:
+            _require_file(file)
         unknown = [file.stem for file in books if file.stem not in titles]
         if unknown:
             raise ValueError(f"{path / 'metadata.csv'}: expected a row for book {unknown[0]} of {folder}, found none")
         files[split] = books
-    return _own_splits(files)
+    held_out = {file: file.read_bytes() for split in ("valid", "test") for file in files[split]}
+    for file, text in held_out.items():
+        if not text.strip():
+            raise ValueError(f"{file}: expected the text of a book, found none; fetch it again, or remove it")
+    sizes = {len(text) for text in held_out.values()}
+    texts = set(held_out.values())
+    files["train"] = [
+        file for file in files["train"] if file.stat().st_size not in sizes or file.read_bytes() not in texts
+    ]
+    return {split: [Document(file) for file in books] for split, books in files.items()}
 
 
 def read_metadata(path: Path) -> dict[str, str]:

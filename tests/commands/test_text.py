@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -15,6 +16,7 @@ import tyro
 
 from benchmarks.text import Options
 from commands import main
+from commands.text_runs import rows_of
 from learner.metrics import last_metrics, read_metrics
 from tests.commands.cli import ENVIRONMENT, PATIENCE, refusal, saved_steps, start, wait_until
 
@@ -139,10 +141,19 @@ def test_evaluate_measures_all_that_is_asked_for(trained: Path, capfd: Any) -> N
     said = capfd.readouterr().out
     for words in ("bits a byte", "times in training text", "tokens of context", "standard error", "compression loss"):
         assert words in said
+    assert re.search(r"> 10000 *│ - *│ 0 ", said), "no word is so frequent: there is nothing to measure"
     found = json.loads((trained / "evaluation-test.json").read_text())
+    assert found["frequency"]["> 10000"] == {"nats": None, "count": 0}
     assert [(each["memory_size"], each["compressed_size"]) for each in found["sizes"]] == [(8, 16), (None, 4)]
     assert found["dynamic"]["bits_per_byte"] != found["bits_per_byte"]
     assert (found["step"], found["rows"], found["dynamic"]["learning_rate"]) == (40, 8, 0.001)
+
+
+def test_words_that_the_data_set_prescribes_are_named(trained: Path) -> None:
+    found = json.loads((trained / "evaluation.json").read_text())
+    assert "prescribes" not in rows_of(found)["perplexity a word"]
+    said = rows_of(found | {"words": 6_966_499, "words_prescribed": True})["perplexity a word"]
+    assert said.endswith(", over the 6,966,499 words that PG-19 prescribes")
 
 
 def test_checkpoints_that_are_skipped_are_named(trained: Path, tmp_path: Path, capfd: Any) -> None:
