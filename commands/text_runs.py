@@ -14,6 +14,7 @@ from agent.sequence import SequenceModel
 from commands import UserError
 from commands.config import build, read_plain
 from commands.display import quantity
+from commands.folders import located
 from commands.options import user_errors
 from commands.sequence import load_weights
 from commands.text_presets import TextConfig
@@ -134,7 +135,7 @@ def prepare(config: TextConfig) -> tuple[Path, Tokens]:
     Raises:
         FileNotFoundError, ValueError, ImportError, OSError: what is wrong with the corpus, or the cache.
     """
-    path = None if config.path is None else Path(config.path).expanduser()
+    path = None if config.path is None else Path(located(config.path))
     corpus = corpora.load(config.corpus, path)
     return corpora.prepare(config.corpus, corpus, config.tokens, config.vocabulary)
 

@@ -8,11 +8,13 @@ keyed by their content.
 import csv
 import gzip
 import hashlib
+import io
 import json
 import os
 import shutil
 import sysconfig
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -55,7 +57,11 @@ class Document(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _read_utf8(path: Path) -> bytes:
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    data = path.read_bytes()
+    try:
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: expected a whole gzip file, got: {error}") from error
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -126,15 +132,17 @@ def read_metadata(path: Path) -> dict[str, str]:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if a row has other columns.
+        ValueError: if a row has other columns, or the file is damaged.
     """
     _require_file(path)
-    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
-        titles = {}
-        for number, row in enumerate(csv.reader(file), start=1):
+    titles, text = {}, _read_utf8.__wrapped__(path).decode()  # not kept: it is read once
+    try:
+        for number, row in enumerate(csv.reader(io.StringIO(text, newline="")), start=1):
             if len(row) != 4 or not row[0].isdigit():
                 raise ValueError(f"{path}, row {number}: expected id,title,year,url, got {','.join(row)!r:.60}")
             titles[row[0]] = row[1]
+    except csv.Error as error:
+        raise ValueError(f"{path}: expected rows of id,title,year,url, got: {error}") from error
     return titles
 
 
@@ -221,7 +229,7 @@ def _split_files(root: Path, files: list[Path]) -> Corpus:
         return corpus
     total = sum(file.stat().st_size for file in kept)
     room = {"test": SHARES[2] * total, "valid": SHARES[1] * total, "train": float("inf")}
-    shuffled = sorted(kept, key=lambda file: hashlib.sha256(file.relative_to(root).as_posix().encode()).digest())
+    shuffled = sorted(kept, key=lambda file: hashlib.sha256(os.fsencode(file.relative_to(root))).digest())
     for file in shuffled:
         split = next(split for split, left in room.items() if left > 0)
         room[split] -= file.stat().st_size

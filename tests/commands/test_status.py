@@ -131,7 +131,7 @@ def test_rows_that_no_run_has_written(row: str, reader: list[str], copied: Copie
 
 @READERS
 @pytest.mark.parametrize("name", ["metrics.jsonl", "evaluation.json"])
-@pytest.mark.parametrize("target", [None, ".", "loop", "/dev/zero"])
+@pytest.mark.parametrize("target", [None, ".", "loop", "/dev/null"])
 def test_what_is_no_file(target: str | None, name: str, reader: list[str], copied: Copied, capfd: Capture) -> None:
     run = copied()
     path = run / name

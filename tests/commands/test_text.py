@@ -258,6 +258,13 @@ def test_text_without_spaces(tmp_path: Path) -> None:
             "sequence_length: expected a multiple of the core's segment_size = 8, got 12",
         ),
         (["--checkpoint-seconds=nan"], "checkpoint_seconds: expected 0 or more, got nan"),
+        (["--checkpoint-seconds=inf"], "checkpoint_seconds: expected 0 or more, got inf"),
+        (["--learner.learning-rate=inf"], "learning_rate: expected a finite number, got inf"),
+        (
+            ["--path=~no-such-user/text"],
+            "path: expected a file or a folder, got '~no-such-user/text': Could not determ",
+        ),
+        (["--path=/dev/null"], "/dev/null: expected a folder of text, found none"),
         (["--learner.device=cuda:9"], "device: expected one that is present, got 'cuda:9'"),
     ],
 )
@@ -265,6 +272,13 @@ def test_bad_input_is_one_line_before_anything_is_written(changes, message, corp
     run = tmp_path / "run"
     assert message in refusal(options(corpus, run, 4, *changes), capfd)
     assert not run.exists()
+
+
+def test_links_in_a_circle_are_refused(trained: Path, tmp_path: Path, capfd) -> None:
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for command in (["train", *COMPRESSIVE, f"--run={tmp_path / 'run'}"], ["evaluate", str(trained)]):
+        said = refusal(["text", *command, f"--path={tmp_path / 'circle'}"], capfd)
+        assert f"path: expected a file or a folder, got '{tmp_path / 'circle'}'" in said
 
 
 def test_what_is_no_run_is_refused(trained: Path, tmp_path: Path, capfd) -> None:
@@ -281,7 +295,8 @@ def test_what_is_no_run_is_refused(trained: Path, tmp_path: Path, capfd) -> None
     for option, said in {"temperature": "expected 0 or more", "top-p": "expected 0 < top_p <= 1"}.items():
         assert f"{said}, got nan" in refusal(["text", "sample", str(trained), f"--{option}=nan"], capfd)
     for rate in ("nan", "inf"):
-        assert f"{rate}" in refusal(["text", "evaluate", str(trained), f"--dynamic={rate}"], capfd)
+        said = refusal(["text", "evaluate", str(trained), f"--dynamic={rate}"], capfd)
+        assert f"dynamic: expected a positive learning rate, got {rate}" in said
     assert "expected one of train, evaluate, sample, got 'learn'" in refusal(["text", "learn"], capfd)
 
 

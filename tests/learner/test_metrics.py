@@ -143,7 +143,7 @@ def test_what_is_no_number_is_nan(tmp_path):
 @pytest.mark.parametrize("kind", ["folder", "loop", "device", "pipe", "nowhere"])
 def test_what_is_no_file_is_refused(tmp_path, kind):
     path = tmp_path / "metrics.jsonl"
-    links = {"loop": path, "device": Path("/dev/zero"), "nowhere": tmp_path / "nowhere"}
+    links = {"loop": path, "device": Path("/dev/null"), "nowhere": tmp_path / "nowhere"}
     {"folder": os.mkdir, "pipe": os.mkfifo}.get(kind, lambda path: path.symlink_to(links[kind]))(path)
     for use in (read_metrics, sample_metrics, last_metrics, MetricsWriter):
         with pytest.raises(OSError, match=r"metrics.jsonl: expected a file with rows of metrics, got a folder, a dev"):

@@ -2,6 +2,7 @@
 
 import gzip
 import multiprocessing
+import os
 import re
 import sys
 import types
@@ -255,6 +256,26 @@ class TestWhatIsWrong:
             load("enwik8")
         with pytest.raises(ValueError, match=r"corpus: expected one of python, enwik8, .*, got 'latin'"):
             load("latin")
+
+    @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:40] + b"?" * 40, lambda data: b"no"])
+    def test_a_damaged_gzip_file(self, damage, tmp_path: Path) -> None:
+        path = tmp_path / "enwik8.gz"
+        path.write_bytes(damage(gzip.compress(bytes(range(32, 127)) * 50)))
+        for read in (lambda: load("enwik8", path), lambda: read_metadata(path)):
+            with pytest.raises(ValueError, match=r"enwik8.gz: expected a whole gzip file, got: "):
+                read()
+
+    def test_a_field_that_csv_cannot_hold(self, tmp_path: Path) -> None:
+        path = write(tmp_path, {"metadata.csv": "1," + "x" * 200_000}) / "metadata.csv"
+        with pytest.raises(
+            ValueError, match=r"metadata.csv: expected rows of id,title,year,url, got: field larger than"
+        ):
+            read_metadata(path)
+
+    def test_names_need_not_be_utf8(self, tmp_path: Path) -> None:
+        for index in range(30):
+            (tmp_path / os.fsdecode(b"\xff%d.txt" % index)).write_text(f"file {index}\n")
+        assert sum(map(len, load("folder", tmp_path).values())) == 30
 
     def test_empty(self, tmp_path: Path) -> None:
         (tmp_path / "empty.txt").touch()
