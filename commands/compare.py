@@ -22,10 +22,10 @@ from commands import UserError, sweep
 from commands.comparison import Comparison, Run, read_run
 from commands.config import RunConfig, to_plain
 from commands.display import LiveLine, quantity, say, say_all
-from commands.evaluate import AllowEnv, permissions
+from commands.evaluate import permissions
 from commands.launch import start_ray
+from commands.options import AllowEnv, user_errors
 from commands.options import parse as parse_options
-from commands.options import user_errors
 from commands.signals import stop_on_signals
 from envs import foreign_code, require_consent
 

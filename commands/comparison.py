@@ -13,6 +13,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ from commands.statistics import (
 from commands.sweep import label
 from commands.training import make_agent
 from envs import require_consent
-from learner.metrics import read_metrics
+from learner.metrics import sample_metrics
 
 SCALES = {"human_normalised": "human-normalised score (%)", "oracle_normalised": "oracle-normalised score (%)"}
 """Common scales of environments, the preferred one first; where there is neither, returns are compared."""
@@ -44,7 +45,7 @@ THRESHOLD = 75.0
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: rows of metrics as they were written, and the summary of its evaluation."""
+    """A finished run: rows of metrics as `sample_metrics` reads them, and the summary of its evaluation."""
 
     path: Path
     config: RunConfig
@@ -88,10 +89,12 @@ def read_run(path: Path, allow_env: Sequence[str] = ()) -> Run:
     Raises:
         UserError: if the folder is no run, or one that is not finished, damaged or needs a permission.
     """
+    rows: list[dict[str, Any]] = []
     try:
         config = read_config(path)
         require_consent(config.env, allow_env)
-        rows = read_metrics(path) if (path / "metrics.jsonl").exists() else []
+        with suppress(FileNotFoundError):  # nothing was measured yet
+            rows = sample_metrics(path)
     except (ValueError, FileNotFoundError, OSError) as error:
         raise UserError(str(error)) from error
     again = f"go on with: compressive launch --resume {shlex.quote(str(path))}"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 PLAIN_SECONDS = 15.0
 """Time between two lines where the output is not a terminal."""
+SCALES = ("human_normalised", "human_normalised_capped", "oracle_normalised")
+"""Scores in % of what people or an oracle reach, in summaries."""
 
 
 def quantity(value: float) -> str:
@@ -168,6 +170,29 @@ def task_table(summaries: list[dict[str, Any]]) -> Table:
         interval = f"{score['mean']:.2f}  [{score['low']:.2f}, {score['high']:.2f}]"
         built.add_row(Text(part["environment"]), str(part["episodes"]), interval, *cells)
     return built
+
+
+def evaluation_rows(summary: dict[str, Any]) -> dict[str, str]:
+    """The summary as rows of a table."""
+    score, played = summary["return"], summary.get("tasks", [])
+    rows = {
+        "episodes": str(summary["episodes"]) + (f" of {len(played)} tasks" if played else ""),
+        "return": f"{score['mean']:.2f}" + ("" if played else f"  [{score['low']:.2f}, {score['high']:.2f}]"),
+    }
+    if "correct_choices" in summary:
+        part = summary["correct_choices"]
+        rows["correct choices"] = (
+            f"{100 * part['mean']:.1f} %  [{100 * part['low']:.1f}, {100 * part['high']:.1f}]  "
+            f"of {summary['choices_per_episode']:.1f} an episode"
+        )
+    for name in SCALES:
+        if name in summary and (played or name != "human_normalised_capped"):
+            scale = name.replace("_normalised", "-normalised").replace("_", ", ")
+            over = f", mean of {sum(name in part for part in played)} of {len(played)} tasks" if played else ""
+            interval = summary.get(f"{name}_interval")
+            within = f"  [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else ""
+            rows[scale] = f"{summary[name]:.1f} %{within}{over}"
+    return rows
 
 
 def evaluation_table(summaries: list[dict[str, Any]]) -> Table:

@@ -21,8 +21,8 @@ from actors.video import write_video
 from agent import Agent
 from commands import UserError
 from commands.config import RunConfig, read_config
-from commands.display import evaluation_table, say_skipped, table, task_table
-from commands.options import parse
+from commands.display import SCALES, evaluation_rows, evaluation_table, say_skipped, table, task_table
+from commands.options import PlayOptions, parse
 from commands.training import interface, make_agent
 from envs import (
     foreign_code,
@@ -40,34 +40,6 @@ from learner.storage import StorageError
 
 EVALUATION_SEED = 2
 """Branch of the run's seed sequence from which evaluation draws; training draws from 1."""
-
-
-SCALES = ("human_normalised", "human_normalised_capped", "oracle_normalised")
-"""Scores in % of what people or an oracle reach, in summaries."""
-
-
-AllowEnv = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KIND:NAME")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlayOptions:
-    """What is common to commands that play episodes with the agent of a run."""
-
-    allow_env: AllowEnv = ()
-    """Run the code of this environment, such as dm:my_module:Env, if the run names it; may be given several times.
-    Environments that come with this program or are installed need no permission."""
-    step_seconds: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
-    """Longest time that a step or reset of the environments may take; if not given, the run's own."""
-    max_episode_steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Agent steps of an episode beyond which it is an error, as it would never end; if not given, the run's own."""
-
-    def limits(self, actors: ActorsConfig) -> ActorsConfig:
-        """A run's configuration with the limits that are given here. Raises a ValueError if one is impossible."""
-        given: dict[str, Any] = {"step_seconds": self.step_seconds, "max_episode_steps": self.max_episode_steps}
-        return dataclasses.replace(actors, **{name: value for name, value in given.items() if value is not None})
-
-    def __post_init__(self) -> None:
-        self.limits(ActorsConfig())
 
 
 @dataclass(frozen=True)
@@ -323,26 +295,3 @@ def _summary(episodes: list[Episode], env: str) -> dict[str, Any]:
         summary["correct_choices"] = {"mean": correct_fraction(episodes), "low": float(low), "high": float(high)}
         summary["choices_per_episode"] = float(choices.mean())
     return summary
-
-
-def evaluation_rows(summary: dict[str, Any]) -> dict[str, str]:
-    """The summary as rows of a table."""
-    score, played = summary["return"], summary.get("tasks", [])
-    rows = {
-        "episodes": str(summary["episodes"]) + (f" of {len(played)} tasks" if played else ""),
-        "return": f"{score['mean']:.2f}" + ("" if played else f"  [{score['low']:.2f}, {score['high']:.2f}]"),
-    }
-    if "correct_choices" in summary:
-        part = summary["correct_choices"]
-        rows["correct choices"] = (
-            f"{100 * part['mean']:.1f} %  [{100 * part['low']:.1f}, {100 * part['high']:.1f}]  "
-            f"of {summary['choices_per_episode']:.1f} an episode"
-        )
-    for name in SCALES:
-        if name in summary and (played or name != "human_normalised_capped"):
-            scale = name.replace("_normalised", "-normalised").replace("_", ", ")
-            over = f", mean of {sum(name in part for part in played)} of {len(played)} tasks" if played else ""
-            interval = summary.get(f"{name}_interval")
-            within = f"  [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else ""
-            rows[scale] = f"{summary[name]:.1f} %{within}{over}"
-    return rows

@@ -72,3 +72,15 @@ def _require_new(run: Path) -> None:
     if holds_checkpoints(run) or any(path.name not in begun for path in run.iterdir()):
         again = f"--resume {shlex.quote(str(run))}"
         raise UserError(f"{run} already exists and is not empty: expected a new folder, or {again}")
+
+
+def located(path: str) -> str:
+    """A path that means the same from any folder, `~` included.
+
+    Raises:
+        UserError: if there can be none, as with links in a circle.
+    """
+    try:
+        return str(Path(path).expanduser().resolve())
+    except (ValueError, RuntimeError, OSError) as error:
+        raise UserError(f"path: expected a file or a folder, got {path!r}: {error}") from error

@@ -24,11 +24,11 @@ from rich.console import Console
 from actors import ClusterError
 from commands import UserError
 from commands.config import RunConfig, differences, from_plain, read_config, to_plain
-from commands.display import TerminalDisplay, quantity, say, say_all, say_skipped, table, task_table
-from commands.evaluate import AllowEnv, evaluation_rows, evaluation_summary, filmable, permissions, play, record
+from commands.display import TerminalDisplay, evaluation_rows, quantity, say, say_all, say_skipped, table, task_table
+from commands.evaluate import evaluation_summary, filmable, permissions, play, record
 from commands.folders import claim
+from commands.options import AllowEnv, parse_start
 from commands.options import parse as parse_options
-from commands.options import parse_start
 from commands.presets import make_preset
 from commands.signals import stop_on_signals
 from commands.tensorboard import log_recordings

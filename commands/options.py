@@ -1,14 +1,16 @@
 """From the words of a command line to a dataclass of options, by tyro; what is wrong with them is said in one line."""
 
 import contextlib
+import dataclasses
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
+from actors import ActorsConfig
 from commands import UserError
 from commands.config import differences
 
@@ -113,3 +115,27 @@ def _condense(frame: str) -> str:
         option, value = found.groups()
         return f"{option}: expected {options[0].removeprefix(option).strip()}, got {value!r}"
     return message
+
+
+AllowEnv = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KIND:NAME")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayOptions:
+    """What is common to commands that play episodes with the agent of a run."""
+
+    allow_env: AllowEnv = ()
+    """Run the code of this environment, such as dm:my_module:Env, if the run names it; may be given several times.
+    Environments that come with this program or are installed need no permission."""
+    step_seconds: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """Longest time that a step or reset of the environments may take; if not given, the run's own."""
+    max_episode_steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Agent steps of an episode beyond which it is an error, as it would never end; if not given, the run's own."""
+
+    def limits(self, actors: ActorsConfig) -> ActorsConfig:
+        """A run's configuration with the limits that are given here. Raises a ValueError if one is impossible."""
+        given: dict[str, Any] = {"step_seconds": self.step_seconds, "max_episode_steps": self.max_episode_steps}
+        return dataclasses.replace(actors, **{name: value for name, value in given.items() if value is not None})
+
+    def __post_init__(self) -> None:
+        self.limits(ActorsConfig())

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import math
+import re
 import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,17 +23,16 @@ from actors.recording import Recording
 from agent.core import ATTENTION_KINDS
 from commands import UserError
 from commands.config import RunConfig, differences, read_config, to_plain
-from commands.display import say, table
-from commands.evaluate import PlayOptions, evaluation_rows, load_player, record
-from commands.options import parse
+from commands.display import evaluation_rows, say, table
+from commands.options import PlayOptions, parse
 from commands.pages import rounded, write_page
 from commands.presets import make_preset
 from commands.status import progress, say_how_to_go_on, state
 from envs import EnvironmentFailed
-from learner.metrics import read_metrics
+from learner.metrics import sample_metrics
 
 POINTS = 400
-"""A curve has at most so many points; each is the mean of as many rows as that takes."""
+"""A curve has at most so many points; each is the mean of as many of the rows that were read as that takes."""
 BUCKETS = 6
 """Buckets of each kind of memory, as in Figure 2 of the paper."""
 EMBEDDED_BYTES = 4_000_000
@@ -101,7 +101,9 @@ def report(arguments: Sequence[str]) -> None:
     torch.set_num_threads(1)
     try:
         config = read_config(run)
-        rows = read_metrics(run) if (run / "metrics.jsonl").exists() else []
+        rows = []
+        with contextlib.suppress(FileNotFoundError):
+            rows = sample_metrics(run)
         data = page_data(run, config, rows)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
@@ -118,20 +120,24 @@ def report(arguments: Sequence[str]) -> None:
 
 
 def page_data(run: Path, config: RunConfig, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What `pages/report.html` reads, from the run's files alone; `rows` are its metrics."""
+    """What `pages/report.html` reads, from the run's files alone; `rows` are its metrics, see `sample_metrics`."""
     evaluation: dict[str, str] = {}
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or half of one
-        evaluation = evaluation_rows(json.loads((run / "evaluation.json").read_text()))
+    damage = OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError
+    with contextlib.suppress(*damage):  # none, or half of one
+        if (run / "evaluation.json").is_file():
+            evaluation = evaluation_rows(json.loads((run / "evaluation.json").read_text()))
     preset = to_plain(make_preset(config.preset, config.core_name))
     changed = differences(preset, to_plain(config))
-    layers = sorted({name for row in rows for name in row if name.startswith("loss/compression/layer_")})
+    last = rows[-1] if rows else {}
+    names = {name for row in rows for name in row}
+    layers = sorted((name for name in names if re.fullmatch(r"loss/compression/layer_\d{1,4}", name)), key=_layer)
     return {
         "title": run.resolve().name,
         "facts": {
-            "state": state(run, rows, "learner/frames", config.frames),
+            "state": state(run, last, "learner/frames", config.frames),
             "environment": config.env,
             "core": config.core_name,
-            **{name: text for name, text in progress(config, rows).items() if name != "measured"},
+            **{name: text for name, text in progress(config, last).items() if name != "measured"},
         },
         "preset": config.preset,
         "changed": {name: [str(old), str(new)] for name, old, new in changed},
@@ -141,10 +147,14 @@ def page_data(run: Path, config: RunConfig, rows: list[dict[str, Any]]) -> dict[
             for title, unit, names in CHARTS
             if (series := curves(rows, names))
         ],
-        "compression": curves(rows, {f"layer {int(name.rpartition('_')[2]) + 1}": name for name in layers}),
+        "compression": curves(rows, {f"layer {_layer(name) + 1}": name for name in layers}),
         "compressibility": [last_tenth(rows, name) for name in layers],
         "evaluation": evaluation,
     }
+
+
+def _layer(name: str) -> int:
+    return int(name.rpartition("_")[2])
 
 
 def curves(rows: list[dict[str, Any]], names: dict[str, str]) -> list[dict[str, Any]]:
@@ -176,6 +186,8 @@ def buckets(run: Path, config: RunConfig, options: Options, console: Console) ->
     """Attention by bucket of memory over some episodes, or why there is none."""
     if not options.episodes:
         return {"why": "No episodes were played for this report."}
+    from commands.evaluate import load_player, record  # environments and video: a quarter of what this program is
+
     where = run.absolute()  # "." would be in every sentence
     try:
         player = load_player(where, console, options)

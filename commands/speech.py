@@ -23,7 +23,7 @@ from rich.console import Console
 from torch.utils.tensorboard import SummaryWriter
 
 from agent.sequence import SequenceModel
-from commands import UserError
+from commands import UserError, folders
 from commands.config import build, read_plain
 from commands.display import quantity, say, say_all, table
 from commands.options import parse, parse_training, user_errors
@@ -102,7 +102,7 @@ class Options(SpeechConfig):
 def located(corpus: CorpusConfig, path: str | None = None) -> CorpusConfig:
     """The corpus with a path, its own if no other is given, that means the same from any folder."""
     path = corpus.path if path is None else path
-    return dataclasses.replace(corpus, path=path if path == SYNTHETIC else str(Path(path).expanduser().resolve()))
+    return dataclasses.replace(corpus, path=path if path == SYNTHETIC else folders.located(path))
 
 
 def to_plain(config: SpeechConfig) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from commands.folders import holds_checkpoints
 from commands.options import parse, parse_start, user_errors
 from commands.speech import digest_of, located, open_corpus, predictors, read_config, to_plain
 from learner import checkpoints
-from learner.metrics import read_metrics
+from learner.metrics import read_metrics, sample_metrics
 from learner.sequence import SequenceLearnerConfig
 from speech import models
 from speech.corpus import CorpusConfig
@@ -174,13 +174,13 @@ def _words(config: SpeechConfig) -> list[str]:
 
 
 def _curve(run: Path) -> list[dict[str, Any]]:
-    return [row for row in read_metrics(run) if "valid/nll" in row]
+    return read_metrics(run, "valid/nll")
 
 
 def _row(run: Path, core: str) -> dict[str, Any]:
     """What the table says about a finished model."""
     summary = json.loads((run / "evaluation.json").read_text())
-    speeds = sorted(row["speed/tokens_per_second"] for row in read_metrics(run))
+    speeds = sorted(row["speed/tokens_per_second"] for row in sample_metrics(run))
     names = ("parameters", "step", "nats", "bits", "validation")
     return {"core": core, **{name: summary[name] for name in names}, "samples_per_second": speeds[len(speeds) // 2]}
 

@@ -17,11 +17,11 @@ from commands.config import KINDS, RunConfig, read_config, read_kind
 from commands.display import duration, quantity, say, table
 from commands.options import parse
 from learner import checkpoints
-from learner.metrics import read_metrics
+from learner.metrics import last_metrics
 from learner.storage import StorageError
 
 Row = dict[str, Any]
-"""Of metrics, with NaN where one is not finite."""
+"""The last one of metrics, with NaN where one is not finite; empty where nothing was measured yet."""
 
 
 @dataclass(frozen=True)
@@ -37,31 +37,30 @@ def status(arguments: Sequence[str]) -> None:
     run, console = parse(Options, "compressive status", args=list(arguments)).run, Console()
     try:
         kind, plain = read_kind(run)
-        rows = read_metrics(run) if (run / "metrics.jsonl").exists() else []
-        lines = _launched(run, rows) if kind == "launch" else _trained(run, kind, plain, rows)
+        row = last_metrics(run)
+        lines = _launched(run, row) if kind == "launch" else _trained(run, kind, plain, row)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     console.print(table(str(run), lines))
     say_how_to_go_on(console, run, kind, lines["state"])
 
 
-def _launched(run: Path, rows: list[Row]) -> dict[str, str]:
+def _launched(run: Path, row: Row) -> dict[str, str]:
     """What a run of `compressive launch` is doing, in words."""
     config = read_config(run)
-    lines = {"state": state(run, rows, "learner/frames", config.frames)}
+    lines = {"state": state(run, row, "learner/frames", config.frames)}
     lines |= {"environment": config.env, "core": config.core_name}
-    return lines | progress(config, rows) | last_checkpoint(run, config.checkpoint_url)
+    return lines | progress(config, row) | last_checkpoint(run, config.checkpoint_url)
 
 
-def _trained(run: Path, kind: str, plain: dict[str, Any], rows: list[Row]) -> dict[str, str]:
+def _trained(run: Path, kind: str, plain: dict[str, Any], row: Row) -> dict[str, str]:
     """What a run of text or speech is doing; a token of speech is a sample of sound."""
     try:
         total, core = int(plain["learner"]["steps"]), plain["model"].get("core", plain["model"])["name"]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ValueError(f"{run / 'config.json'}: expected a configuration of {kind}, got none: {error!r}") from error
-    lines = {"state": state(run, rows, "step", total), "kind": kind, "core": str(core)}
-    if rows:
-        row = rows[-1]
+    lines = {"state": state(run, row, "step", total), "kind": kind, "core": str(core)}
+    if row:
         share = min(1, row["step"] / max(1, total))
         lines |= {
             "steps": f"{quantity(row['step'])} of {quantity(total)} ({100 * share:.1f} %)",
@@ -70,27 +69,27 @@ def _trained(run: Path, kind: str, plain: dict[str, Any], rows: list[Row]) -> di
             "gradient": f"norm {number(row, 'gradient/norm', '.3g')}",
             "measured": ago(row.get("time", math.nan)),
         }
-    valid = next((row for row in reversed(rows) if "valid/nll" in row), {})
+    valid = last_metrics(run, "valid/nll")
     for name in (name for name in valid if name.startswith("valid/")):
         words = name.removeprefix("valid/").replace("_", " ")
         lines[f"valid {words}"] = f"{number(valid, name, '.4f')} at step {quantity(valid['step'])}"
     return lines | last_checkpoint(run)
 
 
-def state(run: Path, rows: list[Row], counter: str, total: int) -> str:
+def state(run: Path, row: Row, counter: str, total: int) -> str:
     """Whether a run is running, stopped, trained or finished, which is to say evaluated as well.
 
     Args:
         run: its folder, whose lock a run in progress holds.
-        rows: its metrics.
+        row: its last metrics.
         counter: the metric that says how far it is.
         total: how far it is to go.
     """
     if in_use(run):
-        return "running" if rows else "running; nothing measured yet"
-    if not rows or not rows[-1].get(counter, 0) >= total:
+        return "running" if row else "running; nothing measured yet"
+    if not row.get(counter, 0) >= total:
         return "stopped"
-    return "finished" if (run / "evaluation.json").exists() else "trained, but not evaluated"
+    return "finished" if (run / "evaluation.json").is_file() else "trained, but not evaluated"
 
 
 def say_how_to_go_on(console: Console, run: Path, kind: str, state: str) -> None:
@@ -122,13 +121,13 @@ def ago(then: float) -> str:
     return f"{duration(max(time.time() - then, 0.0))} ago"  # this way round NaN stays
 
 
-def progress(config: RunConfig, rows: list[Row]) -> dict[str, str]:
+def progress(config: RunConfig, row: Row) -> dict[str, str]:
     """The last row of metrics, in words."""
-    if not rows:
+    if not row:
         return {}
-    row = rows[-1]
     frames = row.get("learner/frames", 0.0)
-    over = f" over {row['tasks/seen']:.0f} of {row['tasks/count']:.0f} tasks" if "tasks/seen" in row else ""
+    tasks = number(row, "tasks/seen", ".0f"), number(row, "tasks/count", ".0f")
+    over = f" over {tasks[0]} of {tasks[1]} tasks" if "tasks/seen" in row else ""
     return {
         "frames": f"{quantity(frames)} of {quantity(config.frames)} ({100 * min(1, frames / config.frames):.1f} %)",
         "frames/s": quantity(row.get("speed/frames_per_second", math.nan)),

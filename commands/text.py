@@ -1,6 +1,7 @@
 """`compressive text`: trains language models on the shared core, measures them and draws text from them."""
 
 import dataclasses
+import math
 import os
 import shlex
 import sys
@@ -18,6 +19,7 @@ from rich.table import Table
 from agent.sequence import SequenceModel
 from commands import UserError
 from commands.display import quantity, say, say_all, table
+from commands.folders import located
 from commands.options import parse, parse_training, user_errors
 from commands.sequence import run_training
 from commands.text_presets import TextConfig, make_preset
@@ -90,8 +92,7 @@ class TrainOptions(TextConfig):
     def config(self) -> TextConfig:
         """What belongs to the run, without what belongs to this launch of it; the path means the same from anywhere."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(TextConfig)}
-        path = None if self.path is None else str(Path(self.path).expanduser().resolve())
-        return TextConfig(**{**fields, "path": path})
+        return TextConfig(**{**fields, "path": None if self.path is None else located(self.path)})
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class EvaluateOptions:
 
     def __post_init__(self) -> None:
         _require_positive(self, "rows", "threads")
-        if self.dynamic is not None and not self.dynamic > 0:
+        if self.dynamic is not None and not 0 < self.dynamic < math.inf:
             raise ValueError(f"dynamic: expected a positive learning rate, got {self.dynamic}")
 
 
@@ -246,9 +247,11 @@ def _evaluate(arguments: list[str]) -> None:
         if options.frequency:
             counts = evaluation.counts(tokens.splits["train"], tokeniser.vocabulary)
             totals = evaluation.by_frequency(model, passes(config, split, options.rows), counts, precision)
-            found["frequency"] = {name: {"nats": each.mean, "count": each.count} for name, each in totals.items()}
+            found["frequency"] = {
+                name: {"nats": each.mean if each.count else None, "count": each.count} for name, each in totals.items()
+            }
             rows = [
-                (name, f"{evaluation.perplexity(each.nll, each.count):.2f}", str(each.count))
+                (name, f"{evaluation.perplexity(each.nll, each.count):.2f}" if each.count else "-", str(each.count))
                 for name, each in totals.items()
             ]
             console.print(_table(("times in training text", "perplexity", "tokens"), rows))

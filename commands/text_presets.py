@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -71,7 +72,7 @@ class TextConfig:
             if getattr(self, name) is not None and getattr(self, name) < 2:
                 raise ValueError(f"{name}: expected 2 or more, or None, got {getattr(self, name)}")
         for name in ("seed", "checkpoint_seconds"):
-            if not getattr(self, name) >= 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
         self.learner.require_whole_segments(self.model.core)
 

@@ -14,6 +14,7 @@ from agent.sequence import SequenceModel
 from commands import UserError
 from commands.config import build, read_plain
 from commands.display import quantity
+from commands.folders import located
 from commands.options import user_errors
 from commands.sequence import load_weights
 from commands.text_presets import TextConfig
@@ -134,7 +135,7 @@ def prepare(config: TextConfig) -> tuple[Path, Tokens]:
     Raises:
         FileNotFoundError, ValueError, ImportError, OSError: what is wrong with the corpus, or the cache.
     """
-    path = None if config.path is None else Path(config.path).expanduser()
+    path = None if config.path is None else Path(located(config.path))
     corpus = corpora.load(config.corpus, path)
     return corpora.prepare(config.corpus, corpus, config.tokens, config.vocabulary)
 
@@ -172,16 +173,18 @@ def measure(
     found: dict[str, Any] = {"split": name, "step": step, "rows": rows, "precision": precision}
     found |= evaluation.summary(total, split, tokens.tokeniser)
     sizes = {"tokens": total.count, "bytes": split.bytes, "words": split.words, "nll": total.nll}
+    sizes["words_prescribed"] = split.prescribed
     return found | sizes | {"tokens_per_second": total.count / max(time.monotonic() - begin, 1e-9)}
 
 
 def rows_of(found: dict[str, Any]) -> dict[str, str]:
     """What `measure` found as rows of a table."""
     bits = {"bits a byte": f"{found['bits_per_byte']:.4f}"} if "bits_per_byte" in found else {}
+    words = f", over the {found['words']:,} words that PG-19 prescribes" if found["words_prescribed"] else ""
     return {
         "split": f"{found['split']}, {quantity(found['tokens'])} tokens of {quantity(found['bytes'])} bytes",
         **bits,
-        "perplexity a word": f"{found['word_perplexity']:.6g}",
+        "perplexity a word": f"{found['word_perplexity']:.6g}{words}",
         "nats a token": f"{found['nats_per_token']:.4f}",
         "tokens a second": quantity(found["tokens_per_second"]),
     }

@@ -67,9 +67,9 @@ def is_finished(run: Path, config: RunConfig) -> bool:
     """Whether a trial has learned from all its frames and been evaluated."""
     try:
         read_evaluation(run)
+        return last_metrics(run).get("learner/frames", 0) >= config.frames
     except (OSError, ValueError):  # none, or a damaged one: it is evaluated again
         return False
-    return last_metrics(run).get("learner/frames", 0) >= config.frames
 
 
 def failure(run: Path) -> str | None:

@@ -21,8 +21,8 @@ from actors.video import check_images, write_video
 from commands import UserError
 from commands.config import RunConfig
 from commands.display import quantity, table
-from commands.evaluate import PlayOptions, filmable, load_player, record
-from commands.options import parse
+from commands.evaluate import filmable, load_player, record
+from commands.options import PlayOptions, parse
 from commands.pages import packed, rounded, write_page
 from commands.training import interface
 

@@ -5,9 +5,14 @@ in `rooms/`, DeepMind Lab in `dmlab.py`, other libraries in `gym.py` and `dm.py`
 scores mean is in `scores.py`, what happens when an environment raises or hangs in `guard.py`.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from envs.guard import EnvironmentFailed, EnvironmentHung, limit_calls
-from envs.registry import foreign_code, held_out, make_vector, parse_spec, prepare, require_consent, tasks
-from envs.scores import human_normalised, mean_normalised, oracle_normalised, reference_scores
+
+if TYPE_CHECKING:
+    from envs.registry import foreign_code, held_out, make_vector, parse_spec, prepare, require_consent, tasks
+    from envs.scores import human_normalised, mean_normalised, oracle_normalised, reference_scores
 
 __all__ = [
     "EnvironmentFailed",
@@ -25,3 +30,12 @@ __all__ = [
     "require_consent",
     "tasks",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the registry and the scores when they are first asked for: they need numba, which takes 60 MB."""
+    if name in __all__:
+        for module in ("envs.registry", "envs.scores"):
+            if hasattr(found := importlib.import_module(module), name):
+                return getattr(found, name)
+    raise AttributeError(f"module 'envs' has no attribute {name!r}")

@@ -73,6 +73,8 @@ class SequenceLearnerConfig:
     """Where to learn: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            self._require(name, not isinstance(value, float) or math.isfinite(value), "a finite number")
         names = ("batch_size", "sequence_length", "steps", "update_every", "late_update_every", "microbatches")
         for name in names:
             self._require(name, getattr(self, name) >= 1, "1 or more")

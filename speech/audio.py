@@ -4,6 +4,7 @@ A waveform is mono float32 in [-1, 1]. How files become a corpus is the business
 """
 
 import os
+import struct
 import wave
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ SUFFIXES = (".wav", ".flac")
 """Files that are sound."""
 EXTRA = "the extra speech: pip install -e '.[speech]'"
 _MU = LEVELS - 1
+_UNKNOWN = 0x7FFFF000
+"""Bytes of samples that a WAV file's header promises where its writer did not know: so many, as sox writes, or more."""
 
 
 class AudioError(ValueError):
@@ -55,13 +58,38 @@ def info(path: Path) -> AudioInfo:
     """Reads a file's header.
 
     Raises:
-        AudioError: if it is no sound file, or an empty one.
+        AudioError: if it is no WAV or FLAC file, an empty one or a WAV file shorter than its header says. A FLAC file
+            has to be decoded to know that; see `read`.
         ImportError: if the extra `speech` is not installed.
     """
-    header = _open(path, lambda soundfile: soundfile.info(path))
+    header = _open(path, lambda soundfile: soundfile.info(os.fsencode(path)))
+    if header.format not in ("WAV", "WAVEX", "RF64", "FLAC"):
+        raise AudioError(f"{path}: expected a WAV or FLAC file, got {header.format}")
+    promised, there = _data_bytes(path)
+    if there < promised:
+        raise AudioError(f"{path}: expected {promised} bytes of samples as its header says, got {there}")
     if not header.frames:
         raise AudioError(f"{path}: expected sound, got a file of 0 samples")
     return AudioInfo(header.samplerate, header.frames)
+
+
+def _data_bytes(path: Path) -> tuple[int, int]:
+    """Bytes of samples that a WAV file's header promises, and those that there are; libsndfile takes the smaller number
+    without a word. 0 and 0 where the header does not know, as that of a stream, or there is none."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        order, large = (">" if file.read(12).startswith(b"RIFX") else "<"), 0
+        while len(head := file.read(8)) == 8:
+            name, length = struct.unpack(f"{order}4sI", head)
+            begin = file.tell()
+            if name == b"ds64":  # of RF64, whose data may be longer than 32 bits can say
+                large = int.from_bytes(file.read(16)[8:], "little")
+            if name == b"data":
+                promised = large or (length if length < _UNKNOWN else 0)
+                return promised, min(promised, size - begin)
+            file.seek(begin + length + length % 2)
+    return 0, 0
 
 
 def read(path: Path, sample_rate: int) -> np.ndarray:
@@ -72,9 +100,12 @@ def read(path: Path, sample_rate: int) -> np.ndarray:
         ImportError: if the extra `speech` is not installed.
     """
     expected = info(path).samples
-    samples, rate = _open(path, lambda soundfile: soundfile.read(path, dtype="float32", always_2d=True))
+    promised = f"{expected} samples as its header says"
+    samples, rate = _open(
+        path, lambda soundfile: soundfile.read(os.fsencode(path), dtype="float32", always_2d=True), promised
+    )
     if len(samples) < expected:
-        raise AudioError(f"{path}: expected {expected} samples as its header says, got {len(samples)}")
+        raise AudioError(f"{path}: expected {promised}, got {len(samples)}")
     if not np.isfinite(samples).all():
         raise AudioError(f"{path}: expected finite samples, got {np.count_nonzero(~np.isfinite(samples))} others")
     return resample(samples.mean(axis=1), rate, sample_rate)
@@ -91,7 +122,7 @@ def resample(waveform: np.ndarray, rate: int, sample_rate: int) -> np.ndarray:
     return soxr.resample(waveform, rate, sample_rate).astype(np.float32)
 
 
-def _open(path: Path, read: Callable[[Any], Any]) -> Any:
+def _open(path: Path, read: Callable[[Any], Any], expected: str = "a WAV or FLAC file") -> Any:
     try:
         import soundfile
     except ImportError as error:
@@ -99,7 +130,7 @@ def _open(path: Path, read: Callable[[Any], Any]) -> Any:
     try:
         return read(soundfile)
     except (soundfile.LibsndfileError, OSError) as error:
-        raise AudioError(f"{path}: expected a WAV or FLAC file, got one that cannot be read: {error}") from error
+        raise AudioError(f"{path}: expected {expected}, got what cannot be read: {error}") from error
 
 
 def write_wav(path: Path, waveform: np.ndarray, sample_rate: int) -> None:

@@ -16,7 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -62,12 +62,16 @@ class CorpusConfig:
         self._require("split_by", self.split_by in ("file", "speaker"), "file or speaker")
         for name in ("validation_share", "test_share"):
             self._require(name, 0 < getattr(self, name) < 0.5, "a number between 0 and 0.5")
+        parts = PurePosixPath(self.include).parts
+        inside = parts and not self.include.startswith("/") and ".." not in parts and "\0" not in self.include
+        whole = all(part == "**" or "**" not in part for part in parts)
+        self._require("include", inside and whole, "a pattern of names below the folder, such as *_mic1.flac")
         try:
             re.compile(self.speaker_pattern)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"speaker_pattern: {self.speaker_pattern!r} is no regular expression: {error}") from error
 
-    def _require(self, name: str, condition: bool, expected: str) -> None:
+    def _require(self, name: str, condition: object, expected: str) -> None:
         if not condition:
             raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
 
@@ -190,7 +194,9 @@ def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict]:
     """The folder's files by name, the rate of the corpus, and what tells these files from others."""
     root = Path(config.path)
     if not root.is_dir():
-        raise FileNotFoundError(f"corpus: expected a folder of WAV or FLAC files, or {SYNTHETIC!r}; there is no {root}")
+        raise FileNotFoundError(
+            f"corpus: expected a folder of WAV or FLAC files, or {SYNTHETIC!r}; there is no folder {root}"
+        )
     sources, listing = [], []
     rates: dict[int, str] = {}
     for path in sorted(root.rglob(config.include)):
@@ -201,8 +207,8 @@ def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict]:
         except audio.AudioError as error:
             _skip(config, error)
             continue
-        name = path.relative_to(root).as_posix()
-        speaker = re.search(config.speaker_pattern, path.stem)
+        name = os.fsencode(path.relative_to(root)).decode(errors="backslashreplace")  # it need not be UTF-8
+        speaker = re.search(config.speaker_pattern, PurePosixPath(name).stem)
         if config.split_by == "speaker" and not speaker:
             raise ValueError(f"speaker_pattern: {config.speaker_pattern!r} matches nothing in {path.name}")
         rates.setdefault(header.sample_rate, name)
@@ -220,7 +226,7 @@ def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict]:
 def _skip(config: CorpusConfig, error: audio.AudioError) -> None:
     if not config.skip_unreadable:
         raise audio.AudioError(f"{error} (skip_unreadable leaves such files out)") from error
-    warnings.warn(f"left out {error}", stacklevel=3)
+    warnings.warn(f"left out {error}".encode(errors="backslashreplace").decode(), stacklevel=3)
 
 
 def _build(

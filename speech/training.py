@@ -56,7 +56,7 @@ class SpeechConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
         for name in ("seed", "checkpoint_seconds", "sample_seconds"):
-            if not getattr(self, name) >= 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
         self.learner.require_whole_segments(self.model)
 

@@ -8,11 +8,13 @@ keyed by their content.
 import csv
 import gzip
 import hashlib
+import io
 import json
 import os
 import shutil
 import sysconfig
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,7 +34,8 @@ SHARES = (0.90, 0.05, 0.05)
 FEW = 20
 """With fewer files than this, each is cut into the three splits; with more, whole files go to one of them."""
 PG19_WORDS = {"train": (28_602, 1_973_136_207), "valid": (50, 3_007_061), "test": (100, 6_966_499)}
-"""Books and words of PG-19 (paper, Table 2): word-level perplexity must divide by exactly these."""
+"""Books and words of PG-19 (paper, Table 2): word-level perplexity must divide by exactly these. A split of so many
+books is taken for PG-19's."""
 _FORMAT = 1
 
 
@@ -54,7 +57,11 @@ class Document(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _read_utf8(path: Path) -> bytes:
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    data = path.read_bytes()
+    try:
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: expected a whole gzip file, got: {error}") from error
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -92,18 +99,32 @@ def wikitext103(path: Path) -> Corpus:
 
 
 def pg19(path: Path) -> Corpus:
-    """PG-19's layout: folders train, validation and test of books ID.txt, and metadata.csv, which knows them all."""
+    """PG-19's layout: folders train, validation and test of books ID.txt, and metadata.csv, which knows them all.
+
+    All books count, for the prescribed words are those of all; but what is in validation or test is not trained on.
+    """
     titles = read_metadata(path / "metadata.csv")
     files = {}
     for split, folder in zip(SPLITS, ("train", "validation", "test")):
         books = sorted((path / folder).glob("*.txt"), key=lambda file: (len(file.stem), file.stem))
         if not books:
             raise ValueError(f"{path / folder}: expected books, ID.txt, found none")
+        for file in books:
+            _require_file(file)
         unknown = [file.stem for file in books if file.stem not in titles]
         if unknown:
             raise ValueError(f"{path / 'metadata.csv'}: expected a row for book {unknown[0]} of {folder}, found none")
         files[split] = books
-    return _own_splits(files)
+    held_out = {file: file.read_bytes() for split in ("valid", "test") for file in files[split]}
+    for file, text in held_out.items():
+        if not text.strip():
+            raise ValueError(f"{file}: expected the text of a book, found none; fetch it again, or remove it")
+    sizes = {len(text) for text in held_out.values()}
+    texts = set(held_out.values())
+    files["train"] = [
+        file for file in files["train"] if file.stat().st_size not in sizes or file.read_bytes() not in texts
+    ]
+    return {split: [Document(file) for file in books] for split, books in files.items()}
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -111,15 +132,17 @@ def read_metadata(path: Path) -> dict[str, str]:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if a row has other columns.
+        ValueError: if a row has other columns, or the file is damaged.
     """
     _require_file(path)
-    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
-        titles = {}
-        for number, row in enumerate(csv.reader(file), start=1):
+    titles, text = {}, _read_utf8.__wrapped__(path).decode()  # not kept: it is read once
+    try:
+        for number, row in enumerate(csv.reader(io.StringIO(text, newline="")), start=1):
             if len(row) != 4 or not row[0].isdigit():
                 raise ValueError(f"{path}, row {number}: expected id,title,year,url, got {','.join(row)!r:.60}")
             titles[row[0]] = row[1]
+    except csv.Error as error:
+        raise ValueError(f"{path}: expected rows of id,title,year,url, got: {error}") from error
     return titles
 
 
@@ -206,7 +229,7 @@ def _split_files(root: Path, files: list[Path]) -> Corpus:
         return corpus
     total = sum(file.stat().st_size for file in kept)
     room = {"test": SHARES[2] * total, "valid": SHARES[1] * total, "train": float("inf")}
-    shuffled = sorted(kept, key=lambda file: hashlib.sha256(file.relative_to(root).as_posix().encode()).digest())
+    shuffled = sorted(kept, key=lambda file: hashlib.sha256(os.fsencode(file.relative_to(root))).digest())
     for file in shuffled:
         split = next(split for split, left in room.items() if left > 0)
         room[split] -= file.stat().st_size

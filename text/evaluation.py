@@ -21,8 +21,9 @@ from learner.streams import Batch
 from text.corpora import Split
 from text.tokenisation import Tokeniser, Words
 
-FREQUENCIES = (100, 1_000, 10_000)
-"""Bounds of the buckets of Table 7: words that training text has so often."""
+FREQUENCIES = (100, 1_000, 10_001)
+"""Where the buckets of Table 7 begin but the rarest one, in times that training text has a word: < 100, 100 to 1 k, 1 k
+to 10 k, and more than 10 k."""
 BUCKETS = 6
 """Buckets of each kind of memory in Figure 2."""
 
@@ -73,7 +74,7 @@ def by_frequency(
 
 
 def _names(bounds: tuple[int, ...]) -> list[str]:
-    return [f"< {bounds[0]}", *(f"{low} to {high - 1}" for low, high in pairwise(bounds)), f">= {bounds[-1]}"]
+    return [f"< {bounds[0]}", *(f"{low} to {high - 1}" for low, high in pairwise(bounds)), f"> {bounds[-1] - 1}"]
 
 
 def by_position(model: SequenceModel, batches: Iterable[Batch], precision: str = "float32") -> list[tuple[int, Total]]:

@@ -195,7 +195,15 @@ def test_bad_input_is_refused_in_one_line(
 ) -> None:
     train = ["speech", "train", "--run", str(tmp_path / "new"), "--threads=1"]
     assert "speech: expected a command out of train, " in refusal(["speech", "sing"], capfd)
-    assert "there is no /nowhere" in refusal([*train, "--corpus.path", "/nowhere"], capfd)
+    assert "there is no folder /nowhere" in refusal([*train, "--corpus.path", "/nowhere"], capfd)
+    for options, said in {
+        "--corpus.include=/etc/*": "include: expected a pattern of names below the folder",
+        "--corpus.path=~no-such-user": "path: expected a file or a folder, got '~no-such-user'",
+        "--learner.learning-rate=inf": "learning_rate: expected a finite number, got inf",
+        "--checkpoint-seconds=inf": "checkpoint_seconds: expected 0 or more, got inf",
+        "--sample-seconds=nan": "sample_seconds: expected 0 or more, got nan",
+    }.items():
+        assert said in refusal([*train, options], capfd)
     assert "core: expected one of compressive" in refusal([*train, "--core", "gru"], capfd)
     folder = [*train, "--corpus.path", str(voices)]
     assert "tokens: expected more than" in refusal([*folder, "--learner.batch-size=64"], capfd)

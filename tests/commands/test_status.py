@@ -108,6 +108,50 @@ def test_torn_metrics(copied: Copied, capsys: Capture) -> None:
     assert (rows["return"], rows["measured"]) == ("-", "? ago")
 
 
+READERS = pytest.mark.parametrize("reader", [["status"], ["report", "--episodes=0"]], ids=lambda words: words[0])
+
+
+@READERS
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"step": 1, "time": "x", "episode/return": [], "learner/frames": "many", "loss/compression/layer_x": 1}',
+        '{"step": -1e308, "time": -1e308, "tasks/seen": 1, "learner/frames": 1e308, "policy_lag/max": Infinity}',
+        "[" * 100_000,
+    ],
+    ids=["words", "large", "nested"],
+)
+def test_rows_that_no_run_has_written(row: str, reader: list[str], copied: Copied, capsys: Capture) -> None:
+    run = copied()
+    with (run / "metrics.jsonl").open("a") as metrics:
+        metrics.write(f"{row}\n")
+    main([*reader, str(run)])
+    assert "state" in capsys.readouterr().out
+
+
+@READERS
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evaluation.json"])
+@pytest.mark.parametrize("target", [None, ".", "loop", "/dev/null"])
+def test_what_is_no_file(target: str | None, name: str, reader: list[str], copied: Copied, capfd: Capture) -> None:
+    run = copied()
+    path = run / name
+    path.unlink()
+    path.symlink_to(path if target == "loop" else target) if target else path.mkdir()
+    if name == "metrics.jsonl":
+        assert "metrics.jsonl: expected a file with rows of metrics" in refusal([*reader, str(run)], capfd)
+    else:
+        main([*reader, str(run)])
+        assert "trained, but not evaluated" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{}", '{"return": {"mean": "x"}}', "\0"], ids=range(4))
+def test_a_damaged_evaluation_is_left_out_of_a_report(text: str, copied: Copied) -> None:
+    run = copied()
+    (run / "evaluation.json").write_text(text)
+    main(["report", "--episodes=0", str(run)])
+    assert '"evaluation":{}' in (run / "report.html").read_text()
+
+
 @pytest.mark.parametrize("kind", SEQUENCES)
 def test_runs_of_text_and_speech(kind: str, tmp_path: Path, capsys: Capture) -> None:
     plain, run = SEQUENCES[kind], tmp_path / "run"

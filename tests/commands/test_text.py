@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -15,6 +16,7 @@ import tyro
 
 from benchmarks.text import Options
 from commands import main
+from commands.text_runs import rows_of
 from learner.metrics import last_metrics, read_metrics
 from tests.commands.cli import ENVIRONMENT, PATIENCE, refusal, saved_steps, start, wait_until
 
@@ -139,10 +141,19 @@ def test_evaluate_measures_all_that_is_asked_for(trained: Path, capfd: Any) -> N
     said = capfd.readouterr().out
     for words in ("bits a byte", "times in training text", "tokens of context", "standard error", "compression loss"):
         assert words in said
+    assert re.search(r"> 10000 *│ - *│ 0 ", said), "no word is so frequent: there is nothing to measure"
     found = json.loads((trained / "evaluation-test.json").read_text())
+    assert found["frequency"]["> 10000"] == {"nats": None, "count": 0}
     assert [(each["memory_size"], each["compressed_size"]) for each in found["sizes"]] == [(8, 16), (None, 4)]
     assert found["dynamic"]["bits_per_byte"] != found["bits_per_byte"]
     assert (found["step"], found["rows"], found["dynamic"]["learning_rate"]) == (40, 8, 0.001)
+
+
+def test_words_that_the_data_set_prescribes_are_named(trained: Path) -> None:
+    found = json.loads((trained / "evaluation.json").read_text())
+    assert "prescribes" not in rows_of(found)["perplexity a word"]
+    said = rows_of(found | {"words": 6_966_499, "words_prescribed": True})["perplexity a word"]
+    assert said.endswith(", over the 6,966,499 words that PG-19 prescribes")
 
 
 def test_checkpoints_that_are_skipped_are_named(trained: Path, tmp_path: Path, capfd: Any) -> None:
@@ -247,6 +258,13 @@ def test_text_without_spaces(tmp_path: Path) -> None:
             "sequence_length: expected a multiple of the core's segment_size = 8, got 12",
         ),
         (["--checkpoint-seconds=nan"], "checkpoint_seconds: expected 0 or more, got nan"),
+        (["--checkpoint-seconds=inf"], "checkpoint_seconds: expected 0 or more, got inf"),
+        (["--learner.learning-rate=inf"], "learning_rate: expected a finite number, got inf"),
+        (
+            ["--path=~no-such-user/text"],
+            "path: expected a file or a folder, got '~no-such-user/text': Could not determ",
+        ),
+        (["--path=/dev/null"], "/dev/null: expected a folder of text, found none"),
         (["--learner.device=cuda:9"], "device: expected one that is present, got 'cuda:9'"),
     ],
 )
@@ -254,6 +272,13 @@ def test_bad_input_is_one_line_before_anything_is_written(changes, message, corp
     run = tmp_path / "run"
     assert message in refusal(options(corpus, run, 4, *changes), capfd)
     assert not run.exists()
+
+
+def test_links_in_a_circle_are_refused(trained: Path, tmp_path: Path, capfd) -> None:
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for command in (["train", *COMPRESSIVE, f"--run={tmp_path / 'run'}"], ["evaluate", str(trained)]):
+        said = refusal(["text", *command, f"--path={tmp_path / 'circle'}"], capfd)
+        assert f"path: expected a file or a folder, got '{tmp_path / 'circle'}'" in said
 
 
 def test_what_is_no_run_is_refused(trained: Path, tmp_path: Path, capfd) -> None:
@@ -270,7 +295,8 @@ def test_what_is_no_run_is_refused(trained: Path, tmp_path: Path, capfd) -> None
     for option, said in {"temperature": "expected 0 or more", "top-p": "expected 0 < top_p <= 1"}.items():
         assert f"{said}, got nan" in refusal(["text", "sample", str(trained), f"--{option}=nan"], capfd)
     for rate in ("nan", "inf"):
-        assert f"{rate}" in refusal(["text", "evaluate", str(trained), f"--dynamic={rate}"], capfd)
+        said = refusal(["text", "evaluate", str(trained), f"--dynamic={rate}"], capfd)
+        assert f"dynamic: expected a positive learning rate, got {rate}" in said
     assert "expected one of train, evaluate, sample, got 'learn'" in refusal(["text", "learn"], capfd)
 
 

@@ -1,12 +1,18 @@
 """Rows of metrics: written at once, readable meanwhile, and cut back to the checkpoint from which a run goes on."""
 
+import itertools
 import json
 import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from learner.metrics import MetricsWriter, last_metrics, read_metrics
+from learner import metrics
+from learner.metrics import MetricsWriter, last_metrics, read_metrics, sample_metrics
 
 
 def write(run, steps, resumed_step=None, value=0.0):
@@ -48,7 +54,100 @@ def test_the_last_row_is_the_last_whole_one(tmp_path):
     assert (tmp_path / "metrics.jsonl").stat().st_size > 64 << 10
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2000, "time": 0, "a/')
-    assert last_metrics(tmp_path) == read_metrics(tmp_path)[-1]
+    assert last_metrics(tmp_path) == read_metrics(tmp_path)[-1] == sample_metrics(tmp_path)[-1]
+    assert sample_metrics(tmp_path) == read_metrics(tmp_path), "all rows of a file that is not long"
+
+
+def long_run(run: Path, rows: int = 20_000) -> None:
+    """10 MB of rows; every thousandth from the five hundredth on has another metric as well."""
+    numbers = ", ".join(f'"group/name_{index}": 0.12345' for index in range(17))
+    with (run / "metrics.jsonl").open("w") as file:
+        for step in range(1, rows + 1):
+            valid = f', "valid/nll": {step}.5' if step % 1000 == 500 else ""
+            file.write(f'{{"step": {step}, {numbers}{valid}}}\n')
+
+
+def bytes_read(work: Callable[[], Any]) -> tuple[Any, int]:
+    def count() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    before = count()
+    return work(), count() - before
+
+
+def test_of_a_long_file_the_end_is_read(tmp_path):
+    long_run(tmp_path)
+    row, read = bytes_read(lambda: last_metrics(tmp_path))
+    assert (row["step"], read < 200_000) == (20_000, True)
+    row, read = bytes_read(lambda: last_metrics(tmp_path, "valid/nll"))
+    assert (row["step"], row["valid/nll"], read < 500_000) == (19_500, 19_500.5, True)
+    assert [row["step"] for row in read_metrics(tmp_path, "valid/nll")] == list(range(500, 20_000, 1000))
+    _, read = bytes_read(lambda: MetricsWriter(tmp_path, 19_000).close())
+    assert read < 1_000_000
+    assert (last_metrics(tmp_path)["step"], len(read_metrics(tmp_path))) == (19_000, 19_000)
+
+
+def test_of_a_long_file_a_sample_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "SAMPLE", 100)
+    monkeypatch.setattr(metrics, "_WHOLE", 1 << 16)
+    long_run(tmp_path)
+    rows, read = bytes_read(lambda: sample_metrics(tmp_path))
+    assert read < 2_500_000
+    steps = [row["step"] for row in rows]
+    assert (steps[0], steps[-1]) == (1, 20_000)
+    gaps = [after - before for before, after in itertools.pairwise(steps)]
+    assert (min(gaps) > 190, max(gaps) < 210) == (True, True)
+    monkeypatch.setattr(metrics, "_WHOLE", 1 << 24)
+    assert len(sample_metrics(tmp_path)) <= 101
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000 + "]" * 100_000,
+        '{"step": ' * 100_000,
+        '{"step": "12", "a/b": 1}',
+        '{"step": [1]}',
+        '{"step": NaN}',
+        '{"step": true}',
+        f'{{"step": 1{"0" * 400}}}',
+        '{"step": 12, "a/b": "' + "x" * 3_000_000 + '"}',
+        "\0" * 1_000_000,
+        '"step"',
+        "\n\n\r\n",
+    ],
+    ids=lambda line: f"{line[:20]} {len(line)}",
+)
+def test_damaged_rows_are_left_out(tmp_path, line):
+    write(tmp_path, [10, 20])
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
+    assert last_metrics(tmp_path)["step"] == 20
+    assert [row["step"] for row in read_metrics(tmp_path)] == [10, 20]
+    assert [row["step"] for row in sample_metrics(tmp_path)] == [10, 20]
+    write(tmp_path, [30], resumed_step=25)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [10, 20, 30]
+    assert len((tmp_path / "metrics.jsonl").read_bytes().splitlines()) == 3
+
+
+def test_what_is_no_number_is_nan(tmp_path):
+    values = ["NaN", "Infinity", "-1e999", "null", '"x"', "[1]", "{}", "true", "1" + 400 * "0"]
+    row = ", ".join(f'"a/{index}": {value}' for index, value in enumerate(values))
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, {row}, "b": 2.5}}\n')
+    for read in (last_metrics(tmp_path), read_metrics(tmp_path)[0], sample_metrics(tmp_path)[0]):
+        assert (read.pop("step"), read.pop("b")) == (1, 2.5)
+        assert all(math.isnan(value) for value in read.values())
+        assert len(read) == len(values)
+
+
+@pytest.mark.parametrize("kind", ["folder", "loop", "device", "pipe", "nowhere"])
+def test_what_is_no_file_is_refused(tmp_path, kind):
+    path = tmp_path / "metrics.jsonl"
+    links = {"loop": path, "device": Path("/dev/null"), "nowhere": tmp_path / "nowhere"}
+    {"folder": os.mkdir, "pipe": os.mkfifo}.get(kind, lambda path: path.symlink_to(links[kind]))(path)
+    for use in (read_metrics, sample_metrics, last_metrics, MetricsWriter):
+        with pytest.raises(OSError, match=r"metrics.jsonl: expected a file with rows of metrics, got a folder, a dev"):
+            use(tmp_path)
 
 
 def test_resuming_removes_later_rows(tmp_path):

@@ -314,6 +314,15 @@ def test_impossible_values_are_refused(changes, message) -> None:
         dataclasses.replace(CONFIG, **changes)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_every_number_is_finite(value) -> None:
+    names = [name for name, old in vars(SequenceLearnerConfig()).items() if isinstance(old, float)]
+    assert {"learning_rate", "least_learning_rate", "adam_epsilon", "max_gradient_norm"} <= set(names)
+    for name in names:
+        with pytest.raises(ValueError, match=f"{name}: expected a finite number, got {value}"):
+            dataclasses.replace(CONFIG, **{name: value})
+
+
 def test_a_source_with_other_rows_is_refused() -> None:
     class Wrong(Streams):
         def next(self, step: int) -> Batch:

@@ -85,13 +85,57 @@ def test_what_is_no_sound_is_named(tmp_path: Path) -> None:
         audio.read(path, RATE)
 
 
-def test_a_file_that_ends_too_early_is_named(tmp_path: Path) -> None:
+def test_a_flac_file_that_ends_too_early_is_named(tmp_path: Path) -> None:
     path = tmp_path / "torn.flac"
     soundfile.write(path, np.random.default_rng(0).uniform(-0.5, 0.5, RATE), RATE)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(audio.AudioError, match=r"torn.flac: expected"):
+    with pytest.raises(audio.AudioError, match=r"torn.flac: expected 16000 samples as its header says, got "):
         audio.read(path, RATE)
+
+
+@pytest.mark.parametrize(
+    ("container", "subtype", "endian", "size"),
+    [
+        ("WAV", "PCM_16", "LITTLE", 2 * RATE),
+        ("WAV", "PCM_16", "BIG", 2 * RATE),
+        ("WAV", "FLOAT", "LITTLE", 4 * RATE),
+        ("WAV", "ULAW", "LITTLE", RATE),
+        ("WAVEX", "PCM_24", "LITTLE", 3 * RATE),
+        ("RF64", "PCM_16", "FILE", 2 * RATE),
+    ],
+)
+def test_a_wav_file_shorter_than_its_header_says(
+    tmp_path: Path, container: str, subtype: str, endian: str, size: int
+) -> None:
+    path = tmp_path / "torn.wav"
+    soundfile.write(path, tone(1.0), RATE, subtype, endian, container)
+    assert audio.info(path) == (RATE, RATE)
+    whole = path.read_bytes()
+    for cut in (1, len(whole) // 2, size - 1):
+        path.write_bytes(whole[:-cut])
+        for read in (audio.info, lambda path: audio.read(path, RATE)):
+            with pytest.raises(
+                audio.AudioError, match=rf"torn.wav: expected {size} bytes of samples .*, got {size - cut}$"
+            ):
+                read(path)
+
+
+@pytest.mark.parametrize("length", [0xFFFFFFFF, 0x7FFFF000])
+def test_a_wav_file_whose_writer_did_not_know_its_length(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "stream.wav"
+    audio.write_wav(path, tone(), RATE)
+    header, samples = path.read_bytes().split(b"data")
+    path.write_bytes(header + b"data" + length.to_bytes(4, "little") + samples[4:])
+    assert len(audio.read(path, RATE)) == RATE // 2
+
+
+@pytest.mark.parametrize("container", ["AIFF", "W64"])
+def test_other_containers_are_refused_whatever_their_name(tmp_path: Path, container: str) -> None:
+    """What their headers promise is not checked."""
+    soundfile.write(tmp_path / "a.wav", tone(), RATE, "PCM_16", format=container)
+    with pytest.raises(audio.AudioError, match=rf"a.wav: expected a WAV or FLAC file, got {container}"):
+        audio.info(tmp_path / "a.wav")
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Corpora: what is in which split, that they are built once and whole, and what is wrong with files."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -137,9 +138,53 @@ def test_bad_files_are_named_or_left_out(folder: Path, tmp_path: Path) -> None:
     assert sum(len(split.files) for split in corpus.splits.values()) == 24
 
 
+def test_a_file_cut_short_is_refused_before_anything_is_built(folder: Path, tmp_path: Path) -> None:
+    path = folder / "s1" / "s1-0.WAV"
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(
+        audio.AudioError, match=r"s1-0.WAV: expected 2000 bytes of samples as its header says, got 456 .*"
+    ):
+        prepare(config_of(folder), tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+    with pytest.warns(UserWarning, match=r"left out .*s1-0.WAV"):
+        corpus = prepare(config_of(folder, skip_unreadable=True), tmp_path / "cache")
+    assert sum(len(split.files) for split in corpus.splits.values()) == 23
+
+
+@pytest.mark.parametrize("pattern", ["", ".", "/", "/etc/*", "..", "../*", "s*/../*", "a\0", "a**/b"])
+def test_patterns_stay_below_the_folder(pattern: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"include: expected a pattern of names below the folder, such as \*_mic1.flac"
+    ):
+        CorpusConfig(include=pattern)
+
+
+def test_patterns_may_name_folders(folder: Path, tmp_path: Path) -> None:
+    corpus = prepare(config_of(folder, include="s[0-2]/**/*.flac"), tmp_path / "cache")
+    assert sum(len(split.files) for split in corpus.splits.values()) == 6
+
+
+def test_names_need_not_be_utf8(folder: Path, tmp_path: Path) -> None:
+    (folder / "s1" / "s1-0.WAV").rename(folder / "s1" / os.fsdecode(b"\xff.WAV"))
+    (folder / "s1" / os.fsdecode(b"\xfe.WAV")).write_bytes(b"no sound")
+    with pytest.warns(UserWarning, match=r"left out .*\\udcfe.WAV"):
+        corpus = prepare(config_of(folder, skip_unreadable=True, split_by="speaker"), tmp_path / "cache")
+    assert any(r"s1/\xff.WAV" in split.files for split in corpus.splits.values())
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe", "device"])
+def test_what_is_no_folder_is_refused(kind: str, tmp_path: Path) -> None:
+    path = Path("/dev/null") if kind == "device" else tmp_path / "voices"
+    {"file": Path.touch, "pipe": os.mkfifo}.get(kind, Path.exists)(path)
+    with pytest.raises(FileNotFoundError, match=f"corpus: expected a folder .*; there is no folder {path}"):
+        prepare(CorpusConfig(str(path)), tmp_path / "cache")
+
+
 def test_what_cannot_be_a_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    with pytest.raises(FileNotFoundError, match=r"corpus: expected a folder .* or 'synthetic'; there is no /nowhere"):
+    with pytest.raises(
+        FileNotFoundError, match=r"corpus: expected a folder .* or 'synthetic'; there is no folder /nowhere"
+    ):
         prepare(CorpusConfig("/nowhere"), cache)
     with pytest.raises(ValueError, match=r"expected WAV or FLAC files named \*_mic1.flac in .*, got none"):
         prepare(config_of(folder, include="*_mic1.flac"), cache)
@@ -151,6 +196,8 @@ def test_what_cannot_be_a_corpus_is_refused(folder: Path, tmp_path: Path) -> Non
         prepare(config_of(folder, split_by="speaker", speaker_pattern="z+"), cache)
     with pytest.raises(ValueError, match=r"at least 3 speakers in .*, got 1: s"):
         prepare(config_of(folder, sample_rate=RATE, include="s*", split_by="speaker", speaker_pattern="s"), cache)
+    with pytest.raises(ValueError, match=r"speaker_pattern: .* is no regular expression: the repetition number is too"):
+        CorpusConfig(speaker_pattern="a{99999999999}")
     with pytest.raises(ValueError, match=r"sample_rate: expected 1000 to 384000, or none, got 10"):
         CorpusConfig(sample_rate=10)
 

@@ -2,6 +2,7 @@
 
 import gzip
 import multiprocessing
+import os
 import re
 import sys
 import types
@@ -90,10 +91,6 @@ class TestSplits:
         files = {**train, "valid/1.txt": "valid", "valid/2.txt": "tests", "test/1.txt": "tests", "test/2.txt": ""}
         expected = {"train": [b"train"], "valid": [b"valid"], "test": [b"tests"]}
         assert contents(load("folder", write(tmp_path / "folder", files))) == expected
-        books = {f"{split}/{index}.txt": text for index, (split, text) in enumerate(BOOKS)}
-        rows = "".join(f"{index},title,1900,url\n" for index in range(len(BOOKS)))
-        corpus = load("pg19", write(tmp_path / "pg19", {**books, "metadata.csv": rows}))
-        assert contents(corpus) == {"train": [b"one"], "valid": [b"two"], "test": [b"six"]}
         write(tmp_path / "wiki", {f"wiki.{split}.tokens": "the same" for split in SPLITS})
         with pytest.raises(ValueError, match="expected text for train, found none of its own"):
             load("wikitext103", tmp_path / "wiki")
@@ -116,9 +113,6 @@ class TestSplits:
     def test_wikitext(self, tmp_path: Path) -> None:
         write(tmp_path, {f"wiki.{split}.tokens": split for split in SPLITS})
         assert contents(load("wikitext103", tmp_path)) == {split: [split.encode()] for split in SPLITS}
-
-
-BOOKS = [("train", "one"), ("train", "two"), ("validation", "two"), ("validation", "six"), ("test", "six")]
 
 
 def pg19(root: Path, books: dict[str, list[int]]) -> Path:
@@ -145,6 +139,26 @@ class TestPG19:
         assert sum(words for _, words in PG19_WORDS.values()) == 1_973_136_207 + 3_007_061 + 6_966_499
         _, other = prepare("folder", load("folder", folder), cache=tmp_path / "cache")
         assert other.splits["test"].words == 400
+
+    def test_of_equal_books_all_that_are_held_out_count(self, tmp_path: Path) -> None:
+        """The prescribed words are those of all books: with one less, perplexity would be another."""
+        books = {"train": [1, 2, 3], "validation": list(range(100, 150)), "test": list(range(200, 300))}
+        folder = pg19(tmp_path / "pg19", books)
+        write(folder, {"test/201.txt": "book 200\n\nits text\n", "validation/101.txt": "book 200\n\nits text\n"})
+        write(folder, {"train/1.txt": "book 200\n\nits text\n", "train/2.txt": "book 3\n\nits text\n"})
+        corpus = load("pg19", folder)
+        assert [document.path.stem for document in corpus["train"]] == ["2", "3"], "nothing held out is trained on"
+        _, tokens = prepare("pg19", corpus, cache=tmp_path / "cache")
+        assert [tokens.splits[split].words for split in ("valid", "test")] == [3_007_061, 6_966_499]
+        assert [tokens.splits[split].documents for split in SPLITS] == [2, 50, 100]
+
+    @pytest.mark.parametrize("text", ["", "\n \r\n"])
+    def test_an_empty_book_that_is_held_out_is_refused(self, text, tmp_path: Path) -> None:
+        for split, book in (("test", 3), ("validation", 2)):
+            folder = pg19(tmp_path / split, {"train": [1], "validation": [2], "test": [3]})
+            (folder / split / f"{book}.txt").write_text(text)
+            with pytest.raises(ValueError, match=f"{split}/{book}.txt: expected the text of a book, found none; fetch"):
+                load("pg19", folder)
 
     def test_what_is_wrong_with_it(self, tmp_path: Path) -> None:
         folder = pg19(tmp_path, {"train": [1], "validation": [2], "test": [3]})
@@ -242,6 +256,26 @@ class TestWhatIsWrong:
             load("enwik8")
         with pytest.raises(ValueError, match=r"corpus: expected one of python, enwik8, .*, got 'latin'"):
             load("latin")
+
+    @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:40] + b"?" * 40, lambda data: b"no"])
+    def test_a_damaged_gzip_file(self, damage, tmp_path: Path) -> None:
+        path = tmp_path / "enwik8.gz"
+        path.write_bytes(damage(gzip.compress(bytes(range(32, 127)) * 50)))
+        for read in (lambda: load("enwik8", path), lambda: read_metadata(path)):
+            with pytest.raises(ValueError, match=r"enwik8.gz: expected a whole gzip file, got: "):
+                read()
+
+    def test_a_field_that_csv_cannot_hold(self, tmp_path: Path) -> None:
+        path = write(tmp_path, {"metadata.csv": "1," + "x" * 200_000}) / "metadata.csv"
+        with pytest.raises(
+            ValueError, match=r"metadata.csv: expected rows of id,title,year,url, got: field larger than"
+        ):
+            read_metadata(path)
+
+    def test_names_need_not_be_utf8(self, tmp_path: Path) -> None:
+        for index in range(30):
+            (tmp_path / os.fsdecode(b"\xff%d.txt" % index)).write_text(f"file {index}\n")
+        assert sum(map(len, load("folder", tmp_path).values())) == 30
 
     def test_empty(self, tmp_path: Path) -> None:
         (tmp_path / "empty.txt").touch()
