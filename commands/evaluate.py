@@ -46,15 +46,15 @@ SCALES = ("human_normalised", "human_normalised_capped", "oracle_normalised")
 """Scores in % of what people or an oracle reach, in summaries."""
 
 
-AllowEnv = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KIND:NAME")]
+AllowEnv = Annotated[str | None, tyro.conf.arg(metavar="ENV")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayOptions:
     """What is common to commands that play episodes with the agent of a run."""
 
-    allow_env: AllowEnv = ()
-    """Run the code of this environment, such as dm:my_module:Env, if the run names it; may be given several times.
+    allow_env: AllowEnv = None
+    """Run the code of this environment, such as dm:my_module:Env, if the run names it; several are joined by commas.
     Environments that come with this program or are installed need no permission."""
     step_seconds: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
     """Longest time that a step or reset of the environments may take; if not given, the run's own."""
@@ -166,7 +166,7 @@ def load_player(run: Path, console: Console, options: PlayOptions, env: str | No
     """
     try:
         config = read_config(run)
-        require_consent(config.env, (*options.allow_env, *(foreign_code(env) if env else ())))
+        require_consent(config.env, options.allow_env, env)
         config = dataclasses.replace(config, actors=options.limits(config.actors))
         limit_calls(config.actors.step_seconds)
         env = env or held_out(config.env)
@@ -184,9 +184,11 @@ def load_player(run: Path, console: Console, options: PlayOptions, env: str | No
     return Player(run, config, agent, env, checkpoint)
 
 
-def permissions(env: str) -> str:
-    """The words behind a command that allow an environment of the user's own in a run, which begin with a space."""
-    return "".join(f" --allow-env {shlex.quote(name)}" for name in foreign_code(env))
+def permissions(*envs: str) -> str:
+    """The words behind a command that allow environments of the user's own, which begin with a space; none if all are
+    of this program or installed."""
+    names = ",".join(dict.fromkeys(name for env in envs for name in foreign_code(env)))
+    return f" --allow-env {shlex.quote(names)}" if names else ""
 
 
 def _scripted(options: Options, console: Console) -> dict[str, Any]:
