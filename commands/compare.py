@@ -27,7 +27,7 @@ from commands.launch import start_ray
 from commands.options import AllowEnv, user_errors
 from commands.options import parse as parse_options
 from commands.signals import stop_on_signals
-from envs import foreign_code, require_consent
+from envs import require_consent
 
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 Words = tuple[str, ...]
@@ -77,8 +77,9 @@ class Options:
     otherwise it acts and learns in one process."""
     ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """Join the Ray cluster at this address; the folder must be one that its nodes share."""
-    allow_env: AllowEnv = ()
-    """With --from or --resume: run the code of this environment, such as dm:my_module:Env, if runs name it."""
+    allow_env: AllowEnv = None
+    """With --from or --resume: run the code of this environment, such as dm:my_module:Env, if runs name it; several
+    are joined by commas."""
 
     def __post_init__(self) -> None:
         if not 0 < self.cpus_per_trial < math.inf:
@@ -136,8 +137,7 @@ def compare(arguments: Sequence[str]) -> None:
         _require_runnable(trials, options)
         command = _begin(folder, trials, command)
     missing = _train(folder, trials, options, console)
-    allowed = [name for config in trials.values() for name in foreign_code(config.env)]
-    finished = [read_run(folder / name, allowed) for name in trials if name not in missing]
+    finished = [read_run(folder / name, config.env) for name, config in trials.items() if name not in missing]
     _report(folder, finished, missing, options, command.removeprefix("compressive compare "), console)
     if missing:
         sys.exit(1)
@@ -190,8 +190,8 @@ def _train(folder: Path, trials: dict[str, RunConfig], options: Options, console
     with _lock(folder):
         finished = {name for name, config in trials.items() if is_finished(folder / name, config)}
         todo = [name for name in trials if name not in finished]
-        envs = dict.fromkeys(permissions(config.env) for config in trials.values())
-        again = f"compressive compare --resume {shlex.quote(str(folder))}{''.join(envs)}"
+        allowed = permissions(*(config.env for config in trials.values()))
+        again = f"compressive compare --resume {shlex.quote(str(folder))}{allowed}"
         lines = {"folder": str(folder), "runs": f"{len(trials)}, {len(finished)} of them finished"}
         say_all(console, lines | ({"stop": f"Ctrl-C, then go on with: {again}"} if todo else {}))
         if not todo:

@@ -83,8 +83,8 @@ class Run:
         return float(np.median([speed for speed in speeds if not math.isnan(speed)] or [math.nan]))
 
 
-def read_run(path: Path, allow_env: Sequence[str] = ()) -> Run:
-    """A finished run. Environments whose code it may run are named in `allow_env`; see `envs.require_consent`.
+def read_run(path: Path, allow_env: str | None = None) -> Run:
+    """A finished run. The environments whose code it may run are `allow_env`; see `envs.require_consent`.
 
     Raises:
         UserError: if the folder is no run, or one that is not finished, damaged or needs a permission.

@@ -138,7 +138,7 @@ def load_player(run: Path, console: Console, options: PlayOptions, env: str | No
     """
     try:
         config = read_config(run)
-        require_consent(config.env, (*options.allow_env, *(foreign_code(env) if env else ())))
+        require_consent(config.env, options.allow_env, env)
         config = dataclasses.replace(config, actors=options.limits(config.actors))
         limit_calls(config.actors.step_seconds)
         env = env or held_out(config.env)
@@ -156,9 +156,11 @@ def load_player(run: Path, console: Console, options: PlayOptions, env: str | No
     return Player(run, config, agent, env, checkpoint)
 
 
-def permissions(env: str) -> str:
-    """The words behind a command that allow an environment of the user's own in a run, which begin with a space."""
-    return "".join(f" --allow-env {shlex.quote(name)}" for name in foreign_code(env))
+def permissions(*envs: str) -> str:
+    """The words behind a command that allow environments of the user's own, which begin with a space; none if all are
+    of this program or installed."""
+    names = ",".join(dict.fromkeys(name for env in envs for name in foreign_code(env)))
+    return f" --allow-env {shlex.quote(names)}" if names else ""
 
 
 def _scripted(options: Options, console: Console) -> dict[str, Any]:

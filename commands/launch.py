@@ -34,7 +34,7 @@ from commands.signals import stop_on_signals
 from commands.tensorboard import log_recordings
 from commands.training import Trainer, interface
 from commands.visualize import show
-from envs import EnvironmentFailed, foreign_code, held_out, limit_calls, prepare, require_consent, tasks
+from envs import EnvironmentFailed, held_out, limit_calls, prepare, require_consent, tasks
 from learner import checkpoints
 from learner.data_parallel import LearnersLost
 from learner.storage import StorageError, is_url
@@ -81,7 +81,7 @@ class Options(RunConfig):
     """Join the Ray cluster at this address instead of starting one on this machine."""
     threads: int = 1
     """CPU threads of the learner."""
-    allow_env: AllowEnv = ()
+    allow_env: AllowEnv = None
     """With --resume: run the code of this environment, such as dm:my_module:Env, if the run names it."""
 
     @property
@@ -133,7 +133,7 @@ def parse(arguments: Sequence[str]) -> Options:
     if options.resume:
         typed = any(word.partition("=")[0] == "--env" for word in arguments)
         with _user_errors():
-            require_consent(config.env, (*options.allow_env, *(foreign_code(options.env) if typed else ())))
+            require_consent(config.env, options.allow_env, options.env if typed else None)
     return options
 
 

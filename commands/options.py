@@ -117,15 +117,15 @@ def _condense(frame: str) -> str:
     return message
 
 
-AllowEnv = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KIND:NAME")]
+AllowEnv = Annotated[str | None, tyro.conf.arg(metavar="ENV")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayOptions:
     """What is common to commands that play episodes with the agent of a run."""
 
-    allow_env: AllowEnv = ()
-    """Run the code of this environment, such as dm:my_module:Env, if the run names it; may be given several times.
+    allow_env: AllowEnv = None
+    """Run the code of this environment, such as dm:my_module:Env, if the run names it; several are joined by commas.
     Environments that come with this program or are installed need no permission."""
     step_seconds: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
     """Longest time that a step or reset of the environments may take; if not given, the run's own."""

@@ -9,7 +9,7 @@ import ast
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -223,13 +223,15 @@ def _chooses_code(spec: Spec) -> bool:
     return spec.kind == "dm" or (spec.kind == "dmlab" and not re.fullmatch(r"(\w+/)*\w+", spec.name))
 
 
-def require_consent(spec: str, allowed: Sequence[str]) -> None:
-    """Raises a ValueError if a spec that the user has not typed chooses code, unless "kind:name" of it is allowed."""
-    for name, task in foreign_code(spec).items():
-        if name not in allowed:
+def require_consent(spec: str, *allowed: str | None) -> None:
+    """Raises a ValueError if a spec that the user has not typed chooses code, unless specs allow it by "kind:name"."""
+    foreign = foreign_code(spec)
+    names = {task.partition(",")[0] for text in allowed if text for task in tasks(text)}
+    for name, task in foreign.items():
+        if name not in names:
             raise ValueError(
                 f"the run's environment {task!r} runs code of its own choice: expected one that is allowed; if you "
-                f"trust it, --allow-env {name!r}"
+                f"trust it, --allow-env {','.join(foreign)!r}"
             )
 
 

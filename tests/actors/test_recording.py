@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from actors import Actor
+from actors import Actor, EnvironmentFailed
 from actors.evaluation import play_episodes
 from actors.recording import Recording, record_episodes
 from actors.video import write_video
@@ -49,6 +49,12 @@ def test_a_recording_is_what_the_environment_showed_and_paid(recordings: list[Re
         assert ended.score == recording.episode.score == recording.rewards.sum()
         np.testing.assert_allclose(recording.returns + recording.rewards, recording.rewards.cumsum())
         actor.step(torch.tensor([0]))  # which only resets
+
+
+def test_an_endless_episode_is_not_recorded_for_ever() -> None:
+    assert len(record_episodes(make_actor(compressive()), 1, max_steps=STEPS)) == 1
+    with pytest.raises(EnvironmentFailed, match=f"episodes of at most {STEPS - 1} steps .* its last action was"):
+        record_episodes(make_actor(compressive()), 1, max_steps=STEPS - 1)
 
 
 def literal_slots(sizes: tuple[int, int, int], rate: int, episodes: int) -> list[list[tuple[int, int]]]:

@@ -1,9 +1,11 @@
 """An environment that raises, exits or hangs while it trains: what was learned is kept, and what went wrong is said."""
 
+import traceback
 from pathlib import Path
 
 import pytest
 
+import envs
 from commands import main
 from envs import guard
 from learner.metrics import last_metrics
@@ -106,3 +108,14 @@ def test_the_evaluation_after_training_has_a_limit_too(tmp_path: Path, capfd: Ca
     assert last.startswith(f"go on from {folder}/checkpoints/{saved_steps(folder)[-1]:012d} with: ")
     limits = ["--max-episode-steps=50", "--allow-env", FAULTY]
     main(["evaluate", str(folder), "--episodes=1", *limits])
+
+
+def test_a_sweep_says_why_a_trial_failed_not_where(tmp_path: Path) -> None:
+    trials = pytest.importorskip("commands.trials", exc_type=ImportError)
+    spec = f"{FAULTY},fault=exit,when=init"
+    try:
+        envs.make_vector(spec, 1)
+    except envs.EnvironmentFailed:
+        (tmp_path / trials.ERROR).write_text(traceback.format_exc())
+    said = f"envs.guard.EnvironmentFailed: environment {spec} failed while it was made: SystemExit: 0"
+    assert trials.failure(tmp_path) == said

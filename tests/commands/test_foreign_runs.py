@@ -116,8 +116,8 @@ def test_what_the_user_allows_by_name_is_run(walked: Path, tmp_path: Path, capfd
 def test_specs_that_can_choose_code(spec: str) -> None:
     (name,) = foreign_code(spec)
     with pytest.raises(ValueError, match="--allow-env"):
-        require_consent(spec, ())
-    require_consent(spec, [name])
+        require_consent(spec)
+    require_consent(spec, f"rooms:small,{name}")
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,4 @@ def test_specs_that_can_choose_code(spec: str) -> None:
 )
 def test_specs_that_run_only_what_is_installed(spec: str) -> None:
     assert foreign_code(spec) == {}
-    require_consent(spec, ())
+    require_consent(spec)

@@ -22,7 +22,7 @@ FAULTS = {
     "raise": lambda: parse("door"),
     "exit": lambda: sys.exit(0),
     "sleep": lambda: time.sleep(10_000),
-    "pause": lambda: (print("pause", flush=True), time.sleep(0.8)),
+    "pause": lambda: (print("pause", flush=True), time.sleep(0.3)),
     "stubborn": lambda: [swallow() for _ in itertools.count()],
     "c": lambda: hashlib.pbkdf2_hmac("sha1", b"", b"", 2**31 - 1),  # lets go of Python's lock, but does not return
     "lock": lambda: sum(itertools.repeat(0)),  # does neither
