@@ -4,11 +4,15 @@ Bad input ends with one line on standard error and exit status 2, before any wor
 """
 
 import importlib
+import io
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -44,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack a character, or a name be no text at all
+            stream.reconfigure(errors="backslashreplace")
     handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S")
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
     # The commands say themselves which checkpoints they skipped.
@@ -56,13 +63,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command(rest)
         sys.stdout.flush()
     except UserError as error:
-        print("compressive:", " ".join(line.strip() for line in str(error).splitlines()), file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:  # whoever read our output, such as `head`, has gone
+        _refuse(str(error))
+    except BrokenPipeError:  # the program that read our output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:
+        if not _named(error.filename, arguments):
+            raise
+        _refuse(f"{os.fsdecode(error.filename)}: {error.strerror}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _refuse(message: str) -> NoReturn:
+    """Ends the program with one line, in which a word of thousands of characters is cut short."""
+    line = re.sub(r"(\S{300})\S{300,}", r"\1...", " ".join(message.split()))
+    print("compressive:", line, file=sys.stderr)
+    sys.exit(2)
+
+
+def _named(path: Any, arguments: Sequence[str]) -> bool:
+    """Whether a path is one that the user typed, or lies below it."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        return False
+    typed = [word.partition("=")[2] if word.startswith("-") else word for word in arguments]
+    return any(Path(os.path.abspath(os.fsdecode(path))).is_relative_to(os.path.abspath(word)) for word in typed if word)
 
 
 class UserError(Exception):

@@ -1,6 +1,5 @@
 """`compressive evaluate`: complete episodes, with trained agents through the actor that trained them or by a script."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from actors.evaluation import ScriptedActor, correct_fraction, mean_interval, pl
 from actors.recording import Recording, record_episodes
 from actors.video import write_video
 from agent import Agent
+from agent.fields import Checked, Count, Positive
 from commands import UserError
 from commands.config import RunConfig, read_config
 from commands.display import evaluation_table, say_skipped, table, task_table
@@ -35,7 +35,7 @@ SCALES = ("human_normalised", "human_normalised_capped", "oracle_normalised")
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """Plays episodes with the agents of runs and reports their scores with 95 % bootstrap intervals.
 
     compressive evaluate runs/NAME                              the agent of a run
@@ -48,11 +48,11 @@ class Options:
     policy: Literal["agent", "oracle", "random"] = "agent"
     """Who plays: the agents of the runs, or in an environment (--env) without any run an oracle that reads its state,
     or uniform random actions."""
-    episodes: int = 128
+    episodes: Positive = 128
     """Episodes of each task, rounded up to a multiple of the environments that are played together (up to 64)."""
     greedy: bool = False
     """Take the most probable action rather than a sample of the policy."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of the episodes; never shared with training."""
     env: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
     """Another environment than the run's own (in DeepMind Lab: its test level), with the same observations and
@@ -63,10 +63,7 @@ class Options:
     """Also film two episodes, of the first task if there are several, to this MP4."""
 
     def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise ValueError(f"episodes: expected 1 or more, got {self.episodes}")
-        if self.seed < 0:
-            raise ValueError(f"seed: expected 0 or more, got {self.seed}")
+        super().__post_init__()
         if self.video and self.video.is_dir():
             raise ValueError(f"video: expected a file to write, got the folder {self.video}")
         if self.policy == "agent" and not self.runs:
@@ -169,7 +166,7 @@ def play_script(policy: str, task: str, options: Options) -> list[Episode]:
 def _show(evaluated: list[dict[str, Any]], options: Options, console: Console) -> None:
     """Prints summaries as JSON, or one as a table of its own and several as rows of one."""
     if options.json:
-        print(json.dumps(evaluated, indent=2))
+        print(checkpoints.format_json(evaluated, indent=2))
         return
     if len(evaluated) > 1:
         console.print(evaluation_table(evaluated))

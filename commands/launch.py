@@ -21,6 +21,7 @@ import torch
 import tyro
 from rich.console import Console
 
+from agent.fields import Threads
 from commands import UserError
 from commands.config import RunConfig, differences, from_plain, read_config, to_plain
 from commands.display import TerminalDisplay, quantity, say, say_all, say_skipped, table, task_table
@@ -77,7 +78,7 @@ class Options(RunConfig):
     """Act and learn in this one process, without Ray: slower, deterministic, and exactly resumable."""
     ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """Join the Ray cluster at this address instead of starting one on this machine."""
-    threads: int = 1
+    threads: Threads = 1
     """CPU threads of the learner."""
 
     @property
@@ -109,8 +110,6 @@ def parse(arguments: Sequence[str]) -> Options:
         default=Options(**vars(config), core=config.core_name),
         config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
     )
-    if options.threads < 1:
-        raise UserError(f"threads: expected 1 or more, got {options.threads}")
     if options.run and not options.new_folder:
         raise UserError("--run names a new run and --resume an old one: give only one of them")
     if options.local and options.ray_address:

@@ -9,6 +9,7 @@ from typing import Any
 
 import tyro
 
+from agent.fields import Checked
 from commands import UserError
 from commands.config import differences
 
@@ -17,7 +18,7 @@ FLAGS = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
 
 
 @dataclass(frozen=True)
-class Start:
+class Start(Checked):
     """What decides the defaults of all other options."""
 
     preset: str = "cpu"
@@ -63,8 +64,6 @@ def parse_training(
         config = read(start.resume) if start.resume else make_preset(start.preset, start.core)
     core = config.core_name if start.resume else start.core
     options = parse(kind, prog, args=arguments, default=kind(**vars(config), core=core), config=FLAGS)
-    if options.threads < 1:
-        raise UserError(f"threads: expected 1 or more, got {options.threads}")
     if options.run and options.resume:
         raise UserError("--run names a new run and --resume an old one: give only one of them")
     if options.resume:
@@ -103,10 +102,12 @@ def parse(kind: type, prog: str, **options: Any) -> Any:
 
 def _condense(frame: str) -> str:
     """The first paragraph of a framed message, with the option that it is about or that may have been meant."""
-    lines = [line.strip().strip("│|").strip() for line in frame.splitlines() if line.strip()[:1] in "│|"]
+    # The frame of a terminal that is not UTF-8 has no sides, and a line between title and text.
+    lines = [line.strip().strip("│").strip() for line in frame.splitlines()][1:]
+    lines = lines[1:] if lines and not lines[0].strip("-") else lines
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n(?:[─-]*\n)+", "\n".join(lines))]
     message = re.sub(r"^Error parsing (\w*Options: )?", "", paragraphs[0]).removesuffix(".")
-    options = [line for line in lines[1:] if line.startswith("--")]
+    options = [line for line in lines[1:] if re.match("--[a-z]", line)]
     if options and paragraphs[0].startswith("Unrecognized"):
         return f"{message}; perhaps you meant {' or '.join(options)}"
     if options and (found := re.match(r"(--\S+): .*'([^']*)'\]?$", message)):

@@ -29,6 +29,7 @@ from actors.evaluation import correct_fraction
 from actors.pool import pairs
 from agent import Agent, Trajectory
 from agent.core import concatenate_states, leaves, state_bytes
+from agent.room import build_network
 from commands import UserError
 from commands.config import RunConfig, to_plain
 from commands.signals import StopRequest
@@ -125,7 +126,8 @@ def interface(env: str) -> Interface:
 def make_agent(config: RunConfig) -> Agent:
     """The run's network with fresh weights (from torch's global generator)."""
     shape, num_actions, _, vocabulary = interface(config.env)
-    return Agent(config.agent, shape, num_actions, vocabulary)
+    build = functools.partial(Agent, config.agent, shape, num_actions, vocabulary)
+    return build_network(build, config.actors.envs_per_actor)
 
 
 def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: int) -> Actor:

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from actors.recording import Recording
 from actors.video import check_images, write_video
+from agent.fields import Checked, Count, Positive
 from commands import UserError
 from commands.config import RunConfig
 from commands.display import quantity, table
@@ -35,26 +36,20 @@ LOSSLESS_BYTES = 4_000_000
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """Plays episodes of a trained agent and shows what it sees, does, expects and attends to: a video, and a page for
     the browser in which every step, layer and head can be looked at."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
     """Folder of the run, as `compressive launch` made it; its last readable checkpoint is taken."""
-    episodes: int = 2
+    episodes: Positive = 2
     """How many episodes to play, of the first task if there are several."""
     greedy: bool = False
     """Take the most probable action rather than a sample of the policy."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of the episodes; never shared with training."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder for episodes.mp4 and episodes.html; if not given, the run's videos."""
-
-    def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise ValueError(f"episodes: expected 1 or more, got {self.episodes}")
-        if self.seed < 0:
-            raise ValueError(f"seed: expected 0 or more, got {self.seed}")
 
 
 def visualize(arguments: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ rows and episodes kept apart, causality) are listed in `docs/core.md` and tested
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -111,11 +111,3 @@ def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int, kin
         other = leaf.is_floating_point() and leaf.dtype != inputs.dtype
         if other and not torch.is_autocast_enabled(inputs.device.type):
             raise ValueError(f"state: expected {inputs.dtype} as inputs, got {leaf.dtype}")
-
-
-def check_positive(config: Any, *names: str) -> None:
-    """Raises a ValueError that names the first of the config's fields that is not a positive integer."""
-    for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise ValueError(f"{name}: expected a positive integer, got {value!r}")

@@ -41,7 +41,7 @@ Copied = Callable[..., Path]
         (["launch", "--agent.core.compression-rate", "3"], ["compression_rate", "segment_size = 16", "3"]),
         (["launch", "--agent.core.model-size", "30"], ["model_size", "num_heads = 4", "30"]),
         (["launch", "--agent.torso", "huge"], ["torso", "deep, shallow, small", "'huge'"]),
-        (["launch", "--agent.reconstruction-cost", "-1"], ["reconstruction_cost", "at least 0", "-1"]),
+        (["launch", "--agent.reconstruction-cost", "-1"], ["reconstruction_cost", "0 or more", "-1"]),
         (["launch", "--core", "lstm", "--agent.core.memory-size", "3"], ["--agent.core.memory-size"]),
         (["launch", "--frames", "-1"], ["frames", "1 or more", "-1"]),
         (["launch", "--frames", "many"], ["--frames", "INT", "'many'"]),
@@ -169,7 +169,7 @@ def test_a_resumed_run_keeps_what_its_checkpoint_depends_on(
         ('{"agent": {"core": {"name": "rnn"}}}', ["core", "compressive", "'rnn'"]),
         ('{"agent": {"core": "lstm"}}', ["core", "object", "'lstm'"]),
         ('{"learner": {"optimiser": "sgd"}}', ["optimiser", "adam", "'sgd'"]),
-        ('{"learner": {"clip_rho": "high"}}', ["clip_rho", "float", "'high'"]),
+        ('{"learner": {"clip_rho": "high"}}', ["learner.clip_rho", "a number", "'high'"]),
         ('{"env": "rooms:none"}', ["'none'", "full, full-randomised"]),
     ],
 )
