@@ -7,7 +7,6 @@ import importlib
 import io
 import logging
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -76,9 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _refuse(message: str) -> NoReturn:
-    """Ends the program with one line, in which a word of thousands of characters is cut short."""
-    line = re.sub(r"(\S{300})\S{300,}", r"\1...", " ".join(message.split()))
-    print("compressive:", line, file=sys.stderr)
+    """Ends the program with one line, whose middle is left out if it is too long to read."""
+    line = " ".join(message.split())
+    print("compressive:", line if len(line) <= 2000 else f"{line[:1500]} ... {line[-400:]}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -22,7 +22,7 @@ import tyro
 from rich.console import Console
 from torch.utils.tensorboard import SummaryWriter
 
-from agent.fields import Above0, Checked, Count, Range, Several, Slots, Threads
+from agent.fields import Checked, Count, Range, Several, Slots, Threads
 from agent.sequence import SequenceModel
 from commands import UserError
 from commands.config import build, read_plain
@@ -353,7 +353,7 @@ class SampleOptions(Checked):
     """How many, drawn together."""
     split: Literal["train", "validation", "test"] = "validation"
     """Where the prompts come from."""
-    temperature: Above0 = 1.0
+    temperature: Annotated[float, Range(0.001)] = 1.0
     """Below 1 the likelier samples get likelier still."""
     seed: Count = 0
     """Of the draws."""

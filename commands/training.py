@@ -127,7 +127,7 @@ def make_agent(config: RunConfig) -> Agent:
     """The run's network with fresh weights (from torch's global generator)."""
     shape, num_actions, _, vocabulary = interface(config.env)
     build = functools.partial(Agent, config.agent, shape, num_actions, vocabulary)
-    return build_network(build, config.actors.envs_per_actor)
+    return build_network(build, config.agent, config.actors.envs_per_actor)
 
 
 def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: int) -> Actor:
@@ -226,6 +226,8 @@ class Trainer:
         names = tasks(config.env)
         if config.actors.num_actors < len(names):
             raise ValueError(f"num_actors: expected at least {len(names)}, one a task, got {config.actors.num_actors}")
+        if local and config.actors.gpus and not torch.cuda.is_available():
+            raise ValueError(f"gpus: expected 0 for actors in this process, which has no GPU, got {config.actors.gpus}")
         torch.manual_seed(config.seed)
         self.action_repeat = interface(config.env).action_repeat
         self.agent = make_agent(config)

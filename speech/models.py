@@ -69,7 +69,7 @@ def make_model(config: SpeechCoreConfig) -> SequenceModel:
         ValueError: if no core has such a config.
     """
     make: Callable[[Any], Core] = WaveNet if isinstance(config, WaveNetConfig) else make_core
-    model = build_network(lambda: SequenceModel(make(config), audio.LEVELS, tied=False))
+    model = build_network(lambda: SequenceModel(make(config), audio.LEVELS, tied=False), config)
     with torch.no_grad():
         for table in (model.embedding, model.outputs):
             assert table is not None

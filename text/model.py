@@ -32,4 +32,4 @@ def make_model(config: TextModelConfig, vocabulary: int) -> SequenceModel:
         ValueError: if the configuration is impossible for it.
     """
     sizes = vocabulary, config.cutoffs, config.divisor, config.tied, config.dropout
-    return build_network(lambda: SequenceModel(make_core(config.core), *sizes))
+    return build_network(lambda: SequenceModel(make_core(config.core), *sizes), config)

@@ -16,16 +16,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SECONDS = 30.0
+SECONDS = 20.0
 """A case that takes longer hangs; most take 0.02 to 0.7."""
 MEMORY = 8 << 30
 """Bytes of address space of a case: what allocates without limit fails rather than fill the machine."""
-LONGEST = 4000
+LONGEST = 2100
 """Characters of a message that can still be read."""
 PRELOADED = [
     "tests.commands.fuzz",
     *(f"commands.{name}" for name in ("launch", "evaluate", "visualize", "report", "compare", "status", "text")),
-    *("commands.speech", "commands.speech_compare", "soundfile", "torch.utils.tensorboard"),
+    *("commands.speech", "commands.speech_compare", "soundfile", "torch.utils.tensorboard", "torch._dynamo"),
 ]
 
 
@@ -87,7 +87,7 @@ def fault(outcome: Outcome, folder: Path, spoilt: Path | None = None) -> str | N
     texts += [
         line for path in folder.rglob("*.jsonl") if path.is_file() and path != spoilt for line in path.open() if line
     ]
-    texts += [outcome.out] if outcome.out.startswith("[") else []
+    texts += [outcome.out] if outcome.out.startswith("[\n") else []  # of evaluate --json
     for text in texts:
         try:
             strict_json(text)
