@@ -111,7 +111,7 @@ def test_a_run_killed_right_after_its_first_checkpoint_is_not_begun_again(
     [
         (["launch", "--resume", "memory://nowhere/run"], ["memory://nowhere/run has no checkpoint yet"]),
         (["launch", "--resume", "absent://host/run"], ["absent://host/run", "Install no_such_package"]),
-        (["launch", "--resume", "RUN", "--checkpoint-url", "memory://x"], ["checkpoint_url", "None", "memory://x"]),
+        (["launch", "--resume", "RUN", "--checkpoint-url", "file://x"], ["checkpoint_url", "None", "file://x"]),
     ],
 )
 def test_what_cannot_be_resumed(arguments: list[str], words: list[str], copied: Copied, capfd: Capture) -> None:
