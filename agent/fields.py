@@ -6,13 +6,13 @@ depend on each other, each class checks itself.
 
 import math
 import re
-import sys
 import types
 import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-_LARGEST = sys.float_info.max
+_LARGEST = 3.4e38
+"""Of float32, in which networks compute: torch raises OverflowError or RuntimeError for more."""
 
 
 class Range(NamedTuple):
@@ -67,7 +67,7 @@ class Checked:
 
         Raises:
             ValueError: names the first field whose value is not of its type or not within its limits. Numbers must be
-                finite, texts and paths UTF-8 without NUL.
+                finite in float32, texts and paths UTF-8 without NUL.
         """
         for name, kind in typing.get_type_hints(type(self), include_extras=True).items():
             value = getattr(self, name)

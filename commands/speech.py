@@ -104,7 +104,7 @@ class Options(SpeechConfig):
 def located(corpus: CorpusConfig, path: str | None = None) -> CorpusConfig:
     """The corpus with a path, its own if no other is given, that means the same from any folder."""
     path = corpus.path if path is None else path
-    return dataclasses.replace(corpus, path=path if path == SYNTHETIC else str(Path(path).expanduser().resolve()))
+    return dataclasses.replace(corpus, path=path if path == SYNTHETIC else os.path.abspath(os.path.expanduser(path)))
 
 
 def to_plain(config: SpeechConfig) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class TrainOptions(TextConfig):
     def config(self) -> TextConfig:
         """What belongs to the run, without what belongs to this launch of it; the path means the same from anywhere."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(TextConfig)}
-        path = None if self.path is None else str(Path(self.path).expanduser().resolve())
+        path = None if self.path is None else os.path.abspath(os.path.expanduser(self.path))
         return TextConfig(**{**fields, "path": path})
 
 

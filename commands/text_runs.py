@@ -1,6 +1,7 @@
 """Runs of `compressive text`: configuration, token files, models and measures, for its commands and benchmarks."""
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -134,7 +135,7 @@ def prepare(config: TextConfig) -> tuple[Path, Tokens]:
     Raises:
         FileNotFoundError, ValueError, ImportError, OSError: what is wrong with the corpus, or the cache.
     """
-    path = None if config.path is None else Path(config.path).expanduser()
+    path = None if config.path is None else Path(os.path.expanduser(config.path))  # as it is where there is no home
     corpus = corpora.load(config.corpus, path)
     return corpora.prepare(config.corpus, corpus, config.tokens, config.vocabulary)
 
