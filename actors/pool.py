@@ -4,7 +4,6 @@ A pool hands out unrolls, oldest first, and holds only a bounded number of them:
 other way round with a growing queue. `ray_pool.py` places the same actors on a Ray cluster.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from actors.actor import Actor, Unroll
+from agent.fields import Above0, AtLeast0, Checked, Positive, Several, Size, Threads
 from envs.guard import STEP_SECONDS
 
 MAX_EPISODE_STEPS = 100_000
@@ -21,24 +21,24 @@ MAX_EPISODE_STEPS = 100_000
 
 
 @dataclass(frozen=True)
-class ActorsConfig:
+class ActorsConfig(Checked):
     """How acting is spread out."""
 
-    num_actors: int = 2
+    num_actors: Several = 2
     """Actor processes (with --local: actors that take turns in this process). Learning begins when all are up."""
-    max_actors: int | None = None
+    max_actors: Several | None = None
     """Elastic: more actors join whenever the cluster has room, up to this many; None for num_actors and no more."""
-    envs_per_actor: int = 32
+    envs_per_actor: Several = 32
     """Environments that an actor steps together."""
-    unroll_length: int = 64
+    unroll_length: Size = 64
     """Steps of a trajectory (T); a multiple of the core's segment_size."""
-    in_flight: int = 1
+    in_flight: Literal[1, 2] = 1
     """Unrolls that an actor may have asked for or finished before the learner takes one: 1 or 2."""
-    threads: int = 1
+    threads: Threads = 1
     """CPU threads of an actor process."""
-    cpus: float = 1.0
+    cpus: AtLeast0 = 1.0
     """CPUs of the cluster that an actor takes up."""
-    gpus: float = 0.0
+    gpus: AtLeast0 = 0.0
     """GPUs of the cluster that an actor takes up, such as 0.25; with any, its network is on the GPU."""
     resources: tuple[str, ...] = ()
     """Other resources of the cluster that an actor takes up, NAME=AMOUNT as `ray start` takes them."""
@@ -46,27 +46,18 @@ class ActorsConfig:
     """Labels that an actor's node must have, KEY=VALUE as `ray start` takes them, or KEY=!VALUE that it must not."""
     placement: Literal["pack", "spread"] = "pack"
     """Whether actors fill one node after the other or spread over all."""
-    step_seconds: float = STEP_SECONDS
+    step_seconds: Above0 = STEP_SECONDS
     """Longest time that a step, or the reset, of all of an actor's environments may take, and making them."""
-    max_episode_steps: int = MAX_EPISODE_STEPS
+    max_episode_steps: Positive = MAX_EPISODE_STEPS
     """Agent steps of an episode beyond which an evaluation or a video ends with an error, as it never would."""
 
     def __post_init__(self) -> None:
-        for name in ("num_actors", "envs_per_actor", "unroll_length", "threads", "max_episode_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        super().__post_init__()
         if self.max_actors is not None and self.max_actors < self.num_actors:
             raise ValueError(f"max_actors: expected at least num_actors = {self.num_actors}, got {self.max_actors}")
-        for name in ("cpus", "gpus"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
         if self.gpus > 1 and self.gpus % 1:
             raise ValueError(f"gpus: expected a share of one or a whole number, got {self.gpus}")
-        if not 0 < self.step_seconds < math.inf:
-            raise ValueError(f"step_seconds: expected more than 0 and less than infinity, got {self.step_seconds}")
         self.ray_options()
-        if self.in_flight not in (1, 2):
-            raise ValueError(f"in_flight: expected 1 or 2, got {self.in_flight}")
 
     @property
     def most_actors(self) -> int:

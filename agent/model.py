@@ -12,30 +12,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from agent.core import CompressiveTransformerConfig, CoreConfig, State, make_core
+from agent.fields import AtLeast0, Checked, Size
 from agent.instruction import INSTRUCTION_SIZE, InstructionEncoder
 from agent.trajectory import Observation
 from agent.vision import Reconstruction, make_torso
 
 
 @dataclass(frozen=True)
-class AgentConfig:
+class AgentConfig(Checked):
     """The network, apart from what the environment decides (observation shape, number of actions)."""
 
     torso: str = "deep"
     """Network for images: deep or shallow (IMPALA's two) or small. Vectors always go through two linear layers."""
-    torso_size: int = 256
+    torso_size: Size = 256
     """Features of the torso."""
     core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
     """The recurrent core."""
-    reconstruction_cost: float = 0.0
+    reconstruction_cost: AtLeast0 = 0.0
     """Weight of an auxiliary loss: the image must be drawn, 6 x 8 pixels, from the core's features; 0 for none. A mean
     over steps, whatever the learner's reduction. Vectors have no such loss."""
     instruction: bool = False
     """Read the environment's instructions with IMPALA's LSTM: on where it shows any, off where it does not."""
-
-    def __post_init__(self) -> None:
-        if not self.reconstruction_cost >= 0:
-            raise ValueError(f"reconstruction_cost: expected a number of at least 0, got {self.reconstruction_cost}")
 
 
 class AgentOutput(NamedTuple):

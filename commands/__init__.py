@@ -5,11 +5,14 @@ environment with its name, the place where it was raised and status 1.
 """
 
 import importlib
+import io
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -45,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack a character, or a name be no text at all
+            stream.reconfigure(errors="backslashreplace")
     handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S")
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
     # The commands say themselves which checkpoints they skipped.
@@ -57,13 +63,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command(rest)
         sys.stdout.flush()
     except UserError as error:
-        print("compressive:", " ".join(line.strip() for line in str(error).splitlines()), file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:  # whoever read our output, such as `head`, has gone
+        _refuse(str(error))
+    except BrokenPipeError:  # the program that read our output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:
+        if not _named(error.filename, arguments):
+            raise
+        _refuse(f"{os.fsdecode(error.filename)}: {error.strerror}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     except Exception as error:
         from envs import EnvironmentFailed  # not before: --help is to be quick
 
@@ -72,6 +81,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Of an actor on Ray only the cause: Ray's own words are its whole traceback.
         print("compressive:", getattr(error, "cause", error), file=sys.stderr)
         sys.exit(1)
+
+
+def _refuse(message: str) -> NoReturn:
+    """Ends the program with one line, whose middle is left out if it is too long to read."""
+    line = " ".join(message.split())
+    print("compressive:", line if len(line) <= 2000 else f"{line[:1500]} ... {line[-400:]}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _named(path: Any, arguments: Sequence[str]) -> bool:
+    """Whether a path is one that the user typed, or lies below it."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        return False
+    typed = [word.partition("=")[2] if word.startswith("-") else word for word in arguments]
+    return any(Path(os.path.abspath(os.fsdecode(path))).is_relative_to(os.path.abspath(word)) for word in typed if word)
 
 
 class UserError(Exception):

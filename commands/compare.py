@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agent.fields import AtLeast0, Checked, Count, Range
 from commands import UserError, sweep
 from commands.comparison import Comparison, Run, read_run
 from commands.config import RunConfig, to_plain
@@ -36,7 +37,7 @@ GRID = ("preset", "cores", "rates", "vary", "seeds")
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """Trains each variant of an agent with several seeds, as many at a time as there is room for, and compares them.
 
     All options of `compressive launch` hold for every run (--frames, --env, --learner.discount, ...). The same command
@@ -58,7 +59,7 @@ class Options:
     vary: Annotated[tyro.conf.UseAppendAction[tuple[Words, ...]], tyro.conf.arg(metavar="FIELD VALUE [VALUE ...]")] = ()
     """Any other field of the configuration and its values; may be given several times, for all combinations. Fields
     of a core are varied in the cores that have them."""
-    seeds: Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED [SEED ...]")] = (0, 1, 2)
+    seeds: Annotated[tuple[Count, ...], tyro.conf.arg(metavar="SEED [SEED ...]")] = (0, 1, 2)
     """A run of each variant with each of these seeds."""
     folder: Folder = None
     """Where runs and the report go; if not given, runs/compare-PRESET, or with --from runs/comparison."""
@@ -68,9 +69,9 @@ class Options:
     """Train nothing: compare these finished runs."""
     threshold: float | None = None
     """A score; the report says how many frames it takes to reach it. Default: 75 %, where scores are normalised."""
-    cpus_per_trial: float = 1.0
+    cpus_per_trial: Annotated[float, Range(0, 1024.0, above=True)] = 1.0
     """CPUs, and threads of torch, of a run; as many runs go on at a time as the machine or cluster has room for."""
-    gpus_per_trial: float = 0.0
+    gpus_per_trial: AtLeast0 = 0.0
     """GPUs of a run, such as 0.25."""
     remote_actors: bool = False
     """Each run has its actors in processes of their own, as with `launch` without --local, placed together with it;
@@ -82,14 +83,9 @@ class Options:
     are joined by commas."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.cpus_per_trial < math.inf:
-            raise ValueError(f"cpus-per-trial: expected more than 0, got {self.cpus_per_trial}")
-        if not 0 <= self.gpus_per_trial < math.inf:
-            raise ValueError(f"gpus-per-trial: expected 0 or more, got {self.gpus_per_trial}")
-        if self.threshold is not None and not math.isfinite(self.threshold):
-            raise ValueError(f"threshold: expected a score, got {self.threshold}")
-        if not self.seeds or min(self.seeds) < 0:
-            raise ValueError(f"seeds: expected numbers of 0 or more, got {self.seeds or 'none'}")
+        super().__post_init__()
+        if not self.seeds:
+            raise ValueError("seeds: expected numbers, got none")
         if self.resume and (self.folder or self.runs):
             raise ValueError("--resume goes on in a folder, --folder and --from name others: give only one of them")
         fields = [field for field in dataclasses.fields(self) if field.name in GRID]

@@ -17,6 +17,7 @@ from actors import ActorsConfig
 from actors.pool import pairs
 from agent import AgentConfig
 from agent.core import CORES
+from agent.fields import AtLeast0, Checked, Count, Positive, Several
 from learner.learner import LearnerConfig
 
 KINDS = {
@@ -28,7 +29,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Checked):
     """A training run; `compressive launch` writes it, resolved, to the run's `config.json`."""
 
     preset: str = "cpu"
@@ -39,32 +40,32 @@ class RunConfig:
     (any gymnasium id), dm:MODULE:CLASS (any dm_env.Environment), diagnostic:recall or diagnostic:tmaze.
     Its fields are changed behind the name, as in rooms:full,hud=False. Several, joined by commas, are tasks that the
     actors share out; dmlab:dmlab30 is the thirty of DMLab-30."""
-    frames: int = 10_000_000
+    frames: Positive = 10_000_000
     """Environment frames to train for (agent steps times the action repeat)."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of weights, environments and actions."""
-    unrolls_per_update: int = 1
+    unrolls_per_update: Several = 1
     """Unrolls (of envs_per_actor rows each) that make one batch."""
-    learners: int = 1
+    learners: Several = 1
     """Learners, one a GPU or CPU, that share each batch by rows; 1 learns in the program's own process."""
     learner_placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
     """How several learners are placed: on few nodes or on many, and, if strict, on exactly one or on one each."""
     learner_labels: tuple[str, ...] = ()
     """Labels that a learner's node must have, KEY=VALUE as `ray start` takes them."""
-    max_policy_lag: int | None = None
+    max_policy_lag: Count | None = None
     """Unrolls whose weights are more versions old than this are dropped, and counted; None to learn from all."""
-    log_every: int = 20
+    log_every: Positive = 20
     """Updates between two rows of metrics."""
-    checkpoint_seconds: float = 60.0
+    checkpoint_seconds: AtLeast0 = 60.0
     """Time between two checkpoints; at the end or at Ctrl-C there is one of all that was learned."""
-    keep_checkpoints: int = 3
+    keep_checkpoints: Positive = 3
     """How many of the newest checkpoints are kept."""
     checkpoint_url: str | None = None
     """Where checkpoints go instead of the run's folder: any URL that fsspec knows, such as s3://bucket/run."""
-    eval_episodes: int = 128
+    eval_episodes: Positive = 128
     """Episodes of each task in the evaluation at the end, rounded up to a multiple of the environments that are played
     together."""
-    video_episodes: int = 2
+    video_episodes: Count = 2
     """Episodes in the video at the end; 0 for none. Only images in RGB are filmed."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     """The network."""
@@ -74,20 +75,12 @@ class RunConfig:
     """The actors."""
 
     def __post_init__(self) -> None:
-        for name in ("frames", "unrolls_per_update", "learners", "log_every", "keep_checkpoints", "eval_episodes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
-        if self.max_policy_lag is not None and self.max_policy_lag < 0:
-            raise ValueError(f"max_policy_lag: expected 0 or more, or None, got {self.max_policy_lag}")
+        super().__post_init__()
         pairs("learner_labels", self.learner_labels)
-        for name in ("seed", "checkpoint_seconds", "video_episodes"):
-            if not getattr(self, name) >= 0:  # nor NaN
-                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
-        if self.checkpoint_url is not None and not re.match(r"[a-z][a-z0-9+.-]*://.", self.checkpoint_url):
-            raise ValueError(
-                "checkpoint_url: expected a URL such as s3://bucket/run or file:///mnt/run, "
-                f"got {self.checkpoint_url!r}"
-            )
+        url = self.checkpoint_url
+        if url is not None and (not re.match(r"[a-z][a-z0-9+.-]*://.", url) or url.startswith("memory:")):
+            expected = "a URL that outlives this process, such as s3://bucket/run or file:///mnt/run"
+            raise ValueError(f"checkpoint_url: expected {expected}, got {url!r}")
         segment = getattr(self.agent.core, "segment_size", 1)
         if self.actors.unroll_length % segment:
             raise ValueError(
@@ -146,35 +139,24 @@ def build(kind: Any, plain: Any, where: str, cores: Mapping[str, tuple[type, Any
     """
     is_core = isinstance(kind, types.UnionType) and CORES["compressive"][0] in typing.get_args(kind)
     if not is_core and not dataclasses.is_dataclass(kind):
-        value = tuple(plain) if isinstance(plain, list) else plain  # JSON has no tuples
-        if not _fits(value, kind):
-            raise ValueError(f"{where}: expected {kind.__name__ if isinstance(kind, type) else kind}, got {plain!r}")
-        return value
+        return tuple(plain) if isinstance(plain, list) else plain  # JSON has no tuples
     if not isinstance(plain, dict):
         raise ValueError(f"{where}: expected an object, got {plain!r}")
     if is_core:
         plain = dict(plain)
         name = plain.pop("name", None)
-        if name not in cores:
+        if name not in list(cores):  # a list, since JSON's values need not be hashable
             raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {name!r}")
         kind = cores[name][0]
     hints = typing.get_type_hints(kind)
     unknown = set(plain) - {f.name for f in dataclasses.fields(kind)}
     if unknown:
         raise ValueError(f"{where}: unknown fields {', '.join(sorted(unknown))}")
-    built: Any = kind
-    return built(**{name: build(hints[name], value, f"{where}.{name}", cores) for name, value in plain.items()})
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type: a plain one, a union of such, a tuple of any length, or a Literal."""
-    if isinstance(kind, types.UnionType):
-        return any(_fits(value, part) for part in typing.get_args(kind))
-    if typing.get_origin(kind) is typing.Literal:
-        return value in typing.get_args(kind)
-    if typing.get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_fits(part, typing.get_args(kind)[0]) for part in value)
-    return type(value) in ((int, float) if kind is float else (kind,))
+    fields = {name: build(hints[name], value, f"{where}.{name}", cores) for name, value in plain.items()}
+    try:
+        return kind(**fields)
+    except ValueError as error:
+        raise ValueError(f"{where}.{error}") from error
 
 
 def read_kind(run: Path) -> tuple[str, dict[str, Any]]:

@@ -1,7 +1,6 @@
 """`compressive evaluate`: complete episodes, with trained agents through the actor that trained them or by a script."""
 
 import dataclasses
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from actors.evaluation import ScriptedActor, correct_fraction, mean_interval, pl
 from actors.recording import Recording, record_episodes
 from actors.video import write_video
 from agent import Agent
+from agent.fields import Count, Positive
 from commands import UserError
 from commands.config import RunConfig, read_config
 from commands.display import SCALES, evaluation_rows, evaluation_table, say_skipped, table, task_table
@@ -56,11 +56,11 @@ class Options(PlayOptions):
     policy: Literal["agent", "oracle", "random"] = "agent"
     """Who plays: the agents of the runs, or in an environment (--env) without any run an oracle that reads its state,
     or uniform random actions."""
-    episodes: int = 128
+    episodes: Positive = 128
     """Episodes of each task, rounded up to a multiple of the environments that are played together (up to 64)."""
     greedy: bool = False
     """Take the most probable action rather than a sample of the policy."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of the episodes; never shared with training."""
     env: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
     """Another environment than the run's own (in DeepMind Lab: its test level), with the same observations and
@@ -72,10 +72,6 @@ class Options(PlayOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.episodes < 1:
-            raise ValueError(f"episodes: expected 1 or more, got {self.episodes}")
-        if self.seed < 0:
-            raise ValueError(f"seed: expected 0 or more, got {self.seed}")
         if self.video and self.video.is_dir():
             raise ValueError(f"video: expected a file to write, got the folder {self.video}")
         if self.policy == "agent" and not self.runs:
@@ -191,7 +187,7 @@ def play_script(policy: str, task: str, options: Options) -> list[Episode]:
 def _show(evaluated: list[dict[str, Any]], options: Options, console: Console) -> None:
     """Prints summaries as JSON, or one as a table of its own and several as rows of one."""
     if options.json:
-        print(json.dumps(evaluated, indent=2))
+        print(checkpoints.format_json(evaluated, indent=2))
         return
     if len(evaluated) > 1:
         console.print(evaluation_table(evaluated))

@@ -22,6 +22,7 @@ import tyro
 from rich.console import Console
 
 from actors import ClusterError
+from agent.fields import Threads
 from commands import UserError
 from commands.config import RunConfig, differences, from_plain, read_config, to_plain
 from commands.display import TerminalDisplay, evaluation_rows, quantity, say, say_all, say_skipped, table, task_table
@@ -79,7 +80,7 @@ class Options(RunConfig):
     """Act and learn in this one process, without Ray: slower, deterministic, and exactly resumable."""
     ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """Join the Ray cluster at this address instead of starting one on this machine."""
-    threads: int = 1
+    threads: Threads = 1
     """CPU threads of the learner."""
     allow_env: AllowEnv = None
     """With --resume: run the code of this environment, such as dm:my_module:Env, if the run names it."""
@@ -113,8 +114,6 @@ def parse(arguments: Sequence[str]) -> Options:
         default=Options(**vars(config), core=config.core_name),
         config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
     )
-    if options.threads < 1:
-        raise UserError(f"threads: expected 1 or more, got {options.threads}")
     if options.run and not options.new_folder:
         raise UserError("--run names a new run and --resume an old one: give only one of them")
     if options.local and options.ray_address:

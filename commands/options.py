@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from actors import ActorsConfig
+from agent.fields import Above0, Checked, Positive
 from commands import UserError
 from commands.config import differences
 
@@ -19,7 +20,7 @@ FLAGS = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
 
 
 @dataclass(frozen=True)
-class Start:
+class Start(Checked):
     """What decides the defaults of all other options."""
 
     preset: str = "cpu"
@@ -65,8 +66,6 @@ def parse_training(
         config = read(start.resume) if start.resume else make_preset(start.preset, start.core)
     core = config.core_name if start.resume else start.core
     options = parse(kind, prog, args=arguments, default=kind(**vars(config), core=core), config=FLAGS)
-    if options.threads < 1:
-        raise UserError(f"threads: expected 1 or more, got {options.threads}")
     if options.run and options.resume:
         raise UserError("--run names a new run and --resume an old one: give only one of them")
     if options.resume:
@@ -105,10 +104,12 @@ def parse(kind: type, prog: str, **options: Any) -> Any:
 
 def _condense(frame: str) -> str:
     """The first paragraph of a framed message, with the option that it is about or that may have been meant."""
-    lines = [line.strip().strip("│|").strip() for line in frame.splitlines() if line.strip()[:1] in "│|"]
+    # The frame of a terminal that is not UTF-8 has no sides, and a line between title and text.
+    lines = [line.strip().strip("│").strip() for line in frame.splitlines()][1:]
+    lines = lines[1:] if lines and not lines[0].strip("-") else lines
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n(?:[─-]*\n)+", "\n".join(lines))]
     message = re.sub(r"^Error parsing (\w*Options: )?", "", paragraphs[0]).removesuffix(".")
-    options = [line for line in lines[1:] if line.startswith("--")]
+    options = [line for line in lines[1:] if re.match("--[a-z]", line)]
     if options and paragraphs[0].startswith("Unrecognized"):
         return f"{message}; perhaps you meant {' or '.join(options)}"
     if options and (found := re.match(r"(--\S+): .*'([^']*)'\]?$", message)):
@@ -121,21 +122,18 @@ AllowEnv = Annotated[str | None, tyro.conf.arg(metavar="ENV")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayOptions:
+class PlayOptions(Checked):
     """What is common to commands that play episodes with the agent of a run."""
 
     allow_env: AllowEnv = None
     """Run the code of this environment, such as dm:my_module:Env, if the run names it; several are joined by commas.
     Environments that come with this program or are installed need no permission."""
-    step_seconds: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    step_seconds: Annotated[Above0 | None, tyro.conf.arg(metavar="FLOAT")] = None
     """Longest time that a step or reset of the environments may take; if not given, the run's own."""
-    max_episode_steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    max_episode_steps: Annotated[Positive | None, tyro.conf.arg(metavar="INT")] = None
     """Agent steps of an episode beyond which it is an error, as it would never end; if not given, the run's own."""
 
     def limits(self, actors: ActorsConfig) -> ActorsConfig:
-        """A run's configuration with the limits that are given here. Raises a ValueError if one is impossible."""
+        """A run's configuration with the limits that are given here."""
         given: dict[str, Any] = {"step_seconds": self.step_seconds, "max_episode_steps": self.max_episode_steps}
         return dataclasses.replace(actors, **{name: value for name, value in given.items() if value is not None})
-
-    def __post_init__(self) -> None:
-        self.limits(ActorsConfig())

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from actors.recording import Recording
 from agent.core import ATTENTION_KINDS
+from agent.fields import Count
 from commands import UserError
 from commands.config import RunConfig, differences, read_config, to_plain
 from commands.display import evaluation_rows, say, table
@@ -83,15 +84,15 @@ class Options(PlayOptions):
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
     """Folder of the run, as `compressive launch` made it; it may be training still."""
-    episodes: int = 8
+    episodes: Count = 8
     """Episodes to play for the attention by bucket of memory; 0 for none."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """The page; if not given, report.html in the run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.episodes < 0:
-            raise ValueError(f"episodes: expected 0 or more, got {self.episodes}")
+        if self.output and self.output.is_dir():
+            raise ValueError(f"output: expected a file to write, got the folder {self.output}")
 
 
 def report(arguments: Sequence[str]) -> None:
@@ -141,7 +142,7 @@ def page_data(run: Path, config: RunConfig, rows: list[dict[str, Any]]) -> dict[
         },
         "preset": config.preset,
         "changed": {name: [str(old), str(new)] for name, old, new in changed},
-        "config": json.dumps(to_plain(config), indent=2),
+        "config": json.dumps(to_plain(config), indent=2, allow_nan=False),
         "charts": [
             {"title": title, "unit": unit, "series": series}
             for title, unit, names in CHARTS

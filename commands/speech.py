@@ -22,6 +22,7 @@ import tyro
 from rich.console import Console
 from torch.utils.tensorboard import SummaryWriter
 
+from agent.fields import Checked, Count, Range, Several, Slots, Threads
 from agent.sequence import SequenceModel
 from commands import UserError, folders
 from commands.config import build, read_plain
@@ -54,6 +55,7 @@ FIXED = (
     *(f"corpus.{field.name}" for field in dataclasses.fields(CorpusConfig) if field.name != "path"),
 )
 """What a resumed run cannot change: its checkpoints depend on it. Its corpus may be elsewhere, if it is the same."""
+Seconds = Annotated[float, Range(0, 3600.0, above=True)]
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 
 
@@ -89,7 +91,7 @@ class Options(SpeechConfig):
     """Folder of the run, new or empty; if not given, runs/speech-DATE-TIME-CORE."""
     resume: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Go on with the run in this folder, exactly where its last readable checkpoint is."""
-    threads: int = 2
+    threads: Threads = 2
     """CPU threads."""
 
     @property
@@ -278,36 +280,25 @@ def evaluation_rows(summary: dict[str, Any]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(Checked):
     """Measures the model of a run: negative log-likelihood in nats and bits per sample, beside fitted predictors."""
 
     run: Run
     """Folder of the run, as `compressive speech train` made it; its last readable checkpoint is taken."""
     split: Literal["train", "validation", "test"] = "test"
     """What to measure on."""
-    samples: int | None = None
+    samples: Annotated[int, Range(2, 2**63 - 1)] | None = None
     """At most so many samples, in pieces spread over the split; none for all."""
-    memory_size: int | None = None
+    memory_size: Slots | None = None
     """Another size of the memory than the model was trained with."""
-    compressed_size: int | None = None
+    compressed_size: Slots | None = None
     """Another size of the compressed memory than the model was trained with."""
     path: str | None = None
     """Where the corpus is, if not where it was."""
     device: str = "auto"
     """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
-    threads: int = 2
+    threads: Threads = 2
     """CPU threads."""
-
-    def __post_init__(self) -> None:
-        _require_at_least(self, 1, "threads")
-        if self.samples is not None:
-            _require_at_least(self, 2, "samples")
-
-
-def _require_at_least(options: Any, least: int, *names: str) -> None:
-    for name in names:
-        if getattr(options, name) < least:
-            raise ValueError(f"{name}: expected {least} or more, got {getattr(options, name)}")
 
 
 def _evaluate(arguments: list[str]) -> None:
@@ -343,7 +334,7 @@ def _load(
 
 
 @dataclass(frozen=True)
-class SampleOptions:
+class SampleOptions(Checked):
     """Draws waveforms from the model of a run, each after a prompt of real sound.
 
     Each clip is written as WAV, twice: the prompt with what the model made of it, and the real clip that the prompt was
@@ -354,30 +345,24 @@ class SampleOptions:
     """Folder of the run, as `compressive speech train` made it; its last readable checkpoint is taken."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Where to write; if not given, the folder samples in the run's."""
-    seconds: float = 1.0
+    seconds: Seconds = 1.0
     """To draw after each prompt."""
-    prompt_seconds: float = 1.0
+    prompt_seconds: Seconds = 1.0
     """Of real sound before."""
-    clips: int = 2
+    clips: Several = 2
     """How many, drawn together."""
     split: Literal["train", "validation", "test"] = "validation"
     """Where the prompts come from."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Range(0.001)] = 1.0
     """Below 1 the likelier samples get likelier still."""
-    seed: int = 0
+    seed: Count = 0
     """Of the draws."""
     path: str | None = None
     """Where the corpus is, if not where it was."""
     device: str = "auto"
     """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
-    threads: int = 1
+    threads: Threads = 1
     """CPU threads."""
-
-    def __post_init__(self) -> None:
-        for name in ("seconds", "prompt_seconds", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
-        _require_at_least(self, 1, "clips", "threads")
 
 
 def _sample(arguments: list[str]) -> None:

@@ -20,6 +20,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from agent.fields import Checked, Count, Range, Several
 from commands import UserError
 from commands.config import differences
 from commands.display import duration, quantity, say
@@ -35,7 +36,7 @@ from speech.training import SpeechConfig, held_out, make_preset
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """Trains Compressive Transformer, Transformer-XL, WaveNet and LSTM of one size on one corpus and compares them.
 
       compressive speech compare --run runs/voices                                 synthetic voices
@@ -55,11 +56,11 @@ class Options:
     """The sound."""
     learner: SequenceLearnerConfig = dataclasses.field(default_factory=SequenceLearnerConfig)
     """The learner, the same for all."""
-    seed: int = 0
+    seed: Count = 0
     """Of weights and dropout."""
-    sample_seconds: float = 0.5
+    sample_seconds: Annotated[float, Range(0, 3600.0)] = 0.5
     """Length of each model's samples at the end; 0 for none."""
-    parallel: int = 2
+    parallel: Several = 2
     """Models trained at once, which share the CPU's cores."""
 
 
@@ -97,8 +98,6 @@ def _parse(arguments: list[str]) -> tuple[Options, dict[str, SpeechConfig]]:
         base = make_preset(preset, "compressive")
     default = Options(run=Path("runs/speech"), preset=preset, learner=base.learner)
     options = parse(Options, prog, args=arguments, default=default, config=(tyro.conf.FlagCreatePairsOff,))
-    if options.parallel < 1:
-        raise UserError(f"parallel: expected 1 or more, got {options.parallel}")
     changed = {name: getattr(options, name) for name in ("learner", "seed", "sample_seconds")}
     changed["corpus"] = located(options.corpus)
     with user_errors():

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from agent.fields import Checked
 from commands import UserError
 from commands.config import KINDS, RunConfig, read_config, read_kind
 from commands.display import duration, quantity, say, table
@@ -25,7 +26,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """Shows what a run is doing: progress, scores or losses, actors, policy lag and its last readable checkpoint."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]

@@ -1,7 +1,6 @@
 """`compressive text`: trains language models on the shared core, measures them and draws text from them."""
 
 import dataclasses
-import math
 import os
 import shlex
 import sys
@@ -16,6 +15,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from agent.fields import Above0, AtLeast0, Checked, Count, Positive, Range, Several, Threads
 from agent.sequence import SequenceModel
 from commands import UserError
 from commands.display import quantity, say, say_all, table
@@ -85,7 +85,7 @@ class TrainOptions(TextConfig):
     """Folder of the run, new or empty; if not given, runs/text-DATE-TIME-CORE."""
     resume: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Go on with the run in this folder, from its last readable checkpoint; most values may be changed."""
-    threads: int = 1
+    threads: Threads = 1
     """CPU threads of a learner."""
 
     @property
@@ -96,14 +96,14 @@ class TrainOptions(TextConfig):
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(Checked):
     """Measures a trained model on held-out text, as a stream with memory that goes on."""
 
     run: Folder
     """Folder of the run; its last readable checkpoint is taken."""
     split: Literal["train", "valid", "test"] = "test"
     """Which text."""
-    rows: int = 1
+    rows: Several = 1
     """Parts that are read side by side: faster, but each begins with empty memory."""
     sizes: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MEMORY:COMPRESSED")] = ()
     """Also with other numbers of slots (Tables 8 and 9), such as 768:1024 768:3072; :3072 keeps the memory."""
@@ -115,50 +115,36 @@ class EvaluateOptions:
     """Attention by eighteen buckets of memory (Figure 2)."""
     compression: bool = False
     """The compression's loss by layer (Figure 6)."""
-    dynamic: float | None = None
+    dynamic: Above0 | None = None
     """Dynamic evaluation: go on training on the text, each part after it was scored, with this learning rate."""
     path: str | None = None
     """Where the corpus is, if not where it was."""
     device: str = "auto"
     """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
-    threads: int = 1
+    threads: Threads = 1
     """CPU threads."""
-
-    def __post_init__(self) -> None:
-        _require_positive(self, "rows", "threads")
-        if self.dynamic is not None and not 0 < self.dynamic < math.inf:
-            raise ValueError(f"dynamic: expected a positive learning rate, got {self.dynamic}")
 
 
 @dataclass(frozen=True)
-class SampleOptions:
+class SampleOptions(Checked):
     """Continues a prompt; text appears as it is drawn."""
 
     run: Folder
     """Folder of the run; its last readable checkpoint is taken."""
     prompt: str | None = None
     """What to continue; - for standard input, which may be far longer than the memory. If not given, a new document."""
-    length: int = 500
+    length: Positive = 500
     """Tokens to draw."""
-    temperature: float = 1.0
+    temperature: AtLeast0 = 1.0
     """Logits are divided by it; 0 takes the most probable token."""
-    top_p: float = 0.98
+    top_p: Annotated[float, Range(0, 1.0, above=True)] = 0.98
     """Nucleus: the most probable tokens that have this probability together; 1 for all."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of the draws."""
     device: str = "auto"
     """Where to compute."""
-    threads: int = 1
+    threads: Threads = 1
     """CPU threads."""
-
-    def __post_init__(self) -> None:
-        _require_positive(self, "length", "threads")
-
-
-def _require_positive(options: Any, *names: str) -> None:
-    for name in names:
-        if getattr(options, name) < 1:
-            raise ValueError(f"{name}: expected 1 or more, got {getattr(options, name)}")
 
 
 def text(arguments: Sequence[str]) -> None:

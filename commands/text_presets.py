@@ -4,10 +4,9 @@
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from agent.core import (
     CORES,
@@ -20,13 +19,14 @@ from agent.core import (
     MinGRUConfig,
     TransformerXLConfig,
 )
+from agent.fields import AtLeast0, Checked, Count, Positive, Range, Several
 from learner.sequence import SequenceLearnerConfig
 from text.corpora import CORPORA
 from text.model import TextModelConfig
 
 
 @dataclass(frozen=True)
-class TextConfig:
+class TextConfig(Checked):
     """A training run; `compressive text train` writes it, resolved, to the run's `config.json`."""
 
     preset: str = "cpu"
@@ -37,25 +37,25 @@ class TextConfig:
     """Where it is: the file of enwik8, the folder of the others. Not given, wikitext103 and pg19 are downloaded."""
     tokens: Literal["bytes", "words", "subwords"] = "bytes"
     """What a token is."""
-    vocabulary: int | None = None
+    vocabulary: Positive | None = None
     """Words (most frequent) or subwords; None for all words, or 32,000 subwords."""
     reset_documents: bool = False
     """Forget everything where a document begins; the paper does not."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of weights and dropout."""
-    learners: int = 1
+    learners: Several = 1
     """Learners that share each batch, placed by Ray Train, one a GPU; 1 learns in this process."""
-    log_every: int = 20
+    log_every: Positive = 20
     """Updates between two rows of metrics."""
-    evaluate_every: int | None = 1_000
+    evaluate_every: Annotated[int, Range(2, 2**63 - 1)] | None = 1_000
     """Steps between two evaluations on the split valid, and one at the end; None for none."""
-    evaluate_rows: int = 16
+    evaluate_rows: Several = 16
     """Parts of a split that an evaluation reads side by side; 1 gives every token all of its context."""
-    evaluate_tokens: int | None = 200_000
+    evaluate_tokens: Annotated[int, Range(2, 2**63 - 1)] | None = 200_000
     """Tokens of the split valid in an evaluation while training; None for all."""
-    checkpoint_seconds: float = 60.0
+    checkpoint_seconds: AtLeast0 = 60.0
     """Time between two checkpoints; the last one, at the end or at Ctrl-C, is written in any case."""
-    keep_checkpoints: int = 3
+    keep_checkpoints: Positive = 3
     """How many of the newest checkpoints are kept."""
     model: TextModelConfig = field(default_factory=TextModelConfig)
     """The network."""
@@ -63,17 +63,9 @@ class TextConfig:
     """The learner."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.corpus not in CORPORA:
             raise ValueError(f"corpus: expected one of {', '.join(CORPORA)}, got {self.corpus!r}")
-        for name in ("learners", "log_every", "evaluate_rows", "keep_checkpoints"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
-        for name in ("evaluate_every", "evaluate_tokens"):
-            if getattr(self, name) is not None and getattr(self, name) < 2:
-                raise ValueError(f"{name}: expected 2 or more, or None, got {getattr(self, name)}")
-        for name in ("seed", "checkpoint_seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
         self.learner.require_whole_segments(self.model.core)
 
     @property

@@ -29,6 +29,7 @@ from actors.evaluation import correct_fraction
 from actors.pool import pairs
 from agent import Agent, Trajectory
 from agent.core import concatenate_states, leaves, state_bytes
+from agent.room import build_network
 from commands import UserError
 from commands.config import RunConfig, to_plain
 from commands.signals import StopRequest
@@ -127,7 +128,8 @@ def interface(env: str) -> Interface:
 def make_agent(config: RunConfig) -> Agent:
     """The run's network with fresh weights (from torch's global generator)."""
     shape, num_actions, _, vocabulary = interface(config.env)
-    return Agent(config.agent, shape, num_actions, vocabulary)
+    build = functools.partial(Agent, config.agent, shape, num_actions, vocabulary)
+    return build_network(build, config.agent, config.actors.envs_per_actor)
 
 
 def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: int) -> Actor:
@@ -234,6 +236,8 @@ class Trainer:
         names = tasks(config.env)
         if config.actors.num_actors < len(names):
             raise ValueError(f"num_actors: expected at least {len(names)}, one a task, got {config.actors.num_actors}")
+        if local and config.actors.gpus and not torch.cuda.is_available():
+            raise ValueError(f"gpus: expected 0 for actors in this process, which has no GPU, got {config.actors.gpus}")
         torch.manual_seed(config.seed)
         self.action_repeat = interface(config.env).action_repeat
         self.agent = make_agent(config)

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from actors.recording import Recording
 from actors.video import check_images, write_video
+from agent.fields import Count, Positive
 from commands import UserError
 from commands.config import RunConfig
 from commands.display import quantity, table
@@ -41,21 +42,14 @@ class Options(PlayOptions):
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
     """Folder of the run, as `compressive launch` made it; its last readable checkpoint is taken."""
-    episodes: int = 2
+    episodes: Positive = 2
     """How many episodes to play, of the first task if there are several."""
     greedy: bool = False
     """Take the most probable action rather than a sample of the policy."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of the episodes; never shared with training."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder for episodes.mp4 and episodes.html; if not given, the run's videos."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.episodes < 1:
-            raise ValueError(f"episodes: expected 1 or more, got {self.episodes}")
-        if self.seed < 0:
-            raise ValueError(f"seed: expected 0 or more, got {self.seed}")
 
 
 def visualize(arguments: Sequence[str]) -> None:

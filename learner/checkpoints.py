@@ -81,7 +81,7 @@ def save(
         the checkpoint's folder, or the URL of that.
 
     Raises:
-        ValueError: if an argument is impossible; nothing was written then.
+        ValueError: if an argument is impossible, or a number in `state` not finite; nothing was written then.
         TypeError: if `state` holds what JSON cannot; nothing was written then.
         OSError: if the disk is full or not writable; the checkpoints before are untouched.
         StorageError: if the URL cannot be written to; the checkpoints before are untouched.
@@ -93,7 +93,7 @@ def save(
     for part in parts:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", part):
             raise ValueError(f"parts: expected names of letters, digits, '_' and '-', got {part!r}")
-    json.dumps(state)
+    json.dumps(state, allow_nan=False)
 
     storage = open_storage(run)
     storage.tidy()
@@ -196,14 +196,27 @@ def _digest_json(value: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
+def format_json(value: Any, **options: Any) -> str:
+    """A value as JSON, with null in place of numbers that are not finite: JSON has none of these."""
+
+    def finite(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: finite(value) for key, value in node.items()}
+        if isinstance(node, list | tuple):
+            return [finite(value) for value in node]
+        return None if isinstance(node, float) and not math.isfinite(node) else node
+
+    return json.dumps(finite(value), allow_nan=False, **options)
+
+
 def write_json(path: Path | str, value: Any) -> None:
-    """Writes a JSON file that is there whole or, after a crash, as it was before.
+    """Writes a JSON file that is there whole or, after a crash, as it was before; see `format_json`.
 
     Raises:
         TypeError: if JSON cannot hold the value; nothing was written then.
     """
     path = Path(path)
-    text = json.dumps(value, indent=2)
+    text = format_json(value, indent=2)
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         write_and_flush(temporary, (text + "\n").encode())

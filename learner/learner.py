@@ -6,14 +6,15 @@ one of several that share each batch (`data_parallel`), which `group` places on 
 """
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_origin
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
 from agent.core.state import detach_state, leaves, state_to
+from agent.fields import Above0, AtLeast0, Checked, Decay, Fraction
 from agent.trajectory import Trajectory, acted, validate
 from learner import losses
 from learner.data_parallel import DataParallel
@@ -31,49 +32,49 @@ from learner.vtrace import VTraceReturns, action_log_probs, vtrace
 
 
 @dataclass(frozen=True)
-class LearnerConfig:
+class LearnerConfig(Checked):
     """How the learner learns. Impossible values raise a ValueError that names field, expectation and value."""
 
     optimiser: Literal["adam", "rmsprop"] = "adam"
     """Optimiser. The IMPALA paper used rmsprop; transformers are usually trained with adam."""
-    learning_rate: float = 1e-4
+    learning_rate: Above0 = 1e-4
     """Learning rate at the first step."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
     """constant, or linear to 0 over the run's total steps."""
-    adam_beta1: float = 0.9
+    adam_beta1: Decay = 0.9
     """Adam: decay of the mean of the gradient."""
-    adam_beta2: float = 0.999
+    adam_beta2: Decay = 0.999
     """Adam: decay of the mean of the squared gradient."""
-    adam_epsilon: float = 1e-6
+    adam_epsilon: Above0 = 1e-6
     """Adam: added to the root of the mean squared gradient."""
-    rmsprop_decay: float = 0.99
+    rmsprop_decay: Decay = 0.99
     """RMSProp: decay of the mean of the squared gradient."""
-    rmsprop_epsilon: float = 0.1
+    rmsprop_epsilon: Above0 = 0.1
     """RMSProp: added to the root of the mean squared gradient (PyTorch's; TensorFlow's stands under the root)."""
-    rmsprop_momentum: float = 0.0
+    rmsprop_momentum: Decay = 0.0
     """RMSProp: momentum."""
-    discount: float = 0.99
+    discount: Fraction = 0.99
     """Gamma, per agent step."""
-    entropy_cost: float = 2e-3
+    entropy_cost: AtLeast0 = 2e-3
     """Weight of the entropy bonus at the first step."""
-    entropy_cost_end: float | None = None
+    entropy_cost_end: AtLeast0 | None = None
     """If given, the weight of the entropy bonus goes linearly to this over the run's total steps."""
-    baseline_cost: float = 0.5
+    baseline_cost: AtLeast0 = 0.5
     """Weight of the value function's loss, itself half the squared error."""
     reward_clipping: Literal["none", "abs_one", "soft_asymmetric"] = "none"
     """How rewards are clipped before they are learned. What the run reports as return is never clipped."""
-    reward_scale: float = 1.0
+    reward_scale: Above0 = 1.0
     """Factor of the rewards after clipping."""
-    max_gradient_norm: float | None = 2.5
+    max_gradient_norm: Above0 | None = 2.5
     """Gradients longer than this are scaled to it, those of the compression apart from all others; none to not clip.
     It depends on the reduction: the IMPALA paper clips sums at 40."""
-    clip_rho: float | None = 1.0
+    clip_rho: Above0 | None = 1.0
     """Threshold rho-bar of the importance weights of the value targets; none to not clip."""
-    clip_c: float | None = 1.0
+    clip_c: Above0 | None = 1.0
     """Threshold c-bar of the importance weights of the traces, at most `clip_rho`; none to not clip."""
-    clip_pg_rho: float | None = 1.0
+    clip_pg_rho: Above0 | None = 1.0
     """Threshold of the importance weights of the policy gradient; none to not clip."""
-    lambda_: float = 1.0
+    lambda_: Fraction = 1.0
     """Factor of the V-trace traces; 1 is IMPALA. It shortens the value targets; the advantages, made of the next step's
     target, look one step farther: 0 means one-step targets and two-step advantages."""
     reduction: Literal["sum", "mean"] = "mean"
@@ -82,30 +83,10 @@ class LearnerConfig:
     """Where to learn: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if get_origin(field.type) is Literal and value not in get_args(field.type):
-                raise ValueError(f"{field.name}: expected one of {list(get_args(field.type))}, got {value!r}")
-        for name in ("learning_rate", "adam_epsilon", "rmsprop_epsilon"):
-            self._require(name, getattr(self, name) > 0, "a positive number")
-        for name in ("max_gradient_norm", "clip_rho", "clip_c", "clip_pg_rho"):
-            value = getattr(self, name)
-            self._require(name, value is None or value > 0, "a positive number or none")
-        highest = f"at most clip_rho = {self.clip_rho} (IMPALA, section 4.1)"
-        self._require("clip_c", (self.clip_c or math.inf) <= (self.clip_rho or math.inf), highest)
-        for name in ("adam_beta1", "adam_beta2", "rmsprop_decay", "rmsprop_momentum"):
-            self._require(name, 0 <= getattr(self, name) < 1, "a number in [0, 1)")
-        for name in ("discount", "lambda_"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "a number in [0, 1]")
-        for name in ("entropy_cost", "baseline_cost"):
-            self._require(name, getattr(self, name) >= 0, "a number of at least 0")
-        end = self.entropy_cost_end
-        self._require("entropy_cost_end", end is None or end >= 0, "a number of at least 0 or none")
-        self._require("reward_scale", self.reward_scale > 0, "a positive number")
-
-    def _require(self, name: str, condition: bool, expected: str) -> None:
-        if not condition:
-            raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
+        super().__post_init__()
+        if (self.clip_c or math.inf) > (self.clip_rho or math.inf):
+            highest = f"at most clip_rho = {self.clip_rho} (IMPALA, section 4.1)"
+            raise ValueError(f"clip_c: expected {highest}, got {self.clip_c!r}")
 
 
 class Learner:
@@ -332,17 +313,18 @@ def resolve_device(device: str) -> torch.device:
     """The device named, where "auto" is a GPU if there is one and the CPU otherwise.
 
     Raises:
-        ValueError: if torch knows no such device, or it is a GPU and there is none.
+        ValueError: if torch knows no such device, or cannot compute on it: a GPU that is absent, or "meta".
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"device: expected 'auto' or a torch device, got {device!r}") from error
-    if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: expected one that is present, got {device!r} and torch finds no GPU")
-    return resolved
+        torch.ones(1, device=resolved).item()
+    except (RuntimeError, AssertionError, ImportError) as error:
+        raise ValueError(
+            f"device: expected auto, cpu or a GPU that torch finds, such as cuda:0, got {device!r}"
+        ) from error
+    return torch.device("cpu") if resolved.type == "cpu" else resolved
 
 
 def _make_optimiser(

@@ -83,7 +83,7 @@ class MetricsWriter:
         now = time.time()
         row: dict[str, Any] = {"step": step, "time": now}
         row |= {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
-        self._file.write(json.dumps(row) + "\n")
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
         for name, value in metrics.items():
             self._events.add_scalar(name, value, step, walltime=now)

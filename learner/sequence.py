@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 
 from agent.core import State, concatenate_states, detach_state, index_state, map_state, state_to, take_up_state
+from agent.fields import Above0, AtLeast0, Checked, Count, Decay, Positive, Several, Size
 from agent.sequence import IGNORE, SequenceModel
 from learner import checkpoints
 from learner.data_parallel import DataParallel
@@ -29,41 +30,41 @@ from learner.streams import Batch, Source
 
 
 @dataclass(frozen=True)
-class SequenceLearnerConfig:
+class SequenceLearnerConfig(Checked):
     """The paper's recipe (section 5) for characters. A step is one batch; an update may take several.
 
     Impossible values raise a ValueError that names field, expectation and value.
     """
 
-    batch_size: int = 16
+    batch_size: Several = 16
     """Rows of a batch, each a stream of its own, over all learners."""
-    sequence_length: int = 768
+    sequence_length: Size = 768
     """Tokens a row and step: a multiple of the core's segment_size, for whole segments."""
-    steps: int = 104_000
+    steps: Positive = 104_000
     """Steps of training."""
-    learning_rate: float = 3e-4
+    learning_rate: Above0 = 3e-4
     """Adam's learning rate after warm-up."""
-    least_learning_rate: float = 1e-6
+    least_learning_rate: AtLeast0 = 1e-6
     """Where warm-up begins and the cosine ends."""
-    warmup_steps: int = 4_000
+    warmup_steps: Count = 4_000
     """Steps of linear warm-up."""
-    decay_steps: int = 100_000
+    decay_steps: Count = 100_000
     """Steps of the cosine that follows."""
-    adam_beta1: float = 0.9
+    adam_beta1: Decay = 0.9
     """Decay of the mean of the gradient."""
-    adam_beta2: float = 0.999
+    adam_beta2: Decay = 0.999
     """Decay of the mean of the squared gradient."""
-    adam_epsilon: float = 1e-8
+    adam_epsilon: Above0 = 1e-8
     """Added to the root of the mean squared gradient."""
-    max_gradient_norm: float | None = 0.1
+    max_gradient_norm: Above0 | None = 0.1
     """Gradients longer than this are scaled to it, those of the compression apart from all others; none for never."""
-    update_every: int = 1
+    update_every: Positive = 1
     """Steps whose gradients make one update: accumulation over time."""
-    late_step: int | None = 60_000
+    late_step: Count | None = 60_000
     """From this step on updates are rarer (section 5.5.1); none for never."""
-    late_update_every: int = 4
+    late_update_every: Positive = 4
     """Steps of an update from late_step on."""
-    microbatches: int = 1
+    microbatches: Several = 1
     """Parts in which the rows of a batch go through the model, one after the other, if all at once do not fit."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """What matrix products are computed in; weights and optimiser are float32."""
@@ -73,22 +74,8 @@ class SequenceLearnerConfig:
     """Where to learn: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            self._require(name, not isinstance(value, float) or math.isfinite(value), "a finite number")
-        names = ("batch_size", "sequence_length", "steps", "update_every", "late_update_every", "microbatches")
-        for name in names:
-            self._require(name, getattr(self, name) >= 1, "1 or more")
-        for name in ("warmup_steps", "decay_steps"):
-            self._require(name, getattr(self, name) >= 0, "0 or more")
-        for name in ("learning_rate", "adam_epsilon"):
-            self._require(name, getattr(self, name) > 0, "a positive number")
-        for name in ("adam_beta1", "adam_beta2"):
-            self._require(name, 0 <= getattr(self, name) < 1, "a number in [0, 1)")
-        self._require("least_learning_rate", 0 <= self.least_learning_rate <= self.learning_rate, "0 to learning_rate")
-        norm = self.max_gradient_norm
-        self._require("max_gradient_norm", norm is None or norm > 0, "a positive number or none")
-        self._require("late_step", self.late_step is None or self.late_step >= 0, "0 or more, or none")
-        self._require("precision", self.precision in ("float32", "bfloat16"), "float32 or bfloat16")
+        super().__post_init__()
+        self._require("least_learning_rate", self.least_learning_rate <= self.learning_rate, "0 to learning_rate")
         self._require("microbatches", self.batch_size % self.microbatches == 0, f"a divisor of {self.batch_size} rows")
 
     def _require(self, name: str, condition: bool, expected: str) -> None:

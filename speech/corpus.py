@@ -17,10 +17,11 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
+from agent.fields import Checked, Range
 from speech import audio, synthetic
 
 SYNTHETIC = "synthetic"
@@ -28,16 +29,17 @@ SYNTHETIC = "synthetic"
 SPLITS = ("train", "validation", "test")
 _FORMAT = 1
 _VOICES, _UTTERANCES = 12, 10
+_Share = Annotated[float, Range(0, 0.5, above=True, below=True)]
 
 
 @dataclass(frozen=True)
-class CorpusConfig:
+class CorpusConfig(Checked):
     """Where sound comes from and how it is cut up. Impossible values raise a ValueError that names the field."""
 
     path: str = SYNTHETIC
     """A folder with WAV or FLAC files at any depth, or "synthetic": generated voices that say nothing, for want of
     speech."""
-    sample_rate: int | None = None
+    sample_rate: Annotated[int, Range(1000, 384_000)] | None = None
     """Samples per second to resample to; none for the files' own, which must then be one."""
     split_by: Literal["file", "speaker"] = "file"
     """What is never cut: files, or all files of a speaker."""
@@ -46,9 +48,9 @@ class CorpusConfig:
     _, which is right for LibriTTS, LibriSpeech and VCTK."""
     include: str = "*"
     """Which file names belong to the corpus, such as *_mic1.flac."""
-    validation_share: float = 0.05
+    validation_share: _Share = 0.05
     """Of the samples, to be measured while training goes on; at least one file or speaker."""
-    test_share: float = 0.05
+    test_share: _Share = 0.05
     """Of the samples, to be measured in the end; at least one file or speaker."""
     remove_offset: bool = True
     """Subtract each file's mean. A recorder's constant offset is not heard, but it moves all samples to other levels,
@@ -57,23 +59,16 @@ class CorpusConfig:
     """Leave out, with a warning, files that are damaged or empty, rather than stop at the first."""
 
     def __post_init__(self) -> None:
-        rate = self.sample_rate
-        self._require("sample_rate", rate is None or 1000 <= rate <= 384_000, "1000 to 384000, or none")
-        self._require("split_by", self.split_by in ("file", "speaker"), "file or speaker")
-        for name in ("validation_share", "test_share"):
-            self._require(name, 0 < getattr(self, name) < 0.5, "a number between 0 and 0.5")
+        super().__post_init__()
         parts = PurePosixPath(self.include).parts
-        inside = parts and not self.include.startswith("/") and ".." not in parts and "\0" not in self.include
-        whole = all(part == "**" or "**" not in part for part in parts)
-        self._require("include", inside and whole, "a pattern of names below the folder, such as *_mic1.flac")
+        inside = parts and not self.include.startswith("/") and ".." not in parts
+        if not inside or any(part != "**" and "**" in part for part in parts):
+            expected = "a pattern of names below the folder, such as *_mic1.flac"
+            raise ValueError(f"include: expected {expected}, got {self.include!r}")
         try:
             re.compile(self.speaker_pattern)
         except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"speaker_pattern: {self.speaker_pattern!r} is no regular expression: {error}") from error
-
-    def _require(self, name: str, condition: object, expected: str) -> None:
-        if not condition:
-            raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
 
 
 class Split(NamedTuple):
@@ -123,7 +118,7 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
     """
     sources, rate, identity = _synthetic(config) if config.path == SYNTHETIC else _files(config)
     identity |= {"format": _FORMAT, "config": asdict(config)}
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
     folder = cache / f"{Path(config.path).name}-{rate}-{key}"
     if not (folder / "corpus.json").is_file():
         parts = divide(sources, config)
@@ -272,7 +267,7 @@ def _build(
         "splits": described,
         "digest": digest.hexdigest(),
     }
-    (folder / "corpus.json").write_text(json.dumps(description, indent=1))
+    (folder / "corpus.json").write_text(json.dumps(description, indent=1, allow_nan=False))
 
 
 def open_built(folder: Path) -> Corpus:

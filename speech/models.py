@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from agent.core import CORES, CompressiveTransformerConfig, Core, LSTMConfig, TransformerXLConfig, make_core
+from agent.room import build_network
 from agent.sequence import SequenceModel
 from speech import audio
 from speech.wavenet import WaveNet, WaveNetConfig
@@ -67,8 +68,8 @@ def make_model(config: SpeechCoreConfig) -> SequenceModel:
     Raises:
         ValueError: if no core has such a config.
     """
-    core = WaveNet(config) if isinstance(config, WaveNetConfig) else make_core(config)
-    model = SequenceModel(core, audio.LEVELS, tied=False)
+    make: Callable[[Any], Core] = WaveNet if isinstance(config, WaveNetConfig) else make_core
+    model = build_network(lambda: SequenceModel(make(config), audio.LEVELS, tied=False), config)
     with torch.no_grad():
         for table in (model.embedding, model.outputs):
             assert table is not None

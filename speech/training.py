@@ -6,11 +6,12 @@ the paper says 80), 32 rows, memory that goes on from chunk to chunk.
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
+from agent.fields import AtLeast0, Checked, Count, Positive, Range, Several
 from agent.sequence import IGNORE, SequenceModel
 from learner.data_parallel import DataParallel
 from learner.sequence import SequenceLearner, SequenceLearnerConfig, Total, score
@@ -21,12 +22,12 @@ from speech.models import SPEECH_CORES, SpeechCoreConfig
 
 
 @dataclass(frozen=True)
-class SpeechConfig:
+class SpeechConfig(Checked):
     """Everything that decides what a run learns. Impossible values raise a ValueError that names the field."""
 
     preset: str = "cpu"
     """Where the defaults come from: cpu or paper."""
-    seed: int = 0
+    seed: Count = 0
     """Of weights and dropout."""
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     """The sound."""
@@ -34,30 +35,25 @@ class SpeechConfig:
     """The recurrent core; embedding and softmax have its width."""
     learner: SequenceLearnerConfig = field(default_factory=SequenceLearnerConfig)
     """The learner; a step is one chunk of every row."""
-    learners: int = 1
+    learners: Several = 1
     """Learners that share each batch, one a GPU, by Ray Train."""
     reset_at_files: bool = False
     """Forget all where a file begins; the paper's memory goes on."""
-    validate_every: int = 200
+    validate_every: Positive = 200
     """Steps between two evaluations on the validation split."""
-    validation_samples: int = 40_000
+    validation_samples: Positive = 40_000
     """Of the validation split, in pieces spread over it, in each of these evaluations."""
-    log_every: int = 10
+    log_every: Positive = 10
     """Updates between two rows of metrics."""
-    checkpoint_seconds: float = 60.0
+    checkpoint_seconds: AtLeast0 = 60.0
     """Time between two checkpoints."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Positive = 2
     """How many of the newest are kept."""
-    sample_seconds: float = 0.5
+    sample_seconds: Annotated[float, Range(0, 3600.0)] = 0.5
     """Length of the samples that are drawn at the end, after as much of a real clip; 0 for none."""
 
     def __post_init__(self) -> None:
-        for name in ("learners", "validate_every", "validation_samples", "log_every", "keep_checkpoints"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
-        for name in ("seed", "checkpoint_seconds", "sample_seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
+        super().__post_init__()
         self.learner.require_whole_segments(self.model)
 
     @property

@@ -8,38 +8,36 @@ Axes: B batch, T time, D features (model_size).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from agent.core import Core, CoreOutput
-from agent.core.contract import check_call, check_positive, finite, mark_broken
+from agent.core.contract import check_call, finite, mark_broken
+from agent.fields import Checked, Layers, Range, Size
 
 GATED_VARIANCE = 0.115
 """Mean square of sigmoid(x) tanh(y) for independent standard normal x and y."""
 
 
 @dataclass(frozen=True)
-class WaveNetConfig:
+class WaveNetConfig(Checked):
     """Stacks of layers whose dilations double: 1, 2, 4, ..., and again from 1."""
 
-    model_size: int = 64
+    model_size: Size = 64
     """Features of inputs, outputs and of the residual stream (D)."""
-    num_layers: int = 30
+    num_layers: Layers = 30
     """Layers (N)."""
-    stack_layers: int = 10
+    stack_layers: Annotated[int, Range(1, 24)] = 10
     """Layers until the dilation begins at 1 again (n): layer i has dilation 2^(i mod n)."""
-    kernel_size: int = 2
+    kernel_size: Annotated[int, Range(1, 64)] = 2
     """Steps that each layer looks at: the present one and others, each `dilation` before the next."""
-    gate_size: int = 64
+    gate_size: Size = 64
     """Features of each layer's tanh, and as many of its sigmoid."""
-    skip_size: int = 256
+    skip_size: Size = 256
     """Features of the sum over layers that the output is made of."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, *self.__dataclass_fields__)
 
     @property
     def dilations(self) -> tuple[int, ...]:

@@ -3,23 +3,25 @@
 from dataclasses import dataclass, field
 
 from agent.core import CompressiveTransformerConfig, CoreConfig, make_core
+from agent.fields import Checked, Decay, Size
+from agent.room import build_network
 from agent.sequence import SequenceModel
 
 
 @dataclass(frozen=True)
-class TextModelConfig:
+class TextModelConfig(Checked):
     """The network, apart from what the tokeniser decides (the vocabulary)."""
 
     core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
     """The recurrent core."""
-    cutoffs: tuple[int, ...] = ()
+    cutoffs: tuple[Size, ...] = ()
     """Adaptive input and softmax: where clusters of rarer tokens begin (20000,40000,200000 for WikiText-103); none for
     one full softmax."""
-    divisor: int = 4
+    divisor: Size = 4
     """How much narrower the vectors of each cluster are than those of the one before."""
     tied: bool = True
     """One table of vectors for input and softmax."""
-    dropout: float = 0.0
+    dropout: Decay = 0.0
     """Dropout on embeddings and on the core's features while training; the core has its own."""
 
 
@@ -29,5 +31,5 @@ def make_model(config: TextModelConfig, vocabulary: int) -> SequenceModel:
     Raises:
         ValueError: if the configuration is impossible for it.
     """
-    core = make_core(config.core)
-    return SequenceModel(core, vocabulary, config.cutoffs, config.divisor, config.tied, config.dropout)
+    sizes = vocabulary, config.cutoffs, config.divisor, config.tied, config.dropout
+    return build_network(lambda: SequenceModel(make_core(config.core), *sizes), config)

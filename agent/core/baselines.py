@@ -9,20 +9,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from agent.core.contract import Core, CoreOutput, check_call, check_positive, finite, mark_broken
+from agent.core.contract import Core, CoreOutput, check_call, finite, mark_broken
+from agent.fields import Checked, Layers, Size
 
 
 @dataclass(frozen=True)
-class LSTMConfig:
+class LSTMConfig(Checked):
     """An LSTM with residual connections between its layers."""
 
-    model_size: int = 256
+    model_size: Size = 256
     """Features of inputs, outputs and of each layer's state."""
-    num_layers: int = 1
+    num_layers: Layers = 1
     """Layers."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, "model_size", "num_layers")
 
 
 class LSTMState(NamedTuple):
@@ -65,16 +63,13 @@ class LSTM(Core):
 
 
 @dataclass(frozen=True)
-class GRUConfig:
+class GRUConfig(Checked):
     """A GRU with residual connections between its layers."""
 
-    model_size: int = 256
+    model_size: Size = 256
     """Features of inputs, outputs and of each layer's state."""
-    num_layers: int = 1
+    num_layers: Layers = 1
     """Layers."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, "model_size", "num_layers")
 
 
 class GRUState(NamedTuple):
@@ -114,18 +109,15 @@ class GRU(Core):
 
 
 @dataclass(frozen=True)
-class MinGRUConfig:
+class MinGRUConfig(Checked):
     """minGRU layers between the transformer's MLP blocks: a recurrence that is computed for all steps at once."""
 
-    model_size: int = 256
+    model_size: Size = 256
     """Features of inputs, outputs and of each layer's state."""
-    num_layers: int = 2
+    num_layers: Layers = 2
     """Layers, each a minGRU and an MLP."""
-    mlp_size: int = 1024
+    mlp_size: Size = 1024
     """Hidden features of each layer's MLP."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, "model_size", "num_layers", "mlp_size")
 
 
 class MinGRU(Core):
@@ -196,18 +188,15 @@ def _mlp_block(model_size: int, mlp_size: int) -> nn.Sequential:
 
 
 @dataclass(frozen=True)
-class MemorylessConfig:
+class MemorylessConfig(Checked):
     """A residual MLP that sees one step at a time."""
 
-    model_size: int = 256
+    model_size: Size = 256
     """Features of inputs and outputs."""
-    num_layers: int = 2
+    num_layers: Layers = 2
     """Residual blocks."""
-    mlp_size: int = 1024
+    mlp_size: Size = 1024
     """Hidden features of each block."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, "model_size", "num_layers", "mlp_size")
 
 
 class MemorylessState(NamedTuple):

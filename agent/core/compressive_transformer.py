@@ -17,36 +17,37 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from agent.core.attention import KeyValue, sinusoids
-from agent.core.compression import COMPRESSIONS, MostUsed
-from agent.core.contract import Core, CoreOutput, check_call, check_positive, finite, mark_broken
-from agent.core.layer import COMPRESSION_LOSSES, Layer, LayerSizes
+from agent.core.compression import MostUsed
+from agent.core.contract import Core, CoreOutput, check_call, finite, mark_broken
+from agent.core.layer import Layer, LayerSizes
 from agent.core.state import Shared
+from agent.fields import Checked, Decay, Layers, Size, Slots
 
-Sizes = int | tuple[int, ...]
+Sizes = Slots | tuple[Slots, ...]
 
 ATTENTION_KINDS = ("compressed", "memory", "segment")
 """The kinds of slots, in their order in attention weights."""
 
 
 @dataclass(frozen=True)
-class CompressiveTransformerConfig:
+class CompressiveTransformerConfig(Checked):
     """Sizes and variants of a Compressive Transformer; `compressed_size = 0` makes it a Transformer-XL."""
 
-    model_size: int = 256
+    model_size: Size = 256
     """Features of inputs, outputs and memory slots (D)."""
-    num_layers: int = 4
+    num_layers: Layers = 4
     """Layers (L)."""
-    num_heads: int = 8
+    num_heads: Layers = 8
     """Attention heads a layer (H); divides model_size."""
-    mlp_size: int = 1024
+    mlp_size: Size = 1024
     """Hidden features of each layer's MLP."""
-    segment_size: int = 64
+    segment_size: Size = 64
     """Steps processed in parallel before they enter memory (n_s)."""
     memory_size: Sizes = 64
     """Slots of uncompressed memory (n_m), one number or one a layer."""
     compressed_size: Sizes = 64
     """Slots of compressed memory (n_cm), one number or one a layer; 0 for none."""
-    compression_rate: Sizes = 4
+    compression_rate: Size | tuple[Size, ...] = 4
     """Evicted memories that become one compressed slot (c), one number or one a layer; divides segment_size."""
     compression: Literal["convolution", "dilated", "mean", "max", "most-used"] = "convolution"
     """Compression function."""
@@ -59,41 +60,25 @@ class CompressiveTransformerConfig:
     """How a sub-layer's output joins the stream: sum, or GTrXL's GRU gate (Parisotto et al. 2019)."""
     compressed_position: Literal["slot", "time"] = "slot"
     """A compressed slot counts as one position or as the c steps that it summarises."""
-    dropout: float = 0.0
+    dropout: Decay = 0.0
     """Dropout on the output of each sub-layer while training."""
     attention: Literal["sdpa", "flex"] = "sdpa"
     """How a segment attends: scaled_dot_product_attention (on a CPU its formula, which is faster there), or
     FlexAttention (inside torch.compile, on a GPU)."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "model_size", "num_layers", "num_heads", "mlp_size", "segment_size")
-        for name, least in (("memory_size", 0), ("compressed_size", 0), ("compression_rate", 1)):
-            for value in self.by_layer(name):
-                if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                    raise ValueError(f"{name}: expected {least} or more, got {getattr(self, name)}")
+        super().__post_init__()
         if self.model_size % self.num_heads:
             raise ValueError(f"model_size: expected a multiple of num_heads = {self.num_heads}, got {self.model_size}")
         if self.model_size % 2:
             raise ValueError(f"model_size: expected an even number (sines and cosines), got {self.model_size}")
-        for compressed, rate in zip(self.by_layer("compressed_size"), self.by_layer("compression_rate")):
-            if compressed and self.segment_size % rate:
+        for sizes in self.layer_sizes:
+            if sizes.compressed and sizes.segment % sizes.rate:
                 raise ValueError(
-                    f"compression_rate: expected a divisor of segment_size = {self.segment_size}, got {rate}"
+                    f"compression_rate: expected a divisor of segment_size = {self.segment_size}, got {sizes.rate}"
                 )
-        for name, allowed in (
-            ("compression", tuple(COMPRESSIONS)),
-            ("compression_loss", COMPRESSION_LOSSES),
-            ("norm", ("pre", "post")),
-            ("gate", ("residual", "gru")),
-            ("compressed_position", ("slot", "time")),
-            ("attention", ("sdpa", "flex")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if self.attention == "flex" and self.compression == "most-used":
             raise ValueError("attention: expected sdpa with most-used compression, which needs the weights, got 'flex'")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: expected 0 <= dropout < 1, got {self.dropout}")
 
     def by_layer(self, name: str) -> tuple[int, ...]:
         """The values of memory_size, compressed_size or compression_rate, one a layer."""

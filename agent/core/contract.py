@@ -5,7 +5,7 @@ rows and episodes kept apart, causality) are listed in `docs/core.md` and tested
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -129,11 +129,3 @@ def mark_broken(features: Tensor, inputs: Tensor) -> Tensor:
     gradient, where the step's features are not used.
     """
     return torch.add(features, inputs.detach(), alpha=0)  # 0 x NaN is NaN
-
-
-def check_positive(config: Any, *names: str) -> None:
-    """Raises a ValueError that names the first of the config's fields that is not a positive integer."""
-    for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise ValueError(f"{name}: expected a positive integer, got {value!r}")

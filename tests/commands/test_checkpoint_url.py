@@ -76,6 +76,7 @@ def test_a_run_folder_that_was_copied_behind_a_url(copied: Copied, tmp_path: Pat
     ("url", "words"),
     [
         ("/mnt/run", ["checkpoint_url", "s3://bucket/run", "'/mnt/run'"]),
+        ("memory://run", ["checkpoint_url", "outlives this process", "'memory://run'"]),
         ("nonsense://host/run", ["nonsense://host/run", "Protocol not known: nonsense"]),
         ("absent://host/run", ["absent://host/run", "Install no_such_package"]),
         ("file:///dev/null/run", ["file:///dev/null/run", "Not a directory"]),
@@ -110,7 +111,7 @@ def test_a_run_killed_right_after_its_first_checkpoint_is_not_begun_again(
     [
         (["launch", "--resume", "memory://nowhere/run"], ["memory://nowhere/run has no checkpoint yet"]),
         (["launch", "--resume", "absent://host/run"], ["absent://host/run", "Install no_such_package"]),
-        (["launch", "--resume", "RUN", "--checkpoint-url", "memory://x"], ["checkpoint_url", "None", "memory://x"]),
+        (["launch", "--resume", "RUN", "--checkpoint-url", "file://x"], ["checkpoint_url", "None", "file://x"]),
     ],
 )
 def test_what_cannot_be_resumed(arguments: list[str], words: list[str], copied: Copied, capfd: Capture) -> None:
@@ -162,7 +163,7 @@ def test_of_two_runs_at_one_url_the_last_goes_on(tmp_path: Path) -> None:
         def update(self, progress: Progress) -> None:
             raise AssertionError("nothing is to be learned here")
 
-    url, stop = f"memory://{tmp_path}", StopRequest()
+    url, stop = f"file://{tmp_path}/store", StopRequest()
     stop.signal = signal.SIGINT
     config = RunConfig(
         agent=AgentConfig(torso="small", torso_size=8, core=LSTMConfig(model_size=16)), checkpoint_url=url

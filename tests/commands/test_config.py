@@ -1,15 +1,22 @@
 """Configurations survive their file, and every preset stands with every core."""
 
 import dataclasses
+import importlib
 import json
+import math
+import re
+import sys
+import typing
 from pathlib import Path
 
 import pytest
 
 from agent.core import CORES
+from agent.fields import Checked
 from commands import speech, text_presets, text_runs
 from commands.config import RunConfig, from_plain, read_kind, read_plain, to_plain
 from commands.presets import PRESETS, make_preset
+from learner import checkpoints
 from speech import training
 from tests.commands.cli import refusal
 
@@ -78,3 +85,37 @@ def test_kinds_of_runs(tmp_path: Path) -> None:
         path.write_text(json.dumps({"kind": kind}))
         with pytest.raises(ValueError, match=r"config\.json: kind: expected one of launch, text, speech, got "):
             read_kind(tmp_path)
+
+
+OURS = ("agent.", "actors.", "learner.", "text.", "speech.", "commands.")
+COMMANDS = ("launch", "evaluate", "visualize", "report", "compare", "status", "text", "speech", "speech_compare")
+
+
+def test_every_number_of_every_option_has_limits() -> None:
+    """Numbers without are those where any finite one is meant."""
+    for name in COMMANDS:
+        importlib.import_module(f"commands.{name}")
+    kinds, found = [Checked], []
+    for kind in kinds:  # grows meanwhile
+        kinds += kind.__subclasses__()
+    for kind in (kind for kind in kinds[1:] if kind.__module__.startswith(OURS)):
+        for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+            plain = str(typing.get_type_hints(kind)[name])
+            if re.search(r"\b(int|float)\b", plain) and "Range" not in str(hint):
+                found.append(f"{kind.__name__}.{name}")
+    assert found == ["Options.threshold"]
+    ours = {module for module in sys.modules.values() if module.__name__.startswith("commands.")}
+    options = {each for module in ours for name, each in vars(module).items() if name.endswith("Options")}
+    assert options <= {*kinds}, options - {*kinds}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_no_json_file_has_numbers_that_are_not_finite(value: float, tmp_path: Path) -> None:
+    checkpoints.write_json(tmp_path / "evaluation.json", {"return": [value, (value, 1.0)], "by": {"task": value}})
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == {
+        "return": [None, [None, 1.0]],
+        "by": {"task": None},
+    }
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        checkpoints.save(tmp_path / "run", 1, {}, {"score": value})
+    assert not (tmp_path / "run").exists()

@@ -35,9 +35,7 @@ def test_sizes_by_layer_survive_json() -> None:
 def test_sizes_of_another_type_are_refused(wrong) -> None:
     plain = to_plain(make_preset("cpu", "compressive"))
     plain["agent"]["core"]["memory_size"] = wrong
-    with pytest.raises(
-        ValueError, match=r"config\.agent\.core\.memory_size: expected int \| tuple\[int, \.\.\.\], got"
-    ):
+    with pytest.raises(ValueError, match=r"config\.agent\.core\.memory_size: expected an integer"):
         from_plain(plain)
 
 

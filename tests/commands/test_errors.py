@@ -3,7 +3,8 @@
 import fcntl
 import json
 import resource
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from agent.core import CORES
 from commands import main
 from envs.rooms import VARIANTS
 from learner import checkpoints
-from tests.commands.cli import TINY, frames, refusal, run, saved_steps
+from tests.commands.cli import ENVIRONMENT, TINY, command, frames, refusal, run, saved_steps
 
 Capture = pytest.CaptureFixture[str]
 Copied = Callable[..., Path]
@@ -41,7 +42,13 @@ Copied = Callable[..., Path]
         (["launch", "--agent.core.compression-rate", "3"], ["compression_rate", "segment_size = 16", "3"]),
         (["launch", "--agent.core.model-size", "30"], ["model_size", "num_heads = 4", "30"]),
         (["launch", "--agent.torso", "huge"], ["torso", "deep, shallow, small", "'huge'"]),
-        (["launch", "--agent.reconstruction-cost", "-1"], ["reconstruction_cost", "at least 0", "-1"]),
+        (["launch", "--agent.torso-size", "0"], ["torso_size", "1 or more", "0"]),
+        (["launch", "--agent.torso-size", "-8"], ["torso_size", "1 or more", "-8"]),
+        (["launch", "--agent.torso-size", "999999999"], ["torso_size", "at most 16777216", "999999999"]),
+        (["launch", "--agent.core.mlp-size", "999999999999"], ["mlp_size", "at most 16777216", "999999999999"]),
+        (["launch", "--agent.core.mlp-size", "16777216", "--agent.core.num-layers", "900"], ["network", "memory of"]),
+        (["launch", "--agent.core.memory-size", "16777216", "--actors.envs-per-actor", "9999"], ["GB for state"]),
+        (["launch", "--agent.reconstruction-cost", "-1"], ["reconstruction_cost", "0 or more", "-1"]),
         (["launch", "--core", "lstm", "--agent.core.memory-size", "3"], ["--agent.core.memory-size"]),
         (["launch", "--frames", "-1"], ["frames", "1 or more", "-1"]),
         (["launch", "--frames", "many"], ["--frames", "INT", "'many'"]),
@@ -62,13 +69,28 @@ Copied = Callable[..., Path]
         (["launch", "--actors.resources", "licence=one"], ["resources", "NAME=AMOUNT", "licence=one"]),
         (["launch", "--max-policy-lag", "-1"], ["max_policy_lag", "0 or more", "-1"]),
         (["launch", "--seed", "-1"], ["seed", "0 or more", "-1"]),
+        (["launch", "--seed", str(2**64)], ["seed", f"at most {2**63 - 1}", str(2**64)]),
         (["launch", "--checkpoint-seconds", "-1"], ["checkpoint_seconds", "0 or more", "-1"]),
         (["launch", "--threads", "0"], ["threads", "1 or more", "0"]),
+        (["launch", "--threads", "100000"], ["threads", "at most 1024", "100000"]),
+        (["launch", "--actors.threads", "100000"], ["threads", "at most 1024", "100000"]),
+        (["launch", "--local", "--actors.gpus", "1"], ["gpus", "no GPU", "1.0"]),
+        (["launch", "--learner.learning-rate", "inf"], ["learning_rate", "a finite number", "inf"]),
+        (["launch", "--learner.entropy-cost", "inf"], ["entropy_cost", "a finite number", "inf"]),
+        (["launch", "--learner.entropy-cost", "1e400"], ["entropy_cost", "a finite number", "inf"]),
         (["launch", "--learner.learning-rate", "fast"], ["--learner.learning-rate", "FLOAT", "'fast'"]),
         (["launch", "--learner.clip-rho", "none"], ["--learner.clip-rho", "{None}|FLOAT", "'none'"]),
         (["launch", "--learner.optimiser", "sgd"], ["--learner.optimiser", "'adam', 'rmsprop'", "'sgd'"]),
         (["launch", "--learner.discount", "2"], ["discount", "[0, 1]", "2"]),
         (["launch", "--learner.device", "tpu:x"], ["device", "'tpu:x'"]),
+        (["launch", "--local", "--learner.device", "meta"], ["device", "auto, cpu or a GPU", "'meta'"]),
+        (["launch", "--run", "a\0b"], ["run", "UTF-8 without NUL", r"a\x00b"]),
+        (["launch", "--run", "\udcff"], ["run", "UTF-8 without NUL", r"\udcff"]),
+        (["launch", "--run", "x" * 256], ["x" * 256, "File name too long"]),
+        (["launch", "--resume", "x" * 256], ["x" * 256, "File name too long"]),
+        (["launch", "--max-policy-lag", "9" * 5000], ["--max-policy-lag", "INT", "999 ... 999"]),
+        (["status", "x" * 256], ["x" * 256, "File name too long"]),
+        (["evaluate", "RUN", "--video", "x" * 256], ["x" * 256, "File name too long"]),
         (["launch", "--framez", "3"], ["--framez", "--frames INT"]),
         (["launch", "runs/a"], ["runs/a"]),
         (["launch", "--local", "--ray-address", "10.0.0.1:1"], ["--local", "--ray-address"]),
@@ -90,6 +112,7 @@ Copied = Callable[..., Path]
         (["report", "EMPTY"], ["EMPTY", "config.json"]),
         (["report", "MISSING"], ["MISSING", "config.json"]),
         (["report", "BARE", "--episodes", "-1"], ["episodes", "0 or more", "-1"]),
+        (["report", "BARE", "--output", "EMPTY"], ["output", "a file to write", "EMPTY"]),
         (["report", "BARE", "--episodes", "0", "--output", "FULL/thesis.txt/a.html"], ["output", "FULL/thesis.txt"]),
         (["evaluate"], ["DIR"]),
         (["evaluate", "EMPTY"], ["EMPTY", "config.json"]),
@@ -131,6 +154,27 @@ def test_bad_input_from_a_shell() -> None:
     assert result.stderr == f"compressive: no variant 'tiny' of the rooms level; there are: {', '.join(VARIANTS)}\n"
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_messages_say_the_same_in_any_encoding(encoding: str) -> None:
+    words = {"--framez 3": "perhaps you meant --frames INT", "--frames x": "--frames: expected INT, got 'x'"}
+    for arguments, expected in words.items():
+        environment = {**ENVIRONMENT, "PYTHONIOENCODING": encoding}
+        result = subprocess.run(command("launch", *arguments.split()), capture_output=True, text=True, env=environment)
+        assert expected in result.stderr, result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_error_of_a_path_that_nobody_typed_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def status(arguments: Sequence[str]) -> None:
+        open("/nowhere/at/all")  # noqa: SIM115
+
+    monkeypatch.setattr("commands.status.status", status)
+    with pytest.raises(FileNotFoundError, match="/nowhere/at/all"):
+        main(["status", "runs/mine"])
+    with pytest.raises(SystemExit):
+        main(["status", "/nowhere"])
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -167,9 +211,12 @@ def test_a_resumed_run_keeps_what_its_checkpoint_depends_on(
         ('{"seed": -1}', ["seed", "0 or more", "-1"]),
         ('{"agent": 3}', ["agent", "object", "3"]),
         ('{"agent": {"core": {"name": "rnn"}}}', ["core", "compressive", "'rnn'"]),
+        ('{"agent": {"core": {"name": ["lstm"]}}}', ["core", "compressive", "['lstm']"]),
+        ('{"learner": {"entropy_cost": Infinity}}', ["learner.entropy_cost", "a finite number", "inf"]),
+        ('{"checkpoint_url": "memory://run"}', ["checkpoint_url", "outlives this process", "memory://run"]),
         ('{"agent": {"core": "lstm"}}', ["core", "object", "'lstm'"]),
         ('{"learner": {"optimiser": "sgd"}}', ["optimiser", "adam", "'sgd'"]),
-        ('{"learner": {"clip_rho": "high"}}', ["clip_rho", "float", "'high'"]),
+        ('{"learner": {"clip_rho": "high"}}', ["learner.clip_rho", "a number", "'high'"]),
         ('{"env": "rooms:none"}', ["'none'", "full, full-randomised"]),
     ],
 )

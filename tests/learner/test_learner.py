@@ -359,21 +359,21 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("field", "value", "expected"),
         [
-            ("optimiser", "sgd", r"one of \['adam', 'rmsprop'\], got 'sgd'"),
-            ("learning_rate_schedule", "cosine", r"one of \['constant', 'linear'\], got 'cosine'"),
-            ("reward_clipping", "tanh", r"one of \['none', 'abs_one', 'soft_asymmetric'\], got 'tanh'"),
-            ("reduction", "max", r"one of \['sum', 'mean'\], got 'max'"),
+            ("optimiser", "sgd", r"one of adam, rmsprop, got 'sgd'"),
+            ("learning_rate_schedule", "cosine", r"one of constant, linear, got 'cosine'"),
+            ("reward_clipping", "tanh", r"one of none, abs_one, soft_asymmetric, got 'tanh'"),
+            ("reduction", "max", r"one of sum, mean, got 'max'"),
             ("learning_rate", 0.0, r"a positive number, got 0.0"),
             ("learning_rate", math.nan, r"a positive number, got nan"),
             ("discount", 1.01, r"a number in \[0, 1\], got 1.01"),
             ("lambda_", -0.1, r"a number in \[0, 1\], got -0.1"),
             ("adam_beta2", 1.0, r"a number in \[0, 1\), got 1.0"),
-            ("max_gradient_norm", -1.0, r"a positive number or none, got -1.0"),
-            ("clip_rho", 0.0, r"a positive number or none, got 0.0"),
+            ("max_gradient_norm", -1.0, r"a positive number or None, got -1.0"),
+            ("clip_rho", 0.0, r"a positive number or None, got 0.0"),
             ("clip_c", 1.5, r"at most clip_rho = 1.0 .*, got 1.5"),
             ("clip_c", None, r"at most clip_rho = 1.0 .*, got None"),
-            ("entropy_cost", -1e-3, r"a number of at least 0, got -0.001"),
-            ("entropy_cost_end", -1.0, r"a number of at least 0 or none, got -1.0"),
+            ("entropy_cost", -1e-3, r"0 or more, got -0.001"),
+            ("entropy_cost_end", -1.0, r"0 or more or None, got -1.0"),
             ("reward_scale", 0.0, r"a positive number, got 0.0"),
         ],
     )
@@ -388,8 +388,10 @@ class TestErrors:
     def test_device(self):
         assert resolve_device("cpu") == torch.device("cpu")
         assert resolve_device("auto").type in ("cpu", "cuda")
-        with pytest.raises(ValueError, match="device: expected 'auto' or a torch device, got 'abacus'"):
-            resolve_device("abacus")
+        assert resolve_device("cpu:3") == torch.device("cpu")
+        for device in ("abacus", "meta", "cuda:99", "privateuseone"):
+            with pytest.raises(ValueError, match=f"device: expected auto, cpu or a GPU that .*, got {device!r}"):
+                resolve_device(device)
 
 
 def play(agent, state, begin, rows: int, steps: int, env):

@@ -305,7 +305,7 @@ def test_learners_that_share_a_batch_draw_masks_of_their_own(monkeypatch: pytest
         ({"batch_size": 0}, "batch_size: expected 1 or more, got 0"),
         ({"learning_rate": 0.0}, "learning_rate: expected a positive number, got 0.0"),
         ({"least_learning_rate": 1.0}, "least_learning_rate: expected 0 to learning_rate, got 1.0"),
-        ({"precision": "float16"}, "precision: expected float32 or bfloat16, got 'float16'"),
+        ({"precision": "float16"}, "precision: expected one of float32, bfloat16, got 'float16'"),
         ({"microbatches": 3}, "microbatches: expected a divisor of 4 rows, got 3"),
     ],
 )

@@ -198,7 +198,7 @@ def test_what_cannot_be_a_corpus_is_refused(folder: Path, tmp_path: Path) -> Non
         prepare(config_of(folder, sample_rate=RATE, include="s*", split_by="speaker", speaker_pattern="s"), cache)
     with pytest.raises(ValueError, match=r"speaker_pattern: .* is no regular expression: the repetition number is too"):
         CorpusConfig(speaker_pattern="a{99999999999}")
-    with pytest.raises(ValueError, match=r"sample_rate: expected 1000 to 384000, or none, got 10"):
+    with pytest.raises(ValueError, match=r"sample_rate: expected 1000 or more or None, got 10"):
         CorpusConfig(sample_rate=10)
 
 

@@ -83,5 +83,5 @@ def test_the_stream_keeps_its_variance_through_thirty_layers() -> None:
 
 
 def test_a_config_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="stack_layers: expected a positive integer, got 0"):
+    with pytest.raises(ValueError, match="stack_layers: expected 1 or more, got 0"):
         WaveNetConfig(stack_layers=0)

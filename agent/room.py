@@ -1,0 +1,58 @@
+"""Networks are built only if they fit into the machine's memory: a size with too many digits is refused in one line."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from agent.core.state import state_bytes
+
+Network = TypeVar("Network", bound=Any)
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this machine, or the control group (container) that the process is in, has."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no such group, or "max"
+        return memory
+
+
+def build_network(build: Callable[[], Network], config: Any, rows: int = 1) -> Network:
+    """What `build` makes of a configuration, unless it is too large.
+
+    Counted are four times the weights, for gradients and Adam's two moments are as large, and the state of `rows` rows.
+    A network that may be too large is made on the meta device first, which allocates nothing, but imports torch's
+    compiler: one or two seconds.
+
+    Raises:
+        ValueError: if more than the machine's memory is needed.
+    """
+    memory = machine_memory()
+    # No layer has more than 64 matrices of the largest size: 16 bytes a number with gradient and moments.
+    sizes = list(_numbers(dataclasses.asdict(config)))
+    if 16 * (64 + rows) * getattr(getattr(config, "core", config), "num_layers", 1) * max(256, *sizes) ** 2 > memory:
+        with torch.device("meta"):
+            network = build()
+            state = rows * state_bytes(network.initial_state(1))
+        tensors = (*network.parameters(), *network.buffers())
+        weights = 4 * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if weights + state > memory:
+            raise ValueError(
+                f"network: expected at most the machine's memory of {memory / 1e9:.1f} GB, got sizes that need "
+                f"{weights / 1e9:,.1f} GB for weights, gradients and Adam's moments and {state / 1e9:,.1f} GB for state"
+            )
+    return build()
+
+
+def _numbers(node: Any) -> Iterator[int]:
+    """All integers in a nest of dicts and tuples."""
+    if isinstance(node, dict | tuple | list):
+        for part in node.values() if isinstance(node, dict) else node:
+            yield from _numbers(part)
+    elif isinstance(node, int):
+        yield node

@@ -1,0 +1,110 @@
+"""Runs a command in a forked process and judges how it ended: status, what it said, and the JSON that it wrote.
+
+`multiprocessing`'s fork server imports the commands once; each case then costs a fork, and a case that hangs or dies by
+a signal is blamed alone.
+"""
+
+import json
+import math
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SECONDS = 20.0
+"""A case that takes longer hangs; most take 0.02 to 0.7."""
+MEMORY = 8 << 30
+"""Bytes of address space of a case: what allocates without limit fails rather than fill the machine."""
+LONGEST = 2100
+"""Characters of a message that can still be read."""
+PRELOADED = [
+    "tests.commands.fuzz",
+    *(f"commands.{name}" for name in ("launch", "evaluate", "visualize", "report", "compare", "status", "text")),
+    *("commands.speech", "commands.speech_compare", "soundfile", "torch.utils.tensorboard", "torch._dynamo"),
+]
+
+
+class Outcome(NamedTuple):
+    """How a command ended. status: None if it hung, negative if a signal ended it."""
+
+    status: int | None
+    out: str
+    err: str
+
+
+def run_case(arguments: Sequence[str], folder: Path, seconds: float = SECONDS) -> Outcome:
+    """Runs a command in a folder, where `stdout` and `stderr` are left, and nowhere else."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    process = context.Process(target=_run, args=(list(arguments), str(folder), dict(os.environ)))
+    process.start()
+    process.join(seconds)
+    hung = process.is_alive()
+    if hung:
+        process.kill()
+        process.join()
+    out, err = ((folder / name).read_text(errors="surrogateescape") for name in ("stdout", "stderr"))
+    return Outcome(None if hung else process.exitcode, out, err)
+
+
+def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None:
+    """The forked process: the terminal is two files, and there is no Ray."""
+    os.chdir(folder)
+    os.environ.update(environment)
+    for number, name, mode in ((0, os.devnull, "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        with open(name, mode) as file:
+            os.dup2(file.fileno(), number)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", encoding="utf-8"), open(2, "w")  # noqa: SIM115
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.modules["ray"] = None  # type: ignore[assignment]  # importing it is an ImportError
+    from commands import main
+
+    main(arguments)
+
+
+def fault(outcome: Outcome, folder: Path, spoilt: Path | None = None) -> str | None:
+    """What is wrong with how a command ended in a folder, None if nothing is; `spoilt` is no JSON of ours."""
+    said = outcome.err.rstrip("\n").split("\n")
+    if outcome.status is None:
+        return "hung"
+    if outcome.status not in (0, 1, 2):
+        return f"status {outcome.status}: {said[-1]}"
+    if "Traceback (most recent call last)" in outcome.err:
+        return f"traceback: {said[-1]}"
+    ours = [line for line in said if line.startswith("compressive: ")]
+    if outcome.status and ours != said[-1:]:
+        return f"expected one line at the end, got {said[-3:]}"
+    if outcome.status and (len(said[-1]) > LONGEST or re.match(r"compressive: *(\(see|$)", said[-1])):
+        return f"a message of {len(said[-1])} characters: {said[-1][:80]}"
+    texts = [path.read_text() for path in folder.rglob("*.json") if path.is_file() and path != spoilt]
+    texts += [
+        line for path in folder.rglob("*.jsonl") if path.is_file() and path != spoilt for line in path.open() if line
+    ]
+    texts += [outcome.out] if outcome.out.startswith("[\n") else []  # of evaluate --json
+    for text in texts:
+        try:
+            strict_json(text)
+        except ValueError as error:
+            return f"not JSON ({error}): {text[:80]}"
+    return None
+
+
+def strict_json(text: str) -> Any:
+    """Raises a ValueError where a text is not JSON as RFC 8259 has it: NaN and Infinity are not."""
+
+    def refuse(constant: str) -> float:
+        raise ValueError(f"{constant} is not JSON")
+
+    def number(digits: str) -> float:
+        if not math.isfinite(float(digits)):
+            raise ValueError(f"{digits} is not finite")
+        return float(digits)
+
+    return json.loads(text, parse_constant=refuse, parse_float=number)

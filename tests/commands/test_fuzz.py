@@ -1,0 +1,257 @@
+"""Hostile options, run folders and corpora: every command ends, with one line if it fails, and writes strict JSON.
+
+Cases are drawn with a fixed seed from options as each command's help lists them, and from the files that runs have.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import wave
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner import checkpoints
+from speech import audio, synthetic
+from tests.commands import cli
+from tests.commands.fuzz import fault, run_case
+from tests.commands.test_speech import TINY as TINY_SPEECH
+from tests.commands.test_text import COMPRESSIVE as TINY_TEXT
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fuzz")]
+
+NUMBERS = ("nan", "inf", "-inf", "-1", "0", "1e400", "1e-320", "1e300", "0.5", str(2**64), str(10**12), "9" * 5000)
+TEXTS = (
+    "",
+    "/",
+    "x" * 300,
+    "\udcff",
+    "a\0b",
+    "[]",
+    "a\nb",
+    "--",
+    "/dev/zero",
+    "FIFO",
+    "🙂",
+    "1:2:3",
+    "meta",
+    "~nobody1/x",
+)
+WORK = ("frames", "episodes", "steps", "every", "length", "clips", "seconds", "rows", "tokens", "samples")
+"""Ends of names of options that say how much is to be done: a trillion is a long run, and no mistake."""
+VALUES = (None, [], {}, "x", -1, 0, 0.5, 2**64, True, [[]], "a\0b", "\ud800", "x" * 300, float("nan"), float("inf"))
+
+LAUNCH = [*cli.TINY, "--local", "--env=diagnostic:recall", "--frames=32", "--eval-episodes=1", "--keep-checkpoints=1"]
+SAMPLE = ["--seconds=0.01", "--prompt-seconds=0.01", "--clips=1"]
+COMMANDS = {
+    "launch": [*LAUNCH, "--run=NEW"],
+    "evaluate": ["RUN", "--episodes=1", "--json"],
+    "visualize": ["RUN", "--episodes=1"],
+    "report": ["RUN", "--episodes=1"],
+    "compare": ["--cores=lstm", "--seeds=0", *LAUNCH, "--folder=NEW"],
+    "status": ["RUN"],
+    "text train": [*TINY_TEXT, "--path=TEXTS", "--run=NEW", "--learner.steps=1", "--keep-checkpoints=1"],
+    "text evaluate": ["TEXT"],
+    "text sample": ["TEXT", "--length=5"],
+    "speech train": [*TINY_SPEECH, "--corpus.path=VOICES", "--run=NEW", "--keep-checkpoints=1"],
+    "speech evaluate": ["SPEECH"],
+    "speech sample": ["SPEECH", *SAMPLE],
+    # The folder has a run of another seed, so that nothing is trained.
+    "speech compare": ["--run=COMPARED", *TINY_SPEECH[:4], "--corpus.path=VOICES", "--seed=1"],
+}
+"""Arguments with which each command soon ends; names in capitals are in the folder where it runs."""
+READERS = {
+    "RUN": ["status", "report --episodes=1", "evaluate --episodes=1 --json", "visualize --episodes=1",
+            "launch --local --resume", "compare --folder=NEW --from"],
+    "TEXT": ["status", "text evaluate", "text sample --length=5", "text train --resume"],
+    "SPEECH": ["status", "speech evaluate", " ".join(["speech sample", *SAMPLE]), "speech train --resume"],
+}  # fmt: skip
+"""Commands that read a run, by its kind."""
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny finished run of each kind and what they were trained on."""
+    root = tmp_path_factory.mktemp("fuzz")
+    (root / "TEXTS").mkdir()
+    for index in range(30):
+        (root / "TEXTS" / f"{index}.txt").write_text(f"def function_{index}(x):\n    return x + {index}\n" * 20)
+    (root / "VOICES").mkdir()
+    for number in range(4):
+        audio.write_wav(root / "VOICES" / f"{number}.wav", synthetic.utterance(0, number)[:1000], 4000)
+    os.mkfifo(root / "FIFO")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        for command, kind in (("launch", "RUN"), ("text train", "TEXT"), ("speech train", "SPEECH")):
+            arguments = [word.replace("NEW", kind) for word in COMMANDS[command]]
+            outcome = run_case([*command.split(), *arguments], root)
+            assert outcome.status == 0, outcome.err
+    shutil.copytree(root / "SPEECH", root / "COMPARED" / "compressive")
+    return root
+
+
+@pytest.fixture
+def place(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder where cases run, with links to what `runs` has."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(runs / "cache"))
+    for name in ("RUN", "TEXT", "SPEECH", "COMPARED", "TEXTS", "VOICES", "FIFO"):
+        (tmp_path / name).symlink_to(runs / name)
+    return tmp_path
+
+
+def check(cases: Iterable[tuple[str, list[str], Path | None]], place: Path, least: int) -> None:
+    """Runs cases, each a name, arguments and a file that is not to be looked at, and names those that end badly."""
+    faults, count = [], 0
+    for name, arguments, spoilt in cases:
+        count += 1
+        if found := fault(run_case(arguments, place), place, spoilt):
+            faults.append(f"{name:.80}: {found:.300}")
+        shutil.rmtree(place / "NEW", ignore_errors=True)
+    assert not faults, "\n".join([f"{len(faults)} of {count}:", *faults])
+    assert count >= least
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")  # help has one option below the other
+    out = run_case([*command.split(), "--help"], place).out
+    options = re.findall(r"^│ (--[a-z][\w.-]+) *([^\n│]*?) *│$", out, re.MULTILINE)
+
+    def cases() -> Iterable[tuple[str, list[str], None]]:
+        for name, takes in options:
+            draw = random.Random(f"{command} {name}")
+            numeric = "INT" in takes or "FLOAT" in takes
+            values = [*draw.sample(NUMBERS, 4), *draw.sample(TEXTS, 1)] if numeric else draw.sample(TEXTS, 4)
+            for value in values if takes else values[:1]:
+                long = (name.endswith(WORK) and value == str(10**12)) or (name.endswith("path") and value == "/")
+                if not long and (command, name) != ("speech compare", "--run"):
+                    yield f"{name}={value!r}", [*command.split(), *COMMANDS[command], f"{name}={value}"], None
+
+    check(cases(), place, 0 if command == "status" else 6)
+
+
+def _write(text: str | bytes) -> Callable[[Path], Any]:
+    return lambda path: path.write_bytes(text.encode() if isinstance(text, str) else text)
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2 << 30)
+
+
+def _stereo(path: Path) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setparams((3, 1, 4000, 0, "NONE", ""))
+        file.writeframes(bytes(3000))
+
+
+SPOILT: dict[str, Callable[[Path], Any]] = {
+    "empty": _write(""),
+    "binary": _write(bytes(range(256)) * 20),
+    "NUL": _write("\0" * 5000),
+    "not UTF-8": _write(b"\xff\xfeword \xe9t\xe9\n" * 300),
+    "null": _write("null"),
+    "list": _write("[]"),
+    "object": _write("{}\n"),
+    "number": _write("1e999\n"),
+    "digits": _write("9" * 5000),
+    "not finite": _write('{"step": NaN, "time": Infinity, "learner/frames": NaN}\n'),
+    "deep": _write("[" * 100_000),
+    "huge": _sparse,
+    "folder": Path.mkdir,
+    "loop": lambda path: path.symlink_to(path),
+    "FIFO": os.mkfifo,
+    "zeros": lambda path: path.symlink_to("/dev/zero"),
+    "missing": lambda path: None,
+}
+"""What a file may be replaced by, in a run or a corpus; "half" of it and JSON with another value come beside."""
+
+HOW = [how for how in SPOILT if how != "huge"]
+"""The same for corpora, which may well be huge."""
+
+
+def _spoil(path: Path, how: str) -> None:
+    before = path.read_bytes()
+    path.unlink()
+    _write(before[: len(before) // 2])(path) if how == "half" else SPOILT[how](path)
+
+
+def _change(path: Path, draw: random.Random) -> str:
+    """Puts another value somewhere into a JSON file, whose digest, if it has one, is made to fit; says what."""
+    content = json.loads(path.read_text())
+    digest = content.pop("sha256", None)
+    node, key = content, draw.choice(list(content))
+    while isinstance(node[key], dict | list) and node[key] and draw.random() < 0.8:
+        node = node[key]
+        key = draw.choice(list(node) if isinstance(node, dict) else range(len(node)))
+    node[key] = draw.choice(VALUES)
+    if digest is not None:
+        content["sha256"] = checkpoints._digest_json(content)
+    path.write_text(json.dumps(content))
+    return f"{key} = {node[key]!r:.30}"
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_run_folders(kind: str, runs: Path, place: Path) -> None:
+    names = sorted(str(path.relative_to(runs / kind)) for path in (runs / kind).rglob("*") if path.is_file())
+    names = [name for name in names if name.endswith((".json", ".jsonl", ".safetensors", ".lock"))]
+    draw = random.Random(kind)
+
+    def cases() -> Iterable[tuple[str, list[str], Path]]:
+        for name in names:
+            damages = [*SPOILT, "half", *(["change"] * 12 if name.endswith(".json") else [])]
+            for how in damages:
+                shutil.rmtree(place / "COPY", ignore_errors=True)
+                shutil.copytree(runs / kind, place / "COPY", ignore=shutil.ignore_patterns("events.*"))
+                said = _change(place / "COPY" / name, draw) if how == "change" else _spoil(place / "COPY" / name, how)
+                command = draw.choice(READERS[kind])
+                spoilt = (place / "COPY" / name).absolute()
+                yield f"{name}, {how} {said or ''}, {command}", [*command.split(), "COPY"], spoilt
+
+    check(cases(), place, 100)
+
+
+@pytest.mark.parametrize("command", ["text train", "speech train"])
+def test_corpora(command: str, runs: Path, place: Path) -> None:
+    corpus, option, odd = (
+        ("TEXTS", "--path", "7.txt") if command == "text train" else ("VOICES", "--corpus.path", "1.wav")
+    )
+    other = {"three channels": _stereo, "header": _write((runs / "VOICES" / "1.wav").read_bytes()[:44])}
+
+    def cases() -> Iterable[tuple[str, list[str], None]]:
+        for how in [*HOW, "half", *other]:
+            for alone in (False, True):
+                shutil.rmtree(place / "COPY", ignore_errors=True)
+                (place / "COPY").mkdir()
+                for path in (runs / corpus).iterdir():
+                    if path.name == odd or not alone:
+                        shutil.copy(path, place / "COPY" / path.name)
+                path = place / "COPY" / odd
+                if how in other:
+                    other[how](path)
+                else:
+                    _spoil(path, how)
+                for given in ("COPY", f"COPY/{odd}") if alone else ("COPY",):
+                    arguments = [*command.split(), *COMMANDS[command], f"{option}={given}"]
+                    yield f"{odd}, {how}, in {given}{' alone' * alone}", arguments, None
+
+    check(cases(), place, 50)
+
+
+@pytest.mark.parametrize("corpus", ["enwik8", "wikitext103", "pg19", "folder"])
+def test_named_corpora(corpus: str, runs: Path, place: Path) -> None:
+    names = {"enwik8": "enwik8", "wikitext103": "wiki.train.tokens", "pg19": "metadata.csv", "folder": "\udcff.txt"}
+
+    def cases() -> Iterable[tuple[str, list[str], None]]:
+        for how in HOW:
+            shutil.rmtree(place / "COPY", ignore_errors=True)
+            (place / "COPY").mkdir()
+            SPOILT[how](place / "COPY" / names[corpus])
+            arguments = ["text", "train", *COMMANDS["text train"], f"--corpus={corpus}", "--path=COPY"]
+            yield f"{names[corpus]!r}, {how}", arguments, None
+
+    check(cases(), place, len(HOW))
