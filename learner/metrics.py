@@ -16,6 +16,8 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams as hparams_summary
 
+from learner.files import open_regular, replacing
+
 FILE = "metrics.jsonl"
 
 
@@ -50,9 +52,12 @@ class MetricsWriter:
         resuming = path.exists()
         if resuming:
             _truncate(path, resumed_step)
-        self._file = path.open("a")
+        self._file = os.fdopen(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW), "a")
         purge = resumed_step + 1 if resuming and resumed_step is not None else None
-        self._events = SummaryWriter(str(run), purge_step=purge, flush_secs=10)
+        # TensorBoard opens its file by name again and again: not in another folder that takes the place of this one.
+        self._folder: int | None = os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        events = Path(f"/proc/self/fd/{self._folder}")
+        self._events = SummaryWriter(str(events if events.exists() else run), purge_step=purge, flush_secs=10)
         self._mirror = mirror
         if layout:
             self._events.add_custom_scalars(layout)
@@ -83,7 +88,12 @@ class MetricsWriter:
     def close(self) -> None:
         """Flushes and closes both files; more calls do nothing."""
         self._file.close()
-        self._events.close()
+        try:
+            self._events.close()
+        finally:
+            if self._folder is not None:
+                os.close(self._folder)
+            self._folder = None
 
     def __enter__(self) -> "MetricsWriter":
         return self
@@ -139,9 +149,8 @@ def _truncate(path: Path, last_step: int | None) -> None:
     kept = [line for line, row in rows if row is not None and (last_step is None or row["step"] <= last_step)]
     if len(kept) == len(lines):
         return
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(b"".join(kept))
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_bytes(b"".join(kept))
 
 
 def write_hparams(run: Path | str, step: int, hparams: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
