@@ -24,6 +24,7 @@ from commands.options import parse
 from commands.training import interface, make_agent
 from envs import held_out, make_vector, mean_normalised, prepare, tasks
 from learner import checkpoints
+from learner.files import replacing, require_output
 from learner.storage import StorageError
 
 EVALUATION_SEED = 2
@@ -67,8 +68,11 @@ class Options:
             raise ValueError(f"episodes: expected 1 or more, got {self.episodes}")
         if self.seed < 0:
             raise ValueError(f"seed: expected 0 or more, got {self.seed}")
-        if self.video and self.video.is_dir():
-            raise ValueError(f"video: expected a file to write, got the folder {self.video}")
+        if self.video:
+            try:
+                require_output(self.video)
+            except OSError as error:
+                raise ValueError(f"video: {error}") from error
         if self.policy == "agent" and not self.runs:
             raise ValueError("expected DIR, the folder of a run, or --policy oracle or random with --env; got neither")
         if self.policy != "agent" and (self.runs or not self.env):
@@ -112,7 +116,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         config, agent, env = players[0].config, players[0].agent, players[0].env
         with console.status("filming"):
             try:
-                write_video(record(config, agent, 2, options.seed, not options.greedy, env), options.video)
+                film(record(config, agent, 2, options.seed, not options.greedy, env), options.video)
             except OSError as error:
                 raise UserError(f"video: {error}") from error
     _show(evaluated, options, console)
@@ -231,6 +235,18 @@ def record(
         return record_episodes(actor, episodes)
     finally:
         actor.envs.close()
+
+
+def film(recordings: Sequence[Recording], path: Path) -> Path:
+    """Writes a video as `write_video` does; it is there whole or as it was before.
+
+    Raises:
+        OSError: if it cannot be written, or would replace what is no regular file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        write_video(recordings, temporary)
+    return path
 
 
 def evaluation_summary(episodes: list[Episode], env: str) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 A waveform is mono float32 in [-1, 1]. How files become a corpus is the business of `speech.corpus`.
 """
 
-import os
 import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from learner.files import replacing
 
 LEVELS = 256
 """Tokens: 8 bits a sample."""
@@ -104,10 +105,8 @@ def _open(path: Path, read: Callable[[Any], Any]) -> Any:
 
 def write_wav(path: Path, waveform: np.ndarray, sample_rate: int) -> None:
     """Writes a waveform as 16-bit WAV; the file is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with wave.open(str(temporary), "wb") as file:
+    with replacing(path) as temporary, wave.open(str(temporary), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(sample_rate)
         file.writeframes((np.clip(waveform, -1, 1) * 32767).astype("<i2").tobytes())
-    os.replace(temporary, path)
