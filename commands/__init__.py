@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
     # The commands say themselves which checkpoints they skipped.
     warnings.filterwarnings("ignore", message="skipped checkpoint")
+    threading.excepthook = _thread_failed
     try:
         name, rest = arguments[0], arguments[1:]
         if name not in COMMANDS:
@@ -56,13 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command(rest)
         sys.stdout.flush()
     except UserError as error:
-        print("compressive:", " ".join(line.strip() for line in str(error).splitlines()), file=sys.stderr)
+        from learner.storage import redact
+
+        print("compressive:", redact(" ".join(line.strip() for line in str(error).splitlines())), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # whoever read our output, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+
+
+def _thread_failed(failed: threading.ExceptHookArgs) -> None:
+    """Says what a thread failed with, but for TensorBoard's: that error is raised again where rows are written."""
+    if type(failed.thread).__name__ != "_AsyncWriterThread":
+        threading.__excepthook__(failed)
 
 
 class UserError(Exception):

@@ -4,7 +4,6 @@ What each part means stands beside what it configures (`agent`, `actors`, `learn
 """
 
 import dataclasses
-import json
 import re
 import types
 import typing
@@ -17,7 +16,10 @@ from actors import ActorsConfig
 from actors.pool import pairs
 from agent import AgentConfig
 from agent.core import CORES
+from learner.checkpoints import shown
+from learner.files import read_json
 from learner.learner import LearnerConfig
+from learner.storage import require_no_secret
 
 KINDS = {
     "launch": ("compressive launch", "compressive evaluate, visualize, report, compare --from or launch --resume"),
@@ -60,7 +62,8 @@ class RunConfig:
     keep_checkpoints: int = 3
     """How many of the newest checkpoints are kept."""
     checkpoint_url: str | None = None
-    """Where checkpoints go instead of the run's folder: any URL that fsspec knows, such as s3://bucket/run."""
+    """Where checkpoints go instead of the run's folder: any URL that fsspec knows, such as s3://bucket/run. Without
+    credentials, for it is written to files; those belong in the environment, as in FSSPEC_S3_KEY."""
     eval_episodes: int = 128
     """Episodes of each task in the evaluation at the end, rounded up to a multiple of the environments that are played
     together."""
@@ -83,6 +86,11 @@ class RunConfig:
         for name in ("seed", "checkpoint_seconds", "video_episodes"):
             if not getattr(self, name) >= 0:  # nor NaN
                 raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
+        if self.checkpoint_url is not None:
+            try:
+                require_no_secret(self.checkpoint_url)
+            except ValueError as error:
+                raise ValueError(f"checkpoint_url: {error}") from error
         if self.checkpoint_url is not None and not re.match(r"[a-z][a-z0-9+.-]*://.", self.checkpoint_url):
             raise ValueError(
                 "checkpoint_url: expected a URL such as s3://bucket/run or file:///mnt/run, "
@@ -120,9 +128,9 @@ def to_plain(config: RunConfig) -> dict[str, Any]:
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Name, old and new value of all that differs between two configurations, as `to_plain` gives them."""
-    if isinstance(old, dict):
-        for key in old:
-            yield from differences(old[key], new[key], f"{name}.{key}" if name else key)
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old | new:  # cores differ in their fields
+            yield from differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
     elif old != new:
         yield name, old, new
 
@@ -148,22 +156,29 @@ def build(kind: Any, plain: Any, where: str, cores: Mapping[str, tuple[type, Any
     if not is_core and not dataclasses.is_dataclass(kind):
         value = tuple(plain) if isinstance(plain, list) else plain  # JSON has no tuples
         if not _fits(value, kind):
-            raise ValueError(f"{where}: expected {kind.__name__ if isinstance(kind, type) else kind}, got {plain!r}")
+            expected = kind.__name__ if isinstance(kind, type) else kind
+            raise ValueError(f"{where}: expected {expected}, got {shown(plain)}")
         return value
     if not isinstance(plain, dict):
-        raise ValueError(f"{where}: expected an object, got {plain!r}")
+        raise ValueError(f"{where}: expected an object, got {shown(plain)}")
     if is_core:
         plain = dict(plain)
         name = plain.pop("name", None)
-        if name not in cores:
-            raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {name!r}")
+        if name not in list(cores):  # a list, since JSON's values need not be hashable
+            raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {shown(name)}")
         kind = cores[name][0]
     hints = typing.get_type_hints(kind)
-    unknown = set(plain) - {f.name for f in dataclasses.fields(kind)}
-    if unknown:
-        raise ValueError(f"{where}: unknown fields {', '.join(sorted(unknown))}")
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    if unknown := sorted(set(plain) - set(fields)):
+        raise ValueError(f"{where}: unknown fields {shown(', '.join(unknown))}; expected fields of this version")
+    if missing := [f.name for f in fields.values() if f.name not in plain and _required(f)]:
+        raise ValueError(f"{where}: expected {', '.join(missing)} in it, got {shown(list(plain))}")
     built: Any = kind
     return built(**{name: build(hints[name], value, f"{where}.{name}", cores) for name, value in plain.items()})
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -188,15 +203,12 @@ def read_kind(run: Path) -> tuple[str, dict[str, Any]]:
     if not path.is_file():
         made = ", ".join(f"`{command}`" for command, _ in KINDS.values())
         raise FileNotFoundError(f"{run} is not a run: expected a folder with config.json, as it is made by {made}")
-    try:
-        plain = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path}: expected JSON, got: {error}") from error
+    plain = read_json(path)
     if not isinstance(plain, dict):
-        raise ValueError(f"{path}: expected an object, got {plain!r}")
+        raise ValueError(f"{path}: expected an object, got {shown(plain)}")
     kind = plain.pop("kind", "launch")
     if kind not in list(KINDS):  # a list, since JSON's values need not be hashable
-        raise ValueError(f"{path}: kind: expected one of {', '.join(KINDS)}, got {kind!r}")
+        raise ValueError(f"{path}: kind: expected one of {', '.join(KINDS)}, got {shown(kind)}")
     return kind, plain
 
 
