@@ -16,32 +16,25 @@ BACKGROUND, TEXT, FAINT = (18, 20, 26), (235, 237, 240), (130, 136, 148)
 COLOURS = {"compressed": (226, 122, 63), "memory": (69, 178, 157), "segment": (90, 140, 230)}
 
 
-def write_video(recordings: Sequence[Recording], path: Path) -> Path:
+def write_video(recordings: Sequence[Recording], path: Path) -> None:
     """Writes episodes to one MP4 (H.264), one after the other, in real time.
 
     Args:
         recordings: with image observations [T, height, width, 3] uint8.
-        path: of the MP4, which is written to a temporary name first.
+        path: of the MP4, whatever its ending.
 
     Raises:
         ValueError: if the observations are no such images.
     """
     check_images(recordings)
-    temporary = path.with_name(f".{path.name}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
     fps = round(recordings[0].fps)
-    try:
-        with av.open(str(temporary), "w", format="mp4") as container:
-            stream = container.add_stream("libx264", rate=fps, options={"crf": "20", "preset": "veryfast"})
-            stream.width, stream.height, stream.pix_fmt = VIEW_WIDTH + PANEL_WIDTH, HEIGHT, "yuv420p"
-            stream.time_base = Fraction(1, fps)
-            for picture in pictures(recordings):
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-            container.mux(stream.encode(None))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    with av.open(str(path), "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=fps, options={"crf": "20", "preset": "veryfast"})
+        stream.width, stream.height, stream.pix_fmt = VIEW_WIDTH + PANEL_WIDTH, HEIGHT, "yuv420p"
+        stream.time_base = Fraction(1, fps)
+        for picture in pictures(recordings):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode(None))
 
 
 def check_images(recordings: Sequence[Recording]) -> None:

@@ -19,6 +19,7 @@ standard error, one JSON object to standard output. Linux only: it reads /proc.
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def unreadable(run: Path) -> list[str]:
             continue
         with tempfile.TemporaryDirectory() as alone:
             (Path(alone) / "checkpoints").mkdir()
-            (Path(alone) / "checkpoints" / path.name).symlink_to(path)
+            shutil.copytree(path, Path(alone) / "checkpoints" / path.name)
             try:
                 checkpoints.load_latest(alone)
             except FileNotFoundError as error:

@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
     # The commands say themselves which checkpoints they skipped.
     warnings.filterwarnings("ignore", message="skipped checkpoint")
+    threading.excepthook = _thread_failed
     try:
         name, rest = arguments[0], arguments[1:]
         if name not in COMMANDS:
@@ -85,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _refuse(message: str) -> NoReturn:
     """Ends the program with one line, whose middle is left out if it is too long to read."""
-    line = " ".join(message.split())
+    from learner.storage import redact  # not before: --help is to be quick
+
+    line = redact(" ".join(message.split()))
     print("compressive:", line if len(line) <= 2000 else f"{line[:1500]} ... {line[-400:]}", file=sys.stderr)
     sys.exit(2)
 
@@ -96,6 +100,12 @@ def _named(path: Any, arguments: Sequence[str]) -> bool:
         return False
     typed = [word.partition("=")[2] if word.startswith("-") else word for word in arguments]
     return any(Path(os.path.abspath(os.fsdecode(path))).is_relative_to(os.path.abspath(word)) for word in typed if word)
+
+
+def _thread_failed(failed: threading.ExceptHookArgs) -> None:
+    """Says what a thread failed with, but for TensorBoard's: that error is raised again where rows are written."""
+    if type(failed.thread).__name__ != "_AsyncWriterThread":
+        threading.__excepthook__(failed)
 
 
 class UserError(Exception):

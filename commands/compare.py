@@ -1,14 +1,13 @@
 """`compressive compare`: a sweep of runs on Ray Tune, which goes on where it stopped, and the report about them."""
 
 import dataclasses
-import fcntl
 import importlib.util
 import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +23,7 @@ from commands.comparison import Comparison, Run, read_run
 from commands.config import RunConfig, to_plain
 from commands.display import LiveLine, quantity, say, say_all
 from commands.evaluate import permissions
+from commands.folders import locked
 from commands.launch import start_ray
 from commands.options import AllowEnv, user_errors
 from commands.options import parse as parse_options
@@ -183,7 +183,7 @@ def _train(folder: Path, trials: dict[str, RunConfig], options: Options, console
     from commands.trials import STOP, Resources, Stopped, Watch, failure, is_finished, run_trials
 
     resources = Resources(options.cpus_per_trial, options.gpus_per_trial, options.remote_actors)
-    with _lock(folder):
+    with locked(folder):
         finished = {name for name, config in trials.items() if is_finished(folder / name, config)}
         todo = [name for name in trials if name not in finished]
         allowed = permissions(*(config.env for config in trials.values()))
@@ -210,21 +210,6 @@ def _train(folder: Path, trials: dict[str, RunConfig], options: Options, console
             sys.exit(128 + (stop.signal or 0))
         left = [name for name in todo if not is_finished(folder / name, trials[name])]
         return {name: failure(folder / name) or watch.failed.get(name, "it did not finish") for name in left}
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Keeps another `compare` from the same folder."""
-    try:
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        raise UserError(f"{folder}: expected a folder that can be written to, got: {error.strerror}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"{folder} is in use by another process") from error
-        yield
 
 
 def _report(

@@ -6,7 +6,6 @@ Everything shown is in the tables; nothing is computed here.
 import html
 import io
 import math
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from matplotlib.figure import Figure
 
 from commands.comparison import Comparison, Estimate, Variant, tables, to_csv
 from commands.display import quantity
+from learner.files import replacing
 
 FOLDER = "report"
 """Beside `report.html`: figures and tables."""
@@ -83,9 +83,8 @@ def write_report(folder: Path, comparison: Comparison, missing: Mapping[str, str
 
 
 def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def _render(figure: Figure, kind: str, name: str) -> bytes:

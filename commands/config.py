@@ -4,7 +4,6 @@ What each part means stands beside what it configures (`agent`, `actors`, `learn
 """
 
 import dataclasses
-import json
 import re
 import types
 import typing
@@ -18,7 +17,10 @@ from actors.pool import pairs
 from agent import AgentConfig
 from agent.core import CORES
 from agent.fields import AtLeast0, Checked, Count, Positive, Several
+from learner.checkpoints import shown
+from learner.files import read_json
 from learner.learner import LearnerConfig
+from learner.storage import require_no_secret
 
 KINDS = {
     "launch": ("compressive launch", "compressive evaluate, visualize, report, compare --from or launch --resume"),
@@ -61,7 +63,8 @@ class RunConfig(Checked):
     keep_checkpoints: Positive = 3
     """How many of the newest checkpoints are kept."""
     checkpoint_url: str | None = None
-    """Where checkpoints go instead of the run's folder: any URL that fsspec knows, such as s3://bucket/run."""
+    """Where checkpoints go instead of the run's folder: any URL that fsspec knows, such as s3://bucket/run. Without
+    credentials, for it is written to files; those belong in the environment, as in FSSPEC_S3_KEY."""
     eval_episodes: Positive = 128
     """Episodes of each task in the evaluation at the end, rounded up to a multiple of the environments that are played
     together."""
@@ -78,6 +81,11 @@ class RunConfig(Checked):
         super().__post_init__()
         pairs("learner_labels", self.learner_labels)
         url = self.checkpoint_url
+        if url is not None:
+            try:
+                require_no_secret(url)
+            except ValueError as error:
+                raise ValueError(f"checkpoint_url: {error}") from error
         if url is not None and (not re.match(r"[a-z][a-z0-9+.-]*://.", url) or url.startswith("memory:")):
             expected = "a URL that outlives this process, such as s3://bucket/run or file:///mnt/run"
             raise ValueError(f"checkpoint_url: expected {expected}, got {url!r}")
@@ -113,9 +121,9 @@ def to_plain(config: RunConfig) -> dict[str, Any]:
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Name, old and new value of all that differs between two configurations, as `to_plain` gives them."""
-    if isinstance(old, dict):
-        for key in old:
-            yield from differences(old[key], new[key], f"{name}.{key}" if name else key)
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old | new:  # cores differ in their fields
+            yield from differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
     elif old != new:
         yield name, old, new
 
@@ -141,22 +149,28 @@ def build(kind: Any, plain: Any, where: str, cores: Mapping[str, tuple[type, Any
     if not is_core and not dataclasses.is_dataclass(kind):
         return tuple(plain) if isinstance(plain, list) else plain  # JSON has no tuples
     if not isinstance(plain, dict):
-        raise ValueError(f"{where}: expected an object, got {plain!r}")
+        raise ValueError(f"{where}: expected an object, got {shown(plain)}")
     if is_core:
         plain = dict(plain)
         name = plain.pop("name", None)
         if name not in list(cores):  # a list, since JSON's values need not be hashable
-            raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {name!r}")
+            raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {shown(name)}")
         kind = cores[name][0]
     hints = typing.get_type_hints(kind)
-    unknown = set(plain) - {f.name for f in dataclasses.fields(kind)}
-    if unknown:
-        raise ValueError(f"{where}: unknown fields {', '.join(sorted(unknown))}")
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    if unknown := sorted(set(plain) - set(known)):
+        raise ValueError(f"{where}: unknown fields {shown(', '.join(unknown))}; expected fields of this version")
+    if missing := [name for name, field in known.items() if name not in plain and _required(field)]:
+        raise ValueError(f"{where}: expected {', '.join(missing)} in it, got {shown(list(plain))}")
     fields = {name: build(hints[name], value, f"{where}.{name}", cores) for name, value in plain.items()}
     try:
         return kind(**fields)
     except ValueError as error:
         raise ValueError(f"{where}.{error}") from error
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def read_kind(run: Path) -> tuple[str, dict[str, Any]]:
@@ -170,15 +184,12 @@ def read_kind(run: Path) -> tuple[str, dict[str, Any]]:
     if not path.is_file():
         made = ", ".join(f"`{command}`" for command, _ in KINDS.values())
         raise FileNotFoundError(f"{run} is not a run: expected a folder with config.json, as it is made by {made}")
-    try:
-        plain = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path}: expected JSON, got: {error}") from error
+    plain = read_json(path)
     if not isinstance(plain, dict):
-        raise ValueError(f"{path}: expected an object, got {plain!r}")
+        raise ValueError(f"{path}: expected an object, got {shown(plain)}")
     kind = plain.pop("kind", "launch")
     if kind not in list(KINDS):  # a list, since JSON's values need not be hashable
-        raise ValueError(f"{path}: kind: expected one of {', '.join(KINDS)}, got {kind!r}")
+        raise ValueError(f"{path}: kind: expected one of {', '.join(KINDS)}, got {shown(kind)}")
     return kind, plain
 
 

@@ -36,6 +36,7 @@ from envs import (
 )
 from envs.guard import close
 from learner import checkpoints
+from learner.files import replacing, require_output
 from learner.storage import StorageError
 
 EVALUATION_SEED = 2
@@ -72,8 +73,11 @@ class Options(PlayOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.video and self.video.is_dir():
-            raise ValueError(f"video: expected a file to write, got the folder {self.video}")
+        if self.video:
+            try:
+                require_output(self.video)
+            except OSError as error:
+                raise ValueError(f"video: {error}") from error
         if self.policy == "agent" and not self.runs:
             raise ValueError("expected DIR, the folder of a run, or --policy oracle or random with --env; got neither")
         if self.policy != "agent" and (self.runs or not self.env):
@@ -117,7 +121,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         config, agent, env = players[0].config, players[0].agent, players[0].env
         with console.status("filming"):
             try:
-                write_video(record(config, agent, 2, options.seed, not options.greedy, env), options.video)
+                film(record(config, agent, 2, options.seed, not options.greedy, env), options.video)
             except OSError as error:
                 raise UserError(f"video: {error}") from error
     _show(evaluated, options, console)
@@ -249,6 +253,18 @@ def record(
         return record_episodes(actor, episodes, config.actors.max_episode_steps)
     finally:
         actor.close()
+
+
+def film(recordings: Sequence[Recording], path: Path) -> Path:
+    """Writes a video as `write_video` does; it is there whole or as it was before.
+
+    Raises:
+        OSError: if it cannot be written, or would replace what is no regular file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        write_video(recordings, temporary)
+    return path
 
 
 def evaluation_summary(episodes: list[Episode], env: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The folder of a run: one process at a time, and none left behind that nothing can go on from."""
 
+import errno
 import fcntl
 import os
 import shlex
@@ -7,15 +8,65 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from commands import UserError
+from learner.files import open_regular
 
 BEGUN = (".lock", "config.json", "corpus.json", "tokeniser.json")
 """Files that a run may have before its first checkpoint."""
 
 
+class ClaimedFolder(NamedTuple):
+    """A run's folder while this process has it: its path, and descriptors of it and of its lock."""
+
+    path: Path
+    opened: int
+    lock: int
+
+    @property
+    def lost(self) -> bool:
+        """Whether the folder is no longer there, or its lock: it was moved, removed or replaced by another."""
+        return not (_is(self.path, self.opened) and _is(self.path / ".lock", self.lock))
+
+    def find(self) -> Path | None:
+        """Where the folder is now; None if it was removed, or another process has it."""
+        paths = [self.path]
+        with suppress(OSError):  # not on every system
+            paths.append(Path(os.readlink(f"/proc/self/fd/{self.opened}")))
+        for path in paths:
+            if _is(path, self.opened) and (_is(path / ".lock", self.lock) or not os.path.lexists(path / ".lock")):
+                return path
+        return None
+
+    def require(self) -> None:
+        """Raises an OSError if the folder is lost; says what happened to it."""
+        if self.lost:
+            raise FileNotFoundError(errno.ENOENT, self.fate, str(self.path))
+
+    @property
+    def fate(self) -> str:
+        """What happened to a folder that is lost."""
+        found = self.find()
+        if found is None:
+            return f"{self.path} was removed or replaced while it was in use"
+        if found == self.path:
+            return f"{self.path}/.lock was removed while it was in use"
+        return f"{self.path} was moved to {found} while it was in use"
+
+
+def _is(path: Path, descriptor: int) -> bool:
+    """Whether a file or folder is at a path; if that cannot be said now, it is."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+
+
 @contextmanager
-def claim(run: Path, new: bool, saved: Callable[[], bool], patience: float = 0.0) -> Iterator[None]:
+def claim(run: Path, new: bool, saved: Callable[[], bool], patience: float = 0.0) -> Iterator[ClaimedFolder]:
     """Keeps other processes from a run's folder; a new one is made, and removed if there is nothing to go on from.
 
     Args:
@@ -32,10 +83,36 @@ def claim(run: Path, new: bool, saved: Callable[[], bool], patience: float = 0.0
             _require_new(run)
         made, begun = not run.exists(), (run / "config.json").exists()
         run.mkdir(parents=True, exist_ok=True)
-        lock = (run / ".lock").open("w")
     except OSError as error:
         raise UserError(f"{run}: expected a folder that can be written to, got: {error.strerror}") from error
-    with lock:
+    with locked(run, patience) as folder:
+        if new:
+            _require_new(run)
+        try:
+            yield folder
+        finally:
+            kept = saved() or folder.lost or holds_checkpoints(run)
+            if new and not begun and not (kept and (run / "config.json").exists()) and not folder.lost:
+                for name in BEGUN:
+                    (run / name).unlink(missing_ok=True)
+                for path in (run / "checkpoints", run)[: 2 if made else 1]:
+                    with suppress(OSError):  # not there, or not empty
+                        path.rmdir()
+
+
+@contextmanager
+def locked(run: Path, patience: float = 0.0) -> Iterator[ClaimedFolder]:
+    """Keeps other processes from a folder; see `claim`. The lock is a file, which is never written to."""
+    try:
+        opened = os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            lock = open_regular(Path(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, folder=opened)
+        except BaseException:
+            os.close(opened)
+            raise
+    except OSError as error:
+        raise UserError(f"{run}: expected a folder that can be written to, got: {error.strerror}") from error
+    try:
         deadline = time.monotonic() + patience
         while True:
             try:
@@ -45,20 +122,12 @@ def claim(run: Path, new: bool, saved: Callable[[], bool], patience: float = 0.0
                 if time.monotonic() >= deadline:
                     raise UserError(f"{run} is in use by another process") from error
                 time.sleep(0.5)
-        if os.fstat(lock.fileno()).st_nlink == 0:  # who had it has removed the folder
+        if os.fstat(lock).st_nlink == 0:  # the process that had it has removed the folder
             raise UserError(f"{run} was removed by another process that used it")
-        if new:
-            _require_new(run)
-        try:
-            yield
-        finally:
-            kept = saved() or holds_checkpoints(run)
-            if new and not begun and not (kept and (run / "config.json").exists()):
-                for name in BEGUN:
-                    (run / name).unlink(missing_ok=True)
-                for folder in (run / "checkpoints", run)[: 2 if made else 1]:
-                    with suppress(OSError):  # not there, or not empty
-                        folder.rmdir()
+        yield ClaimedFolder(run, opened, lock)
+    finally:
+        os.close(lock)
+        os.close(opened)
 
 
 def holds_checkpoints(run: Path) -> bool:

@@ -27,7 +27,7 @@ from commands import UserError
 from commands.config import RunConfig, differences, from_plain, read_config, to_plain
 from commands.display import TerminalDisplay, evaluation_rows, quantity, say, say_all, say_skipped, table, task_table
 from commands.evaluate import evaluation_summary, filmable, permissions, play, record
-from commands.folders import claim
+from commands.folders import ClaimedFolder, claim
 from commands.options import AllowEnv, parse_start
 from commands.options import parse as parse_options
 from commands.presets import make_preset
@@ -161,7 +161,8 @@ def _config_of(run: str) -> RunConfig:
         return read_config(Path(run))
     checkpoint = checkpoints.load_latest(run)
     try:
-        return dataclasses.replace(from_plain(checkpoint.state["config"]), checkpoint_url=run)
+        checkpoints.require(checkpoint.state, {"config": dict}, "state")
+        return from_plain({**checkpoint.state["config"], "checkpoint_url": run})
     except ValueError as error:
         raise ValueError(f"{checkpoint.path}: {error}") from error
 
@@ -179,7 +180,8 @@ def launch(arguments: Sequence[str]) -> None:
         limit_calls(config.actors.step_seconds)
         prepare(config.env)
         trainer = Trainer(config, run, options.local)
-    with claim(run, options.new_folder, lambda: bool(trainer.saved)):
+    with claim(run, options.new_folder, lambda: bool(trainer.saved)) as folder:
+        trainer.folder = folder
         with _user_errors():
             trainer.claim(new=options.resume is None)
             if options.resume:
@@ -190,6 +192,8 @@ def launch(arguments: Sequence[str]) -> None:
                 checkpoints.write_json(run / "config.json", to_plain(config))
             _train(options, trainer, console)
         except (OSError, StorageError, MemoryError) as error:
+            if folder.lost:
+                raise UserError(_farewell(options, trainer, folder)) from error
             if isinstance(error, OSError) and error.errno not in DISK_ERRORS:
                 raise
             problem = f"{run} cannot be written to: {error}" if isinstance(error, OSError) else str(error)
@@ -226,7 +230,15 @@ def _check_folder(run: Path) -> None:
         raise UserError(f"run: expected an absolute path, for a job's own folder is temporary, got {run}")
 
 
-def _again(options: Options, run: Path) -> str:
+def _farewell(options: Options, trainer: Trainer, folder: ClaimedFolder) -> str:
+    """What is left of a run whose folder was lost while it trained."""
+    found: Path | str | None = options.config.checkpoint_url or folder.find()
+    if found is None or not trainer.saved:
+        return f"{folder.fate}, and with it all that was learned"
+    return f"{folder.fate}; go on from {trainer.saved} with: {_again(options, found)}"
+
+
+def _again(options: Options, run: Path | str) -> str:
     """The command that goes on with a run."""
     where = " --local" if options.local else ""
     if options.ray_address:
@@ -269,6 +281,8 @@ def _train(options: Options, trainer: Trainer, console: Console) -> None:
     ):
         checkpoints.write_json(run / "config.json", to_plain(config))
         trainer.train(display, stop)
+        if trainer.folder:
+            trainer.folder.require()
     if stop.signal and trainer.frames < config.frames:
         say(console, f"stopped at {quantity(trainer.frames)} frames; go on with: {_again(options, run)}")
         sys.exit(128 + stop.signal)
@@ -298,6 +312,8 @@ def conclude(trainer: Trainer) -> tuple[dict[str, Any], dict[str, str]]:
     summary = evaluation_summary(play(config, agent, config.eval_episodes), held_out(config.env))
     if config.video_episodes and filmable(config.env):
         recordings = record(config, agent, config.video_episodes)
+        if trainer.folder:
+            trainer.folder.require()
         title = f"{run.resolve().name}, {quantity(trainer.learner.steps)} steps"
         shown = show(recordings, run / "videos" / "final", title, config)
         log_recordings(run, trainer.learner.steps, recordings)

@@ -30,6 +30,7 @@ from commands.pages import rounded, write_page
 from commands.presets import make_preset
 from commands.status import progress, say_how_to_go_on, state
 from envs import EnvironmentFailed
+from learner.files import require_output
 from learner.metrics import sample_metrics
 
 POINTS = 400
@@ -108,9 +109,13 @@ def report(arguments: Sequence[str]) -> None:
         data = page_data(run, config, rows)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
+    page = options.output or run / "report.html"
+    try:
+        require_output(page)
+    except OSError as error:
+        raise UserError(f"output: {error}") from error
     with console.status("playing"):
         data["buckets"] = buckets(run, config, options, console)
-    page = options.output or run / "report.html"
     data["media"] = media(run, page)
     try:
         write_page(page, "report", f"{data['title']}: report", data)

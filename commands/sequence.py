@@ -5,6 +5,7 @@ The loop itself is `learner.sequence.train`. Here it gets a run's folder, a disp
 
 import math
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -21,13 +22,14 @@ from actors import ClusterError
 from agent.sequence import SequenceModel
 from commands import UserError
 from commands.display import LiveLine, duration, quantity, say, say_skipped
-from commands.folders import claim, holds_checkpoints
+from commands.folders import ClaimedFolder, claim, holds_checkpoints
 from commands.options import user_errors
 from commands.signals import StopRequest, stop_on_signals
 from learner import checkpoints
 from learner.data_parallel import DataParallel
+from learner.files import replacing
 from learner.metrics import last_metrics
-from learner.sequence import Progress, SequenceLearner, SequenceLearnerConfig, restore, set_apart, train
+from learner.sequence import Progress, SequenceLearner, SequenceLearnerConfig, restore, save, set_apart, train
 
 PEER_SECONDS = 600.0
 """Time that learners wait for each other: the first one evaluates meanwhile."""
@@ -126,7 +128,12 @@ def run_training(
         UserError: for all that the user can mend.
     """
     run = job.run
-    with claim(run, new, lambda: False):
+    with claim(run, new, lambda: False) as folder:
+
+        def show(progress: Progress) -> None:
+            folder.require()
+            display.update(progress)
+
         try:
             learner = job.make_learner(DataParallel(), "cpu" if job.learners > 1 else None)
             checkpoint = None if new else restore(learner, run)
@@ -144,7 +151,7 @@ def run_training(
                         run,
                         job.plain(),
                         evaluate=job.evaluate,
-                        show=display.update,
+                        show=show,
                         stop=lambda: stop.requested,
                         **job.loop(),
                     )
@@ -152,7 +159,12 @@ def run_training(
                     with display.following(run, learner.config):
                         _train_on_ray(job, new, stop, again)
                     restore(learner, run)
+            if learner.step >= learner.config.steps:
+                folder.require()
+                finish(learner)
         except OSError as error:
+            if folder.lost:
+                raise UserError(_farewell(job, learner, folder, again)) from error
             go_on = f"; go on with: {again}" if holds_checkpoints(run) else ""
             raise UserError(f"{run} cannot be written to: {error}{go_on}") from error
         except FloatingPointError as error:
@@ -168,7 +180,17 @@ def run_training(
         if learner.step < learner.config.steps:
             say(console, f"stopped at step {learner.step}; go on with: {again}")
             sys.exit(128 + (stop.signal or 0))
-        finish(learner)
+
+
+def _farewell(job: Job, learner: SequenceLearner, folder: ClaimedFolder, again: str) -> str:
+    """What is left of a run whose folder was lost while it trained; what was learned is saved where the folder is."""
+    found = folder.find()
+    if found is None:
+        return f"{folder.fate}, and with it all that was learned"
+    if job.learners == 1:
+        save(learner, found, job.plain(), job.loop()["keep"])
+    old, new = (shlex.quote(str(path)) for path in (job.run, found))
+    return f"{folder.fate}; go on with: {again.replace(f'--resume {old}', f'--resume {new}')}"
 
 
 def load_weights(run: Path, model: SequenceModel, console: Console) -> checkpoints.Checkpoint:
@@ -246,7 +268,8 @@ def _train_on_ray(job: Job, new: bool, stop: StopRequest, again: str) -> None:
         flag.unlink(missing_ok=True)
         ray.shutdown()
     for failure in failures:
-        (job.run / "error.txt").write_text(f"{failure}\n")
+        with replacing(job.run / "error.txt") as temporary:
+            temporary.write_text(f"{failure}\n")
         last = str(failure).strip().rpartition("\n")[2]
         message = f"the learners on Ray stopped ({last}; more in {job.run / 'error.txt'})"
         raise UserError(f"{message}; go on with: {again}") from failure

@@ -5,7 +5,6 @@ Training is the loop of `learner.sequence`, which text shares; `compare`, which 
 """
 
 import dataclasses
-import json
 import math
 import os
 import shlex
@@ -31,6 +30,7 @@ from commands.options import parse, parse_training, user_errors
 from commands.sequence import load_weights, run_training
 from learner import checkpoints
 from learner.data_parallel import DataParallel
+from learner.files import read_json
 from learner.learner import resolve_device
 from learner.sequence import SequenceLearner
 from speech import audio, baselines, models
@@ -245,10 +245,10 @@ def digest_of(run: Path) -> str:
         UserError: if the run does not say, or its file is damaged.
     """
     path = run / "corpus.json"
-    try:
-        return json.loads(path.read_text())["digest"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: expected what the run was trained on, got: {error!r}") from error
+    with user_errors():
+        plain = read_json(path)
+        checkpoints.require(plain, {"digest": str}, f"{path}: expected what the run was trained on")
+    return plain["digest"]
 
 
 def _minutes(corpus: Corpus, split: str) -> str:
@@ -395,7 +395,7 @@ def _draw_samples(options: SampleOptions, out: Path, corpus: Corpus, model: Sequ
         clips[f"real-{number}"] = audio.decode(real[number])
         clips[f"sample-{number}"] = audio.decode(np.concatenate([real[number, :prompt], drawn[number]]))
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=out != options.run / "samples", exist_ok=True)  # not a run's folder that was moved away
         for name, waveform in clips.items():
             audio.write_wav(out / f"{name}.wav", waveform, rate)
         picture = write_spectrograms(out / "spectrograms.png", clips, rate, mark=options.prompt_seconds)

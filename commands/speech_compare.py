@@ -28,6 +28,7 @@ from commands.folders import holds_checkpoints
 from commands.options import parse, parse_start, user_errors
 from commands.speech import digest_of, located, open_corpus, predictors, read_config, to_plain
 from learner import checkpoints
+from learner.files import replacing
 from learner.metrics import read_metrics, sample_metrics
 from learner.sequence import SequenceLearnerConfig
 from speech import models
@@ -197,14 +198,12 @@ def _table(rows: list[dict[str, Any]], known: dict[str, dict[str, float]], title
 
 def _write_curves(run: Path, cores: list[str]) -> None:
     """Validation loss against steps, one row for each evaluation of each model."""
-    temporary = run / ".curves.csv.tmp"
-    with temporary.open("w", newline="") as file:
+    with replacing(run / "curves.csv") as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["core", "step", "nats", "training_samples"])
         for core in cores:
             for row in _curve(run / core):
                 writer.writerow([core, row["step"], row["valid/nll"], row["learner/tokens"]])
-    temporary.replace(run / "curves.csv")
 
 
 def _draw(run: Path, cores: list[str], linear: float) -> str:
@@ -222,7 +221,6 @@ def _draw(run: Path, cores: list[str], linear: float) -> str:
     axes.set(xlabel="steps", ylabel="nats per sample, validation")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
-    temporary = run / ".curves.tmp.svg"
-    figure.savefig(temporary)
-    temporary.replace(run / "curves.svg")
+    with replacing(run / "curves.svg") as temporary:
+        figure.savefig(temporary, format="svg")
     return f", {run / 'curves.svg'}"

@@ -2,6 +2,7 @@
 
 import fcntl
 import math
+import os
 import shlex
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from commands.config import KINDS, RunConfig, read_config, read_kind
 from commands.display import duration, quantity, say, table
 from commands.options import parse
 from learner import checkpoints
+from learner.files import open_regular
 from learner.metrics import last_metrics
 from learner.storage import StorageError
 
@@ -102,7 +104,7 @@ def say_how_to_go_on(console: Console, run: Path, kind: str, state: str) -> None
 def in_use(run: Path) -> bool:
     """Whether a process on this machine has the run."""
     try:
-        with (run / ".lock").open() as lock:
+        with os.fdopen(open_regular(run / ".lock")) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

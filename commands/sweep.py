@@ -5,7 +5,6 @@ Every option of `launch` holds for all trials; `--cores`, `--rates`, `--seeds` a
 
 import dataclasses
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from agent.core import CORES
 from commands import UserError, launch
 from commands.config import RunConfig, from_plain, to_plain
 from learner import checkpoints
+from learner.files import read_json
 
 FILE = "sweep.json"
 OWN = ("--core", "--seed", "--run", "--resume", "--local", "--ray-address", "--threads", "--checkpoint-url")
@@ -169,7 +169,8 @@ def read(folder: Path) -> tuple[dict[str, RunConfig], str]:
     if not path.is_file():
         raise UserError(f"{folder} is no sweep: expected a folder with {FILE}, made by `compressive compare`")
     try:
-        plain = json.loads(path.read_text())
-        return {name: from_plain(config) for name, config in plain["trials"].items()}, str(plain["command"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        plain = read_json(path)
+        checkpoints.require(plain, {"trials": {str: dict}, "command": str}, "sweep")
+        return {name: from_plain(config) for name, config in plain["trials"].items()}, plain["command"]
+    except (ValueError, OSError) as error:
         raise UserError(f"{path}: expected a sweep as `compressive compare` writes it, got: {error}") from error

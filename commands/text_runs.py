@@ -20,6 +20,7 @@ from commands.sequence import load_weights
 from commands.text_presets import TextConfig
 from learner import checkpoints
 from learner.data_parallel import DataParallel
+from learner.files import read_json
 from learner.learner import resolve_device
 from learner.sequence import SequenceLearner, evaluate
 from learner.streams import Batch, Streams, one_pass
@@ -148,7 +149,10 @@ def write_tokeniser(run: Path, tokens: Tokens) -> None:
 def require_same_tokens(run: Path, tokens: Tokens) -> None:
     """Raises a UserError if a run was trained on other text, or does not say on which."""
     with user_errors():
-        expected = corpora.read_json(run / "tokeniser.json")["digest"]
+        path = run / "tokeniser.json"
+        plain = read_json(path)
+        checkpoints.require(plain, {"digest": str}, str(path))
+        expected = plain["digest"]
     if tokens.digest != expected:
         raise UserError(
             f"the corpus is not the one that {run} was trained on (its hash is {tokens.digest[:12]}, expected "
@@ -202,7 +206,7 @@ def open_run(
     """
     with user_errors():
         config = read_run(run)
-        tokeniser = tokenisation.from_plain(corpora.read_json(run / "tokeniser.json"))
+        tokeniser = tokenisation.from_plain(read_json(run / "tokeniser.json"))
         model = make_model(config.model, tokeniser.vocabulary).to(resolve_device(device))
     checkpoint = load_weights(run, model, console)
     return config, tokeniser, model.eval(), checkpoint

@@ -11,8 +11,8 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -31,7 +31,9 @@ from agent import Agent, Trajectory
 from agent.core import concatenate_states, leaves, state_bytes
 from agent.room import build_network
 from commands import UserError
+from commands.clock import Clock
 from commands.config import RunConfig, to_plain
+from commands.folders import ClaimedFolder
 from commands.signals import StopRequest
 from commands.tensorboard import LAYOUT
 from envs import limit_calls, make_vector, mean_normalised, tasks
@@ -47,6 +49,12 @@ if TYPE_CHECKING:
     from learner.group import LearnerGroup
 
 logger = logging.getLogger(__name__)
+
+NUMBERS = dict.fromkeys(("steps", "environment", "actor_id", "version"), int)
+EPISODE: dict[str, Any] = {"score": float, **NUMBERS, "metrics": {str: float}, "task": str}
+ACTORS = {"num_actors": int, "envs_per_actor": int}
+STATE = {"episodes": int, "generation": int, "recent": [EPISODE], "rng": dict, "config": {"actors": ACTORS}}
+"""What `Trainer.restore` needs of the state that `Trainer.save` writes, as `checkpoints.require` takes it."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class Display(Protocol):
 
 
 class Stopped(Exception):
-    """The user asked to stop while there was nothing to do but wait."""
+    """The user asked to stop, or the run's folder is lost, while there was nothing to do but wait."""
 
 
 class Interface(NamedTuple):
@@ -223,7 +231,7 @@ class Trainer:
 
     Args:
         config: the run.
-        run: its folder; nothing is written before `claim` and `train`.
+        run: its folder; nothing is written before `claim` and `train`. `folder` notices if it is moved or removed.
         local: whether actors live in this process; only then is a resumed run identical to an uninterrupted one.
 
     Raises:
@@ -250,6 +258,7 @@ class Trainer:
         self.restored: checkpoints.Checkpoint | None = None
         self.saved: Path | str | None = None
         self.saved_version: int | None = None
+        self.folder: ClaimedFolder | None = None
         self.place: Path | str = config.checkpoint_url or run
         self.remote = Remote(config.checkpoint_url) if config.checkpoint_url else None
         self.claimed: str | None = None
@@ -290,28 +299,49 @@ class Trainer:
 
         Raises:
             FileNotFoundError: if there is none.
-            ValueError: if it does not fit the configuration.
+            ValueError: if it does not fit the configuration, or is of another version.
             StorageError: if the run's URL cannot be read from.
         """
         checkpoint = checkpoints.load_latest(self.place)
+        state = checkpoint.state
         try:
+            checkpoints.require(state, STATE, "state")
+            checkpoints.check_rng(state["rng"])
+            episodes = [Episode(**{name: episode[name] for name in EPISODE}) for episode in state["recent"]]
+            if others := {episode.task for episode in episodes} - {"", *self.recent}:
+                expected, got = ", ".join(self.recent), checkpoints.shown(min(others))
+                raise ValueError(f"state: recent: expected episodes of {expected}, got one of {got}")
             self.learner.load_state_dict(checkpoints.unpack_learner(checkpoint))
-        except (RuntimeError, ValueError, KeyError) as error:
+        except (RuntimeError, ValueError) as error:
             raise ValueError(f"{checkpoint.path} does not fit {self.run / 'config.json'}: {error}") from error
-        self.episodes = int(checkpoint.state["episodes"])
-        self.generation = int(checkpoint.state["generation"]) + 1
-        self._remember([Episode(**episode) for episode in checkpoint.state["recent"]])
-        actors = checkpoint.state["config"]["actors"]
+        self.episodes, self.generation = state["episodes"], state["generation"] + 1
+        self._remember(episodes)
+        actors = state["config"]["actors"]
         if all(actors[name] == getattr(self.config.actors, name) for name in ("num_actors", "envs_per_actor")):
             self.pool_state = checkpoint.parts.get("actors", {})
         self.restored, self.saved, self.saved_version = checkpoint, checkpoint.path, self.learner.version
+
+    def _require_alike(self, own: dict[str, Tensor]) -> None:
+        """Raises a UserError where the restored states of actors are not such as the actors' own."""
+        for name, tensor in own.items():
+            pair = [tensor, self.pool_state.get(name)]
+            expected, got = ("none" if one is None else f"{one.dtype} {list(one.shape)}" for one in pair)
+            if expected != got:
+                raise UserError(f"{self.saved} does not fit: actors: {name}: expected {expected}, got {got}")
 
     def save(self, learner: "Learner | LearnerGroup", pool: Pool | None = None) -> None:
         """Writes a checkpoint; without a pool, actors begin afresh when it is resumed.
 
         Raises:
             UserError: if the run's URL was claimed by another launch; nothing was written then.
+            FileNotFoundError: if the run's folder was removed.
         """
+        place = self.place
+        if self.folder and not self.remote and self.folder.lost:  # what was learned goes where the folder is now
+            found = self.folder.find()
+            if found is None:
+                self.folder.require()
+            place = found or place
         if self.remote and self.claimed and (owner := self.remote.owner()) not in (None, self.claimed):
             raise UserError(f"{self.place} was taken over by {owner}; this run ends with {self.saved}")
         parts, counters = checkpoints.pack_learner(learner.state_dict())
@@ -325,11 +355,15 @@ class Trainer:
             "rng": checkpoints.rng_state(),
             "config": to_plain(self.config),
         }
-        self.saved = checkpoints.save(self.place, self.learner.steps, parts, state, self.config.keep_checkpoints)
+        self.saved = checkpoints.save(place, self.learner.steps, parts, state, self.config.keep_checkpoints)
         self.saved_version = self.learner.version
+        path = self.run / "config.json"
+        if self.folder and not self.folder.lost and not path.exists():  # another removed it, and resuming needs it
+            checkpoints.write_json(path, to_plain(self.config))
 
     def train(self, display: Display, stop: StopRequest) -> None:
-        """Trains until the run's frames are reached or a stop is requested; leaves a checkpoint either way.
+        """Trains until the run's frames are reached, a stop is requested or the folder is lost that was claimed; leaves
+        a checkpoint in any case.
 
         A new run begins with one, so that it can be resumed whatever happens, and a full disk shows at once.
 
@@ -346,7 +380,7 @@ class Trainer:
             head = None if self.local else stack.enter_context(watch_head())
 
             def check() -> None:
-                if stop.requested:
+                if stop.requested or (self.folder and self.folder.lost):
                     raise Stopped
                 if head:
                     head.check(lambda: self._save_new(learner, pool))
@@ -355,10 +389,12 @@ class Trainer:
                 learner = stack.enter_context(make_learners(self.config, self.learner, check))
                 pool = stack.enter_context(make_pool(self.config, self.generation, self.local))
                 if self.pool_state:
+                    self._require_alike(pool.state_dict())
                     pool.load_state_dict(self.pool_state)
                 if self.restored:  # last, for making actors draws random numbers
                     checkpoints.restore_rng(self.restored.state["rng"])
                 if self.saved is None:
+                    self.run.mkdir(parents=True, exist_ok=True)
                     self.save(learner, pool)
                 mirror = make_mirror(self.run, self.local)
                 writer = stack.enter_context(MetricsWriter(self.run, learner.steps, mirror, LAYOUT))
@@ -455,7 +491,7 @@ class Trainer:
             tasks=(len(scores), len(self.recent)),
         )
 
-    def _row(self, clock: "Clock", pool: PoolStatus) -> dict[str, float]:
+    def _row(self, clock: Clock, pool: PoolStatus) -> dict[str, float]:
         """What the loop itself measures; values that do not exist yet are left out."""
         progress = self._progress(clock.rate(self.learner.steps), pool)
         row = {
@@ -484,35 +520,3 @@ class Trainer:
             measured = {"return": score, "correct_choices": correct_fraction(list(self.recent[task]))}
             row |= {f"{task}/{name}": value for name, value in (measured | mean_normalised({task: score})).items()}
         return row
-
-
-class Clock:
-    """Measures the loop: steps a second over the last seconds, and the share of time spent waiting for unrolls."""
-
-    def __init__(self, steps: int, window: float = 10.0) -> None:
-        self.window = window
-        self.marks: deque[tuple[float, int]] = deque([(time.monotonic(), steps)])
-        self.since, self.idle = time.monotonic(), 0.0
-
-    def rate(self, steps: int) -> float:
-        """Steps a second, given how many there are now."""
-        now = time.monotonic()
-        self.marks.append((now, steps))
-        while len(self.marks) > 2 and now - self.marks[0][0] > self.window:
-            self.marks.popleft()
-        begin, first = self.marks[0]
-        return (steps - first) / max(now - begin, 1e-9)
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Time within counts as idle."""
-        begin = time.monotonic()
-        yield
-        self.idle += time.monotonic() - begin
-
-    def idle_fraction(self) -> float:
-        """Share of the time since the last call that was idle."""
-        now = time.monotonic()
-        fraction = self.idle / max(now - self.since, 1e-9)
-        self.since, self.idle = now, 0.0
-        return fraction

@@ -30,6 +30,7 @@ from commands.sweep import FILE
 from commands.training import Progress, Trainer
 from envs import limit_calls, prepare
 from learner import checkpoints
+from learner.files import replacing
 from learner.metrics import last_metrics, write_hparams
 
 STOP = ".stop"
@@ -96,10 +97,9 @@ def run_trial(folder: Path, name: str, plain: dict[str, Any], hparams: dict[str,
     try:
         _train(from_plain(plain), run, stop, hparams, local=not resources.remote_actors)
     except Exception:
-        run.mkdir(parents=True, exist_ok=True)
-        temporary = run / f"{ERROR}.tmp"
-        temporary.write_text(traceback.format_exc())
-        temporary.replace(run / ERROR)
+        run.mkdir(exist_ok=True)
+        with replacing(run / ERROR) as temporary:
+            temporary.write_text(traceback.format_exc())
 
 
 def _train(config: RunConfig, run: Path, stop: StopRequest, hparams: dict[str, Any], local: bool) -> None:
@@ -107,11 +107,12 @@ def _train(config: RunConfig, run: Path, stop: StopRequest, hparams: dict[str, A
     prepare(config.env)
     trainer = Trainer(config, run, local)
     resumable = holds_checkpoints(run)
-    with claim(run, not resumable, lambda: bool(trainer.saved), LOCK_SECONDS):
+    with claim(run, not resumable, lambda: bool(trainer.saved), LOCK_SECONDS) as trainer.folder:
         if resumable:
             trainer.restore()
         checkpoints.write_json(run / "config.json", to_plain(config))
         trainer.train(Reporter(), stop)
+        trainer.folder.require()
         if trainer.frames < config.frames:
             return
         summary, _ = conclude(trainer)

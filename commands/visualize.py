@@ -17,15 +17,16 @@ from PIL import Image
 from rich.console import Console
 
 from actors.recording import Recording
-from actors.video import check_images, write_video
+from actors.video import check_images
 from agent.fields import Count, Positive
 from commands import UserError
 from commands.config import RunConfig
 from commands.display import quantity, table
-from commands.evaluate import filmable, load_player, record
+from commands.evaluate import film, filmable, load_player, record
 from commands.options import PlayOptions, parse
 from commands.pages import packed, rounded, write_page
 from commands.training import interface
+from learner.files import require_output
 
 PAGE_BYTES = 15_000_000
 """A page is not larger than this, so that it opens at once; what does not fit is left out, and the page says so."""
@@ -61,9 +62,14 @@ def visualize(arguments: Sequence[str]) -> None:
     if not filmable(config.env):
         seen = list(interface(config.env).observation_shape)
         raise UserError(f"{options.run}: expected images in RGB to show, got {seen} from {config.env}")
+    stem = (options.output or options.run / "videos") / "episodes"
+    try:
+        for ending in (".mp4", ".html"):
+            require_output(stem.with_suffix(ending))
+    except OSError as error:
+        raise UserError(f"output: {error}") from error
     with console.status("playing"):
         recordings = record(config, agent, options.episodes, options.seed, not options.greedy)
-    stem = (options.output or options.run / "videos") / "episodes"
     title = f"{options.run.resolve().name}, {quantity(checkpoint.step)} steps"
     with console.status("drawing"):
         try:
@@ -83,7 +89,7 @@ def show(recordings: Sequence[Recording], stem: Path, title: str, config: RunCon
         title: of the page.
         config: the run's.
     """
-    video = write_video(recordings, stem.with_suffix(".mp4"))
+    video = film(recordings, stem.with_suffix(".mp4"))
     page = write_page(stem.with_suffix(".html"), "episode", title, page_data(recordings, title, config.core_name))
     return {"video": str(video), "page": f"{page}  (open it in a browser)"}
 

@@ -83,7 +83,8 @@ class LevelCache:
     def _alone(self) -> Iterator[None]:
         """Within, no other process writes; the lock of a process that dies is free."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".lock").open("w") as lock:
+        lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with os.fdopen(lock, "r+b"):
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

@@ -23,18 +23,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors
 import torch
 from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as format_safetensors
 from torch import Tensor
 
-from learner.storage import MANIFEST, Disk, Remote, flush, open_storage, write_and_flush
+from learner.files import replacing
+from learner.storage import MANIFEST, Disk, Remote, open_storage, redact
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-_NAME = re.compile(r"(\d{12,})(?:-[0-9a-f]+)?(\.superseded)?")
+REASONS = 3
+"""Of checkpoints that cannot be read, so many are named with the reason; of others there is only the number."""
+_NAME = re.compile(r"([0-9]{12,18})(?:-[0-9a-f]+)?(\.superseded)?")
+_PART = r"[A-Za-z0-9_-]{1,200}"
+_WORDS = {
+    int: "a whole number of 0 or more",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
+"""Of JSON, in errors."""
 
 
 class Checkpoint(NamedTuple):
@@ -42,7 +54,8 @@ class Checkpoint(NamedTuple):
 
     step: agent steps, or batches of a sequence model; its name. parts: tensors by part and name, on the CPU. state:
     what `save` was given as `state`. time: when it was written, in seconds since 1970 (NaN if it does not say). path:
-    its folder, or the URL of that. skipped: one line for each newer one that could not be read, with the reason.
+    its folder, or the URL of that. skipped: a line for each of the first `REASONS` newer ones that could not be read,
+    with the reason, and one with the number of the others.
     """
 
     step: int
@@ -71,7 +84,7 @@ def save(
     left is removed.
 
     Args:
-        run: the run's folder, made if it does not exist; or a URL, such as "s3://bucket/run".
+        run: the run's folder, which must be there; or a URL, such as "s3://bucket/run".
         step: agent steps so far, or batches of a sequence model.
         parts: tensors by part and name; a part's name is a file's (letters, digits, "_" and "-").
         state: values that JSON can hold: counters, random states, the configuration.
@@ -91,7 +104,7 @@ def save(
     if keep < 1:
         raise ValueError(f"keep: expected at least 1, got {keep}")
     for part in parts:
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", part):
+        if not re.fullmatch(_PART, part):
             raise ValueError(f"parts: expected names of letters, digits, '_' and '-', got {part!r}")
     json.dumps(state, allow_nan=False)
 
@@ -100,9 +113,13 @@ def save(
     name = storage.write(f"{step:012d}", _files(step, parts, state))
     others = [entry for entry in _entries(storage) if entry.name != name]
     before = [other for other in others if other.current and other.step < step]
+    ahead = [other for other in others if other.current and other.step > step]
+    if ahead:
+        more = f" and {len(ahead) - 1} more" if len(ahead) > 1 else ""
+        where = f"{storage.locate(ahead[0].name)}{more}"
+        logger.warning("setting aside %s: the run went on from an earlier checkpoint", where)
     for other in others:
         if other.current and other.step > step:
-            logger.warning("setting aside %s: the run went on from an earlier checkpoint", storage.locate(other.name))
             storage.rename(other.name, f"{other.name}.superseded")
         elif other.step <= step and other not in before[: keep - 1]:
             storage.remove(other.name)
@@ -136,29 +153,38 @@ def load_latest(run: Path | str) -> Checkpoint:
         StorageError: if the URL cannot be used or read from. None is skipped for that.
     """
     storage = open_storage(run)
-    skipped: list[str] = []
-    tried: set[str] = set()
+    tried: dict[str, str] = {}
     while candidates := [entry.name for entry in _entries(storage) if entry.name not in tried]:
-        name = candidates[0]
-        try:
-            checkpoint = _read(storage, name)
-        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-            if name not in storage.folders():
-                continue  # a training run beside us removed it, and so has written newer ones
-            tried.add(name)
-            skipped.append(f"{name}: {error}")
-            warnings.warn(f"skipped checkpoint {storage.locate(name)}: {error}", stacklevel=2)
-            continue
-        return checkpoint._replace(skipped=skipped)
-    if skipped:
-        raise FileNotFoundError(f"{run} has no checkpoint that can be read: {'; '.join(skipped)}")
+        for name in candidates:
+            try:
+                return _read(storage, name)._replace(skipped=_summary(storage, tried))
+            except (OSError, ValueError, MemoryError, RecursionError) as error:
+                if not storage.holds(name):
+                    break  # a training run beside us removed it, and so has written newer ones
+                tried[name] = _cut(f"{name}: {str(error) or type(error).__name__}", 200)
+    if tried:
+        raise FileNotFoundError(f"{run} has no checkpoint that can be read: {'; '.join(_summary(storage, tried))}")
     raise FileNotFoundError(f"{run} has no checkpoint yet")
 
 
+def _summary(storage: Disk | Remote, tried: dict[str, str]) -> list[str]:
+    """Lines on the checkpoints that were skipped, given their reasons by name; warns of the same."""
+    lines, more = list(tried.values())[:REASONS], len(tried) - REASONS
+    for line in lines:
+        warnings.warn(f"skipped checkpoint {storage.locate(line)}", stacklevel=3)
+    return [*lines, f"and {more} more"] if more > 0 else lines
+
+
 def _read(storage: Disk | Remote, name: str) -> Checkpoint:
-    def read(file: str) -> bytes:
+    """Reads a checkpoint that anyone may have written: nothing is opened before it is known to be what it must be.
+
+    Raises:
+        ValueError, OSError, MemoryError, RecursionError: if it is damaged or was made up; says how.
+    """
+
+    def read(file: str, size: int | None = None) -> bytes:
         try:
-            return storage.read(name, file)
+            return storage.read(name, file, size)
         except FileNotFoundError as error:
             raise ValueError(f"{file} is missing") from error
 
@@ -167,21 +193,75 @@ def _read(storage: Disk | Remote, name: str) -> Checkpoint:
         content = json.loads(text)
         digest = content.pop("sha256")
         intact = digest == _digest_json(content)
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError("state.json is damaged") from error
     if not intact:
         raise ValueError("state.json is not what was written (its SHA-256 differs)")
+    require(content, {"format": int}, MANIFEST)
     if content["format"] != FORMAT:
         raise ValueError(f"state.json has format {content['format']}, this version reads {FORMAT}")
+    content = {"time": math.nan, **content}
+    files = {str: {"size": int, "sha256": str}}
+    require(content, {"step": int, "time": float, "files": files, "state": dict}, MANIFEST)
     parts = {}
     for file, expected in content["files"].items():
-        data = read(file)
-        if len(data) != expected["size"]:
-            raise ValueError(f"{file} has {len(data)} bytes instead of {expected['size']}")
+        if not re.fullmatch(_PART + r"\.safetensors", file):
+            raise ValueError(f"{MANIFEST}: files: expected names such as weights.safetensors, got {shown(file)}")
+        data = read(file, expected["size"])
         if hashlib.sha256(data).hexdigest() != expected["sha256"]:
             raise ValueError(f"{file} is not what was written (its SHA-256 differs)")
-        parts[file.removesuffix(".safetensors")] = parse_safetensors(data)
-    return Checkpoint(content["step"], parts, content["state"], content.get("time", math.nan), storage.locate(name), [])
+        try:
+            parts[file.removesuffix(".safetensors")] = parse_safetensors(data)
+        except Exception as error:  # of what was made up, safetensors and torch complain in many ways
+            raise ValueError(f"{file} holds no tensors: {error!r}") from error
+    return Checkpoint(content["step"], parts, content["state"], content["time"], storage.locate(name), [])
+
+
+def require(value: Any, schema: Any, where: str) -> None:
+    """Checks what was read as JSON.
+
+    Args:
+        value: what JSON can hold.
+        schema: a type (int stands for 0 to 2^63 - 1, float for any number, object for anything); a dict with the
+            schemas of what must be there, beside which there may be more; {str: schema} for objects and [schema] for
+            lists of such values.
+        where: names the value in errors.
+
+    Raises:
+        ValueError: says what was expected where, and what was given.
+    """
+    kind: Any = schema if isinstance(schema, type) else type(schema)
+    if kind is int:
+        fits = type(value) is int and 0 <= value < 1 << 63
+    elif kind is float:
+        fits = type(value) is float or (type(value) is int and abs(value) < 1 << 63)
+    else:
+        fits = isinstance(value, kind)
+    if not fits:
+        raise ValueError(f"{where}: expected {_WORDS[kind]}, got {shown(value)}")
+    if isinstance(schema, dict) and str in schema:
+        schema = dict.fromkeys(value, schema[str])
+    parts = {}
+    if isinstance(schema, dict):
+        if missing := [name for name in schema if name not in value]:
+            raise ValueError(f"{where}: expected {', '.join(missing)} in it, got {shown(list(value))}")
+        parts = {name: (value[name], part) for name, part in schema.items()}
+    elif isinstance(schema, list):
+        parts = {index: (item, schema[0]) for index, item in enumerate(value)}
+    for name, (item, part) in parts.items():
+        require(item, part, f"{where}: {name}")
+
+
+def shown(value: Any) -> str:
+    """A value as errors have room for it, without the passwords of URLs."""
+    try:
+        return _cut(redact(repr(value)), 120)
+    except RecursionError:
+        return "what is nested too deeply"
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 4]} ..."
 
 
 def _entries(storage: Disk | Remote) -> list[_Entry]:
@@ -215,15 +295,9 @@ def write_json(path: Path | str, value: Any) -> None:
     Raises:
         TypeError: if JSON cannot hold the value; nothing was written then.
     """
-    path = Path(path)
     text = format_json(value, indent=2)
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        write_and_flush(temporary, (text + "\n").encode())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    flush(path.parent)
+    with replacing(Path(path)) as temporary:
+        temporary.write_text(text + "\n")
 
 
 def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
@@ -263,17 +337,24 @@ def unflatten(tensors: dict[str, Tensor], plain: Any) -> Any:
     """The nest that `flatten` split.
 
     Raises:
-        KeyError: if a tensor is missing.
+        ValueError: if a tensor is missing, or this is not what `flatten` made.
     """
+    try:
+        return _unflatten(tensors, plain)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"expected tensors and a nest as they were written, got {shown(plain)} ({error!r})") from error
+
+
+def _unflatten(tensors: dict[str, Tensor], plain: Any) -> Any:
     if not isinstance(plain, dict):
         return plain
     ((kind, content),) = plain.items()
     if kind == "tensor":
         return tensors[content]
     if kind == "dict":
-        return {key: unflatten(tensors, value) for key, value in content}
-    children = [unflatten(tensors, value) for value in content]
-    return tuple(children) if kind == "tuple" else children
+        return {key: _unflatten(tensors, value) for key, value in content}
+    children = [_unflatten(tensors, value) for value in content]
+    return {"list": list, "tuple": tuple}[kind](children)
 
 
 def _plain_key(key: Any, path: str) -> str | int:
@@ -297,8 +378,10 @@ def unpack_learner(checkpoint: Checkpoint) -> dict[str, Any]:
     """What `Learner.load_state_dict` takes, of a checkpoint with `pack_learner`'s value as `state["learner"]`.
 
     Raises:
-        KeyError: if the checkpoint has no learner in it.
+        ValueError: if the checkpoint has no such learner in it.
     """
+    require(checkpoint.state, {"learner": {"version": int, "steps": int, "optimiser": dict}}, "state")
+    require(checkpoint.parts, {"weights": dict, "optimiser": dict}, "parts")
     packed = dict(checkpoint.state["learner"])
     optimiser = unflatten(checkpoint.parts["optimiser"], packed.pop("optimiser"))
     return {**packed, "weights": checkpoint.parts["weights"], "optimiser": optimiser}
@@ -317,12 +400,15 @@ def rng_state() -> dict[str, Any]:
     }
 
 
-def restore_rng(state: dict[str, Any]) -> None:
-    """Takes up the states that `rng_state` gave. GPUs are left alone where there is not the same number of them."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, np.frombuffer(base64.b64decode(keys), "<u4"), position, has_gauss, cached))  # noqa: NPY002
+def restore_rng(state: Any) -> None:
+    """Takes up the states that `rng_state` gave. GPUs are left alone where there is not the same number of them.
+
+    Raises:
+        ValueError: as `check_rng` does; nothing was changed then.
+    """
+    check_rng(state)
+    random.setstate(_python(state))
+    np.random.set_state(_numpy(state))  # noqa: NPY002
     torch.set_rng_state(_decode(state["torch"]))
     present = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if len(state["cuda"]) == present:
@@ -330,6 +416,43 @@ def restore_rng(state: dict[str, Any]) -> None:
             torch.cuda.set_rng_state(_decode(gpu), index)
     else:
         logger.warning("random states of %d GPUs not restored: there are %d", len(state["cuda"]), present)
+
+
+def check_rng(state: Any) -> None:
+    """Raises a ValueError where these are no states that `restore_rng` takes, but those of another version, say."""
+    require(state, {"python": list, "numpy": list, "torch": str, "cuda": [str]}, "rng")
+    generator = "Python"
+    try:
+        random.Random().setstate(_python(state))
+        require(state["python"][2] or 0.0, float, "gauss")
+        generator = "numpy"
+        numpy = _numpy(state)
+        if not 0 <= numpy[2] <= len(numpy[1]):  # numpy would read beyond its words
+            raise ValueError(f"position {numpy[2]}")
+        np.random.RandomState().set_state(numpy)
+        generator = "torch"
+        torch.Generator().set_state(_decode(state["torch"]))
+        generator = "cuda"
+        if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+            for index, gpu in enumerate(state["cuda"]):
+                torch.Generator(f"cuda:{index}").set_state(_decode(gpu))
+    except (ValueError, TypeError, OverflowError, RuntimeError, KeyError) as error:
+        name = generator.lower()
+        raise ValueError(
+            f"rng: {name}: expected the state of a generator of this version of {generator}, got {shown(state[name])}"
+        ) from error
+
+
+def _python(state: dict[str, Any]) -> tuple[Any, ...]:
+    """What `random.setstate` takes."""
+    version, words, gauss = state["python"]
+    return version, tuple(words), gauss
+
+
+def _numpy(state: dict[str, Any]) -> tuple[Any, ...]:
+    """What `np.random.set_state` takes."""
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    return kind, np.frombuffer(base64.b64decode(keys), "<u4"), position, has_gauss, cached
 
 
 def _encode(data: bytes) -> str:

@@ -60,6 +60,10 @@ def shorten(names: list[str]) -> str:
     return f"{listed} and {len(names) - 5} more" if len(names) > 5 else listed
 
 
+_MEASURED = {torch.optim.Adam: ("exp_avg", "exp_avg_sq"), torch.optim.RMSprop: ("square_avg",)}
+"""What optimisers measure of each parameter, in tensors of its shape, beside the number of steps."""
+
+
 def load_optimiser(optimiser: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """Takes up what an optimiser of the same kind had measured; the hyper-parameters stay those of this one.
 
@@ -70,10 +74,21 @@ def load_optimiser(optimiser: torch.optim.Optimizer, saved: dict[str, Any]) -> N
         ValueError: if it is the state of other parameters.
     """
     own = optimiser.state_dict()["param_groups"]
-    if len(own) != len(saved["param_groups"]):
-        raise ValueError(f"optimiser: expected {len(own)} groups of parameters, got {len(saved['param_groups'])}")
-    groups = [{**mine, "params": theirs["params"]} for mine, theirs in zip(own, saved["param_groups"])]
-    optimiser.load_state_dict(copy_to_cpu({**saved, "param_groups": groups}))
+    try:
+        if len(own) != len(saved["param_groups"]):
+            raise ValueError(f"optimiser: expected {len(own)} groups of parameters, got {len(saved['param_groups'])}")
+        groups = [{**mine, "params": theirs["params"]} for mine, theirs in zip(own, saved["param_groups"])]
+        optimiser.load_state_dict(copy_to_cpu({**saved, "param_groups": groups}))
+        names = _MEASURED[type(optimiser)]
+        for parameter, measured in optimiser.state.items():
+            for name in ("step", *names, *measured):
+                shape = torch.Size() if name == "step" else parameter.shape
+                if not isinstance(measured[name], Tensor) or measured[name].shape != shape:
+                    raise ValueError(f"optimiser: {name}: expected a tensor of {list(shape)}, got another")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"optimiser: expected the state of {type(optimiser).__name__}, got another: {error!r}"
+        ) from error
     if optimiser.defaults.get("momentum"):
         # RMSProp makes this at a parameter's first step only; the one that was saved may have had no momentum.
         for measured in optimiser.state.values():

@@ -18,6 +18,8 @@ from typing import Any, BinaryIO
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams as hparams_summary
 
+from learner.files import open_regular
+
 FILE = "metrics.jsonl"
 SAMPLE = 4_000
 """Rows that are read of a long run; see `sample_metrics`."""
@@ -60,9 +62,12 @@ class MetricsWriter:
         resuming = path.exists()
         if resuming:
             _truncate(path, resumed_step)
-        self._file = path.open("a")
+        self._file = os.fdopen(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW), "a")
         purge = resumed_step + 1 if resuming and resumed_step is not None else None
-        self._events = SummaryWriter(str(run), purge_step=purge, flush_secs=10)
+        # TensorBoard opens its file by name again and again: not in another folder that takes the place of this one.
+        self._folder: int | None = os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        events = Path(f"/proc/self/fd/{self._folder}")
+        self._events = SummaryWriter(str(events if events.exists() else run), purge_step=purge, flush_secs=10)
         self._mirror = mirror
         if layout:
             self._events.add_custom_scalars(layout)
@@ -93,7 +98,12 @@ class MetricsWriter:
     def close(self) -> None:
         """Flushes and closes both files; more calls do nothing."""
         self._file.close()
-        self._events.close()
+        try:
+            self._events.close()
+        finally:
+            if self._folder is not None:
+                os.close(self._folder)
+            self._folder = None
 
     def __enter__(self) -> "MetricsWriter":
         return self
@@ -212,7 +222,7 @@ def _backwards(file: BinaryIO, name: str = "step", reach: float = math.inf) -> I
 
 def _truncate(path: Path, last_step: int | None) -> None:
     """Cuts the file off behind the last row of a step or of one before it (None for any); reads only what is cut."""
-    with path.open("r+b") as file:
+    with os.fdopen(open_regular(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
         rows = _backwards(file)
         file.truncate(next((end for end, row in rows if last_step is None or row["step"] <= last_step), 0))
 

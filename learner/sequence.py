@@ -255,6 +255,11 @@ class SequenceLearner:
         self.step, self.updates, self.tokens = (int(state[name]) for name in ("step", "updates", "tokens"))
 
 
+_COUNTERS = {"step": int, "updates": int, "tokens": int}
+STATE = {"learner": {"optimiser": dict, "memory": object, "source": dict, **_COUNTERS}, "rng": dict}
+"""What `restore` needs of the state that `save` writes, as `checkpoints.require` takes it."""
+
+
 def save(learner: SequenceLearner, run: Path, config: dict[str, Any], keep: int) -> Path | str | None:
     """Writes a checkpoint of a learner; of several, all must call it together and the first one writes.
 
@@ -284,11 +289,14 @@ def restore(learner: SequenceLearner, run: Path) -> checkpoints.Checkpoint:
     """
     checkpoint = checkpoints.load_latest(run)
     try:
+        checkpoints.require(checkpoint.state, STATE, "state")
+        checkpoints.require(checkpoint.parts, {"weights": dict, "optimiser": dict, "memory": dict}, "parts")
+        checkpoints.check_rng(checkpoint.state["rng"])
         state = dict(checkpoint.state["learner"])
         for name in ("optimiser", "memory"):
             state[name] = checkpoints.unflatten(checkpoint.parts[name], state[name])
         learner.load_state_dict(state | {"weights": checkpoint.parts["weights"]})
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (RuntimeError, ValueError) as error:
         raise ValueError(f"{checkpoint.path} does not fit: {error}") from error
     checkpoints.restore_rng(checkpoint.state["rng"])
     return checkpoint
@@ -336,7 +344,7 @@ def train(
 
     Args:
         learner: at step 0, or restored.
-        run: the run's folder.
+        run: the run's folder; made for a learner at step 0.
         config: the run's configuration, for its checkpoints.
         log_every: updates between two rows of metrics.
         checkpoint_seconds: time between two checkpoints.
@@ -351,6 +359,8 @@ def train(
         FloatingPointError: see `SequenceLearner.update`; the checkpoints before are there.
     """
     total, first = learner.config.steps, learner.parallel.rank == 0
+    if learner.step == 0:
+        run.mkdir(parents=True, exist_ok=True)
     saved = save(learner, run, config, keep) if learner.step == 0 else None
     writer: AbstractContextManager[Any] = MetricsWriter(run, learner.step) if first else nullcontext()
     recent, valid = _Recent(learner), {}

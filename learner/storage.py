@@ -7,6 +7,7 @@ again. What is in the files is the business of `checkpoints`.
 
 import logging
 import os
+import re
 import secrets
 import shutil
 import time
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from fsspec.core import url_to_fs
+
+from learner.files import JSON_BYTES, flush, open_regular, write_and_flush
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +37,10 @@ class StorageError(Exception):
 
 
 class Disk:
-    """The folders in `checkpoints/` of a run on a disk. Errors are those of the operating system."""
+    """The folders in `checkpoints/` of a run on a disk. Errors are those of the operating system.
+
+    Folders and files are taken for checkpoints only where they are real ones: links in `checkpoints/` are not followed.
+    """
 
     def __init__(self, run: Path) -> None:
         self.run, self.path = run, run / "checkpoints"
@@ -57,17 +63,32 @@ class Disk:
             )
         return [path.name for path in self.path.iterdir()]
 
-    def read(self, name: str, file: str) -> bytes:
-        """The bytes of a file.
+    def holds(self, name: str) -> bool:
+        """Whether there is a folder of that name."""
+        return os.path.lexists(self.path / name)
+
+    def read(self, name: str, file: str, size: int | None = None) -> bytes:
+        """The bytes of a file, `size` if it is given, else at most `JSON_BYTES`.
 
         Raises:
             FileNotFoundError: if it is not there.
+            ValueError: if it has another size; nothing was read then.
+            OSError: if it or the folder is a link, or the file is no regular one.
         """
-        return (self.path / name / file).read_bytes()
+        folder = os.open(self.path / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            opened = open_regular(Path(file), folder=folder)
+        finally:
+            os.close(folder)
+        with os.fdopen(opened, "rb") as content:
+            found = os.fstat(opened).st_size
+            _require_size(file, found, size)
+            return content.read(found)
 
     def write(self, name: str, files: Iterable[tuple[str, bytes]]) -> str:
         """Writes a folder and returns its name; of that name there is the old one or the new one at any moment."""
         temporary, final = self.path / f"{name}{_TEMPORARY}", self.path / name
+        _remove(temporary)
         temporary.mkdir()
         try:
             for file, data in files:
@@ -76,7 +97,9 @@ class Disk:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        if final.exists():  # nothing puts one folder in the place of another at once: for a moment there are both
+        if os.path.lexists(
+            final
+        ):  # nothing puts one folder in the place of another at once: for a moment there are both
             second = f"{name}-1"
             self.rename(temporary.name, second)
             flush(self.path)
@@ -89,22 +112,23 @@ class Disk:
 
     def rename(self, name: str, new: str) -> None:
         """Renames a folder, in the place of another if there is one."""
-        if (self.path / new).exists():
+        if os.path.lexists(self.path / new):
             self.remove(new)
         (self.path / name).rename(self.path / new)
 
     def remove(self, name: str) -> None:
         """Removes a folder; a kill in between leaves nothing that looks like a checkpoint."""
         doomed = self.path / f"{name}.removed{_TEMPORARY}"
+        _remove(doomed)
         (self.path / name).rename(doomed)
-        shutil.rmtree(doomed)
+        _remove(doomed)
 
     def tidy(self) -> None:
-        """Makes the place if need be, and removes what interrupted writes and removals left."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Makes the place in the run's folder if need be, and removes what interrupted writes and removals left."""
+        self.path.mkdir(exist_ok=True)  # not the run's folder: one that was moved away would be there twice
         for path in self.path.iterdir():
-            if path.name.endswith(_TEMPORARY) and path.is_dir():
-                shutil.rmtree(path)
+            if path.name.endswith(_TEMPORARY):
+                _remove(path)
 
 
 class Remote:
@@ -116,14 +140,16 @@ class Remote:
 
     Raises:
         StorageError: if the URL cannot be used; names the package that is missing. Every method may raise it, too.
+        ValueError: if there is a password in it; see `require_no_secret`.
     """
 
     def __init__(self, url: str) -> None:
+        require_no_secret(url)
         self.url = url.rstrip("/")
         try:
             self.fs, root = url_to_fs(self.url)
         except Exception as error:  # each package has its own
-            raise StorageError(f"{url} cannot be used: {error}") from error
+            raise StorageError(f"{url} cannot be used: {redact(str(error))}") from error
         self.path = f"{root}/checkpoints"
 
     def locate(self, name: str) -> str:
@@ -134,13 +160,24 @@ class Remote:
         """Names of the folders that are complete."""
         return [name for name, files in self._contents().items() if MANIFEST in files]
 
-    def read(self, name: str, file: str) -> bytes:
-        """The bytes of a file.
+    def holds(self, name: str) -> bool:
+        """Whether there is a complete folder of that name."""
+        return bool(self._try(self.fs.exists, f"{self.path}/{name}/{MANIFEST}"))
+
+    def read(self, name: str, file: str, size: int | None = None) -> bytes:
+        """The bytes of a file, `size` if it is given, else at most `JSON_BYTES`.
 
         Raises:
             FileNotFoundError: if it is not there.
+            ValueError: if it has another size, or is no file; nothing was read then.
         """
-        return self._try(self.fs.cat_file, f"{self.path}/{name}/{file}")
+        path = f"{self.path}/{name}/{file}"
+        about = self._try(self.fs.info, path)
+        if about["type"] != "file" or about.get("islink"):  # behind file:// there may be links and devices
+            found = "a symbolic link" if about.get("islink") else about["type"]
+            raise ValueError(f"{file}: expected a regular file, got {found}")
+        _require_size(file, about["size"], size)
+        return self._try(self.fs.cat_file, path)
 
     def write(self, name: str, files: Iterable[tuple[str, bytes]]) -> str:
         """Writes a folder, whose last file must be the manifest, and returns its name with the ending."""
@@ -221,7 +258,41 @@ class Remote:
 
 
 def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
+    return redact(f"{type(error).__name__}: {error}".removesuffix(": "))
+
+
+def _require_size(file: str, found: int, size: int | None) -> None:
+    """Raises a ValueError where a file is not of the size that it must have, or too large for any."""
+    if size is not None and found != size:
+        raise ValueError(f"{file} has {found} bytes instead of {size}")
+    most = JSON_BYTES if size is None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if found > most:
+        raise ValueError(f"{file} has {found} bytes, expected at most {most}")
+
+
+def _remove(path: Path) -> None:
+    """Removes whatever is there; a link, not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def redact(text: str, any_character: str = r"\S") -> str:
+    """A text in which URLs have stars for passwords, and for whatever follows "?NAME="; URLs end at a space."""
+    user = r"(:/+)[^\s/@]*(?::(?!\d+(?:[/\s]|$))|%3a)" + any_character + "*@"  # USER:PASSWORD@, but not HOST:PORT/
+    text = re.sub(user, r"\1***@", text, flags=re.IGNORECASE | re.DOTALL)
+    text = re.sub(r"(https?:/+)[^\s/@]*@", r"\1***@", text, flags=re.IGNORECASE)  # elsewhere a user or a container
+    return re.sub(r"([?&#;][\w.~%+-]+=)" + any_character + "+", r"\1***", text, flags=re.DOTALL)
+
+
+def require_no_secret(url: str) -> None:
+    """Raises a ValueError where a URL holds what must not be written to files and terminals, as URLs of runs are."""
+    if (shown := redact(url, any_character=".")) != url:
+        raise ValueError(
+            f"{shown}: expected a URL without a password, token or query; credentials belong in the environment, "
+            "as FSSPEC_PROTOCOL_NAME=VALUE or as the protocol's package reads them (docs/clusters.md)"
+        )
 
 
 def is_url(run: Path | str) -> bool:
@@ -236,20 +307,3 @@ def open_storage(run: Path | str) -> Disk | Remote:
         StorageError: if the URL cannot be used.
     """
     return Remote(str(run)) if is_url(run) else Disk(Path(run))
-
-
-def flush(path: Path) -> None:
-    """Waits until a file's bytes, or a folder's entries, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_and_flush(path: Path, data: bytes) -> None:
-    """Writes a file and waits until it is on the disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -101,7 +101,7 @@ class Streams:
             ValueError: if there is another number of them.
         """
         if state != self.state_dict():
-            raise ValueError(f"tokens: expected {state['tokens']} as before, got {len(self.tokens)}")
+            raise ValueError(f"tokens: expected {state.get('tokens')} as before, got {len(self.tokens)}")
 
 
 def one_pass(tokens: np.ndarray, rows: int, steps: int, starts: np.ndarray | None = None) -> Iterator[Batch]:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from learner.files import replacing
+
 LEVELS = 256
 """Tokens: 8 bits a sample."""
 SUFFIXES = (".wav", ".flac")
@@ -135,10 +137,8 @@ def _open(path: Path, read: Callable[[Any], Any], expected: str = "a WAV or FLAC
 
 def write_wav(path: Path, waveform: np.ndarray, sample_rate: int) -> None:
     """Writes a waveform as 16-bit WAV; the file is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with wave.open(str(temporary), "wb") as file:
+    with replacing(path) as temporary, wave.open(str(temporary), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(sample_rate)
         file.writeframes((np.clip(waveform, -1, 1) * 32767).astype("<i2").tobytes())
-    os.replace(temporary, path)

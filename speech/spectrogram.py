@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
+from learner.files import replacing
+
 _COLOURS = np.array([(4, 4, 20), (70, 20, 110), (180, 45, 90), (245, 130, 40), (255, 245, 190)])
 _RANGE_DB = 75.0
 
@@ -59,7 +61,7 @@ def write_spectrograms(
     path: Path, clips: Mapping[str, np.ndarray], sample_rate: int, mark: float | None = None
 ) -> Image.Image:
     """Writes what `draw` draws as a PNG, which is there whole or not at all, and returns it."""
-    picture, temporary = draw(clips, sample_rate, mark), path.with_name(f".{path.name}.tmp")
-    picture.save(temporary, format="PNG")
-    temporary.replace(path)
+    picture = draw(clips, sample_rate, mark)
+    with replacing(path) as temporary:
+        picture.save(temporary, format="PNG")
     return picture

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from learner.checkpoints import write_json
+from learner.files import read_json
 from text import tokenisation
 from text.tokenisation import Tokeniser
 
@@ -405,19 +406,6 @@ def _open(path: Path, sizes: dict[str, int], tokeniser: Tokeniser) -> Split:
         raise ValueError(f"{file.name}: expected {sizes['tokens']} tokens, got {found:.15g}")
     starts = np.load(path.with_name(f"{path.name}.starts.npy"))
     return Split(np.memmap(file, dtype, "r"), starts, sizes["documents"], sizes["bytes"], sizes["words"])
-
-
-def read_json(path: Path) -> Any:
-    """What a JSON file holds.
-
-    Raises:
-        FileNotFoundError: if there is none.
-        ValueError: if it is damaged; names it.
-    """
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}: expected JSON, got: {error}") from error
 
 
 def _digest(name: str, corpus: Corpus, kind: str, vocabulary: int | None) -> str:

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from learner.checkpoints import shown
+
 KINDS = ("bytes", "words", "subwords")
 END, UNKNOWN, DOCUMENT = "<eos>", "<unk>", "<document>"
 
@@ -180,18 +182,25 @@ def learn(kind: str, texts: Iterable[bytes], size: int | None = None) -> Tokenis
     return Words.learn(texts, size) if kind == "words" else Subwords.learn(texts, size)
 
 
-def from_plain(plain: dict[str, Any]) -> Tokeniser:
+def from_plain(plain: Any) -> Tokeniser:
     """The tokeniser that `to_plain` took apart.
 
     Raises:
         ValueError: if it is none.
         ImportError: if it needs a package that is not installed.
     """
-    kind = plain.get("kind")
+    kind = plain.get("kind") if isinstance(plain, dict) else plain
     if kind == "bytes":
         return Bytes()
     if kind == "words":
-        return Words(plain["words"])
+        words = plain.get("words")
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words) or END not in words:
+            raise ValueError(f"tokeniser: words: expected a list of words with {END} in it, got {shown(words)}")
+        return Words(words)
     if kind == "subwords":
-        return Subwords(plain["model"])
-    raise ValueError(f"tokeniser: expected a kind out of {', '.join(KINDS)}, got {kind!r}")
+        _library()
+        try:
+            return Subwords(plain["model"])
+        except Exception as error:  # the library raises just this
+            raise ValueError(f"tokeniser: model: expected one of the library `tokenizers`, got: {error!r}") from error
+    raise ValueError(f"tokeniser: expected a kind out of {', '.join(KINDS)}, got {shown(kind)}")

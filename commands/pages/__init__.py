@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from learner.files import replacing
+
 
 def write_page(path: Path, template: str, title: str, data: dict[str, Any]) -> Path:
-    """Writes a page, to a temporary name first.
+    """Writes a page; it is there whole or as it was before.
 
     Args:
         path: of the HTML file.
@@ -26,7 +28,7 @@ def write_page(path: Path, template: str, title: str, data: dict[str, Any]) -> P
         data: what the template's script reads; all that JSON can hold (NaN is not).
 
     Raises:
-        OSError: if it cannot be written; nothing is left behind then.
+        OSError: if it cannot be written, or would replace what is no regular file; nothing is left behind then.
     """
     folder = files(__name__)
     # A "<" in a string could begin a tag; JSON reads it in this form as well.
@@ -39,12 +41,8 @@ def write_page(path: Path, template: str, title: str, data: dict[str, Any]) -> P
     page = (folder / f"{template}.html").read_text(encoding="utf-8")
     page = re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], page)  # at once: what is put in is left alone
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
+    with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 

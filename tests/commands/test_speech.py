@@ -17,6 +17,8 @@ from speech import audio, synthetic
 from speech.corpus import prepare
 from speech.training import held_out
 from tests.commands.cli import refusal, state
+from tests.commands.test_other_versions import edit
+from tests.learner.runs import forge
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -231,3 +233,25 @@ def test_a_corpus_that_changed_is_refused(
     config["corpus"]["path"] = str(tmp_path / "others")
     (run / "config.json").write_text(json.dumps(config))
     assert "expected the sound that the run was trained on" in refusal(["speech", "train", "--resume", str(run)], capfd)
+
+
+@pytest.mark.parametrize(
+    ("file", "path", "value", "words"),
+    [
+        ("state.json", "learner source", [], ["learner: source: expected an object"]),
+        ("state.json", "rng numpy", [], ["this version of numpy"]),
+        ("config.json", "model name", ["lstm"], ["expected a core out of", "['lstm']"]),
+        ("config.json", "corpus", 3, ["config.corpus: expected an object", "3"]),
+        ("corpus.json", "digest", None, ["corpus.json: expected what the run was trained on", "digest", "None"]),
+    ],
+)
+def test_a_run_of_another_version(file, path, value, words, copied, capfd) -> None:
+    run = copied()
+    if file == "state.json":
+        forge(run / "checkpoints" / f"{6:012d}", lambda content: edit(content["state"], path, value))
+    else:
+        plain = json.loads((run / file).read_text())
+        edit(plain, path, value)
+        (run / file).write_text(json.dumps(plain))
+    error = refusal(["speech", "train", f"--resume={run}"], capfd)
+    assert all(word in error for word in words), error

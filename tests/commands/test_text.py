@@ -19,6 +19,8 @@ from commands import main
 from commands.text_runs import rows_of
 from learner.metrics import last_metrics, read_metrics
 from tests.commands.cli import ENVIRONMENT, PATIENCE, refusal, saved_steps, start, wait_until
+from tests.commands.test_other_versions import GONE, edit
+from tests.learner.runs import forge
 
 TINY = [
     "--corpus=folder",
@@ -316,3 +318,41 @@ def test_a_run_that_lost_its_tokeniser(trained: Path, tmp_path: Path, capfd) -> 
     (run / "tokeniser.json").unlink()
     for command in commands:
         assert str(run / "tokeniser.json") in refusal(["text", *command], capfd)
+
+
+@pytest.mark.parametrize(
+    ("file", "path", "value", "words"),
+    [
+        ("state.json", "learner", GONE, ["learner in it"]),
+        ("state.json", "learner step", "40", ["learner: step: expected a whole number", "'40'"]),
+        ("state.json", "learner memory", {"list": 3}, ["does not fit", "expected tensors"]),
+        ("state.json", "learner source", {}, ["tokens: expected None as before"]),
+        ("state.json", "learner optimiser", {"tensor": []}, ["does not fit", "expected tensors"]),
+        ("state.json", "rng", {}, ["rng: expected python, numpy, torch, cuda in it"]),
+        ("state.json", "rng torch", "", ["this version of torch"]),
+        ("config.json", "model core name", {}, ["core: expected a core out of", "{}"]),
+        ("config.json", "learner new_field", 1, ["unknown fields", "new_field"]),
+        ("config.json", "model", [], ["config.model: expected an object"]),
+        ("tokeniser.json", "digest", GONE, ["tokeniser.json", "digest in it"]),
+        ("tokeniser.json", "digest", 3, ["tokeniser.json", "digest: expected a text", "3"]),
+    ],
+)
+def test_a_run_of_another_version(
+    file: str, path: str, value: Any, words: list[str], trained: Path, tmp_path: Path, capfd: Any
+) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+    if file == "state.json":
+        forge(run / "checkpoints" / f"{40:012d}", lambda content: edit(content["state"], path, value))
+    else:
+        plain = json.loads((run / file).read_text())
+        edit(plain, path, value)
+        (run / file).write_text(json.dumps(plain))
+    error = refusal(["text", "train", f"--resume={run}"], capfd)
+    assert all(word in error for word in words), error
+
+
+@pytest.mark.parametrize("plain", [[], {"kind": "words"}, {"kind": "words", "words": [1]}, {"kind": ["words"]}])
+def test_a_tokeniser_of_another_version(plain: Any, trained: Path, tmp_path: Path, capfd: Any) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+    (run / "tokeniser.json").write_text(json.dumps(plain))
+    assert "tokeniser: " in refusal(["text", "sample", str(run)], capfd)

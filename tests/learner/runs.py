@@ -1,7 +1,10 @@
 """Runs with checkpoints in a folder or behind a URL, for the tests of checkpoints."""
 
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from fsspec.core import url_to_fs
@@ -36,3 +39,13 @@ def listing(folder: Place) -> list[str]:
 
 def names(run: Place) -> list[str]:
     return listing(f"{run}/checkpoints")
+
+
+def forge(folder: Path, change: Callable[[Any], Any]) -> None:
+    """Changes a checkpoint's state.json, which is in place of what `change` returns, and its SHA-256 with it."""
+    content = json.loads((folder / "state.json").read_text())
+    content.pop("sha256")
+    changed = change(content)
+    content = content if changed is None else changed
+    digest = checkpoints._digest_json(content)
+    (folder / "state.json").write_text(json.dumps({**content, "sha256": digest}))

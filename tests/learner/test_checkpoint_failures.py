@@ -112,6 +112,7 @@ if not scheme:
 
 def save(run, step, content, keep=1):
     parts = {"weights": {"w": torch.full((256, 256), float(content))}, "actors": {"a": torch.full((64,), content)}}
+    os.makedirs(run, exist_ok=True)
     checkpoints.save(scheme + str(run) if scheme else run, step, parts, {"content": content}, keep)
 
 def load(run):

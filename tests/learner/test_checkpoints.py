@@ -23,8 +23,10 @@ STATE = {"episodes": 3, "config": {"discount": 0.99, "core": None}, "names": ["a
 
 @pytest.fixture(params=["disk", "file", "memory"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """A run that is not there yet: a folder, a URL where folders are real, and a URL where they are only names."""
+    """A run without checkpoints: a folder, and URLs not there yet, where folders are real or only names."""
     path = tmp_path / "run"
+    if request.param == "disk":
+        path.mkdir()
     return {"disk": path, "file": f"file://{path}", "memory": f"memory://{path}"}[request.param]
 
 
@@ -132,6 +134,7 @@ def test_a_spoilt_checkpoint_is_skipped_and_named(place, file, how, reason):
 
 def test_without_its_manifest_a_checkpoint_is_spoilt_on_a_disk_and_not_there_behind_a_url(tmp_path):
     url = f"file://{tmp_path}/url"
+    (tmp_path / "disk").mkdir()
     for run in (tmp_path / "disk", url):
         save(run, 100)
         spoil(save(run, 200), "state.json", remove)
@@ -233,7 +236,7 @@ def test_impossible_arguments_write_nothing(place, arguments, error, message):
     with pytest.raises(error, match=message):
         checkpoints.save(**{"run": place, "step": 1, "parts": PARTS, "state": {}, **arguments})
     fs, path = url_to_fs(str(place))
-    assert not fs.exists(path)
+    assert not fs.exists(f"{path}/checkpoints")
 
 
 @pytest.mark.parametrize("place", ["file", "memory"], indirect=True)

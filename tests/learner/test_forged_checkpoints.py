@@ -1,0 +1,188 @@
+"""What was made up to look like a checkpoint is skipped with its reason, as damage is, before it is read."""
+
+import hashlib
+import json
+import os
+import struct
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner import checkpoints
+from learner.files import JSON_BYTES
+from tests.learner.runs import forge, save
+
+DEEP = json.loads("[" * 900 + "]" * 900)
+
+
+def manifest(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: forge(folder, lambda content: content.update(changes))
+
+
+def part(name: str, **changes: Any) -> Callable[[Path], None]:
+    """One more file in the manifest, or other facts of one that is in it."""
+
+    def change(content: Any) -> None:
+        entry = content["files"].setdefault(name, {"size": 9, "sha256": "0" * 64})
+        entry.update(changes)
+
+    return lambda folder: forge(folder, change)
+
+
+def tensors(header: bytes, length: int | None = None) -> Callable[[Path], None]:
+    """Another header of the tensors, with a manifest to match."""
+
+    def spoil(folder: Path) -> None:
+        data = struct.pack("<Q", len(header) if length is None else length) + header + bytes(64)
+        (folder / "weights.safetensors").write_bytes(data)
+        part("weights.safetensors", size=len(data), sha256=hashlib.sha256(data).hexdigest())(folder)
+
+    return spoil
+
+
+def instead(file: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Something else in the place of a file."""
+
+    def spoil(folder: Path) -> None:
+        (folder / file).unlink()
+        make(folder / file)
+
+    return spoil
+
+
+def raw(text: str) -> Callable[[Path], None]:
+    return lambda folder: folder.joinpath("state.json").write_text(text) and None
+
+
+def sparse(size: int) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        path.touch()
+        os.truncate(path, size)
+
+    return make
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "files: []": (manifest(files=[]), "state.json: files: expected an object, got []"),
+    "files: null": (manifest(files=None), "state.json: files: expected an object, got None"),
+    "files: above": (
+        part("../../secret.safetensors"),
+        "files: expected names such as weights.safetensors, got '../../",
+    ),
+    "files: absolute": (part("/dev/zero"), "files: expected names such as weights.safetensors, got '/dev/zero'"),
+    "files: other": (part("state.json"), "files: expected names such as weights.safetensors, got 'state.json'"),
+    "files: list": (manifest(files={"weights.safetensors": []}), "weights.safetensors: expected an object, got []"),
+    "size: huge": (part("weights.safetensors", size=10**30), "size: expected a whole number of 0 or more, got 1000"),
+    "size: negative": (part("weights.safetensors", size=-1), "size: expected a whole number of 0 or more, got -1"),
+    "size: true": (part("weights.safetensors", size=True), "size: expected a whole number of 0 or more, got True"),
+    "size: text": (part("weights.safetensors", size="9"), "size: expected a whole number of 0 or more, got '9'"),
+    "sha256: 0": (part("weights.safetensors", sha256=0), "sha256: expected a text, got 0"),
+    "step: NaN": (manifest(step=float("nan")), "step: expected a whole number of 0 or more, got nan"),
+    "step: -1": (manifest(step=-1), "step: expected a whole number of 0 or more, got -1"),
+    "step: true": (manifest(step=True), "step: expected a whole number of 0 or more, got True"),
+    "step: text": (manifest(step="200"), "step: expected a whole number of 0 or more, got '200'"),
+    "step: huge": (manifest(step=1 << 80), "step: expected a whole number of 0 or more"),
+    "time: text": (manifest(time="now"), "time: expected a number, got 'now'"),
+    "state: null": (manifest(state=None), "state: expected an object, got None"),
+    "format: text": (manifest(format="1"), "format: expected a whole number of 0 or more, got '1'"),
+    "deep JSON": (raw("[" * 100_000 + "]" * 100_000), "state.json is damaged"),
+    "deep state": (lambda folder: raw(json.dumps({"sha256": "", "state": DEEP}))(folder), "state.json is"),
+    "device": (instead("weights.safetensors", lambda path: path.symlink_to("/dev/zero")), "got a symbolic link"),
+    "FIFO": (instead("weights.safetensors", os.mkfifo), "expected a regular file, got a FIFO"),
+    "link": (instead("weights.safetensors", lambda path: path.symlink_to("/etc/hostname")), "got a symbolic link"),
+    "folder": (instead("weights.safetensors", Path.mkdir), "expected a regular file, got a folder"),
+    "terabytes": (instead("weights.safetensors", sparse(1 << 40)), "has 1099511627776 bytes instead of"),
+    "state.json: device": (instead("state.json", lambda path: path.symlink_to("/dev/zero")), "got a symbolic link"),
+    "state.json: FIFO": (instead("state.json", os.mkfifo), "expected a regular file, got a FIFO"),
+    "state.json: terabytes": (instead("state.json", sparse(1 << 40)), f"expected at most {JSON_BYTES}"),
+    "header: none": (tensors(b""), "weights.safetensors holds no tensors"),
+    "header: long": (tensors(b"{}", 1 << 62), "weights.safetensors holds no tensors"),
+    "header: beyond": (
+        tensors(b'{"a":{"dtype":"F32","shape":[99],"data_offsets":[0,396]}}'),
+        "weights.safetensors holds no tensors",
+    ),
+    "header: overflow": (
+        tensors(b'{"a":{"dtype":"F32","shape":[4611686018427387905,4],"data_offsets":[0,16]}}'),
+        "weights.safetensors holds no tensors",
+    ),
+    "header: deep": (tensors(b"[" * 5000 + b"]" * 5000), "weights.safetensors holds no tensors"),
+}
+
+
+@pytest.mark.parametrize("behind", ["disk", "file"])
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.timeout(20)
+def test_it_is_skipped_and_named(kind: str, behind: str, tmp_path: Path) -> None:
+    spoil, reason = HOSTILE[kind]
+    save(tmp_path, 100)
+    folder = save(tmp_path, 200)
+    assert isinstance(folder, Path)
+    spoil(folder)
+    if behind == "file" and "got a FIFO" in reason:
+        reason = "expected a regular file, got other"
+    if behind == "file" and "got a folder" in reason:
+        reason = "expected a regular file, got directory"
+    with pytest.warns(UserWarning, match="skipped checkpoint"):
+        loaded = checkpoints.load_latest(tmp_path if behind == "disk" else f"file://{tmp_path}")
+    assert loaded.step == 100
+    assert reason in loaded.skipped[0]
+    assert len(loaded.skipped[0]) <= 200
+
+
+def test_size_that_no_memory_holds(tmp_path: Path) -> None:
+    """Even where the manifest says the same."""
+    save(tmp_path, 100)
+    folder = save(tmp_path, 200)
+    assert isinstance(folder, Path)
+    (folder / "weights.safetensors").unlink()
+    sparse(1 << 42)(folder / "weights.safetensors")
+    part("weights.safetensors", size=1 << 42)(folder)
+    with pytest.warns(UserWarning, match="has 4398046511104 bytes, expected at most"):
+        assert checkpoints.load_latest(tmp_path).step == 100
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_what_is_no_folder_is_no_checkpoint_and_is_removed_as_such(kind: str, tmp_path: Path) -> None:
+    """A link is not followed, neither to read nor to remove what it leads to."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    for place in (run, other):
+        place.mkdir()
+        save(place, 100)
+    false = run / "checkpoints" / f"{200:012d}"
+    leftover = run / "checkpoints" / f"{50:012d}.tmp"
+    for path in (false, leftover):
+        if kind == "link":
+            path.symlink_to(other / "checkpoints" / f"{100:012d}")
+        else:
+            path.write_text("")
+    with pytest.warns(UserWarning, match="skipped checkpoint .*000000000200: .*Not a directory"):
+        assert checkpoints.load_latest(run).step == 100
+    save(run, 200)
+    save(run, 300, keep=1)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"{300:012d}"]
+    assert checkpoints.load_latest(other).step == 100
+
+
+@pytest.mark.parametrize("behind", ["disk", "file"])
+def test_a_thousand_damaged_ones_are_few_words_and_no_wait(behind: str, tmp_path: Path) -> None:
+    """It took 134 s, and one line of 37,055 characters."""
+    for step in range(1000):
+        folder = tmp_path / "checkpoints" / f"{step:012d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text("{}")
+    run = tmp_path if behind == "disk" else f"file://{tmp_path}"
+    begin = time.process_time()
+    with warnings.catch_warnings(record=True, action="always") as warned, pytest.raises(FileNotFoundError) as raised:
+        checkpoints.load_latest(run)
+    assert time.process_time() - begin < 10
+    said = str(raised.value)
+    assert said.endswith("000000000997: state.json is damaged; and 997 more")
+    assert len(said) < 1000
+    assert len(warned) == checkpoints.REASONS
+    save(tmp_path, 5000)
+    loaded = checkpoints.load_latest(run)
+    assert (loaded.step, loaded.skipped) == (5000, [])
