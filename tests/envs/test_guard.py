@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -108,16 +109,20 @@ def test_many_short_calls_are_no_long_one() -> None:
             time.sleep(0.02)
 
 
-def other_process(fields: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def other_process(fields: str) -> Iterator[subprocess.Popen[str]]:
     """A process that plays with a limit of one second, and half a one for what cannot be interrupted."""
     program = (
         "import envs; from envs import guard; from tests.envs.test_guard import play;"
         f"envs.limit_calls(1.0); guard.GRACE_SECONDS = 0.5; play('{fields}'); print('played')"
     )
     variables = {**ENVIRONMENT, "PYTHONPATH": ":".join(sys.path)}
-    return subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], text=True, env=variables, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow
@@ -131,7 +136,7 @@ def other_process(fields: str) -> subprocess.Popen[str]:
 )
 def test_what_cannot_be_interrupted_ends_its_process(fault: str, status: int, said: str) -> None:
     with other_process(f"fault={fault}") as process:
-        _, error = process.communicate(timeout=100)
+        _, error = process.communicate(timeout=60)
     assert process.returncode == status
     assert said in error
     assert "faulty.py" in error
@@ -145,7 +150,7 @@ def test_the_time_that_a_process_is_stopped_does_not_count() -> None:
         process.send_signal(signal.SIGSTOP)
         time.sleep(4)
         process.send_signal(signal.SIGCONT)
-        assert process.communicate(timeout=100)[0].endswith("played\n")
+        assert process.communicate(timeout=60)[0].endswith("played\n")
 
 
 def test_endless_episodes_are_named_with_their_last_action() -> None:
