@@ -21,7 +21,7 @@ from torch import Tensor
 from actors.actor import Unroll
 from actors.pool import ActorsConfig, ClusterError, MakeActor, Pool, PoolStatus
 from agent.core import map_state
-from envs import EnvironmentHung
+from envs import EnvironmentFailed, EnvironmentHung
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +47,17 @@ class RemoteActor:
     def __init__(self, make_actor: MakeActor, actor_id: int, incarnation: int, config: ActorsConfig) -> None:
         torch.set_num_threads(config.threads)
         self.unroll_length = config.unroll_length
-        self.actor = make_actor(actor_id, incarnation)
+        self.failure: EnvironmentFailed | None = None
         self.version = -1
+        try:
+            self.actor = make_actor(actor_id, incarnation)
+        except EnvironmentFailed as error:  # raised by the first call: Ray drops the cause of a constructor's error
+            self.failure = error
 
     def pid(self) -> int:
-        """The process."""
+        """The process. Raises an EnvironmentFailed if its environments could not be made."""
+        if self.failure:
+            raise self.failure
         return os.getpid()
 
     def unroll(self, weights: dict[str, np.ndarray], version: int) -> Unroll:

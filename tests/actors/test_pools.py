@@ -237,13 +237,19 @@ def test_an_actor_whose_environment_hangs_is_replaced(cluster: None) -> None:
 
 
 @pytest.mark.ray
-def test_a_bug_in_making_an_actor_is_raised_and_not_retried(cluster: None) -> None:
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(ValueError("no such level"), ray.exceptions.RayActorError), (EnvironmentFailed("no such level"), None)],
+)
+def test_a_bug_in_making_an_actor_is_raised_and_not_retried(
+    error: Exception, raised: type[Exception] | None, cluster: None
+) -> None:
     def broken(actor_id: int, incarnation: int) -> Actor:
-        raise ValueError("no such environment")
+        raise error
 
     with RayPool(broken, small(num_actors=1)) as pool:
         pool.publish(weights(0), 0)
-        with pytest.raises(ray.exceptions.RayActorError, match="no such environment"):
+        with pytest.raises(raised or type(error), match="no such level"):
             pool.get()
         assert pool.status().restarts == 0
 

@@ -201,8 +201,8 @@ def test_bad_input_is_refused_in_one_line(
     for options, said in {
         "--corpus.include=/etc/*": "include: expected a pattern of names below the folder",
         "--corpus.path=~no-such-user": "path: expected a file or a folder, got '~no-such-user'",
-        "--learner.learning-rate=inf": "learning_rate: expected a finite number, got inf",
-        "--checkpoint-seconds=inf": "checkpoint_seconds: expected 0 or more, got inf",
+        "--learner.learning-rate=inf": "learning_rate: expected a finite number, a positive number, got inf",
+        "--checkpoint-seconds=inf": "checkpoint_seconds: expected a finite number, 0 or more, got inf",
         "--sample-seconds=nan": "sample_seconds: expected 0 or more, got nan",
     }.items():
         assert said in refusal([*train, options], capfd)

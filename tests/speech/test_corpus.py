@@ -151,7 +151,7 @@ def test_a_file_cut_short_is_refused_before_anything_is_built(folder: Path, tmp_
     assert sum(len(split.files) for split in corpus.splits.values()) == 23
 
 
-@pytest.mark.parametrize("pattern", ["", ".", "/", "/etc/*", "..", "../*", "s*/../*", "a\0", "a**/b"])
+@pytest.mark.parametrize("pattern", ["", ".", "/", "/etc/*", "..", "../*", "s*/../*", "a**/b"])
 def test_patterns_stay_below_the_folder(pattern: str) -> None:
     with pytest.raises(
         ValueError, match=r"include: expected a pattern of names below the folder, such as \*_mic1.flac"
