@@ -30,7 +30,7 @@ class WaveNetConfig(Checked):
     """Features of inputs, outputs and of the residual stream (D)."""
     num_layers: Layers = 30
     """Layers (N)."""
-    stack_layers: Annotated[int, Range(1, 24)] = 10
+    stack_layers: Layers = 10
     """Layers until the dilation begins at 1 again (n): layer i has dilation 2^(i mod n)."""
     kernel_size: Annotated[int, Range(1, 64)] = 2
     """Steps that each layer looks at: the present one and others, each `dilation` before the next."""
@@ -38,6 +38,12 @@ class WaveNetConfig(Checked):
     """Features of each layer's tanh, and as many of its sigmoid."""
     skip_size: Size = 256
     """Features of the sum over layers that the output is made of."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.receptive_field > 2**24:
+            got = f"{self.num_layers} layers in stacks of {self.stack_layers}"
+            raise ValueError(f"stack_layers: expected a receptive field of at most 2^24 steps, got {got}")
 
     @property
     def dilations(self) -> tuple[int, ...]:

@@ -57,7 +57,7 @@ def test_a_value_that_cannot_be_is_named(field: str, value: object, expected: st
 
 
 def test_values_that_can_be_are_kept() -> None:
-    config = Config(2**63 - 1, [3], 1, 0, -1e308, "post", Path("é"), ("a",), True)  # type: ignore[arg-type]
+    config = Config(2**63 - 1, [3], 1, 0, -1e38, "post", Path("é"), ("a",), True)  # type: ignore[arg-type]
     assert (config.sizes, config.rate, config.decay) == ([3], 1, 0)
     assert Config().rate is None
 

@@ -78,6 +78,7 @@ Copied = Callable[..., Path]
         (["launch", "--learner.learning-rate", "inf"], ["learning_rate", "a finite number", "inf"]),
         (["launch", "--learner.entropy-cost", "inf"], ["entropy_cost", "a finite number", "inf"]),
         (["launch", "--learner.entropy-cost", "1e400"], ["entropy_cost", "a finite number", "inf"]),
+        (["launch", "--learner.clip-pg-rho", "1e39"], ["clip_pg_rho", "a finite number", "1e+39"]),
         (["launch", "--learner.learning-rate", "fast"], ["--learner.learning-rate", "FLOAT", "'fast'"]),
         (["launch", "--learner.clip-rho", "none"], ["--learner.clip-rho", "{None}|FLOAT", "'none'"]),
         (["launch", "--learner.optimiser", "sgd"], ["--learner.optimiser", "'adam', 'rmsprop'", "'sgd'"]),
@@ -164,7 +165,7 @@ def test_messages_say_the_same_in_any_encoding(encoding: str) -> None:
         assert len(result.stderr.splitlines()) == 1
 
 
-def test_an_error_of_a_path_that_nobody_typed_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_about_a_path_not_typed_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def status(arguments: Sequence[str]) -> None:
         open("/nowhere/at/all")  # noqa: SIM115
 

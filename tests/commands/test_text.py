@@ -267,7 +267,10 @@ def test_text_without_spaces(tmp_path: Path) -> None:
             "path: expected a file or a folder, got '~no-such-user/text': Could not determ",
         ),
         (["--path=/dev/null"], "/dev/null: expected a folder of text, found none"),
-        (["--learner.device=cuda:9"], "got 'cuda:9'"),
+        (
+            ["--learner.device=cuda:9"],
+            "device: expected auto, cpu or a GPU that torch finds",
+        ),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(changes, message, corpus, tmp_path: Path, capfd) -> None:
@@ -294,11 +297,12 @@ def test_what_is_no_run_is_refused(trained: Path, tmp_path: Path, capfd) -> None
         "--core=lstm": "core: expected compressive",
     }.items():
         assert f"{said} as in {trained}" in refusal(["text", "train", f"--resume={trained}", change], capfd)
-    for option, said in {"temperature": "expected 0 or more", "top-p": "expected 0 < top_p <= 1"}.items():
+    for option, said in {"temperature": "expected 0 or more", "top-p": "expected a number in (0, 1]"}.items():
         assert f"{said}, got nan" in refusal(["text", "sample", str(trained), f"--{option}=nan"], capfd)
     for rate in ("nan", "inf"):
         said = refusal(["text", "evaluate", str(trained), f"--dynamic={rate}"], capfd)
-        assert f"dynamic: expected a positive learning rate, got {rate}" in said
+        assert "dynamic: expected" in said
+        assert f"got {rate}" in said
     assert "expected one of train, evaluate, sample, got 'learn'" in refusal(["text", "learn"], capfd)
 
 
