@@ -94,6 +94,8 @@ class Player:
         was_over, self.last_action = self.over, action
         with guard.calling(self.name, "in step", action):
             observation, reward, terminated, truncated, infos = self.envs.step(action)
+            if not (np.abs(reward) <= np.finfo(np.float32).max).all():  # nor NaN
+                raise ValueError(f"expected finite rewards, got {reward}")
             self.over = np.logical_or(terminated, truncated)
             self.scores += reward
             self.lengths += ~was_over

@@ -22,7 +22,7 @@ from agent.fields import Count, Positive
 from commands import UserError
 from commands.config import RunConfig, read_config
 from commands.display import SCALES, evaluation_rows, evaluation_table, say_skipped, table, task_table
-from commands.options import PlayOptions, parse
+from commands.options import PlayOptions, parse, user_errors
 from commands.training import interface, make_agent
 from envs import (
     foreign_code,
@@ -73,11 +73,6 @@ class Options(PlayOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.video:
-            try:
-                require_output(self.video)
-            except OSError as error:
-                raise ValueError(f"video: {error}") from error
         if self.policy == "agent" and not self.runs:
             raise ValueError("expected DIR, the folder of a run, or --policy oracle or random with --env; got neither")
         if self.policy != "agent" and (self.runs or not self.env):
@@ -106,6 +101,9 @@ def evaluate(arguments: Sequence[str]) -> None:
     if options.policy != "agent":
         _show([_scripted(options, console)], options, console)
         return
+    if options.video:
+        with user_errors("video"):
+            require_output(options.video)
     players = [load_player(run, console, options, options.env) for run in options.runs]  # all, before any plays
     if options.video and not filmable(players[0].env):
         shape = list(interface(players[0].env).observation_shape)

@@ -78,12 +78,12 @@ def parse_training(
 
 
 @contextlib.contextmanager
-def user_errors() -> Iterator[None]:
-    """Turns what a user can mend into a UserError."""
+def user_errors(option: str = "") -> Iterator[None]:
+    """Turns what a user can mend into a UserError, which names the option if one is given."""
     try:
         yield
     except (ValueError, FileNotFoundError, ImportError, OSError) as error:
-        raise UserError(str(error)) from error
+        raise UserError(f"{option}: {error}" if option else str(error)) from error
 
 
 def parse(kind: type, prog: str, **options: Any) -> Any:

@@ -90,11 +90,6 @@ class Options(PlayOptions):
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """The page; if not given, report.html in the run."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.output and self.output.is_dir():
-            raise ValueError(f"output: expected a file to write, got the folder {self.output}")
-
 
 def report(arguments: Sequence[str]) -> None:
     """Runs the command."""

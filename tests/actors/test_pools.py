@@ -1,5 +1,6 @@
 """One contract suite for every pool, with an environment that counts and an agent that notices a wrong state."""
 
+import math
 import os
 import signal
 import time
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 import torch
@@ -208,6 +210,20 @@ def make_faulty_actor(fault: str, actor_id: int, incarnation: int) -> Actor:
         guard.limit_calls(1.0)
     agent = Agent(AgentConfig(core=LSTMConfig(8), torso_size=8), (2,), 3)
     return Actor(batch(partial(faulty.Faulty, fault, at=20), 2), agent, actor_id, 0, task="Faulty")
+
+
+@pytest.mark.parametrize("reward", [math.inf, -math.inf, math.nan, 1e39])
+def test_rewards_that_are_not_finite_are_refused(reward: float) -> None:
+    actor = make_counting_actor(ENVS, 0, 0)
+    step = actor.envs.step
+
+    def endless(actions: Any) -> Any:
+        observation, rewards, *rest = step(actions)
+        return observation, np.where(np.arange(ENVS) == 1, reward, rewards), *rest
+
+    actor.envs.step = endless  # type: ignore[method-assign]
+    with pytest.raises(EnvironmentFailed, match=r"failed in step with actions .*: expected finite rewards, got \["):
+        actor.unroll(1)
 
 
 def initial_weights() -> dict[str, torch.Tensor]:

@@ -67,7 +67,7 @@ def test_a_url_with_a_secret_is_refused_without_showing_it(url: str, tmp_path: P
     for command in (["launch", "--resume"], ["evaluate"], ["status"], ["report"], ["visualize"]):
         error = refusal([*command, str(run)], capfd)
         assert SECRET not in error
-        assert f"{run / 'config.json'}: checkpoint_url: " in error
+        assert f"{run / 'config.json'}: config.checkpoint_url: " in error
     if " " not in url:  # amid words, that is where it ends
         assert SECRET not in refusal(["evaluate", url], capfd), "typed in the wrong place"
 

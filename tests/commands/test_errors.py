@@ -113,7 +113,7 @@ Copied = Callable[..., Path]
         (["report", "EMPTY"], ["EMPTY", "config.json"]),
         (["report", "MISSING"], ["MISSING", "config.json"]),
         (["report", "BARE", "--episodes", "-1"], ["episodes", "0 or more", "-1"]),
-        (["report", "BARE", "--output", "EMPTY"], ["output", "a file to write", "EMPTY"]),
+        (["report", "BARE", "--output", "EMPTY"], ["output", "a regular file", "EMPTY"]),
         (["report", "BARE", "--episodes", "0", "--output", "FULL/thesis.txt/a.html"], ["output", "FULL/thesis.txt"]),
         (["evaluate"], ["DIR"]),
         (["evaluate", "EMPTY"], ["EMPTY", "config.json"]),

@@ -83,10 +83,10 @@ CONFIGS: list[tuple[str, Any, Sequence[str]]] = [
     ("agent core", None, ["core: expected an object", "None"]),
     ("agent core new_field", 1, ["config.agent.core: unknown fields", "new_field", "this version"]),
     ("actors", [], ["config.actors: expected an object", "[]"]),
-    ("actors labels", [3], ["config.actors.labels", "[3]"]),
+    ("actors labels", [3], ["config.actors.labels", "(3,)"]),
     ("learner", DEEP, ["config.learner: expected an object"]),
-    ("env", 7, ["config.env: expected str", "7"]),
-    ("frames", 1e9, ["config.frames: expected int", "1000000000.0"]),
+    ("env", 7, ["config.env: expected text", "7"]),
+    ("frames", 1e9, ["config.frames: expected an integer", "1000000000.0"]),
     ("checkpoint_url", ["s3://user:secret@bucket"], ["checkpoint_url", "s3://***@bucket"]),
 ]
 
