@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from types import TracebackType
 from typing import Any
@@ -174,11 +173,12 @@ def _watch(last_resort: bool) -> None:
     A call that never lets go of Python's lock stops this thread, too. Then a timer of CPU time, which this thread
     winds up at every look, ends the process: SIGPROF, after showing the stack.
     """
+    never = threading.Event()
     while True:
         seconds = min(1.0, _limit / 4)
         if last_resort:
             signal.setitimer(signal.ITIMER_PROF, 2 * _limit + GRACE_SECONDS)
-        time.sleep(seconds)
+        never.wait(seconds)
         for call in list(_calls.values()):
             call.waited += seconds
             if call.waited > _limit + GRACE_SECONDS:
