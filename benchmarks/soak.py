@@ -234,6 +234,7 @@ class SoakTrainer(Trainer):
         self.interrupted = 0  # kills of what was not yet back from the one before
         self.begin, self.last_update, self.longest_gap = 0.0, 0.0, 0.0
         self.arrivals: dict[int, float] = {}
+        self.complete_since: float | None = None
         self.memory = 0  # of this process after an update, when its activations are gone
         self.last: Progress | None = None
         self.group: Any = None
@@ -274,8 +275,10 @@ class SoakTrainer(Trainer):
         for kill in [kill for kill in self.unsettled if kill.kind == "learner"]:
             if self.learner_restarts > kill.restarts:
                 self._settle(kill, now)
-        waiting = [kill for kill in self.unsettled if kill.kind == "actor"]
-        if self.everyone_is_back():
+        # Each actor that is up again has delivered: what is unsettled then was killed once more before it could.
+        self.complete_since = (self.complete_since or now) if self.everyone_is_back() else None
+        if self.complete_since and min(self.arrivals.values()) > self.complete_since:
+            waiting = [kill for kill in self.unsettled if kill.kind == "actor"]
             self.interrupted += len(waiting)
             for kill in waiting:
                 self.unsettled.remove(kill)
