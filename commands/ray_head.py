@@ -25,6 +25,13 @@ NOTICE_SECONDS = 3.0
 """Time without an answer after which to save a checkpoint."""
 
 
+def is_reachable() -> bool:
+    """Whether this process talks to the head itself, rather than through Ray Client, which hides its address."""
+    from ray.util.client import ray as client
+
+    return not client.is_connected()
+
+
 class HeadWatch:
     """Connects to the head's control service once a second, in a thread; a context manager.
 

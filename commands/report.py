@@ -25,12 +25,12 @@ from agent.fields import Count
 from commands import UserError
 from commands.config import RunConfig, differences, read_config, to_plain
 from commands.display import evaluation_rows, say, table
-from commands.options import PlayOptions, parse
+from commands.options import PlayOptions, parse, user_errors
 from commands.pages import rounded, write_page
 from commands.presets import make_preset
 from commands.status import progress, say_how_to_go_on, state
 from envs import EnvironmentFailed
-from learner.files import require_output
+from learner.files import read_json, require_output
 from learner.metrics import sample_metrics
 
 POINTS = 400
@@ -105,17 +105,13 @@ def report(arguments: Sequence[str]) -> None:
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     page = options.output or run / "report.html"
-    try:
+    with user_errors("output"):
         require_output(page)
-    except OSError as error:
-        raise UserError(f"output: {error}") from error
     with console.status("playing"):
         data["buckets"] = buckets(run, config, options, console)
     data["media"] = media(run, page)
-    try:
+    with user_errors("output"):
         write_page(page, "report", f"{data['title']}: report", data)
-    except OSError as error:
-        raise UserError(f"output: {error}") from error
     console.print(table("report", {"page": f"{page}  (open it in a browser)"} | data["facts"]))
     say_how_to_go_on(console, run, "launch", data["facts"]["state"])
 
@@ -123,10 +119,9 @@ def report(arguments: Sequence[str]) -> None:
 def page_data(run: Path, config: RunConfig, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What `pages/report.html` reads, from the run's files alone; `rows` are its metrics, see `sample_metrics`."""
     evaluation: dict[str, str] = {}
-    damage = OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError
+    damage = OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError
     with contextlib.suppress(*damage):  # none, or half of one
-        if (run / "evaluation.json").is_file():
-            evaluation = evaluation_rows(json.loads((run / "evaluation.json").read_text()))
+        evaluation = evaluation_rows(read_json(run / "evaluation.json"))
     preset = to_plain(make_preset(config.preset, config.core_name))
     changed = differences(preset, to_plain(config))
     last = rows[-1] if rows else {}

@@ -219,11 +219,13 @@ def make_mirror(run: Path, local: bool) -> Callable[[Mapping[str, float]], None]
     return RayGauges(run.resolve().name).set
 
 
-def watch_head() -> "HeadWatch":
-    """Watches the head node of the Ray cluster that this process is connected to."""
-    from commands.ray_head import HeadWatch
+def watch_head(local: bool) -> "AbstractContextManager[HeadWatch | None]":
+    """Watches the head of the Ray cluster that this process is connected to; not through Ray Client (ray://)."""
+    if local:
+        return nullcontext()
+    from commands.ray_head import HeadWatch, is_reachable
 
-    return HeadWatch()
+    return HeadWatch() if is_reachable() else nullcontext()
 
 
 class Trainer:
@@ -377,7 +379,7 @@ class Trainer:
         learner: Learner | LearnerGroup = self.learner
         pool: Pool | None = None
         with ExitStack() as stack:
-            head = None if self.local else stack.enter_context(watch_head())
+            head = stack.enter_context(watch_head(self.local))
 
             def check() -> None:
                 if stop.requested or (self.folder and self.folder.lost):

@@ -23,7 +23,7 @@ from commands import UserError
 from commands.config import RunConfig
 from commands.display import quantity, table
 from commands.evaluate import film, filmable, load_player, record
-from commands.options import PlayOptions, parse
+from commands.options import PlayOptions, parse, user_errors
 from commands.pages import packed, rounded, write_page
 from commands.training import interface
 from learner.files import require_output
@@ -63,19 +63,14 @@ def visualize(arguments: Sequence[str]) -> None:
         seen = list(interface(config.env).observation_shape)
         raise UserError(f"{options.run}: expected images in RGB to show, got {seen} from {config.env}")
     stem = (options.output or options.run / "videos") / "episodes"
-    try:
+    with user_errors("output"):
         for ending in (".mp4", ".html"):
             require_output(stem.with_suffix(ending))
-    except OSError as error:
-        raise UserError(f"output: {error}") from error
     with console.status("playing"):
         recordings = record(config, agent, options.episodes, options.seed, not options.greedy)
     title = f"{options.run.resolve().name}, {quantity(checkpoint.step)} steps"
-    with console.status("drawing"):
-        try:
-            rows = show(recordings, stem, title, config)
-        except OSError as error:
-            raise UserError(f"output: {error}") from error
+    with console.status("drawing"), user_errors("output"):
+        rows = show(recordings, stem, title, config)
     scores = ", ".join(f"{recording.episode.score:g}" for recording in recordings)
     console.print(table("episodes", {"checkpoint": str(checkpoint.path), "score": scores} | rows))
 

@@ -401,7 +401,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def restore_rng(state: Any) -> None:
-    """Takes up the states that `rng_state` gave. GPUs are left alone where there is not the same number of them.
+    """Restores the states that `rng_state` gave. GPUs are left alone where there is not the same number of them.
 
     Raises:
         ValueError: as `check_rng` does; nothing was changed then.

@@ -1,4 +1,4 @@
-"""Of a run of somebody else, no command runs code that its files choose, unless the user allows that by name."""
+"""No command runs code that the files of another person's run choose, unless the user allows that by name."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""An environment that does what none should, where it is told to: raise, exit, hang, or never end an episode."""
+"""An environment with one fault at a chosen call: raise, exit, hang, or never end an episode."""
 
 import contextlib
 import hashlib
