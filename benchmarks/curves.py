@@ -14,8 +14,8 @@ from pathlib import Path
 import matplotlib
 import tyro
 
-from commands.config import read_config
 from learner.metrics import read_metrics
+from training.config import read_config
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt

@@ -23,9 +23,9 @@ import tyro
 
 from agent import Trajectory
 from agent.core import concatenate_states
-from commands.presets import make_preset
-from commands.training import make_actor, make_agent, make_learner
 from envs import prepare
+from training.impala import make_actor, make_agent, make_learner
+from training.presets import make_preset
 
 
 @dataclass

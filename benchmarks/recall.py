@@ -142,15 +142,15 @@ def train(
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     network = Recaller(config)
-    optimiser = torch.optim.Adam(network.parameters(), lr=learning_rate)
+    optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
     losses = []
     for _ in range(updates):
         tokens, delays, answers = training_streams(rows, generator)
         scores, compression = network(tokens)
         loss = F.cross_entropy(scores[delays > 0], answers[delays > 0])
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (loss + compression).backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     return network, losses
 

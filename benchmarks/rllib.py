@@ -43,10 +43,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from actors import ActorsConfig
 from benchmarks.system import cpu_seconds, iterate
-from commands.config import RunConfig
-from commands.presets import make_preset
-from commands.training import make_agent, make_learner, make_pool
 from envs import prepare
+from training.config import RunConfig
+from training.impala import make_agent, make_learner, make_pool
+from training.presets import make_preset
 
 PEER = Path(__file__).resolve().parent / "peers" / "rllib_impala.py"
 

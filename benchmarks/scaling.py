@@ -37,10 +37,10 @@ from actors.actor import Unroll
 from actors.ray_pool import RayPool
 from agent import Trajectory
 from agent.core import concatenate_states, index_state, map_state, state_bytes
-from commands.config import RunConfig
-from commands.presets import make_preset
-from commands.training import interface, make_actor, make_agent, make_learner
 from envs import prepare
+from training.config import RunConfig
+from training.impala import interface, make_actor, make_agent, make_learner
+from training.presets import make_preset
 
 
 @dataclass

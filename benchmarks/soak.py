@@ -46,12 +46,12 @@ from agent import Trajectory
 from agent.core import leaves
 from agent.trajectory import acted
 from commands import launch
-from commands.config import RunConfig
-from commands.presets import make_preset
-from commands.training import Progress, StopRequest, Trainer
 from envs import prepare
 from learner import checkpoints
 from learner.metrics import read_metrics
+from training.config import RunConfig
+from training.impala import Progress, StopRequest, Trainer
+from training.presets import make_preset
 
 SAMPLE_SECONDS = 10.0
 VICTIMS = {"actor": "RemoteActor", "learner": "RemoteLearner"}
@@ -266,7 +266,7 @@ class SoakTrainer(Trainer):
         return unroll
 
     def update(self, progress: Progress) -> None:
-        """See `commands.training.Display`."""
+        """See `training.impala.Display`."""
         now = time.monotonic()
         self.begin = self.begin or now
         self.longest_gap = max(self.longest_gap, now - (self.last_update or now))

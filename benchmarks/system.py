@@ -30,10 +30,10 @@ import tyro
 
 from actors import LocalPool, Pool
 from agent.core import concatenate_states
-from commands.config import RunConfig
-from commands.presets import make_preset
-from commands.training import interface, make_actor, make_agent, make_learner, make_learners, make_pool
 from envs import make_vector, prepare
+from training.config import RunConfig
+from training.impala import interface, make_actor, make_agent, make_learner, make_learners, make_pool
+from training.presets import make_preset
 
 
 @dataclass

@@ -32,12 +32,12 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from commands.text_presets import TextConfig, make_preset
-from commands.text_runs import TextJob, measure, prepare, write_tokeniser
 from learner import checkpoints
-from learner.data_parallel import DataParallel
-from learner.sequence import Progress, train
+from learner.communicator import DataParallel
+from learner.sequence_learner import Progress, train
 from text.corpora import Corpus, load, open_tokens
+from text.presets import TextConfig, make_preset
+from training.text_runs import TextJob, measure, prepare, write_tokenizer
 
 TABLE_5 = (
     ("convolution", "bptt"),
@@ -155,7 +155,7 @@ def run(name: str, config: TextConfig, tokens: Path, folder: Path) -> dict[str, 
 
     text = open_tokens(tokens)
     folder.mkdir(parents=True, exist_ok=True)
-    write_tokeniser(folder, text)
+    write_tokenizer(folder, text)
     checkpoints.write_json(folder / "config.json", job.plain())
     begin, used = time.monotonic(), time.process_time()
     train(learner, folder, job.plain(), log_every=50, checkpoint_seconds=1e9, keep=1, show=show)

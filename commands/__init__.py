@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.logging import RichHandler
 
+from training import UserError
+
 USAGE = """usage: compressive COMMAND [OPTIONS]
 
 Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as memory.
@@ -106,7 +108,3 @@ def _thread_failed(failed: threading.ExceptHookArgs) -> None:
     """Says what a thread failed with, but for TensorBoard's: that error is raised again where rows are written."""
     if type(failed.thread).__name__ != "_AsyncWriterThread":
         threading.__excepthook__(failed)
-
-
-class UserError(Exception):
-    """What the user can mend: shown as one line, without a traceback."""

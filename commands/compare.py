@@ -18,17 +18,17 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.fields import AtLeast0, Checked, Count, Range
-from commands import UserError, sweep
-from commands.comparison import Comparison, Run, read_run
-from commands.config import RunConfig, to_plain
-from commands.display import LiveLine, quantity, say, say_all
 from commands.evaluate import permissions
-from commands.folders import locked
 from commands.launch import start_ray
 from commands.options import AllowEnv, user_errors
 from commands.options import parse as parse_options
-from commands.signals import stop_on_signals
 from envs import require_consent
+from reports.comparison import Comparison, Run, read_run
+from training import UserError, sweep
+from training.config import RunConfig, to_plain
+from training.console import LiveLine, quantity, say, say_all
+from training.run import locked
+from training.signals import stop_on_signals
 
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 Words = tuple[str, ...]
@@ -147,7 +147,7 @@ def _require(*packages: str) -> None:
 
 def _require_runnable(trials: Mapping[str, RunConfig], options: Options) -> None:
     """Raises a UserError for what would make every trial fail."""
-    from commands.training import Trainer
+    from training.impala import Trainer
 
     for config in {config.env: config for config in trials.values()}.values():
         if config.learners > 1:
@@ -180,7 +180,7 @@ def _begin(folder: Path, trials: dict[str, RunConfig], command: str) -> str:
 def _train(folder: Path, trials: dict[str, RunConfig], options: Options, console: Console) -> dict[str, str]:
     """Trains all trials that are not finished; returns what is missing in the end, and why."""
     _require("pandas", "pyarrow")  # which ray[tune] brings
-    from commands.trials import STOP, Resources, Stopped, Watch, failure, is_finished, run_trials
+    from training.trials import STOP, Resources, Stopped, Watch, failure, is_finished, run_trials
 
     resources = Resources(options.cpus_per_trial, options.gpus_per_trial, options.remote_actors)
     with locked(folder):
@@ -216,7 +216,7 @@ def _report(
     folder: Path, runs: list[Run], missing: dict[str, str], options: Options, command: str, console: Console
 ) -> None:
     """Writes the report of finished runs and prints its table."""
-    from commands.comparison_report import write_report
+    from reports.comparison_page import write_report
 
     for name, reason in missing.items():
         say(console, f"missing {name}: {reason}", "red")

@@ -16,14 +16,9 @@ from rich.markup import escape
 from actors import Actor, ActorsConfig, Episode
 from actors.evaluation import ScriptedActor, correct_fraction, mean_interval, play_episodes
 from actors.recording import Recording, record_episodes
-from actors.video import write_video
 from agent import Agent
 from agent.fields import Count, Positive
-from commands import UserError
-from commands.config import RunConfig, read_config
-from commands.display import SCALES, evaluation_rows, evaluation_table, say_skipped, table, task_table
 from commands.options import PlayOptions, parse, user_errors
-from commands.training import interface, make_agent
 from envs import (
     foreign_code,
     held_out,
@@ -38,6 +33,11 @@ from envs.guard import close
 from learner import checkpoints
 from learner.files import replacing, require_output
 from learner.storage import StorageError
+from reports.video import write_video
+from training import UserError
+from training.config import RunConfig, read_config
+from training.console import SCALES, evaluation_rows, evaluation_table, say_skipped, table, task_table
+from training.impala import interface, make_agent
 
 EVALUATION_SEED = 2
 """Branch of the run's seed sequence from which evaluation draws; training draws from 1."""

@@ -23,24 +23,24 @@ from rich.console import Console
 
 from actors import ClusterError
 from agent.fields import Threads
-from commands import UserError
-from commands.config import RunConfig, differences, from_plain, read_config, to_plain
-from commands.display import TerminalDisplay, evaluation_rows, quantity, say, say_all, say_skipped, table, task_table
 from commands.evaluate import evaluation_summary, filmable, permissions, play, record
-from commands.folders import ClaimedFolder, claim
 from commands.options import AllowEnv, parse_start
 from commands.options import parse as parse_options
-from commands.presets import make_preset
-from commands.signals import stop_on_signals
-from commands.tensorboard import log_recordings
-from commands.training import Trainer, interface
 from commands.visualize import show
 from envs import EnvironmentFailed, held_out, limit_calls, prepare, require_consent, tasks
 from learner import checkpoints
-from learner.data_parallel import LearnersLost
+from learner.communicator import LearnersLost
 from learner.storage import StorageError, is_url
+from reports.tensorboard import log_recordings
+from training import UserError
+from training.config import RunConfig, differences, from_plain, read_config, to_plain
+from training.console import TerminalDisplay, evaluation_rows, quantity, say, say_all, say_skipped, table, task_table
+from training.impala import Trainer, interface
+from training.presets import make_preset
+from training.run import ClaimedFolder, claim
+from training.signals import stop_on_signals
 
-FIXED = ("preset", "env", "seed", "agent.", "learner.optimiser", "checkpoint_url")
+FIXED = ("preset", "env", "seed", "agent.", "learner.optimizer", "checkpoint_url")
 """What a resumed run cannot change: its checkpoints depend on it, or are there."""
 ON_RAY = tuple(f"actors.{name}" for name in ("in_flight", "threads", "cpus", "resources", "labels", "placement"))
 ON_RAY += ("learner_placement", "learner_labels")

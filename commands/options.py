@@ -12,8 +12,8 @@ import tyro
 
 from actors import ActorsConfig
 from agent.fields import Above0, Checked, Positive
-from commands import UserError
-from commands.config import differences
+from training import UserError
+from training.config import differences
 
 FLAGS = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
 """How options of commands that train are written."""

@@ -22,16 +22,16 @@ from rich.console import Console
 from actors.recording import Recording
 from agent.core import ATTENTION_KINDS
 from agent.fields import Count
-from commands import UserError
-from commands.config import RunConfig, differences, read_config, to_plain
-from commands.display import evaluation_rows, say, table
 from commands.options import PlayOptions, parse, user_errors
-from commands.pages import rounded, write_page
-from commands.presets import make_preset
 from commands.status import progress, say_how_to_go_on, state
 from envs import EnvironmentFailed
 from learner.files import read_json, require_output
 from learner.metrics import sample_metrics
+from reports.pages import rounded, write_page
+from training import UserError
+from training.config import RunConfig, differences, read_config, to_plain
+from training.console import evaluation_rows, say, table
+from training.presets import make_preset
 
 POINTS = 400
 """A curve has at most so many points; each is the mean of as many of the rows that were read as that takes."""

@@ -1,6 +1,6 @@
 """`compressive speech`: waveform models, from a folder of sound to samples that can be heard and seen.
 
-Training is the loop of `learner.sequence`, which text shares; `compare`, which runs it for several models, is in
+Training is `learner.sequence_learner`, shared with text; `compare`, which runs it for several models, is in
 `speech_compare.py`.
 """
 
@@ -22,22 +22,23 @@ from rich.console import Console
 from torch.utils.tensorboard import SummaryWriter
 
 from agent.fields import Checked, Count, Range, Several, Slots, Threads
-from agent.sequence import SequenceModel
-from commands import UserError, folders
-from commands.config import build, read_plain
-from commands.display import quantity, say, say_all, table
+from agent.language_model import SequenceModel
 from commands.options import parse, parse_training, user_errors
-from commands.sequence import load_weights, run_training
 from learner import checkpoints
-from learner.data_parallel import DataParallel
+from learner.communicator import DataParallel
 from learner.files import read_json
 from learner.learner import resolve_device
-from learner.sequence import SequenceLearner
+from learner.sequence_learner import SequenceLearner
 from speech import audio, baselines, models
 from speech.corpus import SYNTHETIC, Corpus, CorpusConfig, Split, excerpt, open_built, prepare
 from speech.sampling import generate
 from speech.spectrogram import write_spectrograms
 from speech.training import SpeechConfig, held_out, make_learner, make_preset, measure, validation_metrics
+from training import UserError
+from training import run as folders
+from training.config import build, read_plain
+from training.console import quantity, say, say_all, table
+from training.sequence import load_weights, run_training
 
 USAGE = """usage: compressive speech COMMAND [OPTIONS]
 
@@ -151,7 +152,7 @@ def open_corpus(config: SpeechConfig, console: Console, digest: str | None = Non
 
 @dataclass(frozen=True)
 class SpeechJob:
-    """A training of a waveform model; see `commands.sequence.Job`."""
+    """A training of a waveform model; see `training.sequence.Job`."""
 
     config: SpeechConfig
     run: Path
@@ -178,7 +179,7 @@ class SpeechJob:
         return validation_metrics(self.config, open_built(self.corpus), model)
 
     def loop(self) -> dict[str, Any]:
-        """See `learner.sequence.train`."""
+        """See `learner.sequence_learner.train`."""
         config = self.config
         return {
             "log_every": config.log_every,

@@ -21,19 +21,19 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.fields import Checked, Count, Range, Several
-from commands import UserError
-from commands.config import differences
-from commands.display import duration, quantity, say
-from commands.folders import holds_checkpoints
 from commands.options import parse, parse_start, user_errors
 from commands.speech import digest_of, located, open_corpus, predictors, read_config, to_plain
 from learner import checkpoints
 from learner.files import replacing
 from learner.metrics import read_metrics, sample_metrics
-from learner.sequence import SequenceLearnerConfig
+from learner.sequence_learner import SequenceLearnerConfig
 from speech import models
 from speech.corpus import CorpusConfig
 from speech.training import SpeechConfig, held_out, make_preset
+from training import UserError
+from training.config import differences
+from training.console import duration, quantity, say
+from training.run import holds_checkpoints
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ import tyro
 from rich.console import Console
 
 from agent.fields import Checked
-from commands import UserError
-from commands.config import KINDS, RunConfig, read_config, read_kind
-from commands.display import duration, quantity, say, table
 from commands.options import parse
 from learner import checkpoints
 from learner.files import open_regular
 from learner.metrics import last_metrics
 from learner.storage import StorageError
+from training import UserError
+from training.config import KINDS, RunConfig, read_config, read_kind
+from training.console import duration, quantity, say, table
 
 Row = dict[str, Any]
 """The last one of metrics, with NaN where one is not finite; empty where nothing was measured yet."""

@@ -16,14 +16,20 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.fields import Above0, AtLeast0, Checked, Count, Positive, Range, Several, Threads
-from agent.sequence import SequenceModel
-from commands import UserError
-from commands.display import quantity, say, say_all, table
-from commands.folders import located
+from agent.language_model import SequenceModel
 from commands.options import parse, parse_training, user_errors
-from commands.sequence import run_training
-from commands.text_presets import TextConfig, make_preset
-from commands.text_runs import (
+from learner import checkpoints
+from learner.sequence_learner import SequenceLearner
+from learner.streams import one_pass
+from text import evaluation, sampling
+from text.corpora import Split, Tokens
+from text.presets import TextConfig, make_preset
+from text.tokenization import Tokenizer, Words
+from training import UserError
+from training.console import quantity, say, say_all, table
+from training.run import located
+from training.sequence import run_training
+from training.text_runs import (
     TextJob,
     describer,
     measure,
@@ -34,14 +40,8 @@ from commands.text_runs import (
     require_same_tokens,
     rows_of,
     to_plain,
-    write_tokeniser,
+    write_tokenizer,
 )
-from learner import checkpoints
-from learner.sequence import SequenceLearner
-from learner.streams import one_pass
-from text import evaluation, sampling
-from text.corpora import Split, Tokens
-from text.tokenisation import Tokeniser, Words
 
 USAGE = """usage: compressive text COMMAND [OPTIONS]
 
@@ -174,7 +174,7 @@ def _train(arguments: list[str]) -> None:
         require_same_tokens(options.resume, tokens)
 
     def start(learner: SequenceLearner, checkpoint: checkpoints.Checkpoint | None) -> None:
-        write_tokeniser(run, tokens)
+        write_tokenizer(run, tokens)
         _describe(config, run, tokens, learner, again, console)
         if checkpoint:
             say(console, f"resumed from {checkpoint.path} at step {learner.step}")
@@ -192,7 +192,7 @@ def _train(arguments: list[str]) -> None:
         say_all(console, commands)
 
     job = TextJob(config, run, folder)
-    run_training(job, console, not options.resume, describer(tokens.tokeniser), again, start, finish)
+    run_training(job, console, not options.resume, describer(tokens.tokenizer), again, start, finish)
 
 
 def _describe(
@@ -203,7 +203,7 @@ def _describe(
     learning = f"{config.learners} learners on Ray" if config.learners > 1 else f"learning on {learner.device}"
     lines = {
         "run": str(run),
-        "corpus": f"{config.corpus}: bytes of {sizes}; {tokens.tokeniser.vocabulary} {config.tokens}",
+        "corpus": f"{config.corpus}: bytes of {sizes}; {tokens.tokenizer.vocabulary} {config.tokens}",
         "model": f"{config.core_name} core, {quantity(parameters)} parameters, {learning}",
         "batch": f"{config.learner.batch_size} rows of {config.learner.sequence_length} tokens",
         "curves": f"tensorboard --logdir {shlex.quote(str(run.parent))}",
@@ -218,7 +218,7 @@ def _evaluate(arguments: list[str]) -> None:
     torch.set_num_threads(options.threads)
     console = Console()
     sizes = [_sizes(words) for words in options.sizes]
-    config, tokeniser, model, checkpoint = open_run(options.run, options.device, console)
+    config, tokenizer, model, checkpoint = open_run(options.run, options.device, console)
     if options.path:
         config = dataclasses.replace(config, path=options.path)
     with console.status(f"preparing {config.corpus}"), user_errors():
@@ -229,9 +229,9 @@ def _evaluate(arguments: list[str]) -> None:
         found = measure(config, model, tokens, options.split, options.rows, checkpoint.step)
         console.print(table("evaluation", {"checkpoint": str(checkpoint.path)} | rows_of(found)))
         if sizes:
-            found["sizes"] = _print_sizes(config, model, split, tokeniser, sizes, options.rows, console)
+            found["sizes"] = _print_sizes(config, model, split, tokenizer, sizes, options.rows, console)
         if options.frequency:
-            counts = evaluation.counts(tokens.splits["train"], tokeniser.vocabulary)
+            counts = evaluation.counts(tokens.splits["train"], tokenizer.vocabulary)
             totals = evaluation.by_frequency(model, passes(config, split, options.rows), counts, precision)
             found["frequency"] = {
                 name: {"nats": each.mean if each.count else None, "count": each.count} for name, each in totals.items()
@@ -268,7 +268,7 @@ def _evaluate(arguments: list[str]) -> None:
                 total = evaluation.dynamic(model, passes(config, split, options.rows), learning, options.dynamic)
             except FloatingPointError as error:
                 raise UserError(f"dynamic: expected a smaller learning rate, got {options.dynamic}: {error}") from error
-            measures = evaluation.summary(total, split, tokeniser)
+            measures = evaluation.summary(total, split, tokenizer)
             found["dynamic"] = {"learning_rate": options.dynamic, **measures}
             console.print(table("dynamic evaluation", {name: f"{value:.4f}" for name, value in measures.items()}))
         checkpoints.write_json(options.run / f"evaluation-{options.split}.json", found)
@@ -286,7 +286,7 @@ def _print_sizes(
     config: TextConfig,
     model: SequenceModel,
     split: Split,
-    tokeniser: Tokeniser,
+    tokenizer: Tokenizer,
     sizes: list[tuple[int | None, int | None]],
     rows: int,
     console: Console,
@@ -294,7 +294,7 @@ def _print_sizes(
     found, shown = [], []
     totals = evaluation.by_memory(model, lambda: passes(config, split, rows), sizes, config.learner.precision)
     for (memory, compressed), total in totals:
-        measures = evaluation.summary(total, split, tokeniser)
+        measures = evaluation.summary(total, split, tokenizer)
         found.append({"memory_size": memory, "compressed_size": compressed, **measures})
         words = tuple("own" if size is None else str(size) for size in (memory, compressed))
         bits = f"{measures['bits_per_byte']:.4f}" if "bits_per_byte" in measures else "-"
@@ -314,17 +314,17 @@ def _sample(arguments: list[str]) -> None:
     prog = "compressive text sample"
     options = parse(SampleOptions, prog, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
     torch.set_num_threads(options.threads)
-    _, tokeniser, model, _ = open_run(options.run, options.device, Console(stderr=True))
+    _, tokenizer, model, _ = open_run(options.run, options.device, Console(stderr=True))
     prompt = sys.stdin.buffer.read() if options.prompt == "-" else os.fsencode(options.prompt or "")
-    encoded = tokeniser.encode(prompt).tolist()
-    if isinstance(tokeniser, Words) and encoded and not prompt.endswith(b"\n"):
+    encoded = tokenizer.encode(prompt).tolist()
+    if isinstance(tokenizer, Words) and encoded and not prompt.endswith(b"\n"):
         encoded.pop()  # the prompt's last line goes on
-    tokens = torch.tensor([tokeniser.separator, *encoded])
+    tokens = torch.tensor([tokenizer.separator, *encoded])
     with user_errors():
         drawn = sampling.sample(model, tokens, options.length, options.temperature, options.top_p, options.seed)
     if options.prompt != "-":
         print(prompt.decode(errors="replace"), end="", flush=True)
-    decode = tokeniser.decoder()
+    decode = tokenizer.decoder()
     for token in drawn:
         print(decode(token), end="", flush=True)
     print()

@@ -17,16 +17,16 @@ from PIL import Image
 from rich.console import Console
 
 from actors.recording import Recording
-from actors.video import check_images
 from agent.fields import Count, Positive
-from commands import UserError
-from commands.config import RunConfig
-from commands.display import quantity, table
 from commands.evaluate import film, filmable, load_player, record
 from commands.options import PlayOptions, parse, user_errors
-from commands.pages import packed, rounded, write_page
-from commands.training import interface
 from learner.files import require_output
+from reports.pages import packed, rounded, write_page
+from reports.video import check_images
+from training import UserError
+from training.config import RunConfig
+from training.console import quantity, table
+from training.impala import interface
 
 PAGE_BYTES = 15_000_000
 """A page is not larger than this, so that it opens at once; what does not fit is left out, and the page says so."""

@@ -1,12 +1,12 @@
 """Checkpoints as folders of safetensors and one JSON file, which a crash or a kill at any moment cannot spoil.
 
     run/checkpoints/000000012345/
-        weights.safetensors     one file for each part: weights, optimiser, actors, ...
+        weights.safetensors     one file for each part: weights, optimizer, actors, ...
         state.json              all that is no tensor, and a manifest with size and SHA-256 of every file and of itself
 
 The run is a folder or a URL. `storage` writes a checkpoint to either so that it is there whole or not at all; the
 manifest tells what the disk or a copy spoilt afterwards. Nothing that is loaded can run code. What is in the parts is
-the business of those who made them; helpers here turn optimisers and random generators into tensors and JSON and back.
+the business of those who made them; helpers here turn optimizers and random generators into tensors and JSON and back.
 """
 
 import base64
@@ -33,7 +33,8 @@ from learner.storage import MANIFEST, Disk, Remote, open_storage, redact
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+"""Of the manifest; format 1, of version 0.1, has British names for optimizer and actors' states."""
 REASONS = 3
 """Of checkpoints that cannot be read, so many are named with the reason; of others there is only the number."""
 _NAME = re.compile(r"([0-9]{12,18})(?:-[0-9a-f]+)?(\.superseded)?")
@@ -198,8 +199,8 @@ def _read(storage: Disk | Remote, name: str) -> Checkpoint:
     if not intact:
         raise ValueError("state.json is not what was written (its SHA-256 differs)")
     require(content, {"format": int}, MANIFEST)
-    if content["format"] != FORMAT:
-        raise ValueError(f"state.json has format {content['format']}, this version reads {FORMAT}")
+    if content["format"] not in (1, FORMAT):
+        raise ValueError(f"state.json has format {content['format']}, this version reads 1 and {FORMAT}")
     content = {"time": math.nan, **content}
     files = {str: {"size": int, "sha256": str}}
     require(content, {"step": int, "time": float, "files": files, "state": dict}, MANIFEST)
@@ -214,7 +215,20 @@ def _read(storage: Disk | Remote, name: str) -> Checkpoint:
             parts[file.removesuffix(".safetensors")] = parse_safetensors(data)
         except Exception as error:  # of what was made up, safetensors and torch complain in many ways
             raise ValueError(f"{file} holds no tensors: {error!r}") from error
-    return Checkpoint(content["step"], parts, content["state"], content["time"], storage.locate(name), [])
+    state = content["state"]
+    if content["format"] == 1:
+        parts, state = _upgrade(parts, state)
+    return Checkpoint(content["step"], parts, state, content["time"], storage.locate(name), [])
+
+
+def _upgrade(parts: dict[str, Any], state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parts and state of a checkpoint of format 1, with the names of this version."""
+    names = {"optimiser": "optimizer"}
+    parts = {names.get(part, part): tensors for part, tensors in parts.items()}
+    learner = state.get("learner")
+    if isinstance(learner, dict):
+        state = {**state, "learner": {names.get(name, name): value for name, value in learner.items()}}
+    return parts, state
 
 
 def require(value: Any, schema: Any, where: str) -> None:
@@ -301,7 +315,7 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
-    """Splits a nest of dicts, lists and tuples, such as an optimiser's `state_dict()`, into tensors and JSON.
+    """Splits a nest of dicts, lists and tuples, such as an optimizer's `state_dict()`, into tensors and JSON.
 
     Named tuples, such as a core's state, become plain ones.
 
@@ -368,10 +382,10 @@ def _join(path: str, key: Any) -> str:
 
 
 def pack_learner(state: dict[str, Any]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Splits `Learner.state_dict()` into the parts `weights` and `optimiser` and a value that JSON can hold."""
-    optimiser, plain = flatten(state["optimiser"])
-    counters = {name: value for name, value in state.items() if name not in ("weights", "optimiser")}
-    return {"weights": state["weights"], "optimiser": optimiser}, {**counters, "optimiser": plain}
+    """Splits `Learner.state_dict()` into the parts `weights` and `optimizer` and a value that JSON can hold."""
+    optimizer, plain = flatten(state["optimizer"])
+    counters = {name: value for name, value in state.items() if name not in ("weights", "optimizer")}
+    return {"weights": state["weights"], "optimizer": optimizer}, {**counters, "optimizer": plain}
 
 
 def unpack_learner(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -380,11 +394,11 @@ def unpack_learner(checkpoint: Checkpoint) -> dict[str, Any]:
     Raises:
         ValueError: if the checkpoint has no such learner in it.
     """
-    require(checkpoint.state, {"learner": {"version": int, "steps": int, "optimiser": dict}}, "state")
-    require(checkpoint.parts, {"weights": dict, "optimiser": dict}, "parts")
+    require(checkpoint.state, {"learner": {"version": int, "steps": int, "optimizer": dict}}, "state")
+    require(checkpoint.parts, {"weights": dict, "optimizer": dict}, "parts")
     packed = dict(checkpoint.state["learner"])
-    optimiser = unflatten(checkpoint.parts["optimiser"], packed.pop("optimiser"))
-    return {**packed, "weights": checkpoint.parts["weights"], "optimiser": optimiser}
+    optimizer = unflatten(checkpoint.parts["optimizer"], packed.pop("optimizer"))
+    return {**packed, "weights": checkpoint.parts["weights"], "optimizer": optimizer}
 
 
 def rng_state() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Several learners on a Ray cluster that share each batch by rows and, to the caller, are one learner.
 
 The caller's process owns them, one a GPU or CPU, and keeps a learner that follows: weights and counters after every
-update, the optimiser whenever a checkpoint asks for it. From that all are started again when one dies. How their sums
+update, the optimizer whenever a checkpoint asks for it. From that all are started again when one dies. How their sums
 are made, and what NCCL does not do when one is lost, is in `data_parallel`; Ray itself is started and stopped by the
 commands.
 """
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from agent.core.state import index_state, map_state
 from agent.trajectory import Trajectory, validate
-from learner.data_parallel import DataParallel, LearnersLost, PeerLost
+from learner.communicator import DataParallel, LearnersLost, PeerLost
 from learner.learner import Learner, LearnerConfig
 
 logger = logging.getLogger(__name__)
@@ -100,13 +100,13 @@ class LearnerGroup:
     """A learner made of several, each in a process of its own with its rows of every batch; a context manager.
 
     When one dies, all are started again from the state of a survivor, and the update in progress is done exactly once:
-    as if nothing had happened. If there is no survivor, the weights are those of the last update and the optimiser is
+    as if nothing had happened. If there is no survivor, the weights are those of the last update and the optimizer is
     that of the last `state_dict`. Survivors are tested on CPUs, with gloo; on GPUs there may be none, since they do not
     answer while they wait for the lost one (see `data_parallel`).
 
     Args:
         learner: on the CPU, with the state to begin from. It follows the group: its weights and counters are those of
-            the group, and so is its optimiser after `state_dict`.
+            the group, and so is its optimizer after `state_dict`.
         size: number of learners.
         device: where they learn: auto (GPUs if the cluster has any), cpu, or cuda, which is one GPU each.
         seed: of their random numbers (dropout), which differ by learner and start.
@@ -141,7 +141,7 @@ class LearnerGroup:
         self.placement: PlacementGroup | None = None
         self.members: list[Any] = []
         self.joined = False
-        self.optimiser_version = learner.version
+        self.optimizer_version = learner.version
         self.metrics: dict[str, float] = {}
 
     @property
@@ -187,7 +187,7 @@ class LearnerGroup:
 
     def state_dict(self) -> dict[str, Any]:
         """See `Learner.state_dict`. No learner is started for it: if they are lost, it is what they will begin from."""
-        if self.joined and self.optimiser_version != self.version:
+        if self.joined and self.optimizer_version != self.version:
             try:
                 ((state, _),) = _results([self.members[0].state_dict.remote()])
                 self._follow(state)
@@ -197,7 +197,7 @@ class LearnerGroup:
 
     def _follow(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state)
-        self.optimiser_version = self.version
+        self.optimizer_version = self.version
 
     def _lose(self, error: PeerLost) -> None:
         """Takes up what survivors know and ends them; all are started again by the next attempt at an update."""
@@ -210,8 +210,8 @@ class LearnerGroup:
             raise LearnersLost(f"learners were lost {times}: {error}") from error
         self.start_at = now + min(2.0**self.failures, LONGEST_PAUSE) if short_of_memory else now
         self._rescue()
-        optimiser = "" if self.optimiser_version == self.version else f", optimiser {self.optimiser_version}"
-        logger.warning("%s; all learners are started again at version %d%s", error, self.version, optimiser)
+        optimizer = "" if self.optimizer_version == self.version else f", optimizer {self.optimizer_version}"
+        logger.warning("%s; all learners are started again at version %d%s", error, self.version, optimizer)
         self.restarts += 1
         self._stop()
 

@@ -1,6 +1,6 @@
 """One step of IMPALA's learner: trajectories in, gradients, new weights out.
 
-The learner owns the agent's weights and the optimiser and nothing else: no processes, files or environments. It may be
+The learner owns the agent's weights and the optimizer and nothing else: no processes, files or environments. It may be
 one of several that share each batch (`data_parallel`), which `group` places on a cluster. Checkpoints are made of its
 `state_dict()` by `checkpoints`, curves of the metrics it returns by `metrics`.
 """
@@ -17,11 +17,11 @@ from agent.core.state import detach_state, leaves, state_to
 from agent.fields import Above0, AtLeast0, Checked, Decay, Fraction
 from agent.trajectory import Trajectory, acted, validate
 from learner import losses
-from learner.data_parallel import DataParallel
-from learner.gradients import (
+from learner.communicator import DataParallel
+from learner.optimization import (
     copy_to_cpu,
     gradient_norm,
-    load_optimiser,
+    load_optimizer,
     not_finite,
     shorten,
     split_parameters,
@@ -35,8 +35,8 @@ from learner.vtrace import VTraceReturns, action_log_probs, vtrace
 class LearnerConfig(Checked):
     """How the learner learns. Impossible values raise a ValueError that names field, expectation and value."""
 
-    optimiser: Literal["adam", "rmsprop"] = "adam"
-    """Optimiser. The IMPALA paper used rmsprop; transformers are usually trained with adam."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """Optimizer. The IMPALA paper used rmsprop; transformers are usually trained with adam."""
     learning_rate: Above0 = 1e-4
     """Learning rate at the first step."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
@@ -131,7 +131,7 @@ class Learner:
         if self._parallel.size > 1:
             agent.share_batch(self._parallel.sum)  # type: ignore[operator]
         self._main_parameters, self._compression_parameters = split_parameters(self.agent)
-        self._optimiser = _make_optimiser(config, self._main_parameters, self._compression_parameters)
+        self._optimizer = _make_optimizer(config, self._main_parameters, self._compression_parameters)
 
     @property
     def learning_rate(self) -> float:
@@ -163,14 +163,14 @@ class Learner:
 
         Raises:
             ValueError: if the trajectory, or what the agent makes of it, does not have the shapes of the contract.
-            FloatingPointError: if a loss or a gradient is not finite; names which. The weights, the optimiser and the
+            FloatingPointError: if a loss or a gradient is not finite; names which. The weights, the optimizer and the
                 counters are then as they were before the call. All learners that share the batch raise it.
             PeerLost: if another learner was lost; likewise with nothing changed.
         """
         validate(trajectory)
         trajectory = state_to(trajectory, self.device)
         self.agent.train()
-        self._optimiser.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad(set_to_none=True)
         parts = self._losses(trajectory)
         parts["loss/total"].backward()
         sum_gradients(self.agent.parameters(), self._parallel)
@@ -190,9 +190,9 @@ class Learner:
             clip_grads_with_norm_(self._compression_parameters, self.config.max_gradient_norm, compression_norm)
         metrics["learning_rate"] = self.learning_rate
         metrics["entropy_cost"] = self.entropy_cost
-        for group in self._optimiser.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate
-        self._optimiser.step()
+        self._optimizer.step()
         self.version += 1
         self.steps += round(metrics.pop("steps"))
         return metrics
@@ -202,23 +202,23 @@ class Learner:
         return weights_to_cpu(self.agent)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on exactly: copies, on the CPU, of weights and optimiser, and the counters."""
+        """All that is needed to go on exactly: copies, on the CPU, of weights and optimizer, and the counters."""
         return {
             "weights": self.weights(),
-            "optimiser": copy_to_cpu(self._optimiser.state_dict()),
+            "optimizer": copy_to_cpu(self._optimizer.state_dict()),
             "version": self.version,
             "steps": self.steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up the state that `state_dict` gave. The configuration, hyper-parameters of the optimiser included, and
+        """Takes up the state that `state_dict` gave. The configuration, hyper-parameters of the optimizer included, and
         `total_steps` stay those of this learner.
 
         Raises:
-            RuntimeError, ValueError: if weights or optimiser are those of another agent.
+            RuntimeError, ValueError: if weights or optimizer are those of another agent.
         """
         self.agent.load_state_dict(state["weights"])
-        load_optimiser(self._optimiser, state["optimiser"])
+        load_optimizer(self._optimizer, state["optimizer"])
         self.version = int(state["version"])
         self.steps = int(state["steps"])
 
@@ -301,7 +301,7 @@ class Learner:
         counts = [sum(((~leaf.isfinite()).sum() for leaf in leaves(field)), start=none) for field in trajectory]
         spoilt = self._parallel.sum(torch.stack(counts)).tolist()
         inputs = [name for name, count in zip(trajectory._fields, spoilt) if count]
-        self._optimiser.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad(set_to_none=True)
         raise FloatingPointError(
             f"update {self.version + 1} is not finite: {', '.join(f'{name} = {metrics[name]}' for name in bad)}; "
             f"parameters with such gradients: {parameters}; "
@@ -327,11 +327,11 @@ def resolve_device(device: str) -> torch.device:
     return torch.device("cpu") if resolved.type == "cpu" else resolved
 
 
-def _make_optimiser(
+def _make_optimizer(
     config: LearnerConfig, main: list[nn.Parameter], compression: list[nn.Parameter]
 ) -> torch.optim.Optimizer:
     groups = [{"params": main}, {"params": compression}]
-    if config.optimiser == "adam":
+    if config.optimizer == "adam":
         betas = (config.adam_beta1, config.adam_beta2)
         return torch.optim.Adam(groups, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon)
     return torch.optim.RMSprop(

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agent.sequence import IGNORE
+from agent.language_model import IGNORE
 
 
 class Batch(NamedTuple):
     """B rows of T tokens.
 
     tokens: [B, T] int64.
-    targets: [B, T] int64, the token that follows each, or `agent.sequence.IGNORE`.
+    targets: [B, T] int64, the token that follows each, or `agent.language_model.IGNORE`.
     reset: [B, T] bool, true where a document begins and all before it is to be forgotten.
     """
 

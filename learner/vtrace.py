@@ -1,6 +1,6 @@
 """V-trace (IMPALA, Espeholt et al. 2018, arXiv:1802.01561, section 4.1) as pure functions of batch first tensors.
 
-The targets and the advantages are constants to the optimiser: no gradient passes through anything returned here. What
+The targets and the advantages are constants to the optimizer: no gradient passes through anything returned here. What
 is made of them is the business of `losses`.
 
 Time indices. Step t of a trajectory has an observation, the value V_t of it and an action. `rewards[:, t]` and

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from agent.core import CORES, CompressiveTransformerConfig, Core, LSTMConfig, TransformerXLConfig, make_core
-from agent.room import build_network
-from agent.sequence import SequenceModel
+from agent.language_model import SequenceModel
+from agent.memory_check import build_network
 from speech import audio
 from speech.wavenet import WaveNet, WaveNetConfig
 

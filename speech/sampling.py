@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from agent.sequence import SequenceModel
+from agent.language_model import SequenceModel
 
 
 def generate(

@@ -1,4 +1,4 @@
-"""A speech run: its configuration, its presets, and what the shared loop of `learner.sequence` is given to train.
+"""A speech run: its configuration, its presets, and what `learner.sequence_learner` trains.
 
 Section 5.6 of the paper: unconditional modelling of waveforms, streams in chunks of 3,840 samples (160 ms at 24 kHz;
 the paper says 80), 32 rows, memory that goes on from chunk to chunk.
@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from agent.fields import AtLeast0, Checked, Count, Positive, Range, Several
-from agent.sequence import IGNORE, SequenceModel
-from learner.data_parallel import DataParallel
-from learner.sequence import SequenceLearner, SequenceLearnerConfig, Total, score
+from agent.language_model import IGNORE, SequenceModel
+from learner.communicator import DataParallel
+from learner.sequence_learner import SequenceLearner, SequenceLearnerConfig, Total, score
 from learner.streams import Streams, one_pass
 from speech import models
 from speech.corpus import Corpus, CorpusConfig, Split, thin

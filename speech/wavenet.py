@@ -1,7 +1,7 @@
 """WaveNet (van den Oord et al. 2016) as a recurrent core: dilated causal convolutions behind `agent.core.contract`.
 
 It is the baseline of the paper's section 5.6 and passes the suite of every core, so training, evaluation and sampling
-need not know it. Embedding and softmax are the model's around the core, `agent.sequence`.
+need not know it. Embedding and softmax are the model's around the core, `agent.language_model`.
 
 Axes: B batch, T time, D features (model_size).
 """

@@ -20,10 +20,10 @@ RAY_ALLOWED = {
     "actors/ray_pool.py",
     "learner/group.py",
     "commands/launch.py",
-    "commands/ray_head.py",
-    "commands/ray_metrics.py",
-    "commands/sequence.py",
-    "commands/trials.py",
+    "training/ray_head.py",
+    "training/ray_metrics.py",
+    "training/sequence.py",
+    "training/trials.py",
 }
 
 

@@ -1,1 +1,1 @@
-"""Language modelling on the shared core: corpora, tokenisation, evaluation, sampling. Its model is `agent.sequence`."""
+"""Language modelling on the shared core: corpora, tokenization, evaluation, sampling. Model: `agent.language_model`."""

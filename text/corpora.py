@@ -26,8 +26,8 @@ import numpy as np
 
 from learner.checkpoints import write_json
 from learner.files import read_json
-from text import tokenisation
-from text.tokenisation import Tokeniser
+from text import tokenization
+from text.tokenization import Tokenizer
 
 SPLITS = ("train", "valid", "test")
 SHARES = (0.90, 0.05, 0.05)
@@ -338,9 +338,9 @@ class Split(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """A corpus as tokens. digest: of its text, splits and tokeniser."""
+    """A corpus as tokens. digest: of its text, splits and tokenizer."""
 
-    tokeniser: Tokeniser
+    tokenizer: Tokenizer
     splits: dict[str, Split]
     digest: str
 
@@ -352,26 +352,26 @@ def prepare(
 
     Args:
         name, corpus: see `load`.
-        kind, vocabulary: see `tokenisation.learn`; learned of the split train alone.
+        kind, vocabulary: see `tokenization.learn`; learned of the split train alone.
         cache: where they are kept, in a folder named by their content.
 
     Returns:
         that folder, for `open_tokens` in other processes, and what is in it.
 
     Raises:
-        ValueError: if a file is not UTF-8 or a split is empty, or the tokeniser is impossible.
-        ImportError: if the tokeniser needs a package that is not installed.
+        ValueError: if a file is not UTF-8 or a split is empty, or the tokenizer is impossible.
+        ImportError: if the tokenizer needs a package that is not installed.
         OSError: if the cache cannot be written to.
     """
     digest = _digest(name, corpus, kind, vocabulary)
     target = (cache or cache_folder()) / "tokens" / digest[:32]
     if not target.exists():
-        tokeniser = tokenisation.learn(kind, (document.read() for document in corpus["train"]), vocabulary)
+        tokenizer = tokenization.learn(kind, (document.read() for document in corpus["train"]), vocabulary)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=target.parent, suffix=".tmp"))
         try:
-            sizes = {split: _write(temporary / split, corpus[split], tokeniser) for split in SPLITS}
-            write_json(temporary / "tokeniser.json", tokeniser.to_plain())
+            sizes = {split: _write(temporary / split, corpus[split], tokenizer) for split in SPLITS}
+            write_json(temporary / "tokenizer.json", tokenizer.to_plain())
             write_json(temporary / "corpus.json", {"corpus": name, "digest": digest, "splits": sizes})
             with suppress(OSError):  # another process was faster, with the same
                 temporary.rename(target)
@@ -385,22 +385,22 @@ def open_tokens(target: Path) -> Tokens:
 
     Raises:
         ValueError: if one of them is damaged or missing; says which.
-        ImportError: if the tokeniser needs a package that is not installed.
+        ImportError: if the tokenizer needs a package that is not installed.
     """
     try:
         described = read_json(target / "corpus.json")
-        tokeniser = tokenisation.from_plain(read_json(target / "tokeniser.json"))
-        splits = {split: _open(target / split, sizes, tokeniser) for split, sizes in described["splits"].items()}
+        tokenizer = tokenization.from_plain(read_json(target / "tokenizer.json"))
+        splits = {split: _open(target / split, sizes, tokenizer) for split, sizes in described["splits"].items()}
         for split, (books, words) in PG19_WORDS.items() if described["corpus"] == "pg19" else ():
             if splits[split].documents == books:
                 splits[split] = splits[split]._replace(words=words, prescribed=True)
-        return Tokens(tokeniser, splits, described["digest"])
+        return Tokens(tokenizer, splits, described["digest"])
     except (FileNotFoundError, ValueError, KeyError, EOFError) as error:
         raise ValueError(f"{target} is damaged; delete it: {error}") from error
 
 
-def _open(path: Path, sizes: dict[str, int], tokeniser: Tokeniser) -> Split:
-    file, dtype = path.with_name(f"{path.name}.tokens"), _dtype(tokeniser)
+def _open(path: Path, sizes: dict[str, int], tokenizer: Tokenizer) -> Split:
+    file, dtype = path.with_name(f"{path.name}.tokens"), _dtype(tokenizer)
     found = file.stat().st_size / dtype.itemsize
     if found != sizes["tokens"]:
         raise ValueError(f"{file.name}: expected {sizes['tokens']} tokens, got {found:.15g}")
@@ -417,13 +417,13 @@ def _digest(name: str, corpus: Corpus, kind: str, vocabulary: int | None) -> str
     return digest.hexdigest()
 
 
-def _write(target: Path, documents: list[Document], tokeniser: Tokeniser) -> dict[str, int]:
-    dtype, starts, position, sizes = _dtype(tokeniser), [], 0, {"documents": 0, "bytes": 0, "words": 0}
+def _write(target: Path, documents: list[Document], tokenizer: Tokenizer) -> dict[str, int]:
+    dtype, starts, position, sizes = _dtype(tokenizer), [], 0, {"documents": 0, "bytes": 0, "words": 0}
     with target.with_name(f"{target.name}.tokens").open("wb") as file:
         for document in documents:
             text = document.read()
-            tokens = tokeniser.encode(text)
-            file.write(np.array([tokeniser.separator], dtype).tobytes() + tokens.astype(dtype).tobytes())
+            tokens = tokenizer.encode(text)
+            file.write(np.array([tokenizer.separator], dtype).tobytes() + tokens.astype(dtype).tobytes())
             starts.append(position)
             position += 1 + len(tokens)
             sizes["documents"] += 1
@@ -437,5 +437,5 @@ def _write(target: Path, documents: list[Document], tokeniser: Tokeniser) -> dic
     return sizes | {"tokens": position}
 
 
-def _dtype(tokeniser: Tokeniser) -> np.dtype:
-    return np.dtype(np.min_scalar_type(tokeniser.vocabulary - 1))
+def _dtype(tokenizer: Tokenizer) -> np.dtype:
+    return np.dtype(np.min_scalar_type(tokenizer.vocabulary - 1))

@@ -1,7 +1,7 @@
 """What a language model knows: bits per character, perplexity, and the paper's analyses of where that comes from.
 
 All measures run over a text once, in order, with memory that goes on; sums are in float64. The analyses are those of
-Tables 7, 8 and 9 and Figures 2 and 6 of the paper. Training is `learner.sequence`.
+Tables 7, 8 and 9 and Figures 2 and 6 of the paper. Training is `learner.sequence_learner`.
 """
 
 import dataclasses
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from agent.core import ATTENTION_KINDS, CompressiveTransformer, detach_state, state_to
-from agent.sequence import IGNORE, SequenceModel
-from learner.sequence import SequenceLearner, SequenceLearnerConfig, Total, autocast, evaluate, score
+from agent.language_model import IGNORE, SequenceModel
+from learner.sequence_learner import SequenceLearner, SequenceLearnerConfig, Total, autocast, evaluate, score
 from learner.streams import Batch
 from text.corpora import Split
-from text.tokenisation import Tokeniser, Words
+from text.tokenization import Tokenizer, Words
 
 FREQUENCIES = (100, 1_000, 10_001)
 """Where the buckets of Table 7 begin but the rarest one, in times that training text has a word: < 100, 100 to 1 k, 1 k
@@ -39,7 +39,7 @@ def perplexity(nll: float, count: int) -> float:
     return math.exp(min(nll / max(1, count), 700.0))
 
 
-def summary(total: Total, split: Split, tokeniser: Tokeniser) -> dict[str, float]:
+def summary(total: Total, split: Split, tokenizer: Tokenizer) -> dict[str, float]:
     """What is usually reported of a loss over a whole split.
 
     Returns:
@@ -47,7 +47,7 @@ def summary(total: Total, split: Split, tokeniser: Tokeniser) -> dict[str, float
         set prescribes a number; else the split's own number of words does. bits_per_byte of the text (bits per
         character for bytes), but not with words as tokens: of `<unk>` and lost spaces no text comes back.
     """
-    closed = isinstance(tokeniser, Words)
+    closed = isinstance(tokenizer, Words)
     words = total.count if closed and not split.prescribed else split.words
     found = {"nats_per_token": total.mean, "word_perplexity": perplexity(total.nll, words)}
     return found if closed else found | {"bits_per_byte": bits_per_character(total.nll, split.bytes)}
@@ -60,7 +60,7 @@ def by_frequency(
 
     Args:
         counts: [V], how often each token is in the training text.
-        precision: of matrix products, here and in the other analyses that `learner.sequence.evaluate` is compared with.
+        precision: of matrix products, here and in the other analyses.
     """
     buckets = np.searchsorted(FREQUENCIES, counts, side="right")
     names = _names(FREQUENCIES)

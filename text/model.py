@@ -1,16 +1,16 @@
-"""The language model's configuration. The network itself is `agent.sequence`, its core any of `agent.core`."""
+"""The language model's configuration. The network itself is `agent.language_model`, its core any of `agent.core`."""
 
 from dataclasses import dataclass, field
 
 from agent.core import CompressiveTransformerConfig, CoreConfig, make_core
 from agent.fields import Checked, Decay, Size
-from agent.room import build_network
-from agent.sequence import SequenceModel
+from agent.language_model import SequenceModel
+from agent.memory_check import build_network
 
 
 @dataclass(frozen=True)
 class TextModelConfig(Checked):
-    """The network, apart from what the tokeniser decides (the vocabulary)."""
+    """The network, apart from what the tokenizer decides (the vocabulary)."""
 
     core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
     """The recurrent core."""

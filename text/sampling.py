@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from agent.sequence import SequenceModel
+from agent.language_model import SequenceModel
 
 
 def nucleus(log_probs: Tensor, top_p: float) -> Tensor:
@@ -38,7 +38,7 @@ def sample(
 
     Args:
         model: not changed, but put in evaluation mode.
-        prompt: [N >= 1] int64, beginning with the tokeniser's separator if it is the beginning of a document.
+        prompt: [N >= 1] int64, beginning with the tokenizer's separator if it is the beginning of a document.
         length: tokens to draw.
         temperature: finite; logits are divided by it; 0 takes the most probable token. The nucleus is taken after that.
         top_p: probability of the nucleus; 1 for all tokens (the paper's samples have 0.98).

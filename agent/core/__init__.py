@@ -7,7 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agent.core.baselines import (
+from agent.core.compressive_transformer import (
+    ATTENTION_KINDS,
+    CompressiveState,
+    CompressiveTransformer,
+    CompressiveTransformerConfig,
+    Sizes,
+)
+from agent.core.contract import Core, CoreOutput
+from agent.core.recurrent import (
     GRU,
     LSTM,
     GRUConfig,
@@ -17,14 +25,6 @@ from agent.core.baselines import (
     MinGRU,
     MinGRUConfig,
 )
-from agent.core.compressive_transformer import (
-    ATTENTION_KINDS,
-    CompressiveState,
-    CompressiveTransformer,
-    CompressiveTransformerConfig,
-    Sizes,
-)
-from agent.core.contract import Core, CoreOutput
 from agent.core.state import (
     Shared,
     State,

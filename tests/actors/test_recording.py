@@ -7,10 +7,10 @@ import torch
 from actors import Actor, EnvironmentFailed
 from actors.evaluation import play_episodes
 from actors.recording import Recording, record_episodes
-from actors.video import write_video
 from agent import Agent, AgentConfig
 from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, leaves
 from envs import make_vector
+from reports.video import write_video
 
 ENV = "rooms:small,episode_frames=100"
 STEPS = 25

@@ -107,13 +107,13 @@ def test_gradients_flow_through_compression_with_bptt(build) -> None:
 )
 def test_the_compression_learns_to_reconstruct(build, loss, compression, share) -> None:
     core = build(config_of(compression=compression, compression_loss=loss)).train()
-    optimiser = torch.optim.Adam(core.compression_parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(core.compression_parameters(), lr=1e-2)
     inputs, history = normal(4, 16, SIZE), []
     for _ in range(25):
         loss = sum(core(inputs, resets(4, 16), core.initial_state(4)).losses.values())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         history.append(loss.item())
     assert history[-1] < share * history[0]
 

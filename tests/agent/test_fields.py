@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 import pytest
 
-from agent import room
+from agent import memory_check as room
 from agent.core import LSTM, LSTMConfig
 from agent.fields import Above0, Checked, Decay, Positive, Size
-from agent.room import build_network
+from agent.memory_check import build_network
 
 
 @dataclass(frozen=True)

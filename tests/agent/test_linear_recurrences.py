@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from agent.core import GRUConfig, MinGRUConfig
-from agent.core.baselines import linear_recurrence
+from agent.core.recurrent import linear_recurrence
 
 SIZE = 4
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from agent.core import CompressiveTransformer, LSTMConfig, make_core
-from agent.sequence import IGNORE, SequenceModel
+from agent.language_model import IGNORE, SequenceModel
 from tests.agent.tiny import SIZE, assert_same, config_of, normal
 
 VOCABULARY = 11

@@ -4,8 +4,8 @@ import bz2
 from pathlib import Path
 
 from benchmarks.text import TABLE_5, Options, compressors, run, table, variants
-from commands.text_runs import prepare
 from text.corpora import load
+from training.text_runs import prepare
 
 
 def test_variants_cost_the_same_attention_and_see_the_same_tokens() -> None:

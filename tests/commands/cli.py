@@ -100,9 +100,9 @@ def saved_steps(folder: Path) -> list[int]:
 
 
 def state(folder: Path) -> dict[str, bytes]:
-    """Weights and optimiser of the last checkpoint, byte for byte."""
+    """Weights and optimizer of the last checkpoint, byte for byte."""
     path = checkpoints.load_latest(folder).path
-    return {name: (path / f"{name}.safetensors").read_bytes() for name in ("weights", "optimiser")}
+    return {name: (path / f"{name}.safetensors").read_bytes() for name in ("weights", "optimizer")}
 
 
 def refusal(arguments: list[str], capfd: Any) -> str:

@@ -12,13 +12,14 @@ import pytest
 
 from agent import AgentConfig
 from agent.core import LSTMConfig
-from commands import UserError, main
-from commands.config import RunConfig
-from commands.signals import StopRequest
-from commands.training import Progress, Trainer
+from commands import main
 from learner import checkpoints, storage
 from tests.commands.cli import TINY, frames, refusal, saved_steps, start, wait_until
 from tests.unreliable import Unreliable
+from training import UserError
+from training.config import RunConfig
+from training.impala import Progress, Trainer
+from training.signals import StopRequest
 
 Capture = pytest.CaptureFixture[str]
 Copied = Callable[..., Path]
@@ -47,7 +48,7 @@ def test_a_run_whose_machine_is_lost_is_gone_on_with_elsewhere(
     assert f"resumed from {url}/checkpoints/" in capfd.readouterr().out
     expected, actual = checkpoints.load_latest(finished[0]), checkpoints.load_latest(url)
     assert (actual.step, len(steps(store))) == (end, 3)
-    for part in ("weights", "optimiser"):
+    for part in ("weights", "optimizer"):
         assert all(tensor.equal(actual.parts[part][name]) for name, tensor in expected.parts[part].items())
     assert (found / "evaluation.json").read_bytes() == (finished[0] / "evaluation.json").read_bytes()
 

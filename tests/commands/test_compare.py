@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from commands import UserError, main
-from commands.config import read_config, to_plain
-from commands.presets import make_preset
-from commands.sweep import label, make_trials, read, write
+from commands import main
 from tests.commands.cli import ENVIRONMENT, PATIENCE, marked, refusal, start, wait_until
+from training import UserError
+from training.config import read_config, to_plain
+from training.presets import make_preset
+from training.sweep import label, make_trials, read, write
 
 RECALL = "diagnostic:recall,delay=3"
 Capture = pytest.CaptureFixture[str]
@@ -326,7 +327,7 @@ def test_the_report_spares_runs_and_goes_where_it_can_be_written(
 
 @pytest.mark.ray
 def test_a_trial_with_a_damaged_evaluation_is_not_finished(make_run: MakeRun) -> None:
-    from commands.trials import failure, is_finished
+    from training.trials import failure, is_finished
 
     run = make_run("run", "lstm", 0, [1.0, 2.0], 3.0)
     config = read_config(run)

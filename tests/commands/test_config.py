@@ -13,12 +13,14 @@ import pytest
 
 from agent.core import CORES
 from agent.fields import Checked
-from commands import speech, text_presets, text_runs
-from commands.config import RunConfig, from_plain, read_kind, read_plain, to_plain
-from commands.presets import PRESETS, make_preset
+from commands import speech
 from learner import checkpoints
 from speech import training
 from tests.commands.cli import refusal
+from text import presets as text_presets
+from training import text_runs
+from training.config import RunConfig, from_plain, read_kind, read_plain, to_plain
+from training.presets import PRESETS, make_preset
 
 
 @pytest.mark.parametrize("core", CORES)

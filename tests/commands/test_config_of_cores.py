@@ -6,9 +6,9 @@ import json
 import pytest
 
 from agent.core import CORES
-from commands.config import RunConfig, from_plain, to_plain
 from commands.options import parse
-from commands.presets import PRESETS, make_preset
+from training.config import RunConfig, from_plain, to_plain
+from training.presets import PRESETS, make_preset
 
 
 def with_core(config: RunConfig, **fields) -> RunConfig:

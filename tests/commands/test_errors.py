@@ -81,7 +81,7 @@ Copied = Callable[..., Path]
         (["launch", "--learner.clip-pg-rho", "1e39"], ["clip_pg_rho", "a finite number", "1e+39"]),
         (["launch", "--learner.learning-rate", "fast"], ["--learner.learning-rate", "FLOAT", "'fast'"]),
         (["launch", "--learner.clip-rho", "none"], ["--learner.clip-rho", "{None}|FLOAT", "'none'"]),
-        (["launch", "--learner.optimiser", "sgd"], ["--learner.optimiser", "'adam', 'rmsprop'", "'sgd'"]),
+        (["launch", "--learner.optimizer", "sgd"], ["--learner.optimizer", "'adam', 'rmsprop'", "'sgd'"]),
         (["launch", "--learner.discount", "2"], ["discount", "[0, 1]", "2"]),
         (["launch", "--learner.device", "tpu:x"], ["device", "'tpu:x'"]),
         (["launch", "--local", "--learner.device", "meta"], ["device", "auto, cpu or a GPU", "'meta'"]),
@@ -186,7 +186,7 @@ def test_an_error_about_a_path_not_typed_keeps_its_traceback(monkeypatch: pytest
         (["--preset", "paper"], ["preset", "cpu", "paper"]),
         (["--env", "rooms:full"], ["env", "rooms:small", "rooms:full"]),
         (["--seed", "5"], ["seed", "0", "5"]),
-        (["--learner.optimiser", "rmsprop"], ["learner.optimiser", "adam", "rmsprop"]),
+        (["--learner.optimizer", "rmsprop"], ["learner.optimizer", "adam", "rmsprop"]),
     ],
 )
 def test_a_resumed_run_keeps_what_its_checkpoint_depends_on(
@@ -216,7 +216,7 @@ def test_a_resumed_run_keeps_what_its_checkpoint_depends_on(
         ('{"learner": {"entropy_cost": Infinity}}', ["learner.entropy_cost", "a finite number", "inf"]),
         ('{"checkpoint_url": "memory://run"}', ["checkpoint_url", "outlives this process", "memory://run"]),
         ('{"agent": {"core": "lstm"}}', ["core", "object", "'lstm'"]),
-        ('{"learner": {"optimiser": "sgd"}}', ["optimiser", "adam", "'sgd'"]),
+        ('{"learner": {"optimizer": "sgd"}}', ["optimizer", "adam", "'sgd'"]),
         ('{"learner": {"clip_rho": "high"}}', ["learner.clip_rho", "a number", "'high'"]),
         ('{"env": "rooms:none"}', ["'none'", "full, full-randomised"]),
     ],

@@ -111,7 +111,7 @@ def test_the_evaluation_after_training_has_a_limit_too(tmp_path: Path, capfd: Ca
 
 
 def test_a_sweep_says_why_a_trial_failed_not_where(tmp_path: Path) -> None:
-    trials = pytest.importorskip("commands.trials", exc_type=ImportError)
+    trials = pytest.importorskip("training.trials", exc_type=ImportError)
     spec = f"{FAULTY},fault=exit,when=init"
     try:
         envs.make_vector(spec, 1)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from commands import UserError
-from commands.folders import claim
+from training import UserError
+from training.run import claim
 
 
 def _contend(run: Path, leave: str | None) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from commands import main, sweep
-from commands.config import read_config
 from envs import foreign_code, require_consent
 from learner import checkpoints
 from tests.commands.cli import refusal, saved_steps
+from training.config import read_config
 
 Capture = pytest.CaptureFixture[str]
 EVIL = """

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from actors import ClusterError, LocalPool
 from commands import main
 from learner import checkpoints
-from learner.data_parallel import LearnersLost
+from learner.communicator import LearnersLost
 from learner.metrics import read_metrics
 from tests.commands.cli import TINY, frames, refusal, run, saved_steps
 

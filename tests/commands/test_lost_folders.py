@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from commands import main
-from commands.folders import claim
-from commands.sequence import SequenceDisplay
-from commands.training import Trainer
 from learner import checkpoints
 from tests.commands.cli import TINY, frames, refusal, saved_steps
+from training.impala import Trainer
+from training.run import claim
+from training.sequence import SequenceDisplay
 
 Capture = pytest.CaptureFixture[str]
 

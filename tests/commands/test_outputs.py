@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from commands import UserError, main
-from commands.folders import claim, locked
+from commands import main
 from commands.status import in_use
 from envs.level_cache import LevelCache
 from learner import checkpoints
 from learner.files import replacing
 from learner.metrics import MetricsWriter
 from tests.commands.cli import refusal
+from training import UserError
+from training.run import claim, locked
 
 Capture = pytest.CaptureFixture[str]
 Copied = Callable[..., Path]

@@ -16,10 +16,10 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from actors.recording import Recording
 from commands import main
 from commands.evaluate import PlayOptions, load_player, record
-from commands.pages import packed, write_page
 from commands.report import attention_by_bucket
 from commands.visualize import page_data
 from learner.metrics import read_metrics
+from reports.pages import packed, write_page
 from tests.commands.cli import TINY, frames, refusal
 from tests.commands.pages import embedded, shown_frames, unpacked
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from ray.util.metrics import Gauge
 
-from commands.ray_metrics import RayGauges, gauge_name
-from commands.training import make_mirror
 from learner.metrics import MetricsWriter
+from training.impala import make_mirror
+from training.ray_metrics import RayGauges, gauge_name
 
 
 @pytest.fixture

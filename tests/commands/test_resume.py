@@ -10,11 +10,11 @@ from actors import ActorsConfig
 from agent import AgentConfig
 from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, TransformerXLConfig
 from commands import main
-from commands.config import RunConfig
-from commands.signals import StopRequest
-from commands.training import Progress, Trainer
 from learner.metrics import read_metrics
 from tests.commands.cli import TINY, frames, saved_steps, start, state, wait_until
+from training.config import RunConfig
+from training.impala import Progress, Trainer
+from training.signals import StopRequest
 
 SIZES = {"model_size": 16, "num_layers": 1, "num_heads": 2, "mlp_size": 16, "segment_size": 4, "memory_size": 4}
 CORES: dict[str, CoreConfig] = {

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from commands import main
-from commands.folders import BEGUN
 from commands.speech import cache_folder, predictors, read_config
 from learner import checkpoints
 from learner.metrics import read_metrics
@@ -19,6 +18,7 @@ from speech.training import held_out
 from tests.commands.cli import refusal, state
 from tests.commands.test_other_versions import edit
 from tests.learner.runs import forge
+from training.run import BEGUN
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -171,7 +171,12 @@ def test_compare_trains_what_is_not_finished_and_draws(
     voices: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--run", str(tmp_path / "all"), "--corpus.path", str(voices), "--cores", "lstm", "--parallel=1"]
-    words += ["--learner.batch-size=2", "--learner.sequence-length=64", "--learner.steps=2", "--sample-seconds=0"]
+    words += [
+        "--learner.batch-size=2",
+        "--learner.sequence-length=64",
+        "--learner.steps=2",
+        "--sample-seconds=0",
+    ]
     words += ["--corpus.no-remove-offset", "--corpus.skip-unreadable"]
     main(["speech", "compare", *words])
     assert not read_config(tmp_path / "all" / "lstm").corpus.remove_offset

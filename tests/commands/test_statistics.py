@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from commands.statistics import bootstrap_interval, interquartile_mean, mean_curve, probability_of_improvement
+from reports.statistics import bootstrap_interval, interquartile_mean, mean_curve, probability_of_improvement
 
 X = [np.array([71.5, 12.25, 93.0, 55.0, 60.5]), np.array([40.0, 44.0, 39.5, 47.0, 41.0])]
 Y = [np.array([50.0, 60.5, 20.0]), np.array([41.0, 38.0, 43.5])]

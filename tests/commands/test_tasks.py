@@ -13,15 +13,15 @@ from actors import ActorsConfig, Episode
 from agent import AgentConfig
 from agent.core import LSTMConfig
 from commands import main
-from commands.config import RunConfig
 from commands.evaluate import evaluation_summary, make_evaluator
-from commands.presets import make_preset
-from commands.training import episode_stream, interface, make_actor, make_agent
 from envs.dmlab import TEST_MIXER, TRAINING_MIXERS
 from envs.dmlab30 import LEVELS
 from learner.metrics import read_metrics
 from tests.commands.cli import refusal
 from tests.envs.lab import Lab, Module
+from training.config import RunConfig
+from training.impala import episode_stream, interface, make_actor, make_agent
+from training.presets import make_preset
 
 SHORT = "episode_frames=64"
 TWO = f"rooms:small,{SHORT},rooms:small,{SHORT},spin_seconds=4"

@@ -18,10 +18,10 @@ import pytest
 from rich.console import Console
 
 from actors import PoolStatus
-from commands.display import TerminalDisplay, duration, quantity
-from commands.signals import stop_on_signals
-from commands.training import Progress
 from tests.commands.cli import ENVIRONMENT, TINY, frames, saved_steps, start, wait_until
+from training.console import TerminalDisplay, duration, quantity
+from training.impala import Progress
+from training.signals import stop_on_signals
 
 PROGRESS = Progress(
     steps=2_512_000,
@@ -92,7 +92,7 @@ def test_the_first_signal_asks_and_a_later_one_acts(number: int, monkeypatch: py
             assert stop.requested
             assert stop.signal == number
             os.kill(os.getpid(), number)  # at once: the same wish, told twice
-            monkeypatch.setattr("commands.signals.SAME_SECONDS", 0.0)
+            monkeypatch.setattr("training.signals.SAME_SECONDS", 0.0)
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), number)
         assert signal.getsignal(number) is signal.default_int_handler

@@ -16,11 +16,11 @@ import tyro
 
 from benchmarks.text import Options
 from commands import main
-from commands.text_runs import rows_of
 from learner.metrics import last_metrics, read_metrics
 from tests.commands.cli import ENVIRONMENT, PATIENCE, refusal, saved_steps, start, wait_until
 from tests.commands.test_other_versions import GONE, edit
 from tests.learner.runs import forge
+from training.text_runs import rows_of
 
 TINY = [
     "--corpus=folder",
@@ -68,7 +68,7 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def files(run: Path, step: int = 40) -> dict[str, bytes]:
     folder = run / "checkpoints" / f"{step:012d}"
-    return {name: (folder / f"{name}.safetensors").read_bytes() for name in ("weights", "optimiser", "memory")}
+    return {name: (folder / f"{name}.safetensors").read_bytes() for name in ("weights", "optimizer", "memory")}
 
 
 def test_a_run_is_a_folder(trained: Path) -> None:
@@ -313,15 +313,15 @@ def test_other_text_than_a_run_was_trained_on_is_refused(trained: Path, corpus: 
         assert "the corpus is not the one that" in refusal(["text", *command, f"--path={tmp_path}"], capfd)
 
 
-def test_a_run_that_lost_its_tokeniser(trained: Path, tmp_path: Path, capfd) -> None:
+def test_a_run_that_lost_its_tokenizer(trained: Path, tmp_path: Path, capfd) -> None:
     run = shutil.copytree(trained, tmp_path / "run")
     commands = (["evaluate", str(run)], ["sample", str(run)], ["train", f"--resume={run}"])
-    (run / "tokeniser.json").write_text("{")
+    (run / "tokenizer.json").write_text("{")
     for command in commands:
-        assert f"{run / 'tokeniser.json'}: expected JSON" in refusal(["text", *command], capfd)
-    (run / "tokeniser.json").unlink()
+        assert f"{run / 'tokenizer.json'}: expected JSON" in refusal(["text", *command], capfd)
+    (run / "tokenizer.json").unlink()
     for command in commands:
-        assert str(run / "tokeniser.json") in refusal(["text", *command], capfd)
+        assert str(run / "tokenizer.json") in refusal(["text", *command], capfd)
 
 
 @pytest.mark.parametrize(
@@ -331,14 +331,14 @@ def test_a_run_that_lost_its_tokeniser(trained: Path, tmp_path: Path, capfd) -> 
         ("state.json", "learner step", "40", ["learner: step: expected a whole number", "'40'"]),
         ("state.json", "learner memory", {"list": 3}, ["does not fit", "expected tensors"]),
         ("state.json", "learner source", {}, ["tokens: expected None as before"]),
-        ("state.json", "learner optimiser", {"tensor": []}, ["does not fit", "expected tensors"]),
+        ("state.json", "learner optimizer", {"tensor": []}, ["does not fit", "expected tensors"]),
         ("state.json", "rng", {}, ["rng: expected python, numpy, torch, cuda in it"]),
         ("state.json", "rng torch", "", ["this version of torch"]),
         ("config.json", "model core name", {}, ["core: expected a core out of", "{}"]),
         ("config.json", "learner new_field", 1, ["unknown fields", "new_field"]),
         ("config.json", "model", [], ["config.model: expected an object"]),
-        ("tokeniser.json", "digest", GONE, ["tokeniser.json", "digest in it"]),
-        ("tokeniser.json", "digest", 3, ["tokeniser.json", "digest: expected a text", "3"]),
+        ("tokenizer.json", "digest", GONE, ["tokenizer.json", "digest in it"]),
+        ("tokenizer.json", "digest", 3, ["tokenizer.json", "digest: expected a text", "3"]),
     ],
 )
 def test_a_run_of_another_version(
@@ -356,7 +356,7 @@ def test_a_run_of_another_version(
 
 
 @pytest.mark.parametrize("plain", [[], {"kind": "words"}, {"kind": "words", "words": [1]}, {"kind": ["words"]}])
-def test_a_tokeniser_of_another_version(plain: Any, trained: Path, tmp_path: Path, capfd: Any) -> None:
+def test_a_tokenizer_of_another_version(plain: Any, trained: Path, tmp_path: Path, capfd: Any) -> None:
     run = shutil.copytree(trained, tmp_path / "run")
-    (run / "tokeniser.json").write_text(json.dumps(plain))
-    assert "tokeniser: " in refusal(["text", "sample", str(run)], capfd)
+    (run / "tokenizer.json").write_text(json.dumps(plain))
+    assert "tokenizer: " in refusal(["text", "sample", str(run)], capfd)

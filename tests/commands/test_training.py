@@ -14,12 +14,12 @@ import ray
 from actors import ActorsConfig, LocalPool
 from agent import AgentConfig
 from agent.core import LSTMConfig
-from commands import training
-from commands.config import RunConfig
-from commands.signals import StopRequest, stop_on_signals
-from commands.training import Progress, Trainer
 from learner import checkpoints
 from learner.learner import Learner
+from training import impala as training
+from training.config import RunConfig
+from training.impala import Progress, Trainer
+from training.signals import StopRequest, stop_on_signals
 
 CONFIG = RunConfig(
     env="rooms:small,episode_frames=120",

@@ -8,10 +8,10 @@ import pytest
 from actors import ActorsConfig, Episode, LocalPool, Unroll
 from agent import AgentConfig
 from agent.core import LSTMConfig
-from commands.config import RunConfig
-from commands.signals import StopRequest
-from commands.training import Trainer
 from learner.metrics import read_metrics
+from training.config import RunConfig
+from training.impala import Trainer
+from training.signals import StopRequest
 
 CONFIG = RunConfig(
     env="rooms:small,episode_frames=120",

@@ -310,9 +310,9 @@ def test_flatten_keeps_kinds_keys_and_tensors():
         checkpoints.flatten({"a/b": torch.ones(1), "a": {"b": torch.ones(1)}})
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "rmsprop"])
-def test_a_learner_comes_back_exactly(place, tiny_agent, trajectory, optimiser):
-    config = LearnerConfig(device="cpu", optimiser=optimiser, rmsprop_momentum=0.5)
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_learner_comes_back_exactly(place, tiny_agent, trajectory, optimizer):
+    config = LearnerConfig(device="cpu", optimizer=optimizer, rmsprop_momentum=0.5)
     learner = Learner(tiny_agent(), config, total_steps=1000)
     for seed in range(2):
         learner.update(trajectory(3, 5, seed))

@@ -23,7 +23,7 @@ from agent import Agent, AgentConfig, Trajectory
 from agent.core import CompressiveTransformerConfig, LSTMConfig, detach_state, index_state, map_state
 from agent.trajectory import acted
 from learner import group as learner_group
-from learner.data_parallel import DataParallel, PeerLost
+from learner.communicator import DataParallel, PeerLost
 from learner.group import LearnerGroup
 from learner.learner import Learner, LearnerConfig
 
@@ -45,8 +45,8 @@ CPU = LearnerConfig(
     max_gradient_norm=0.5,
 )
 OPTIMISERS: dict[str, dict[str, Any]] = {
-    "adam": {"optimiser": "adam"},
-    "rmsprop": {"optimiser": "rmsprop", "rmsprop_epsilon": 1e-3, "rmsprop_momentum": 0.5},
+    "adam": {"optimizer": "adam"},
+    "rmsprop": {"optimizer": "rmsprop", "rmsprop_epsilon": 1e-3, "rmsprop_momentum": 0.5},
 }
 
 
@@ -116,11 +116,11 @@ def shard(batch: Trajectory, rank: int, size: int) -> Trajectory:
 
 
 @pytest.mark.parametrize(
-    ("core", "optimiser", "reduction"),
+    ("core", "optimizer", "reduction"),
     [*itertools.product(("compressive", "lstm"), OPTIMISERS, ("mean", "sum")), ("autoencoding", "adam", "mean")],
 )
-def test_two_learners_of_half_a_batch_are_one_of_the_whole(core: str, optimiser: str, reduction: Any) -> None:
-    config = dataclasses.replace(CPU, reduction=reduction, **OPTIMISERS[optimiser])
+def test_two_learners_of_half_a_batch_are_one_of_the_whole(core: str, optimizer: str, reduction: Any) -> None:
+    config = dataclasses.replace(CPU, reduction=reduction, **OPTIMISERS[optimizer])
     batches = make_batches(core, 20)
     counts = [[int(acted(shard(batch, rank, 2)).sum()) for rank in range(2)] for batch in batches]
     assert all(first != second for first, second in counts)
@@ -295,14 +295,14 @@ def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(
         assert_close(group.weights(), alone.weights())
         assert_close(resumed.weights(), alone.weights())
 
-        # If all die there is no survivor: the optimiser is that of `saved`, one update old; nothing else is lost.
+        # If all die there is no survivor: the optimizer is that of `saved`, one update old; nothing else is lost.
         # Who only asks for the state starts no learners.
         kill(group, 0, 1)
         assert group.state_dict()["version"] == 6
         assert not group.members
         group.update(batches[4])
-        assert caplog.messages[-1].endswith("all learners are started again at version 6, optimiser 5")
-        behind = {**alone.state_dict(), "optimiser": saved["optimiser"]}
+        assert caplog.messages[-1].endswith("all learners are started again at version 6, optimizer 5")
+        behind = {**alone.state_dict(), "optimizer": saved["optimizer"]}
         alone.load_state_dict(behind)
         alone.update(batches[4])
         assert_close(group.weights(), alone.weights())

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from agent.trajectory import Trajectory
-from learner.gradients import weights_to_cpu
 from learner.learner import Learner, LearnerConfig, resolve_device
+from learner.optimization import weights_to_cpu
 
 CPU = LearnerConfig(device="cpu")
 
@@ -176,7 +176,7 @@ def test_schedules_are_linear_in_steps_and_end(tiny_agent, trajectory):
     assert same(before, learner.weights())
 
 
-@pytest.mark.parametrize("changes", [{}, {"optimiser": "rmsprop", "rmsprop_momentum": 0.5}])
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "rmsprop", "rmsprop_momentum": 0.5}])
 def test_a_restored_learner_goes_on_exactly(tiny_agent, trajectory, changes):
     changes |= {"learning_rate_schedule": "linear", "learning_rate": 0.01}
     straight = make(tiny_agent(), **changes)
@@ -198,8 +198,8 @@ def test_a_restored_learner_goes_on_exactly(tiny_agent, trajectory, changes):
     assert resumed.steps == straight.steps
     # Neither learner wrote into the state that they shared.
     assert same(saved["weights"], kept["weights"])
-    for index, slots in kept["optimiser"]["state"].items():
-        assert same(slots, saved["optimiser"]["state"][index])
+    for index, slots in kept["optimizer"]["state"].items():
+        assert same(slots, saved["optimizer"]["state"][index])
 
 
 @pytest.mark.parametrize(
@@ -207,12 +207,12 @@ def test_a_restored_learner_goes_on_exactly(tiny_agent, trajectory, changes):
     [
         ({}, {"adam_beta1": 0.5, "adam_beta2": 0.9, "adam_epsilon": 0.1}),
         (
-            {"optimiser": "rmsprop"},
-            {"optimiser": "rmsprop", "rmsprop_decay": 0.5, "rmsprop_epsilon": 0.01, "rmsprop_momentum": 0.5},
+            {"optimizer": "rmsprop"},
+            {"optimizer": "rmsprop", "rmsprop_decay": 0.5, "rmsprop_epsilon": 0.01, "rmsprop_momentum": 0.5},
         ),
         (
-            {"optimiser": "rmsprop", "rmsprop_momentum": 0.9},
-            {"optimiser": "rmsprop", "rmsprop_epsilon": 0.01, "rmsprop_momentum": 0.5},
+            {"optimizer": "rmsprop", "rmsprop_momentum": 0.9},
+            {"optimizer": "rmsprop", "rmsprop_epsilon": 0.01, "rmsprop_momentum": 0.5},
         ),
     ],
 )
@@ -226,10 +226,10 @@ def test_a_restored_learner_has_its_own_hyper_parameters(tiny_agent, trajectory,
     resumed.update(trajectory(4, 6, seed=1))
 
     config = resumed.config
-    names = sorted(saved["weights"], key=lambda name: name.startswith("compression"))  # as the optimiser counts them
-    for name, measured in zip(names, saved["optimiser"]["state"].values(), strict=True):
+    names = sorted(saved["weights"], key=lambda name: name.startswith("compression"))  # as the optimizer counts them
+    for name, measured in zip(names, saved["optimizer"]["state"].values(), strict=True):
         gradient, weight = agent.get_parameter(name).grad, saved["weights"][name]
-        if config.optimiser == "adam":
+        if config.optimizer == "adam":
             mean = config.adam_beta1 * measured["exp_avg"] + (1 - config.adam_beta1) * gradient
             square = config.adam_beta2 * measured["exp_avg_sq"] + (1 - config.adam_beta2) * gradient**2
             mean, square = mean / (1 - config.adam_beta1**2), square / (1 - config.adam_beta2**2)  # the second step
@@ -241,12 +241,12 @@ def test_a_restored_learner_has_its_own_hyper_parameters(tiny_agent, trajectory,
         torch.testing.assert_close(resumed.weights()[name], weight - 0.01 * change)
 
 
-def test_the_optimiser_of_other_parameters_is_refused(tiny_agent, trajectory):
+def test_the_optimizer_of_other_parameters_is_refused(tiny_agent, trajectory):
     learner = make(tiny_agent())
     learner.update(trajectory(2, 3))
     state = learner.state_dict()
-    state["optimiser"]["param_groups"].pop()
-    with pytest.raises(ValueError, match="optimiser: expected 2 groups of parameters, got 1"):
+    state["optimizer"]["param_groups"].pop()
+    with pytest.raises(ValueError, match="optimizer: expected 2 groups of parameters, got 1"):
         learner.load_state_dict(state)
 
 
@@ -359,7 +359,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("field", "value", "expected"),
         [
-            ("optimiser", "sgd", r"one of adam, rmsprop, got 'sgd'"),
+            ("optimizer", "sgd", r"one of adam, rmsprop, got 'sgd'"),
             ("learning_rate_schedule", "cosine", r"one of constant, linear, got 'cosine'"),
             ("reward_clipping", "tanh", r"one of none, abs_one, soft_asymmetric, got 'tanh'"),
             ("reduction", "max", r"one of sum, mean, got 'max'"),
@@ -465,8 +465,8 @@ def _seeded():
 
 
 @pytest.mark.usefixtures("_seeded")
-@pytest.mark.parametrize("optimiser", [{"learning_rate": 0.01}, {"optimiser": "rmsprop", "learning_rate": 0.02}])
-def test_learns_to_remember(tiny_agent, optimiser):
+@pytest.mark.parametrize("optimizer", [{"learning_rate": 0.01}, {"optimizer": "rmsprop", "learning_rate": 0.02}])
+def test_learns_to_remember(tiny_agent, optimizer):
     """A cue is seen at the first step only; at the third the action that it names earns 1, the other -1."""
 
     def env(position, cue, action):
@@ -474,7 +474,7 @@ def test_learns_to_remember(tiny_agent, optimiser):
         at_end = position == 2
         return torch.where(at_end, right * 2.0 - 1.0, 0.0), at_end, at_end
 
-    batches = train(tiny_agent(), env, 150, discount=0.9, entropy_cost=0.01, **optimiser)
+    batches = train(tiny_agent(), env, 150, discount=0.9, entropy_cost=0.01, **optimizer)
 
     def score(part):
         rewards = torch.cat([batch.reward[:, 1:].flatten() for batch in part])

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from agent.core import CompressiveTransformerConfig, LSTMConfig, make_core
-from agent.sequence import IGNORE, SequenceModel
-from learner.data_parallel import DataParallel
+from agent.language_model import IGNORE, SequenceModel
+from learner.communicator import DataParallel
 from learner.metrics import read_metrics
-from learner.sequence import SequenceLearner, SequenceLearnerConfig, evaluate, restore, score, set_apart, train
+from learner.sequence_learner import SequenceLearner, SequenceLearnerConfig, evaluate, restore, score, set_apart, train
 from learner.streams import Batch, Streams, one_pass
 
 VOCABULARY = 9
@@ -105,7 +105,7 @@ class TestSchedule:
     def test_an_update_of_several_steps_is_the_mean_of_their_gradients(self) -> None:
         """Plain formula: gradients of each step's loss at equal weights, memory carried on, averaged, clipped, Adam."""
         learner, literal = make_learner(update_every=3), make_model()
-        optimiser = torch.optim.Adam(literal.parameters(), lr=learner.config.learning_rate_at(2))
+        optimizer = torch.optim.Adam(literal.parameters(), lr=learner.config.learning_rate_at(2))
         compression = {id(parameter) for parameter in literal.compression_parameters()}
         state = literal.initial_state(4)
         for step in range(3):
@@ -117,7 +117,7 @@ class TestSchedule:
         for group in (True, False):
             own = [parameter for parameter in literal.parameters() if (id(parameter) in compression) == group]
             torch.nn.utils.clip_grad_norm_(own, 0.1)
-        optimiser.step()
+        optimizer.step()
         learner.update()
         expected = torch.cat([parameter.detach().flatten() for parameter in literal.parameters()])
         torch.testing.assert_close(weights(learner), expected, rtol=0, atol=2e-5)
@@ -153,7 +153,7 @@ def test_it_learns_a_pattern() -> None:
 @pytest.mark.parametrize("length", [8, 6])
 @pytest.mark.parametrize("core", [dataclasses.replace(CORE, dropout=0.2), LSTMConfig(8)], ids=["compressive", "lstm"])
 def test_stopping_anywhere_changes_nothing(core, length, tmp_path: Path) -> None:
-    """Weights, optimiser, memory, metrics; 6 tokens a step leave the core amid its segment; dropout draws at random."""
+    """Weights, optimizer, memory, metrics; 6 tokens a step leave the core amid its segment; dropout draws at random."""
 
     def go(folder: Path, updates: int, resume: bool = False) -> SequenceLearner:
         learner = make_learner(core, sequence_length=length, late_step=5, late_update_every=2)
@@ -175,7 +175,7 @@ def test_stopping_anywhere_changes_nothing(core, length, tmp_path: Path) -> None
     assert stopped.step == straight.step == 12
     assert stopped.tokens == straight.tokens
     name = "checkpoints/000000000012"
-    for part in ("weights", "optimiser", "memory"):
+    for part in ("weights", "optimizer", "memory"):
         files = [tmp_path / run / name / f"{part}.safetensors" for run in ("straight", "stopped")]
         assert files[0].read_bytes() == files[1].read_bytes(), part
     rows = [
@@ -193,10 +193,10 @@ def test_a_resumed_run_may_learn_in_another_way() -> None:
     first.update()
     resumed = make_learner(adam_beta1=0.5, adam_epsilon=1e-4)
     resumed.load_state_dict(first.state_dict())
-    groups = resumed._optimiser.param_groups
+    groups = resumed._optimizer.param_groups
     assert [(group["betas"][0], group["eps"]) for group in groups] == [(0.5, 1e-4)] * 2
-    measured = [state["exp_avg"] for state in first._optimiser.state.values()]
-    torch.testing.assert_close([state["exp_avg"] for state in resumed._optimiser.state.values()], measured)
+    measured = [state["exp_avg"] for state in first._optimizer.state.values()]
+    torch.testing.assert_close([state["exp_avg"] for state in resumed._optimizer.state.values()], measured)
 
 
 def test_other_weights_memory_or_tokens_are_refused(tmp_path: Path) -> None:

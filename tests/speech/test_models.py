@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agent.core import CompressiveTransformerConfig, LSTMConfig, TransformerXLConfig
-from learner.sequence import SequenceLearnerConfig, restore, save
+from learner.sequence_learner import SequenceLearnerConfig, restore, save
 from speech import audio, models
 from speech.corpus import Corpus, CorpusConfig, Split, thin
 from speech.sampling import generate

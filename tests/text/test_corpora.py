@@ -183,7 +183,7 @@ class TestTokens:
         for split, documents in contents(corpus).items():
             made = tokens.splits[split]
             assert isinstance(made.tokens, np.memmap)
-            expected = [np.append(tokens.tokeniser.separator, tokens.tokeniser.encode(text)) for text in documents]
+            expected = [np.append(tokens.tokenizer.separator, tokens.tokenizer.encode(text)) for text in documents]
             assert np.array_equal(made.tokens, np.concatenate(expected))
             assert made.starts.tolist() == np.cumsum([0, *map(len, expected[:-1])]).tolist()
             assert (made.documents, made.bytes) == (len(documents), sum(map(len, documents)))
@@ -203,7 +203,7 @@ class TestTokens:
     def test_nothing_of_test_and_valid_is_learned(self, tmp_path: Path) -> None:
         files = {"train/a.txt": "one two two\n", "valid/b.txt": "three\n", "test/c.txt": "four two\n"}
         _, tokens = prepare("folder", load("folder", write(tmp_path / "text", files)), "words", cache=tmp_path)
-        plain = tokens.tokeniser.to_plain()["words"]
+        plain = tokens.tokenizer.to_plain()["words"]
         assert plain == ["two", "<eos>", "one", "<unk>"]
         assert [plain[token] for token in tokens.splits["test"].tokens] == ["<eos>", "<unk>", "two", "<eos>"]
 
@@ -220,7 +220,7 @@ class TestTokens:
             with pytest.raises(ValueError, match=re.escape(said)):
                 prepare("folder", corpus, kind, cache=tmp_path / "cache")
         file.write_bytes(whole)
-        for name in ("test.starts.npy", "tokeniser.json", "corpus.json"):
+        for name in ("test.starts.npy", "tokenizer.json", "corpus.json"):
             (folder / name).write_bytes((folder / name).read_bytes()[:1])
             with pytest.raises(ValueError, match=re.escape(f"{folder} is damaged; delete it: ")) as error:
                 open_tokens(folder)

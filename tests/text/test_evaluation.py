@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from agent.core import CompressiveTransformerConfig, CoreOutput, LSTMConfig, make_core
-from agent.sequence import IGNORE, SequenceModel
-from learner.sequence import SequenceLearnerConfig, Total, evaluate
+from agent.language_model import IGNORE, SequenceModel
+from learner.sequence_learner import SequenceLearnerConfig, Total, evaluate
 from learner.streams import Batch, one_pass
 from text import evaluation
 from text.corpora import Split
-from text.tokenisation import Bytes, Words
+from text.tokenization import Bytes, Words
 
 VOCABULARY = 7
 TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, 400).astype(np.uint8)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from agent.core import CompressiveTransformerConfig, make_core
-from agent.sequence import SequenceModel
+from agent.language_model import SequenceModel
 from text.sampling import nucleus, sample
 
 VOCABULARY = 5

@@ -1,17 +1,17 @@
-"""Tokenisers: text comes back, vocabularies are closed, and JSON keeps them."""
+"""Tokenizers: text comes back, vocabularies are closed, and JSON keeps them."""
 
 import json
 
 import numpy as np
 import pytest
 
-from text.tokenisation import Bytes, Tokeniser, Words, from_plain, learn
+from text.tokenization import Bytes, Tokenizer, Words, from_plain, learn
 
 TEXT = "the cat saw the dog\n\nthe dog, naïve 日本, saw\tthe cat\n".encode()
 
 
-def decoded(tokeniser: Tokeniser, tokens: np.ndarray) -> str:
-    decode = tokeniser.decoder()
+def decoded(tokenizer: Tokenizer, tokens: np.ndarray) -> str:
+    decode = tokenizer.decoder()
     return "".join(decode(int(token)) for token in tokens)
 
 
@@ -49,21 +49,21 @@ def test_wikitext_counts_its_own_unknown_word_and_line_ends() -> None:
 def test_json_keeps_them(kind) -> None:
     if kind == "subwords":
         pytest.importorskip("tokenizers")
-    tokeniser = learn(kind, [TEXT] * 20, None if kind == "bytes" else 300)
-    again = from_plain(json.loads(json.dumps(tokeniser.to_plain())))
-    assert (again.vocabulary, again.separator) == (tokeniser.vocabulary, tokeniser.separator)
-    assert np.array_equal(again.encode(TEXT), tokeniser.encode(TEXT))
+    tokenizer = learn(kind, [TEXT] * 20, None if kind == "bytes" else 300)
+    again = from_plain(json.loads(json.dumps(tokenizer.to_plain())))
+    assert (again.vocabulary, again.separator) == (tokenizer.vocabulary, tokenizer.separator)
+    assert np.array_equal(again.encode(TEXT), tokenizer.encode(TEXT))
 
 
 def test_subwords_lose_nothing() -> None:
     pytest.importorskip("tokenizers")
-    tokeniser = learn("subwords", [TEXT] * 20, 300)
+    tokenizer = learn("subwords", [TEXT] * 20, 300)
     unseen = TEXT + "\n\n\n  Ω never seen\r\n".encode()
-    tokens = tokeniser.encode(unseen)
-    assert tokeniser.vocabulary <= 300
+    tokens = tokenizer.encode(unseen)
+    assert tokenizer.vocabulary <= 300
     assert len(tokens) < len(unseen)
-    assert tokeniser.separator not in tokens
-    assert decoded(tokeniser, tokens).encode() == unseen
+    assert tokenizer.separator not in tokens
+    assert decoded(tokenizer, tokens).encode() == unseen
 
 
 @pytest.mark.parametrize(

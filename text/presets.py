@@ -20,7 +20,7 @@ from agent.core import (
     TransformerXLConfig,
 )
 from agent.fields import AtLeast0, Checked, Count, Positive, Range, Several
-from learner.sequence import SequenceLearnerConfig
+from learner.sequence_learner import SequenceLearnerConfig
 from text.corpora import CORPORA
 from text.model import TextModelConfig
 

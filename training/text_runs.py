@@ -10,24 +10,24 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from agent.sequence import SequenceModel
-from commands import UserError
-from commands.config import build, read_plain
-from commands.display import quantity
-from commands.folders import located
+from agent.language_model import SequenceModel
 from commands.options import user_errors
-from commands.sequence import load_weights
-from commands.text_presets import TextConfig
 from learner import checkpoints
-from learner.data_parallel import DataParallel
+from learner.communicator import DataParallel
 from learner.files import read_json
 from learner.learner import resolve_device
-from learner.sequence import SequenceLearner, evaluate
+from learner.sequence_learner import SequenceLearner, evaluate
 from learner.streams import Batch, Streams, one_pass
-from text import corpora, evaluation, tokenisation
+from text import corpora, evaluation, tokenization
 from text.corpora import Split, Tokens
 from text.model import make_model
-from text.tokenisation import Bytes, Tokeniser
+from text.presets import TextConfig
+from text.tokenization import Bytes, Tokenizer
+from training import UserError
+from training.config import build, read_plain
+from training.console import quantity
+from training.run import located
+from training.sequence import load_weights
 
 
 def to_plain(config: TextConfig) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def read_run(run: Path) -> TextConfig:
 
 @dataclass(frozen=True)
 class TextJob:
-    """A training of a language model; see `commands.sequence.Job`."""
+    """A training of a language model; see `training.sequence.Job`."""
 
     config: TextConfig
     run: Path
@@ -74,7 +74,7 @@ class TextJob:
         config, tokens = self.config, corpora.open_tokens(self.tokens)
         train = tokens.splits["train"]
         torch.manual_seed(config.seed)
-        model = make_model(config.model, tokens.tokeniser.vocabulary)
+        model = make_model(config.model, tokens.tokenizer.vocabulary)
         learning = config.learner
         try:
             source = Streams(
@@ -95,11 +95,11 @@ class TextJob:
         tokens = corpora.open_tokens(self.tokens)
         split = cut(tokens.splits["valid"], self.config.evaluate_tokens)
         total = evaluate(model, passes(self.config, split, self.config.evaluate_rows), self.config.learner.precision)
-        found = evaluation.summary(total, split, tokens.tokeniser)
+        found = evaluation.summary(total, split, tokens.tokenizer)
         return {"valid/nll": found.pop("nats_per_token"), **{f"valid/{name}": value for name, value in found.items()}}
 
     def loop(self) -> dict[str, Any]:
-        """See `learner.sequence.train`."""
+        """See `learner.sequence_learner.train`."""
         config = self.config
         return {
             "log_every": config.log_every,
@@ -141,15 +141,15 @@ def prepare(config: TextConfig) -> tuple[Path, Tokens]:
     return corpora.prepare(config.corpus, corpus, config.tokens, config.vocabulary)
 
 
-def write_tokeniser(run: Path, tokens: Tokens) -> None:
+def write_tokenizer(run: Path, tokens: Tokens) -> None:
     """Keeps with a run what its tokens mean; `require_same_tokens` and `open_run` read it."""
-    checkpoints.write_json(run / "tokeniser.json", {"digest": tokens.digest, **tokens.tokeniser.to_plain()})
+    checkpoints.write_json(run / "tokenizer.json", {"digest": tokens.digest, **tokens.tokenizer.to_plain()})
 
 
 def require_same_tokens(run: Path, tokens: Tokens) -> None:
     """Raises a UserError if a run was trained on other text, or does not say on which."""
     with user_errors():
-        path = run / "tokeniser.json"
+        path = run / "tokenizer.json"
         plain = read_json(path)
         checkpoints.require(plain, {"digest": str}, str(path))
         expected = plain["digest"]
@@ -160,9 +160,9 @@ def require_same_tokens(run: Path, tokens: Tokens) -> None:
         )
 
 
-def describer(tokeniser: Tokeniser) -> Callable[[float], str]:
+def describer(tokenizer: Tokenizer) -> Callable[[float], str]:
     """Nats a token in the usual unit: bits for bytes, else perplexity."""
-    if isinstance(tokeniser, Bytes):
+    if isinstance(tokenizer, Bytes):
         return lambda nll: f"{evaluation.bits_per_character(nll, 1):.3f} bpc"
     return lambda nll: f"{evaluation.perplexity(nll, 1):.1f} ppl"
 
@@ -175,7 +175,7 @@ def measure(
     begin = time.monotonic()
     total = evaluate(model, passes(config, split, rows), precision)
     found: dict[str, Any] = {"split": name, "step": step, "rows": rows, "precision": precision}
-    found |= evaluation.summary(total, split, tokens.tokeniser)
+    found |= evaluation.summary(total, split, tokens.tokenizer)
     sizes = {"tokens": total.count, "bytes": split.bytes, "words": split.words, "nll": total.nll}
     sizes["words_prescribed"] = split.prescribed
     return found | sizes | {"tokens_per_second": total.count / max(time.monotonic() - begin, 1e-9)}
@@ -196,8 +196,8 @@ def rows_of(found: dict[str, Any]) -> dict[str, str]:
 
 def open_run(
     run: Path, device: str, console: Console
-) -> tuple[TextConfig, Tokeniser, SequenceModel, checkpoints.Checkpoint]:
-    """A run's configuration, its tokeniser, its model in evaluation mode on a device, and the checkpoint it is of.
+) -> tuple[TextConfig, Tokenizer, SequenceModel, checkpoints.Checkpoint]:
+    """A run's configuration, its tokenizer, its model in evaluation mode on a device, and the checkpoint it is of.
 
     Newer checkpoints that cannot be read are named on the console.
 
@@ -206,7 +206,7 @@ def open_run(
     """
     with user_errors():
         config = read_run(run)
-        tokeniser = tokenisation.from_plain(read_json(run / "tokeniser.json"))
-        model = make_model(config.model, tokeniser.vocabulary).to(resolve_device(device))
+        tokenizer = tokenization.from_plain(read_json(run / "tokenizer.json"))
+        model = make_model(config.model, tokenizer.vocabulary).to(resolve_device(device))
     checkpoint = load_weights(run, model, console)
-    return config, tokeniser, model.eval(), checkpoint
+    return config, tokenizer, model.eval(), checkpoint

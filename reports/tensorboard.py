@@ -13,8 +13,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
 from actors.recording import Recording
-from actors.video import HEIGHT, PANEL_WIDTH, VIEW_WIDTH, pictures
 from agent.core import ATTENTION_KINDS
+from reports.video import HEIGHT, PANEL_WIDTH, VIEW_WIDTH, pictures
 
 LAYOUT = {
     "learning": {

@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from commands import UserError
 from learner.files import open_regular
+from training import UserError
 
-BEGUN = (".lock", "config.json", "corpus.json", "tokeniser.json")
+BEGUN = (".lock", "config.json", "corpus.json", "tokenizer.json")
 """Files that a run may have before its first checkpoint."""
 
 

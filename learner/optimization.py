@@ -1,4 +1,4 @@
-"""What every learner does with parameters, gradients and optimisers, whatever its losses are."""
+"""What every learner does with parameters, gradients and optimizers, whatever its losses are."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from learner.data_parallel import DataParallel
+from learner.communicator import DataParallel
 
 
 def split_parameters(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -61,37 +61,37 @@ def shorten(names: list[str]) -> str:
 
 
 _MEASURED = {torch.optim.Adam: ("exp_avg", "exp_avg_sq"), torch.optim.RMSprop: ("square_avg",)}
-"""What optimisers measure of each parameter, in tensors of its shape, beside the number of steps."""
+"""What optimizers measure of each parameter, in tensors of its shape, beside the number of steps."""
 
 
-def load_optimiser(optimiser: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Takes up what an optimiser of the same kind had measured; the hyper-parameters stay those of this one.
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Takes up what an optimizer of the same kind had measured; the hyper-parameters stay those of this one.
 
     Args:
-        saved: its `state_dict()`, which is not changed and shares no tensor with the optimiser afterwards.
+        saved: its `state_dict()`, which is not changed and shares no tensor with the optimizer afterwards.
 
     Raises:
         ValueError: if it is the state of other parameters.
     """
-    own = optimiser.state_dict()["param_groups"]
+    own = optimizer.state_dict()["param_groups"]
     try:
         if len(own) != len(saved["param_groups"]):
-            raise ValueError(f"optimiser: expected {len(own)} groups of parameters, got {len(saved['param_groups'])}")
+            raise ValueError(f"optimizer: expected {len(own)} groups of parameters, got {len(saved['param_groups'])}")
         groups = [{**mine, "params": theirs["params"]} for mine, theirs in zip(own, saved["param_groups"])]
-        optimiser.load_state_dict(copy_to_cpu({**saved, "param_groups": groups}))
-        names = _MEASURED[type(optimiser)]
-        for parameter, measured in optimiser.state.items():
+        optimizer.load_state_dict(copy_to_cpu({**saved, "param_groups": groups}))
+        names = _MEASURED[type(optimizer)]
+        for parameter, measured in optimizer.state.items():
             for name in ("step", *names, *measured):
                 shape = torch.Size() if name == "step" else parameter.shape
                 if not isinstance(measured[name], Tensor) or measured[name].shape != shape:
-                    raise ValueError(f"optimiser: {name}: expected a tensor of {list(shape)}, got another")
+                    raise ValueError(f"optimizer: {name}: expected a tensor of {list(shape)}, got another")
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"optimiser: expected the state of {type(optimiser).__name__}, got another: {error!r}"
+            f"optimizer: expected the state of {type(optimizer).__name__}, got another: {error!r}"
         ) from error
-    if optimiser.defaults.get("momentum"):
+    if optimizer.defaults.get("momentum"):
         # RMSProp makes this at a parameter's first step only; the one that was saved may have had no momentum.
-        for measured in optimiser.state.values():
+        for measured in optimizer.state.values():
             measured.setdefault("momentum_buffer", torch.zeros_like(measured["square_avg"]))
 
 

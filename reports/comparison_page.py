@@ -17,9 +17,9 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from commands.comparison import Comparison, Estimate, Variant, tables, to_csv
-from commands.display import quantity
 from learner.files import replacing
+from reports.comparison import Comparison, Estimate, Variant, tables, to_csv
+from training.console import quantity
 
 FOLDER = "report"
 """Beside `report.html`: figures and tables."""

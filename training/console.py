@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from commands.training import Progress
+    from training.impala import Progress
 
 PLAIN_SECONDS = 15.0
 """Time between two lines where the output is not a terminal."""
@@ -120,7 +120,7 @@ class TerminalDisplay(LiveLine):
         self.total_frames = total_frames
 
     def update(self, progress: "Progress") -> None:
-        """See `commands.training.Display`."""
+        """See `training.impala.Display`."""
         rate = progress.frames_per_second
         left = max(0, self.total_frames - progress.frames) / rate if rate else math.inf
         restarts = f", {progress.pool.restarts} restarted" if progress.pool.restarts else ""

@@ -20,18 +20,18 @@ import ray
 import torch
 from ray import tune
 
-from commands.comparison import read_evaluation
-from commands.config import RunConfig, from_plain, to_plain
-from commands.display import LiveLine, duration, quantity, say
-from commands.folders import claim, holds_checkpoints
 from commands.launch import conclude
-from commands.signals import StopRequest
-from commands.sweep import FILE
-from commands.training import Progress, Trainer
 from envs import limit_calls, prepare
 from learner import checkpoints
 from learner.files import replacing
 from learner.metrics import last_metrics, write_hparams
+from reports.comparison import read_evaluation
+from training.config import RunConfig, from_plain, to_plain
+from training.console import LiveLine, duration, quantity, say
+from training.impala import Progress, Trainer
+from training.run import claim, holds_checkpoints
+from training.signals import StopRequest
+from training.sweep import FILE
 
 STOP = ".stop"
 """A file in the sweep's folder: trials leave a checkpoint and end as soon as it is there."""
@@ -143,7 +143,7 @@ class Reporter:
         self.reported = -math.inf
 
     def update(self, progress: Progress) -> None:
-        """See `commands.training.Display`."""
+        """See `training.impala.Display`."""
         now = time.monotonic()
         if now - self.reported > REPORT_SECONDS:
             self.reported = now

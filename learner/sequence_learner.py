@@ -20,12 +20,12 @@ from torch.nn.utils import clip_grads_with_norm_
 
 from agent.core import State, concatenate_states, detach_state, index_state, map_state, state_to, take_up_state
 from agent.fields import Above0, AtLeast0, Checked, Count, Decay, Positive, Several, Size
-from agent.sequence import IGNORE, SequenceModel
+from agent.language_model import IGNORE, SequenceModel
 from learner import checkpoints
-from learner.data_parallel import DataParallel
-from learner.gradients import copy_to_cpu, gradient_norm, load_optimiser, not_finite, split_parameters, sum_gradients
+from learner.communicator import DataParallel
 from learner.learner import resolve_device
 from learner.metrics import MetricsWriter
+from learner.optimization import copy_to_cpu, gradient_norm, load_optimizer, not_finite, split_parameters, sum_gradients
 from learner.streams import Batch, Source
 
 
@@ -67,7 +67,7 @@ class SequenceLearnerConfig(Checked):
     microbatches: Several = 1
     """Parts in which the rows of a batch go through the model, one after the other, if all at once do not fit."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """What matrix products are computed in; weights and optimiser are float32."""
+    """What matrix products are computed in; weights and optimizer are float32."""
     compile: bool = False
     """Compile the model; the first steps then take a minute or more."""
     device: str = "auto"
@@ -149,7 +149,7 @@ class SequenceLearner:
         self.step = self.updates = self.tokens = 0
         self._call = torch.compile(model) if config.compile else model
         self._main, self._compression = split_parameters(model)
-        self._optimiser = torch.optim.Adam(
+        self._optimizer = torch.optim.Adam(
             [{"params": self._main}, {"params": self._compression}],
             lr=config.learning_rate,
             betas=(config.adam_beta1, config.adam_beta2),
@@ -164,13 +164,13 @@ class SequenceLearner:
             norms before clipping, learning rate, steps of the update.
 
         Raises:
-            FloatingPointError: if a loss or a gradient is not finite; names which. Weights, optimiser, memory and
+            FloatingPointError: if a loss or a gradient is not finite; names which. Weights, optimizer, memory and
                 counters are then as they were before the call. All learners that share the batch raise it.
             PeerLost: if another learner was lost; likewise with nothing changed.
         """
         steps = self.config.steps_of_update(self.step)
         self.model.train()
-        self._optimiser.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad(set_to_none=True)
         state, tokens = self.state, torch.zeros((), dtype=torch.int64, device=self.device)
         sums: dict[str, Tensor] = {}
         for step in range(self.step, self.step + steps):
@@ -188,16 +188,16 @@ class SequenceLearner:
         bad = [f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value)]
         if bad:
             message = f"parameters with such gradients: {not_finite(self.model)}"
-            self._optimiser.zero_grad(set_to_none=True)
+            self._optimizer.zero_grad(set_to_none=True)
             raise FloatingPointError(f"step {self.step + steps} is not finite: {', '.join(bad)}; {message}.")
 
         if self.config.max_gradient_norm is not None:
             clip_grads_with_norm_(self._main, self.config.max_gradient_norm, main_norm)
             clip_grads_with_norm_(self._compression, self.config.max_gradient_norm, compression_norm)
         metrics["learning_rate"] = self.config.learning_rate_at(self.step + steps - 1)
-        for group in self._optimiser.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = metrics["learning_rate"]
-        self._optimiser.step()
+        self._optimizer.step()
         self.state = state
         self.step += steps
         self.updates += 1
@@ -228,11 +228,11 @@ class SequenceLearner:
         return states[0] if parts == 1 else concatenate_states(states)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on exactly: copies, on the CPU, of weights, optimiser and the memory of all rows,
+        """All that is needed to go on exactly: copies, on the CPU, of weights, optimizer and the memory of all rows,
         the position of the source and the counters. Of several learners all must ask for it together."""
         return {
             "weights": copy_to_cpu(self.model.state_dict()),
-            "optimiser": copy_to_cpu(self._optimiser.state_dict()),
+            "optimizer": copy_to_cpu(self._optimizer.state_dict()),
             "memory": map_state(lambda leaf: copy_to_cpu(self.parallel.gather(leaf)), self.state),
             "source": self.source.state_dict(),
             "step": self.step,
@@ -244,19 +244,19 @@ class SequenceLearner:
         """Takes up the state that `state_dict` gave; the number of learners, and how they learn, may be another.
 
         Raises:
-            RuntimeError, ValueError: if weights, optimiser, memory or source are those of something else.
+            RuntimeError, ValueError: if weights, optimizer, memory or source are those of something else.
         """
         memory = take_up_state(state["memory"], map_state(Tensor.cpu, self.model.initial_state(self.config.batch_size)))
         self.source.load_state_dict(state["source"])
         self.model.load_state_dict(state["weights"])
-        load_optimiser(self._optimiser, state["optimiser"])
+        load_optimizer(self._optimizer, state["optimizer"])
         own = slice(self.parallel.rank * self.rows, (self.parallel.rank + 1) * self.rows)
         self.state = state_to(map_state(lambda leaf: leaf[own].clone(), memory), self.device)
         self.step, self.updates, self.tokens = (int(state[name]) for name in ("step", "updates", "tokens"))
 
 
 _COUNTERS = {"step": int, "updates": int, "tokens": int}
-STATE = {"learner": {"optimiser": dict, "memory": object, "source": dict, **_COUNTERS}, "rng": dict}
+STATE = {"learner": {"optimizer": dict, "memory": object, "source": dict, **_COUNTERS}, "rng": dict}
 """What `restore` needs of the state that `save` writes, as `checkpoints.require` takes it."""
 
 
@@ -273,7 +273,7 @@ def save(learner: SequenceLearner, run: Path, config: dict[str, Any], keep: int)
     state = learner.state_dict()
     if learner.parallel.rank:
         return None
-    tensors = {name: checkpoints.flatten(state.pop(name)) for name in ("optimiser", "memory")}
+    tensors = {name: checkpoints.flatten(state.pop(name)) for name in ("optimizer", "memory")}
     parts = {"weights": state.pop("weights")} | {name: part for name, (part, _) in tensors.items()}
     counters = state | {name: plain for name, (_, plain) in tensors.items()}
     content = {"learner": counters, "rng": checkpoints.rng_state(), "config": config}
@@ -290,10 +290,10 @@ def restore(learner: SequenceLearner, run: Path) -> checkpoints.Checkpoint:
     checkpoint = checkpoints.load_latest(run)
     try:
         checkpoints.require(checkpoint.state, STATE, "state")
-        checkpoints.require(checkpoint.parts, {"weights": dict, "optimiser": dict, "memory": dict}, "parts")
+        checkpoints.require(checkpoint.parts, {"weights": dict, "optimizer": dict, "memory": dict}, "parts")
         checkpoints.check_rng(checkpoint.state["rng"])
         state = dict(checkpoint.state["learner"])
-        for name in ("optimiser", "memory"):
+        for name in ("optimizer", "memory"):
             state[name] = checkpoints.unflatten(checkpoint.parts[name], state[name])
         learner.load_state_dict(state | {"weights": checkpoint.parts["weights"]})
     except (RuntimeError, ValueError) as error:

@@ -22,19 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.core import state_bytes
-from commands import UserError
-from commands.config import RunConfig, read_config
-from commands.statistics import (
+from envs import require_consent
+from learner.metrics import sample_metrics
+from reports.statistics import (
     Scores,
     bootstrap_interval,
     interquartile_mean,
     mean_curve,
     probability_of_improvement,
 )
-from commands.sweep import label
-from commands.training import make_agent
-from envs import require_consent
-from learner.metrics import sample_metrics
+from training import UserError
+from training.config import RunConfig, read_config
+from training.impala import make_agent
+from training.sweep import label
 
 SCALES = {"human_normalised": "human-normalised score (%)", "oracle_normalised": "oracle-normalised score (%)"}
 """Common scales of environments, the preferred one first; where there is neither, returns are compared."""

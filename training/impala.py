@@ -29,13 +29,7 @@ from actors.evaluation import correct_fraction
 from actors.pool import pairs
 from agent import Agent, Trajectory
 from agent.core import concatenate_states, leaves, state_bytes
-from agent.room import build_network
-from commands import UserError
-from commands.clock import Clock
-from commands.config import RunConfig, to_plain
-from commands.folders import ClaimedFolder
-from commands.signals import StopRequest
-from commands.tensorboard import LAYOUT
+from agent.memory_check import build_network
 from envs import limit_calls, make_vector, mean_normalised, tasks
 from envs.guard import close
 from learner import checkpoints
@@ -43,10 +37,16 @@ from learner.diagnostics import attention_mass
 from learner.learner import Learner
 from learner.metrics import MetricsWriter
 from learner.storage import Remote
+from reports.tensorboard import LAYOUT
+from training import UserError
+from training.config import RunConfig, to_plain
+from training.loop import Clock
+from training.run import ClaimedFolder
+from training.signals import StopRequest
 
 if TYPE_CHECKING:
-    from commands.ray_head import HeadWatch
     from learner.group import LearnerGroup
+    from training.ray_head import HeadWatch
 
 logger = logging.getLogger(__name__)
 
@@ -214,7 +214,7 @@ def make_mirror(run: Path, local: bool) -> Callable[[Mapping[str, float]], None]
     """Where rows of metrics go beside the run's files: gauges of the Ray cluster that this process is connected to."""
     if local:
         return None
-    from commands.ray_metrics import RayGauges
+    from training.ray_metrics import RayGauges
 
     return RayGauges(run.resolve().name).set
 
@@ -223,7 +223,7 @@ def watch_head(local: bool) -> "AbstractContextManager[HeadWatch | None]":
     """Watches the head of the Ray cluster that this process is connected to; not through Ray Client (ray://)."""
     if local:
         return nullcontext()
-    from commands.ray_head import HeadWatch, is_reachable
+    from training.ray_head import HeadWatch, is_reachable
 
     return HeadWatch() if is_reachable() else nullcontext()
 
@@ -440,7 +440,7 @@ class Trainer:
             except Exception:  # what was learned is not lost with actors or learners, who are asked for nothing more
                 try:
                     self._save_new(learner)
-                except Exception:  # nor can they say how they stand: the optimiser is that of the last checkpoint
+                except Exception:  # nor can they say how they stand: the optimizer is that of the last checkpoint
                     self._save_new(self.learner)
                 raise
             if time.monotonic() - saved > config.checkpoint_seconds:

@@ -17,8 +17,8 @@ from agent.core import (
     MinGRUConfig,
     TransformerXLConfig,
 )
-from commands.config import RunConfig
 from learner.learner import LearnerConfig
+from training.config import RunConfig
 
 
 def _cores(transformer: dict[str, Any], memory: int, compressed: int) -> dict[str, CoreConfig]:
@@ -87,7 +87,7 @@ def paper(core: str = "compressive") -> RunConfig:
         checkpoint_seconds=600,
         agent=AgentConfig(torso="deep", torso_size=256, core=_cores(transformer, 64, 64)[core]),
         learner=LearnerConfig(
-            optimiser="adam",
+            optimizer="adam",
             learning_rate=1.5e-5,
             discount=0.99,
             entropy_cost=2e-3,

@@ -1,6 +1,6 @@
 """From text to numbers and back: bytes, words of a closed vocabulary, or subwords that a library learns.
 
-A tokeniser is made of training text alone, turns into JSON that a run keeps, and back. Files are the business of
+A tokenizer is made of training text alone, turns into JSON that a run keeps, and back. Files are the business of
 `corpora`.
 """
 
@@ -18,7 +18,7 @@ KINDS = ("bytes", "words", "subwords")
 END, UNKNOWN, DOCUMENT = "<eos>", "<unk>", "<document>"
 
 
-class Tokeniser(Protocol):
+class Tokenizer(Protocol):
     """What all of them have.
 
     Attributes:
@@ -45,16 +45,16 @@ class Bytes:
     vocabulary, separator = 256, 0
 
     def encode(self, text: bytes) -> np.ndarray:
-        """See `Tokeniser`."""
+        """See `Tokenizer`."""
         return np.frombuffer(text, np.uint8)
 
     def decoder(self) -> Callable[[int], str]:
-        """See `Tokeniser`; what is not UTF-8 becomes the replacement character."""
+        """See `Tokenizer`; what is not UTF-8 becomes the replacement character."""
         decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         return lambda token: decode(bytes([token]))
 
     def to_plain(self) -> dict[str, Any]:
-        """See `Tokeniser`."""
+        """See `Tokenizer`."""
         return {"kind": "bytes"}
 
 
@@ -83,15 +83,15 @@ class Words:
         return cls(sorted([*kept, END, UNKNOWN], key=lambda word: (-counts[word], word)))
 
     def encode(self, text: bytes) -> np.ndarray:
-        """See `Tokeniser`."""
+        """See `Tokenizer`."""
         return np.fromiter((self.index.get(word, self.unknown) for word in _words(text)), np.int64)
 
     def decoder(self) -> Callable[[int], str]:
-        """See `Tokeniser`; words are separated by single spaces."""
+        """See `Tokenizer`; words are separated by single spaces."""
         return lambda token: "\n" if token == self.separator else f"{self.words[token]} "
 
     def to_plain(self) -> dict[str, Any]:
-        """See `Tokeniser`."""
+        """See `Tokenizer`."""
         return {"kind": "words", "words": self.words}
 
 
@@ -132,17 +132,17 @@ class Subwords:
         return cls(tokenizer.to_str())
 
     def encode(self, text: bytes) -> np.ndarray:
-        """See `Tokeniser`."""
+        """See `Tokenizer`."""
         pieces = self.tokenizer.encode_batch_fast(list(_paragraphs(text)))
         return np.array([token for piece in pieces for token in piece.ids], np.int64)
 
     def decoder(self) -> Callable[[int], str]:
-        """See `Tokeniser`."""
+        """See `Tokenizer`."""
         stream = _library().decoders.DecodeStream(skip_special_tokens=True)
         return lambda token: stream.step(self.tokenizer, token) or ""
 
     def to_plain(self) -> dict[str, Any]:
-        """See `Tokeniser`."""
+        """See `Tokenizer`."""
         return {"kind": "subwords", "model": self.tokenizer.to_str()}
 
 
@@ -159,8 +159,8 @@ def _library() -> Any:
     return tokenizers
 
 
-def learn(kind: str, texts: Iterable[bytes], size: int | None = None) -> Tokeniser:
-    """Makes a tokeniser of training text.
+def learn(kind: str, texts: Iterable[bytes], size: int | None = None) -> Tokenizer:
+    """Makes a tokenizer of training text.
 
     Args:
         kind: one of `KINDS`.
@@ -182,8 +182,8 @@ def learn(kind: str, texts: Iterable[bytes], size: int | None = None) -> Tokenis
     return Words.learn(texts, size) if kind == "words" else Subwords.learn(texts, size)
 
 
-def from_plain(plain: Any) -> Tokeniser:
-    """The tokeniser that `to_plain` took apart.
+def from_plain(plain: Any) -> Tokenizer:
+    """The tokenizer that `to_plain` took apart.
 
     Raises:
         ValueError: if it is none.
@@ -195,12 +195,12 @@ def from_plain(plain: Any) -> Tokeniser:
     if kind == "words":
         words = plain.get("words")
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words) or END not in words:
-            raise ValueError(f"tokeniser: words: expected a list of words with {END} in it, got {shown(words)}")
+            raise ValueError(f"tokenizer: words: expected a list of words with {END} in it, got {shown(words)}")
         return Words(words)
     if kind == "subwords":
         _library()
         try:
             return Subwords(plain["model"])
         except Exception as error:  # the library raises just this
-            raise ValueError(f"tokeniser: model: expected one of the library `tokenizers`, got: {error!r}") from error
-    raise ValueError(f"tokeniser: expected a kind out of {', '.join(KINDS)}, got {shown(kind)}")
+            raise ValueError(f"tokenizer: model: expected one of the library `tokenizers`, got: {error!r}") from error
+    raise ValueError(f"tokenizer: expected a kind out of {', '.join(KINDS)}, got {shown(kind)}")

@@ -1,6 +1,6 @@
 """What `compressive text train` and `compressive speech train` share: one process or several GPUs, and the terminal.
 
-The loop itself is `learner.sequence.train`. Here it gets a run's folder, a display, signals, and errors of one line.
+The loop is `learner.sequence_learner.train`. Here it gets a run's folder, a display, signals, and errors of one line.
 """
 
 import math
@@ -19,17 +19,17 @@ import torch.distributed as dist
 from rich.console import Console
 
 from actors import ClusterError
-from agent.sequence import SequenceModel
-from commands import UserError
-from commands.display import LiveLine, duration, quantity, say, say_skipped
-from commands.folders import ClaimedFolder, claim, holds_checkpoints
+from agent.language_model import SequenceModel
 from commands.options import user_errors
-from commands.signals import StopRequest, stop_on_signals
 from learner import checkpoints
-from learner.data_parallel import DataParallel
+from learner.communicator import DataParallel
 from learner.files import replacing
 from learner.metrics import last_metrics
-from learner.sequence import Progress, SequenceLearner, SequenceLearnerConfig, restore, save, set_apart, train
+from learner.sequence_learner import Progress, SequenceLearner, SequenceLearnerConfig, restore, save, set_apart, train
+from training import UserError
+from training.console import LiveLine, duration, quantity, say, say_skipped
+from training.run import ClaimedFolder, claim, holds_checkpoints
+from training.signals import StopRequest, stop_on_signals
 
 PEER_SECONDS = 600.0
 """Time that learners wait for each other: the first one evaluates meanwhile."""
@@ -60,7 +60,7 @@ class Job(Protocol):
         """Metrics on held-out data."""
 
     def loop(self) -> dict[str, Any]:
-        """Arguments of `learner.sequence.train` that are numbers."""
+        """Arguments of `learner.sequence_learner.train` that are numbers."""
 
 
 class SequenceDisplay(LiveLine):
@@ -71,7 +71,7 @@ class SequenceDisplay(LiveLine):
         self.describe = describe
 
     def update(self, progress: Progress) -> None:
-        """See `learner.sequence.train`."""
+        """See `learner.sequence_learner.train`."""
         rate = progress.tokens_per_second / progress.tokens_per_step
         left = (progress.total - progress.step) / rate if rate else math.inf
         head = f"{quantity(progress.step)}/{quantity(progress.total)} steps  left {duration(left)}"
@@ -223,7 +223,7 @@ def _train_on_ray(job: Job, new: bool, stop: StopRequest, again: str) -> None:
         import ray.train
         from ray.train.torch import TorchTrainer
 
-        from commands.ray_head import HeadWatch
+        from training.ray_head import HeadWatch
     except ImportError as error:
         raise UserError(f"several learners need Ray Train: pip install -e '.[text]' ({error})") from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from agent.core import CORES
-from commands import UserError, launch
-from commands.config import RunConfig, from_plain, to_plain
+from commands import launch
 from learner import checkpoints
 from learner.files import read_json
+from training import UserError
+from training.config import RunConfig, from_plain, to_plain
 
 FILE = "sweep.json"
 OWN = ("--core", "--seed", "--run", "--resume", "--local", "--ray-address", "--threads", "--checkpoint-url")

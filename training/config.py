@@ -30,6 +30,10 @@ KINDS = {
 """Kinds of runs: what makes one, and what else takes it. `config.json` names the kind, but for `launch`."""
 
 
+RENAMED = {"optimiser": "optimizer"}
+"""Fields by their names in version 0.1; still read from files and command lines."""
+
+
 @dataclass(frozen=True)
 class RunConfig(Checked):
     """A training run; `compressive launch` writes it, resolved, to the run's `config.json`."""
@@ -156,6 +160,7 @@ def build(kind: Any, plain: Any, where: str, cores: Mapping[str, tuple[type, Any
         if name not in list(cores):  # a list, since JSON's values need not be hashable
             raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {shown(name)}")
         kind = cores[name][0]
+    plain = {RENAMED.get(name, name): value for name, value in plain.items()}
     hints = typing.get_type_hints(kind)
     known = {field.name: field for field in dataclasses.fields(kind)}
     if unknown := sorted(set(plain) - set(known)):
