@@ -1,6 +1,8 @@
-"""The whole configuration of a run, and its way into `config.json` and back.
+"""The configuration of an agent's run, and the way of every configuration into `config.json` and back.
 
-What each part means stands beside what it configures (`agent`, `actors`, `learner`, `envs`); presets are elsewhere.
+A configuration is a frozen dataclass with the class attributes `kind` (a name in `training.run.KINDS`) and `cores` (its
+table of cores) and the property `core_config`. What each part means is documented beside what
+it configures (`agent`, `actors`, `learner`, `envs`); presets are in `presets`.
 """
 
 import dataclasses
@@ -9,34 +11,28 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from actors import ActorsConfig
 from actors.pool import pairs
 from agent import AgentConfig
-from agent.core import CORES
+from agent.core import CORES, CoreConfig
 from agent.fields import AtLeast0, Checked, Count, Positive, Several
 from learner.checkpoints import shown
-from learner.files import read_json
 from learner.learner import LearnerConfig
 from learner.storage import require_no_secret
-
-KINDS = {
-    "launch": ("compressive launch", "compressive evaluate, visualize, report, compare --from or launch --resume"),
-    "text": ("compressive text train", "compressive text evaluate, sample or train --resume"),
-    "speech": ("compressive speech train", "compressive speech evaluate, sample or train --resume"),
-}
-"""Kinds of runs: what makes one, and what else takes it. `config.json` names the kind, but for `launch`."""
-
+from training.run import Run
 
 RENAMED = {"optimiser": "optimizer"}
-"""Fields by their names in version 0.1; still read from files and command lines."""
+"""Fields by their names in version 0.1, which files and command lines may still use."""
 
 
 @dataclass(frozen=True)
 class RunConfig(Checked):
-    """A training run; `compressive launch` writes it, resolved, to the run's `config.json`."""
+    """The training of an agent; `compressive launch` writes it, resolved, to the run's `config.json`."""
+
+    kind = "launch"
+    cores = CORES
 
     preset: str = "cpu"
     """Where all other defaults come from: cpu (a small level, two CPU cores), memory (a task that asks for a longer
@@ -45,13 +41,13 @@ class RunConfig(Checked):
     """Environment: rooms:small, rooms:full (the level itself, re-created), dmlab:LEVEL (needs DeepMind Lab), gym:ID
     (any gymnasium id), dm:MODULE:CLASS (any dm_env.Environment), diagnostic:recall or diagnostic:tmaze.
     Its fields are changed behind the name, as in rooms:full,hud=False. Several, joined by commas, are tasks that the
-    actors share out; dmlab:dmlab30 is the thirty of DMLab-30."""
+    actors share; dmlab:dmlab30 is the thirty of DMLab-30."""
     frames: Positive = 10_000_000
     """Environment frames to train for (agent steps times the action repeat)."""
     seed: Count = 0
     """Seed of weights, environments and actions."""
     unrolls_per_update: Several = 1
-    """Unrolls (of envs_per_actor rows each) that make one batch."""
+    """Unrolls (of envs_per_actor rows each) in one batch."""
     learners: Several = 1
     """Learners, one a GPU or CPU, that share each batch by rows; 1 learns in the program's own process."""
     learner_placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
@@ -63,17 +59,17 @@ class RunConfig(Checked):
     log_every: Positive = 20
     """Updates between two rows of metrics."""
     checkpoint_seconds: AtLeast0 = 60.0
-    """Time between two checkpoints; at the end or at Ctrl-C there is one of all that was learned."""
+    """Time between two checkpoints; there is also one at the end or after Ctrl-C."""
     keep_checkpoints: Positive = 3
     """How many of the newest checkpoints are kept."""
     checkpoint_url: str | None = None
-    """Where checkpoints go instead of the run's folder: any URL that fsspec knows, such as s3://bucket/run. Without
-    credentials, for it is written to files; those belong in the environment, as in FSSPEC_S3_KEY."""
+    """Where checkpoints are written instead of the run's folder: any URL that fsspec knows, such as s3://bucket/run.
+    It must not contain credentials, because it is written to files; set those in the environment (FSSPEC_S3_KEY)."""
     eval_episodes: Positive = 128
     """Episodes of each task in the evaluation at the end, rounded up to a multiple of the environments that are played
     together."""
     video_episodes: Count = 2
-    """Episodes in the video at the end; 0 for none. Only images in RGB are filmed."""
+    """Episodes in the video at the end; 0 for none. Only RGB images are filmed."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     """The network."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
@@ -84,21 +80,17 @@ class RunConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         pairs("learner_labels", self.learner_labels)
-        url = self.checkpoint_url
-        if url is not None:
+        if (url := self.checkpoint_url) is not None:
             try:
                 require_no_secret(url)
             except ValueError as error:
                 raise ValueError(f"checkpoint_url: {error}") from error
-        if url is not None and (not re.match(r"[a-z][a-z0-9+.-]*://.", url) or url.startswith("memory:")):
-            expected = "a URL that outlives this process, such as s3://bucket/run or file:///mnt/run"
-            raise ValueError(f"checkpoint_url: expected {expected}, got {url!r}")
-        segment = getattr(self.agent.core, "segment_size", 1)
-        if self.actors.unroll_length % segment:
-            raise ValueError(
-                f"unroll_length: expected a multiple of the core's segment_size = {segment}, "
-                f"got {self.actors.unroll_length}"
-            )
+            if not re.match(r"[a-z][a-z0-9+.-]*://.", url) or url.startswith("memory:"):
+                expected = "a URL that outlives this process, such as s3://bucket/run or file:///mnt/run"
+                raise ValueError(f"checkpoint_url: expected {expected}, got {url!r}")
+        segment, length = getattr(self.core_config, "segment_size", 1), self.actors.unroll_length
+        if length % segment:
+            raise ValueError(f"unroll_length: expected a multiple of the core's segment_size = {segment}, got {length}")
         rows = self.unrolls_per_update * self.actors.envs_per_actor
         if rows % self.learners:
             raise ValueError(
@@ -111,20 +103,32 @@ class RunConfig(Checked):
             )
 
     @property
-    def core_name(self) -> str:
-        """The core's name in `agent.core.CORES`."""
-        return next(name for name, (config, _) in CORES.items() if type(self.agent.core) is config)
+    def core_config(self) -> CoreConfig:
+        """The configuration of the core."""
+        return self.agent.core
 
 
-def to_plain(config: RunConfig) -> dict[str, Any]:
-    """The configuration as JSON can hold it; the core's name stands beside its fields."""
-    plain = dataclasses.asdict(config)
-    plain["agent"]["core"] = {"name": config.core_name, **plain["agent"]["core"]}
-    return plain
+def core_name(config: Any) -> str:
+    """The name of a configuration's core in its table."""
+    return next(name for name, (kind, _) in config.cores.items() if type(config.core_config) is kind)
+
+
+def to_plain(config: Any) -> dict[str, Any]:
+    """A configuration as JSON can hold it; the core's name is among the core's fields."""
+    names = {kind: name for name, (kind, _) in config.cores.items()}
+
+    def plain(value: Any) -> Any:
+        if not dataclasses.is_dataclass(value):
+            return value
+        name = {"name": names[type(value)]} if type(value) in names else {}
+        fields = dataclasses.fields(value)  # type: ignore[arg-type]
+        return name | {field.name: plain(getattr(value, field.name)) for field in fields}
+
+    return ({} if config.kind == RunConfig.kind else {"kind": config.kind}) | plain(config)
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Name, old and new value of all that differs between two configurations, as `to_plain` gives them."""
+    """Name, old and new value of every field that differs between two configurations, as `to_plain` gives them."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in old | new:  # cores differ in their fields
             yield from differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
@@ -132,95 +136,55 @@ def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, 
         yield name, old, new
 
 
-def from_plain(plain: dict[str, Any]) -> RunConfig:
-    """The configuration that `to_plain` took apart.
+def from_plain(kind: Any, plain: dict[str, Any]) -> Any:
+    """The configuration of a class that `to_plain` took apart.
 
     Raises:
-        ValueError: if a field is unknown or impossible, or the core has no name that is known.
+        ValueError: if a field is unknown or impossible, or the core's name is unknown.
     """
-    return build(RunConfig, plain, "config")
+    return _build(kind, {name: value for name, value in plain.items() if name != "kind"}, "config", kind.cores)
 
 
-def build(kind: Any, plain: Any, where: str, cores: Mapping[str, tuple[type, Any]] = CORES) -> Any:
-    """A value of a type, such as a dataclass of others, of what JSON can hold; `where` names it in errors.
-
-    Cores are told apart by their names in `cores`.
+def read_config(run: Run, kind: Any = RunConfig) -> Any:
+    """The configuration of a run, of a class such as `RunConfig`.
 
     Raises:
-        ValueError: if a field is unknown or impossible, or a core has no name that is known.
+        FileNotFoundError: if the folder is not a run.
+        ValueError: if its `config.json` cannot be read, or the run is of another kind.
     """
-    is_core = isinstance(kind, types.UnionType) and CORES["compressive"][0] in typing.get_args(kind)
+    plain = run.read_config(kind.kind)
+    try:
+        return from_plain(kind, plain)
+    except ValueError as error:
+        raise ValueError(f"{run.config_file}: {error}") from error
+
+
+def _build(kind: Any, plain: Any, where: str, cores: Mapping[str, tuple[type, Any]]) -> Any:
+    """A value of a type, such as a dataclass of others, from what JSON can hold; `where` names it in errors."""
+    configs = {config for config, _ in cores.values()}
+    is_core = bool(configs & set(typing.get_args(kind)))
     if not is_core and not dataclasses.is_dataclass(kind):
         return tuple(plain) if isinstance(plain, list) else plain  # JSON has no tuples
     if not isinstance(plain, dict):
         raise ValueError(f"{where}: expected an object, got {shown(plain)}")
+    plain = {RENAMED.get(name, name): value for name, value in plain.items()}
     if is_core:
-        plain = dict(plain)
         name = plain.pop("name", None)
-        if name not in list(cores):  # a list, since JSON's values need not be hashable
+        if name not in list(cores):  # a list, because JSON's values need not be hashable
             raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {shown(name)}")
         kind = cores[name][0]
-    plain = {RENAMED.get(name, name): value for name, value in plain.items()}
     hints = typing.get_type_hints(kind)
     known = {field.name: field for field in dataclasses.fields(kind)}
     if unknown := sorted(set(plain) - set(known)):
         raise ValueError(f"{where}: unknown fields {shown(', '.join(unknown))}; expected fields of this version")
-    if missing := [name for name, field in known.items() if name not in plain and _required(field)]:
+    if missing := [name for name, field in known.items() if name not in plain and _is_required(field)]:
         raise ValueError(f"{where}: expected {', '.join(missing)} in it, got {shown(list(plain))}")
-    fields = {name: build(hints[name], value, f"{where}.{name}", cores) for name, value in plain.items()}
+    fields = {name: _build(hints[name], value, f"{where}.{name}", cores) for name, value in plain.items()}
     try:
         return kind(**fields)
     except ValueError as error:
         raise ValueError(f"{where}.{error}") from error
 
 
-def _required(field: dataclasses.Field[Any]) -> bool:
+def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def read_kind(run: Path) -> tuple[str, dict[str, Any]]:
-    """The kind of a run, one of `KINDS`, and what else its `config.json` holds.
-
-    Raises:
-        FileNotFoundError: if the folder is no run.
-        ValueError: if the file cannot be read, or names no kind that is known.
-    """
-    path = run / "config.json"
-    if not path.is_file():
-        made = ", ".join(f"`{command}`" for command, _ in KINDS.values())
-        raise FileNotFoundError(f"{run} is not a run: expected a folder with config.json, as it is made by {made}")
-    plain = read_json(path)
-    if not isinstance(plain, dict):
-        raise ValueError(f"{path}: expected an object, got {shown(plain)}")
-    kind = plain.pop("kind", "launch")
-    if kind not in list(KINDS):  # a list, since JSON's values need not be hashable
-        raise ValueError(f"{path}: kind: expected one of {', '.join(KINDS)}, got {shown(kind)}")
-    return kind, plain
-
-
-def read_plain(run: Path, kind: str) -> dict[str, Any]:
-    """What the `config.json` of a run of a kind holds, without the kind.
-
-    Raises:
-        FileNotFoundError: if the folder is no run.
-        ValueError: if the file cannot be read, or the run is of another kind; says which commands take that.
-    """
-    found, plain = read_kind(run)
-    if found != kind:
-        (made, use), (expected, _) = KINDS[found], KINDS[kind]
-        raise ValueError(f"{run} is a run of `{made}`, expected one of `{expected}`; use {use}, or compressive status")
-    return plain
-
-
-def read_config(run: Path) -> RunConfig:
-    """The configuration of a run's folder.
-
-    Raises:
-        FileNotFoundError: if the folder is no run.
-        ValueError: if its `config.json` cannot be read, or it is a run of another kind than `launch` makes.
-    """
-    plain = read_plain(run, "launch")
-    try:
-        return from_plain(plain)
-    except ValueError as error:
-        raise ValueError(f"{run / 'config.json'}: {error}") from error

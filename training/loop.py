@@ -1,31 +1,67 @@
-"""How fast the main loop is, and how much of its time it waits for unrolls."""
+"""The training loop that agents and sequence models share: updates, rows of metrics, checkpoints, progress.
+
+What an update does is decided by a `Job`: `impala` for agents, `sequence` for text and speech.
+"""
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+
+class Progress(NamedTuple):
+    """What a display shows after an update.
+
+    done, total: frames or steps, named by `unit`. per_second: their rate over the last seconds. texts: what else to
+    show, the most important first.
+    """
+
+    done: int
+    total: int
+    unit: str
+    per_second: float
+    texts: tuple[str, ...] = ()
 
 
 class Clock:
-    """Measures the loop: steps a second over the last seconds, and the share of time spent waiting for unrolls."""
+    """Measures a loop: the rate over the last seconds, and the share of time spent waiting.
 
-    def __init__(self, steps: int, window: float = 10.0) -> None:
+    Args:
+        count: what is counted (steps, tokens), at the beginning.
+        window: seconds over which the rate is measured; at least the time of one update.
+    """
+
+    def __init__(self, count: int, window: float = 10.0) -> None:
         self.window = window
-        self.marks: deque[tuple[float, int]] = deque([(time.monotonic(), steps)])
+        self.marks: deque[tuple[float, int]] = deque([(time.monotonic(), count)])
         self.since, self.idle = time.monotonic(), 0.0
 
-    def rate(self, steps: int) -> float:
-        """Steps a second, given how many there are now."""
+    def mark(self, count: int) -> None:
+        """Notes the count after an update."""
         now = time.monotonic()
-        self.marks.append((now, steps))
+        self.marks.append((now, count))
         while len(self.marks) > 2 and now - self.marks[0][0] > self.window:
             self.marks.popleft()
-        begin, first = self.marks[0]
-        return (steps - first) / max(now - begin, 1e-9)
+
+    @property
+    def rate(self) -> float:
+        """Counts a second between the first and the last mark of the window; 0 before the first update."""
+        (begin, first), (end, last) = self.marks[0], self.marks[-1]
+        return (last - first) / max(end - begin, 1e-9)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time within the block does not count."""
+        begin = time.monotonic()
+        yield
+        pause = time.monotonic() - begin
+        self.marks = deque((then + pause, count) for then, count in self.marks)
+        self.since += pause
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time within counts as idle."""
+        """Time within the block counts as idle."""
         begin = time.monotonic()
         yield
         self.idle += time.monotonic() - begin
@@ -36,3 +72,51 @@ class Clock:
         fraction = self.idle / max(now - self.since, 1e-9)
         self.since, self.idle = now, 0.0
         return fraction
+
+
+class Job(Protocol):
+    """What the loop needs of a training."""
+
+    @property
+    def done(self) -> bool:
+        """Whether all frames or steps have been learned from."""
+
+    def update(self) -> dict[str, float]:
+        """Learns once, and returns the metrics of the update."""
+
+    def progress(self) -> Progress:
+        """How far the training is."""
+
+    def row(self, metrics: dict[str, float]) -> Mapping[str, float]:
+        """What to write after an update with these metrics; empty if this update is not logged."""
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Writes a row of metrics."""
+
+    def save(self) -> None:
+        """Writes a checkpoint."""
+
+    def agree(self, due: bool, stopping: bool) -> tuple[bool, bool]:
+        """Whether to write a checkpoint and to stop, as any of the processes that train together wants it."""
+
+
+def train(
+    job: Job,
+    show: Callable[[Progress], None],
+    stop: Callable[[], bool] = lambda: False,
+    checkpoint_seconds: float = 60.0,
+) -> None:
+    """Trains until the job is done or `stop` returns true; writes a checkpoint every `checkpoint_seconds`.
+
+    The checkpoint at the end is the caller's. What the job and `show` raise is not caught.
+    """
+    saved, stopping = time.monotonic(), job.done
+    while not stopping:
+        metrics = job.update()
+        show(job.progress())
+        if row := job.row(metrics):
+            job.write(row)
+        due, stopping = job.agree(time.monotonic() - saved > checkpoint_seconds, job.done or stop())
+        if due and not stopping:
+            job.save()
+            saved = time.monotonic()

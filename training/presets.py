@@ -6,36 +6,10 @@ from typing import Any
 
 from actors import ActorsConfig
 from agent import AgentConfig
-from agent.core import (
-    CORES,
-    CompressiveTransformerConfig,
-    CoreConfig,
-    GatedTransformerXLConfig,
-    GRUConfig,
-    LSTMConfig,
-    MemorylessConfig,
-    MinGRUConfig,
-    TransformerXLConfig,
-)
+from agent.core import CORES
+from agent.core.matched import matched_cores
 from learner.learner import LearnerConfig
 from training.config import RunConfig
-
-
-def _cores(transformer: dict[str, Any], memory: int, compressed: int) -> dict[str, CoreConfig]:
-    """Every core at one size. Transformer-XL gets the compressed slots as memory: the same attention cost."""
-    size, layers, mlp = (transformer[name] for name in ("model_size", "num_layers", "mlp_size"))
-    slots = memory + compressed
-    return {
-        "compressive": CompressiveTransformerConfig(
-            **transformer, memory_size=memory, compressed_size=compressed, compression_rate=4
-        ),
-        "transformer-xl": TransformerXLConfig(**transformer, memory_size=slots),
-        "gated-transformer-xl": GatedTransformerXLConfig(**transformer, memory_size=slots),
-        "lstm": LSTMConfig(model_size=size),
-        "gru": GRUConfig(model_size=size),
-        "mingru": MinGRUConfig(model_size=size, num_layers=layers, mlp_size=mlp),
-        "memoryless": MemorylessConfig(model_size=size, num_layers=layers, mlp_size=mlp),
-    }
 
 
 def cpu(core: str = "compressive") -> RunConfig:
@@ -53,7 +27,7 @@ def cpu(core: str = "compressive") -> RunConfig:
         env="rooms:small",
         frames=6_000_000,
         agent=AgentConfig(
-            torso="small", torso_size=256, core=_cores(transformer, 16, 16)[core], reconstruction_cost=1.0
+            torso="small", torso_size=256, core=matched_cores(transformer, 16, 16)[core], reconstruction_cost=1.0
         ),
         learner=LearnerConfig(
             learning_rate=1e-3,
@@ -85,7 +59,7 @@ def paper(core: str = "compressive") -> RunConfig:
         frames=1_000_000_000,
         unrolls_per_update=8,
         checkpoint_seconds=600,
-        agent=AgentConfig(torso="deep", torso_size=256, core=_cores(transformer, 64, 64)[core]),
+        agent=AgentConfig(torso="deep", torso_size=256, core=matched_cores(transformer, 64, 64)[core]),
         learner=LearnerConfig(
             optimizer="adam",
             learning_rate=1.5e-5,
@@ -136,7 +110,7 @@ def memory(core: str = "compressive") -> RunConfig:
         preset="memory",
         env="rooms:small-recall",
         frames=4_800_000,
-        agent=dataclasses.replace(config.agent, torso_size=64, core=_cores(transformer, 8, 16)[core]),
+        agent=dataclasses.replace(config.agent, torso_size=64, core=matched_cores(transformer, 8, 16)[core]),
         learner=dataclasses.replace(config.learner, discount=0.8, lambda_=0.95),
         actors=ActorsConfig(num_actors=1, envs_per_actor=32, unroll_length=32),
     )

@@ -1,46 +1,104 @@
-"""The folder of a run: one process at a time, and none left behind that nothing can go on from."""
+"""The folder of a run: the names of its files, the process that uses it, its configuration, evaluation and state.
+
+No other module names a file of a run, but for those that write inside `checkpoints/` and `metrics.jsonl` (`learner`).
+"""
 
 import errno
 import fcntl
+import math
 import os
 import shlex
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from learner.files import open_regular
+from filelock import FileLock, Timeout
+
+from learner import metrics
+from learner.checkpoints import shown, write_json
+from learner.files import open_regular, read_json
 from training import UserError
 
-BEGUN = (".lock", "config.json", "corpus.json", "tokenizer.json")
-"""Files that a run may have before its first checkpoint."""
+KINDS = {
+    "launch": ("compressive launch", "compressive evaluate, visualize, report, compare --from or launch --resume"),
+    "text": ("compressive text train", "compressive text evaluate, sample or train --resume"),
+    "speech": ("compressive speech train", "compressive speech evaluate, sample or train --resume"),
+}
+"""Kinds of runs: the command that creates one, and the commands that accept it. `config.json` names the kind, except
+for `launch`."""
 
 
-class ClaimedFolder(NamedTuple):
-    """A run's folder while this process has it: its path, and descriptors of it and of its lock."""
+class Folder:
+    """A folder that one process uses at a time.
 
-    path: Path
-    opened: int
-    lock: int
+    While it is locked, `lost`, `find` and `require` tell whether it was moved, removed or replaced.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._folder: int | None = None
+        self._lock: os.stat_result | None = None
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @contextmanager
+    def lock(self, patience: float = 0.0) -> Iterator[None]:
+        """Keeps other processes out.
+
+        Args:
+            patience: seconds to wait for another process to leave the folder.
+
+        Raises:
+            UserError: if the folder is in use, was removed meanwhile, or cannot be written to.
+        """
+        lock = FileLock(self.path / ".lock", timeout=patience, poll_interval=0.2, thread_local=False)
+        removed = UserError(f"{self.path} was removed by another process that used it")
+        try:
+            folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        try:
+            try:
+                if os.path.lexists(self.path / ".lock"):
+                    os.close(open_regular(self.path / ".lock"))  # refuses what is not a regular file
+                lock.acquire()
+            except Timeout as error:
+                raise UserError(f"{self.path} is in use by another process") from error
+            except OSError as error:
+                raise (_unwritable(self.path, error) if self.path.exists() else removed) from error
+            if not _same(self.path, os.fstat(folder)):
+                raise removed
+            self._folder, self._lock = folder, os.stat(self.path / ".lock")
+            yield
+        finally:
+            self._folder = self._lock = None
+            lock.release()
+            os.close(folder)
 
     @property
     def lost(self) -> bool:
-        """Whether the folder is no longer there, or its lock: it was moved, removed or replaced by another."""
-        return not (_is(self.path, self.opened) and _is(self.path / ".lock", self.lock))
+        """Whether this process locked the folder, and the folder or its lock was moved, removed or replaced since."""
+        if self._folder is None:
+            return False
+        return not (_same(self.path, os.fstat(self._folder)) and _same(self.path / ".lock", self._lock))
 
     def find(self) -> Path | None:
-        """Where the folder is now; None if it was removed, or another process has it."""
+        """Where the locked folder is now; None if it was removed, or another process has locked it."""
+        if self._folder is None:
+            return self.path
         paths = [self.path]
         with suppress(OSError):  # not on every system
-            paths.append(Path(os.readlink(f"/proc/self/fd/{self.opened}")))
+            paths.append(Path(os.readlink(f"/proc/self/fd/{self._folder}")))
         for path in paths:
-            if _is(path, self.opened) and (_is(path / ".lock", self.lock) or not os.path.lexists(path / ".lock")):
+            unclaimed = _same(path / ".lock", self._lock) or not os.path.lexists(path / ".lock")
+            if _same(path, os.fstat(self._folder)) and unclaimed:
                 return path
         return None
 
     def require(self) -> None:
-        """Raises an OSError if the folder is lost; says what happened to it."""
+        """Raises an OSError that says what happened if the folder is lost."""
         if self.lost:
             raise FileNotFoundError(errno.ENOENT, self.fate, str(self.path))
 
@@ -55,101 +113,170 @@ class ClaimedFolder(NamedTuple):
         return f"{self.path} was moved to {found} while it was in use"
 
 
-def _is(path: Path, descriptor: int) -> bool:
-    """Whether a file or folder is at a path; if that cannot be said now, it is."""
+class Run(Folder):
+    """The folder of a run; see the module's text."""
+
+    def __init__(self, path: Path | str) -> None:
+        super().__init__(path)
+        self.config_file = self.path / "config.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.videos = self.path / "videos"
+        self.samples = self.path / "samples"
+        self.report = self.path / "report.html"
+        self.tokenizer_file = self.path / "tokenizer.json"
+        self.corpus_file = self.path / "corpus.json"
+        self.error_file = self.path / "error.txt"
+        self.stop_file = self.path / ".stop"
+        begun = (self.config_file, self.tokenizer_file, self.corpus_file)
+        self._begun = {".lock", *(path.name for path in begun)}
+
+    @property
+    def name(self) -> str:
+        """The folder's own name, whatever path led to it."""
+        return self.path.resolve().name
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether there may be something in the folder to resume from."""
+        return any(path.suffix != ".tmp" for path in self.checkpoints.glob("*"))
+
+    @contextmanager
+    def claim(
+        self, new: bool, saved: Callable[[], bool] = lambda: False, patience: float = 0.0
+    ) -> Iterator[None]:
+        """Locks the folder. A new one is created, and removed again if there is nothing to resume from at the end.
+
+        Args:
+            new: whether the folder must be new, or hold nothing that could be lost.
+            saved: whether the run has a checkpoint outside the folder.
+            patience: see `Folder.lock`.
+
+        Raises:
+            UserError: if the folder cannot be created or written to, is not new, or is in use.
+        """
+        try:
+            if new and self.path.exists():
+                self._require_new()
+            made, begun = not self.path.exists(), self.config_file.exists()
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        with self.lock(patience):
+            if new:
+                self._require_new()
+            try:
+                yield
+            finally:
+                resumable = (saved() or self.has_checkpoints) and self.config_file.exists()
+                if new and not begun and not resumable and not self.lost:
+                    for name in self._begun:
+                        (self.path / name).unlink(missing_ok=True)
+                    for path in (self.checkpoints, self.path)[: 2 if made else 1]:
+                        with suppress(OSError):  # not there, or not empty
+                            path.rmdir()
+
+    def _require_new(self) -> None:
+        """Raises a UserError if there is more than what a run that was killed before its first checkpoint leaves."""
+        begun = {*self._begun, *(f"{name}.tmp" for name in self._begun), self.checkpoints.name}
+        if self.has_checkpoints or any(path.name not in begun for path in self.path.iterdir()):
+            again = f"--resume {shlex.quote(str(self.path))}"
+            raise UserError(f"{self.path} already exists and is not empty: expected a new folder, or {again}")
+
+    def write_config(self, plain: Mapping[str, Any]) -> None:
+        """Writes `config.json`: the resolved configuration, as `training.config.to_plain` gives it."""
+        write_json(self.config_file, plain)
+
+    def read_kind(self) -> tuple[str, dict[str, Any]]:
+        """The kind of the run, one of `KINDS`, and the rest of its `config.json`.
+
+        Raises:
+            FileNotFoundError: if the folder is not a run.
+            ValueError: if the file cannot be read, or names an unknown kind.
+        """
+        if not self.config_file.is_file():
+            made = ", ".join(f"`{command}`" for command, _ in KINDS.values())
+            raise FileNotFoundError(f"{self} is not a run: expected a folder with config.json, created by {made}")
+        plain = read_json(self.config_file)
+        if not isinstance(plain, dict):
+            raise ValueError(f"{self.config_file}: expected an object, got {shown(plain)}")
+        kind = plain.pop("kind", "launch")
+        if kind not in list(KINDS):  # a list, because JSON's values need not be hashable
+            raise ValueError(f"{self.config_file}: kind: expected one of {', '.join(KINDS)}, got {shown(kind)}")
+        return kind, plain
+
+    def read_config(self, kind: str) -> dict[str, Any]:
+        """The `config.json` of a run of a kind, without the kind.
+
+        Raises:
+            FileNotFoundError: if the folder is not a run.
+            ValueError: if the file cannot be read, or the run is of another kind; says which commands accept it.
+        """
+        found, plain = self.read_kind()
+        if found != kind:
+            (made, use), (expected, _) = KINDS[found], KINDS[kind]
+            raise ValueError(f"{self} is a run of `{made}`, expected one of `{expected}`; use {use}, or status")
+        return plain
+
+    def evaluation_file(self, split: str | None = None) -> Path:
+        """The summary of the evaluation at the end, or of a later one on a split."""
+        return self.path / (f"evaluation-{split}.json" if split else "evaluation.json")
+
+    def not_finite_file(self, update: int) -> Path:
+        """A batch that could not be learned from."""
+        return self.path / f"not-finite-{update}.safetensors"
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process on this machine has locked the run."""
+        try:
+            with os.fdopen(open_regular(self.path / ".lock")) as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # filelock would need permission to write
+        except BlockingIOError:
+            return True
+        except OSError:  # there is no lock, or none that can be opened
+            return False
+        return False
+
+    def last_row(self, metric: str = "step") -> dict[str, Any]:
+        """The last row of metrics that has a metric; empty if there is none."""
+        return metrics.last_metrics(self.path, metric)
+
+    def state(self, row: Mapping[str, Any], counter: str, total: int) -> str:
+        """Whether the run is running, stopped, trained, or finished, that is evaluated as well.
+
+        Args:
+            row: its last row of metrics.
+            counter: the metric that counts what was learned.
+            total: its value at the end of training.
+        """
+        if self.in_use:
+            return "running" if row else "running; nothing measured yet"
+        if not row.get(counter, math.nan) >= total:
+            return "stopped"
+        return "finished" if self.evaluation_file().is_file() else "trained, but not evaluated"
+
+
+def absolute(path: str) -> str:
+    """A path that is valid from any working directory, with `~` expanded.
+
+    Raises:
+        UserError: if there is no such path, for example because links form a circle.
+    """
     try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+        return str(Path(path).expanduser().resolve())
+    except (ValueError, RuntimeError, OSError) as error:
+        raise UserError(f"path: expected a file or a folder, got {path!r}: {error}") from error
+
+
+def _same(path: Path, known: os.stat_result | None) -> bool:
+    """Whether a path leads to a known file or folder; true if that cannot be determined now."""
+    try:
+        return known is not None and os.path.samestat(os.stat(path), known)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
         return True
 
 
-@contextmanager
-def claim(run: Path, new: bool, saved: Callable[[], bool], patience: float = 0.0) -> Iterator[ClaimedFolder]:
-    """Keeps other processes from a run's folder; a new one is made, and removed if there is nothing to go on from.
-
-    Args:
-        run: the folder.
-        new: whether it must be new (or hold nothing that is lost).
-        saved: whether there is a checkpoint of the run, wherever; one in the folder is found in any case.
-        patience: seconds to wait for another process to leave the folder.
-
-    Raises:
-        UserError: if the folder cannot be made or written to, is not new or is in use.
-    """
-    try:
-        if new and run.exists():
-            _require_new(run)
-        made, begun = not run.exists(), (run / "config.json").exists()
-        run.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{run}: expected a folder that can be written to, got: {error.strerror}") from error
-    with locked(run, patience) as folder:
-        if new:
-            _require_new(run)
-        try:
-            yield folder
-        finally:
-            kept = saved() or folder.lost or holds_checkpoints(run)
-            if new and not begun and not (kept and (run / "config.json").exists()) and not folder.lost:
-                for name in BEGUN:
-                    (run / name).unlink(missing_ok=True)
-                for path in (run / "checkpoints", run)[: 2 if made else 1]:
-                    with suppress(OSError):  # not there, or not empty
-                        path.rmdir()
-
-
-@contextmanager
-def locked(run: Path, patience: float = 0.0) -> Iterator[ClaimedFolder]:
-    """Keeps other processes from a folder; see `claim`. The lock is a file, which is never written to."""
-    try:
-        opened = os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            lock = open_regular(Path(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, folder=opened)
-        except BaseException:
-            os.close(opened)
-            raise
-    except OSError as error:
-        raise UserError(f"{run}: expected a folder that can be written to, got: {error.strerror}") from error
-    try:
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if time.monotonic() >= deadline:
-                    raise UserError(f"{run} is in use by another process") from error
-                time.sleep(0.5)
-        if os.fstat(lock).st_nlink == 0:  # the process that had it has removed the folder
-            raise UserError(f"{run} was removed by another process that used it")
-        yield ClaimedFolder(run, opened, lock)
-    finally:
-        os.close(lock)
-        os.close(opened)
-
-
-def holds_checkpoints(run: Path) -> bool:
-    """Whether there is something to go on from in a folder."""
-    return any(path.suffix != ".tmp" for path in (run / "checkpoints").glob("*"))
-
-
-def _require_new(run: Path) -> None:
-    """Raises a UserError if there is more in a folder than what was killed before its first checkpoint leaves."""
-    begun = {*BEGUN, *(f"{name}.tmp" for name in BEGUN), "checkpoints"}
-    if holds_checkpoints(run) or any(path.name not in begun for path in run.iterdir()):
-        again = f"--resume {shlex.quote(str(run))}"
-        raise UserError(f"{run} already exists and is not empty: expected a new folder, or {again}")
-
-
-def located(path: str) -> str:
-    """A path that means the same from any folder, `~` included.
-
-    Raises:
-        UserError: if there can be none, as with links in a circle.
-    """
-    try:
-        return str(Path(path).expanduser().resolve())
-    except (ValueError, RuntimeError, OSError) as error:
-        raise UserError(f"path: expected a file or a folder, got {path!r}: {error}") from error
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: expected a folder that can be written to, got: {error.strerror}")

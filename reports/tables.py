@@ -1,0 +1,77 @@
+"""Tables of evaluations for the terminal, made of the summaries that `training.evaluation` writes."""
+
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+SCALES = ("human_normalised", "human_normalised_capped", "oracle_normalised")
+"""Scores in % of what people or an oracle reach, in summaries."""
+
+
+def table(title: str, rows: dict[str, str]) -> Table:
+    """A two-column table."""
+    built = Table(title=Text(title), show_header=False, title_justify="left", title_style="bold")
+    for name, value in rows.items():
+        built.add_row(name, Text(value))
+    return built
+
+
+def task_table(summaries: list[dict[str, Any]]) -> Table:
+    """Evaluations of several tasks, a row each; see `training.evaluation.summarize`."""
+    scales = [name for name in ("human_normalised", "oracle_normalised") if any(name in part for part in summaries)]
+    built = Table("task", "episodes", "return", *(f"{name.replace('_', '-')} %" for name in scales))
+    for part in summaries:
+        score = part["return"]
+        cells = [f"{part[name]:.1f}" if name in part else "-" for name in scales]
+        interval = f"{score['mean']:.2f}  [{score['low']:.2f}, {score['high']:.2f}]"
+        built.add_row(Text(part["environment"]), str(part["episodes"]), interval, *cells)
+    return built
+
+
+def evaluation_rows(summary: dict[str, Any]) -> dict[str, str]:
+    """The summary as rows of a table."""
+    score, played = summary["return"], summary.get("tasks", [])
+    rows = {
+        "episodes": str(summary["episodes"]) + (f" of {len(played)} tasks" if played else ""),
+        "return": f"{score['mean']:.2f}" + ("" if played else f"  [{score['low']:.2f}, {score['high']:.2f}]"),
+    }
+    if "correct_choices" in summary:
+        part = summary["correct_choices"]
+        rows["correct choices"] = (
+            f"{100 * part['mean']:.1f} %  [{100 * part['low']:.1f}, {100 * part['high']:.1f}]  "
+            f"of {summary['choices_per_episode']:.1f} an episode"
+        )
+    for name in SCALES:
+        if name in summary and (played or name != "human_normalised_capped"):
+            scale = name.replace("_normalised", "-normalised").replace("_", ", ")
+            over = f", mean of {sum(name in part for part in played)} of {len(played)} tasks" if played else ""
+            interval = summary.get(f"{name}_interval")
+            within = f"  [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else ""
+            rows[scale] = f"{summary[name]:.1f} %{within}{over}"
+    return rows
+
+
+def evaluation_table(summaries: list[dict[str, Any]]) -> Table:
+    """Evaluations of several runs, a row each, with columns for what any of them has; see `task_table`."""
+    scales = [name for name in ("human_normalised", "oracle_normalised") if any(name in one for one in summaries)]
+    chose = any("correct_choices" in one for one in summaries)
+    names = [f"{name.replace('_', '-')} %" for name in scales] + ["correct choices %"] * chose
+    built = Table("run", "core", "environment", "episodes", "return", *names)
+    for one in summaries:
+        score, choices = one["return"], one.get("correct_choices")
+        bounds: list[Any] = [score.get("low"), score.get("high")]
+        cells = [_estimate(score["mean"], bounds, 2)]
+        cells += [_estimate(one.get(name), one.get(f"{name}_interval", [None]), 1) for name in scales]
+        if chose:
+            percent = [100 * choices[end] for end in ("mean", "low", "high")] if choices else [None]
+            cells.append(_estimate(percent[0], percent[1:], 1))
+        built.add_row(Text(one["run"]), one["core"], Text(one["environment"]), str(one["episodes"]), *cells)
+    return built
+
+
+def _estimate(value: float | None, interval: list[Any], digits: int) -> str:
+    if value is None:
+        return "-"
+    within = "" if None in interval else f"  [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
+    return f"{value:.{digits}f}{within}"
