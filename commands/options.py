@@ -197,7 +197,7 @@ def _names(kind: Any, prefix: str = "") -> Iterator[str]:
         for group in groups:
             yield from _names(group, f"{prefix}{name}.")
         if not groups:
-            yield f"{prefix}{name}".replace("_", "-")
+            yield f"{prefix}{name.strip('_')}".replace("_", "-")
 
 
 AllowEnv = Annotated[str | None, tyro.conf.arg(metavar="ENV")]
