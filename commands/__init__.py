@@ -65,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise UserError(f"expected a command out of {', '.join(COMMANDS)}, got {name!r} ({hint})")
         if not {"-h", "--help"} & set(rest):
             _prepare_logging()
+        # The user's own environments are found in the working directory. It is last, so that it hides no package.
+        sys.path += [path for path in (str(Path(__file__).parents[1]), os.getcwd()) if path not in ("", *sys.path)]
         command: Callable[[Sequence[str]], None] = getattr(importlib.import_module(f"commands.{COMMANDS[name]}"), name)
         command(rest)
         sys.stdout.flush()
