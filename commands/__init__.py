@@ -31,6 +31,7 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
   status     show the progress of a run: scores, actors, policy lag, last checkpoint
   text       train, evaluate and sample language models on the same core
   speech     train, evaluate and sample models of raw waveforms on the same core
+  completion print a script for the completion of commands and options in bash and zsh
 
 `compressive COMMAND --help` explains a command's options. To begin:
 
@@ -40,7 +41,7 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
 
   compressive --version              the version of this program
 """
-COMMANDS = {name: name for name in ("launch", "evaluate", "visualize", "report", "compare", "status")}
+COMMANDS = {name: name for name in ("launch", "evaluate", "visualize", "report", "compare", "status", "completion")}
 COMMANDS |= {"text": "sequence", "speech": "sequence"}
 """Modules of commands by the name of the command, which is that of the function as well."""
 
