@@ -1,13 +1,13 @@
 """Language models of any discrete sequence, text or quantised sound: embedding, recurrent core, softmax.
 
 Large vocabularies have the adaptive input of Baevski and Auli (2019) and the adaptive softmax of Grave et al. (2017),
-of one table if they are tied. What the tokens stand for, and how they are trained or drawn, is the business of others.
+which share one table if they are tied. Training and sampling are elsewhere.
 
 Axes: B batch, T time, V vocabulary, D features (model_size).
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.core import Core, State
+from agent.core import Core, Mean, State
 
 IGNORE = -1
 """A target that is not predicted: its loss is 0."""
@@ -33,7 +33,7 @@ class SequenceOutput(NamedTuple):
     nll: Tensor | None
     log_probs: Tensor | None
     state: State
-    losses: dict[str, Tensor]
+    losses: dict[str, Mean]
     attention: tuple[Tensor, ...] | None
 
 
@@ -166,10 +166,6 @@ class SequenceModel(nn.Module):
     def compression_parameters(self) -> list[nn.Parameter]:
         """The parameters that only the compression loss trains."""
         return self.core.compression_parameters()
-
-    def share_batch(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Other processes have the other rows of a batch. See `agent.core.contract.Core`."""
-        self.core.share_batch(total)
 
     def resized(self, **sizes: Any) -> "SequenceModel":
         """A copy whose core has other memory sizes and the same weights; see `CompressiveTransformer.resized`.

@@ -38,7 +38,7 @@ def test_attention_is_zero_exactly_where_a_slot_is_invalid(build) -> None:
     for t in range(40):
         begins = reset[:, t, None]
         valid = torch.cat(validity(core, state), dim=1) & ~begins
-        valid[:, 3 + 6 + state.phase] = True
+        valid[:, 3 + 6 + state.offset] = True
         output = core(inputs[:, t : t + 1], reset[:, t : t + 1], state, return_attention=True)
         for weights, of_whole in zip(output.attention, whole):
             assert torch.equal(weights[:, :, 0] > 0, valid[:, None].expand(-1, HEADS, -1))

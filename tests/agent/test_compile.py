@@ -69,7 +69,7 @@ def check_learning(core: Any, backend: str, segments: int) -> int:
         for which, function in enumerate((compiled, core)):
             core.zero_grad()
             output = function(inputs, reset, detach_state(states[which]))
-            (output.features.square().mean() + sum(output.losses.values())).backward()
+            (output.features.square().mean() + sum(loss.value for loss in output.losses.values())).backward()
             grads = {name: p.grad for name, p in core.named_parameters() if p.grad is not None}
             results.append((output.features, output.losses, grads))
             states[which] = output.state

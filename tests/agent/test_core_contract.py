@@ -253,11 +253,18 @@ def test_what_is_not_finite_is_gone_with_its_step(build, config, where, value) -
         core.zero_grad()
         output = core(inputs, sequence.reset, state)
         assert torch.equal(output.features.isfinite().all(dim=2), inputs.isfinite().all(dim=2))
-        (output.features[0, 13:].square().mean() + sum(output.losses.values())).backward()
+        (output.features[0, 13:].square().mean() + sum(loss.value for loss in output.losses.values())).backward()
         grads = tuple(parameter.grad for parameter in core.parameters() if parameter.grad is not None)
         with torch.no_grad():
             acted, after = run(core, inputs, sequence.reset, core.with_cache(state), steps_of(sequence))
-        return [output.features[good], output.state, tuple(output.losses.values()), grads, acted[good], after]
+        return [
+            output.features[good],
+            output.state,
+            tuple(loss.value for loss in output.losses.values()),
+            grads,
+            acted[good],
+            after,
+        ]
 
     for actual, expected in zip(outcome(value), outcome(0.0)):
         assert_same_state(actual, expected, 0)
@@ -306,8 +313,10 @@ def test_every_parameter_still_learns_after_many_segments(build, config) -> None
         output = core(sequence.inputs, sequence.reset, detach_state(state))
         state = output.state
         target = Sequence(2, 12, set(), seed + 50).inputs
-        ((output.features - target).square().mean() + sum(output.losses.values())).backward()
-        assert all(loss.shape == () for loss in output.losses.values())
+        ((output.features - target).square().mean() + sum(loss.value for loss in output.losses.values())).backward()
+        assert all(
+            loss.total.shape == loss.count.shape == loss.total.flatten().shape for loss in output.losses.values()
+        )
     untrained = set(core.compression_parameters()) if getattr(config, "compression_loss", "") == "none" else set()
     for name, parameter in core.named_parameters():
         assert parameter.requires_grad, name
@@ -338,7 +347,7 @@ def test_shapes_alone_decide_what_is_done(build, config) -> None:
     for steps in (1, 7):
         inputs = torch.empty(2, steps, SIZE, dtype=torch.float64, device="meta")
         output = core(inputs, torch.empty(2, steps, dtype=torch.bool, device="meta"), detach_state(state))
-        (output.features.sum() + sum(output.losses.values())).backward()
+        (output.features.sum() + sum(loss.value for loss in output.losses.values())).backward()
         state = output.state
         assert [leaf.shape for leaf in leaves(state)] == shapes
     with torch.no_grad():
@@ -356,7 +365,7 @@ def test_mixed_precision_is_near_full_precision(build, config) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
             first = core(inputs[:, :13], sequence.reset[:, :13], state)
             second = core(inputs[:, 13:], sequence.reset[:, 13:], first.state)
-        losses = torch.stack([*second.losses.values(), torch.zeros(())])
+        losses = torch.stack([*(loss.value for loss in second.losses.values()), torch.zeros(())])
         assert losses.dtype == torch.float32
         (second.features.float().square().mean() + losses.sum()).backward()
         grads = [parameter.grad.flatten() for parameter in core.parameters() if parameter.grad is not None]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from agent import Agent, AgentConfig, Observation, Trajectory
 from agent.core import CompressiveTransformerConfig, concatenate_states, index_state, leaves
-from agent.instruction import EMBEDDING_SIZE, INSTRUCTION_SIZE, InstructionEncoder
+from agent.encoders import EMBEDDING_SIZE, INSTRUCTION_SIZE, InstructionEncoder
 from agent.trajectory import image_of, validate
 from learner.learner import Learner, LearnerConfig
 

@@ -16,7 +16,7 @@ def test_runs_in_mixed_precision(build, norm, gate, cached) -> None:
     expected = core(inputs, reset, state).features
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = core(inputs, reset, core.with_cache(state) if cached else state)
-    (output.features.float().square().mean() + sum(output.losses.values())).backward()
+    (output.features.float().square().mean() + sum(loss.value for loss in output.losses.values())).backward()
     assert_same(output.features.float(), expected, 0.2)
     assert {leaf.dtype for leaf in sum(output.state[:3], ())} == {torch.float32}
 
@@ -42,7 +42,7 @@ def test_a_gpu_gives_the_same(build, norm, position) -> None:
     def run(device: str, dtype: torch.dtype) -> Tensor:
         core.to(device, dtype).zero_grad()
         output = core(inputs.to(device, dtype), reset.to(device), core.initial_state(3))
-        (output.features.square().mean() + sum(output.losses.values())).backward()
+        (output.features.square().mean() + sum(loss.value for loss in output.losses.values())).backward()
         grads = [parameter.grad.flatten() for parameter in core.parameters()]
         return torch.cat([output.features.detach().flatten(), *grads]).double().cpu()
 

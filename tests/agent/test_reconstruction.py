@@ -9,7 +9,7 @@ from torch import Tensor
 
 from agent import Agent, AgentConfig
 from agent.core import CompressiveTransformerConfig, LSTMConfig
-from agent.vision import Reconstruction
+from agent.encoders import Reconstruction
 
 SHAPE, ACTIONS = (12, 16, 3), 5
 WITH_LSTM = AgentConfig(torso="small", torso_size=16, core=LSTMConfig(16), reconstruction_cost=1.0)
@@ -44,7 +44,7 @@ def test_equals_the_literal_formula() -> None:
         for y in range(6)
         for x in range(8)
     ]
-    assert module(features, images).item() == pytest.approx(sum(errors).item() / len(errors), rel=1e-10)
+    assert module(features, images).value.item() == pytest.approx(sum(errors).item() / len(errors), rel=1e-10)
 
 
 def test_it_trains_vision_and_core_but_neither_heads_nor_compression() -> None:
@@ -52,7 +52,7 @@ def test_it_trains_vision_and_core_but_neither_heads_nor_compression() -> None:
     agent = make_agent(replace(WITH_LSTM, core=core))
     output = agent(**moments(2, 13), state=agent.initial_state(2))
     assert output.losses.keys() == {"compression/layer_0", "compression/layer_1", "reconstruction"}
-    output.losses["reconstruction"].backward()
+    output.losses["reconstruction"].value.backward()
     compression = {id(parameter) for parameter in agent.compression_parameters()}
     for name, parameter in agent.named_parameters():
         trained = parameter.grad is not None and bool(parameter.grad.any())
@@ -62,7 +62,7 @@ def test_it_trains_vision_and_core_but_neither_heads_nor_compression() -> None:
 
 def test_the_cost_is_a_factor() -> None:
     seen, agents = moments(2, 5), [make_agent(replace(WITH_LSTM, reconstruction_cost=cost)) for cost in (1.0, 2.0)]
-    one, two = (agent(**seen, state=agent.initial_state(2)).losses["reconstruction"] for agent in agents)
+    one, two = (agent(**seen, state=agent.initial_state(2)).losses["reconstruction"].value for agent in agents)
     torch.testing.assert_close(2 * one, two)
 
 

@@ -116,7 +116,7 @@ def test_every_parameter_learns_whatever_tokens_come() -> None:
     model = make((4, 7), tied=False)
     tokens = torch.zeros(1, 24, dtype=torch.int64)
     output = model(tokens, none(tokens), model.initial_state(1), tokens)
-    (output.nll.mean() + sum(output.losses.values())).backward()
+    (output.nll.mean() + sum(loss.value for loss in output.losses.values())).backward()
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
 
