@@ -1,5 +1,6 @@
 """The recurrent cores of agents, text and speech, behind one contract. docs/core.md describes how to add a core."""
 
+# ruff: noqa: F401 (names are re-exported)
 from collections.abc import Callable
 from typing import Any
 
@@ -59,33 +60,3 @@ def make_core(config: Any) -> Core:
         if type(config) is config_type:
             return build(config)
     raise ValueError(f"core: expected a config of {', '.join(CORES)}, got {type(config).__name__}")
-
-
-__all__ = [
-    "ATTENTION_KINDS",
-    "CORES",
-    "CompressiveState",
-    "CompressiveTransformer",
-    "CompressiveTransformerConfig",
-    "Core",
-    "CoreConfig",
-    "CoreOutput",
-    "GRUConfig",
-    "GatedTransformerXLConfig",
-    "LSTMConfig",
-    "Mean",
-    "MemorylessConfig",
-    "MinGRUConfig",
-    "Sizes",
-    "State",
-    "TransformerXLConfig",
-    "concatenate_states",
-    "detach_state",
-    "index_state",
-    "leaves",
-    "make_core",
-    "map_state",
-    "restore_state",
-    "state_bytes",
-    "state_to",
-]

@@ -98,7 +98,19 @@ class RelativeAttention(nn.Module):
         in_parallel = queries.shape[1] > 1 and not return_weights
         weights = None
         if in_parallel and self.use_flex:
-            attended = _flex(content_query, keys, values, near, far, far_index, bias, self.scale)
+
+            def add_position(score: Tensor, b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
+                # Slots in a query's future would lie beyond the end; their bias hides them.
+                position = near[h, b, t, (s + queries.shape[1] - 1 - t).clamp(max=slots - 1)]
+                if far is not None and far_index is not None:
+                    count = far_index.shape[1]
+                    position = torch.where(s < count, far[h, b, t, far_index[t, s.clamp(max=count - 1)]], position)
+                return score + self.scale * position + bias[b, 0, t, s]
+
+            # Looks scores by position up, instead of making three tensors [B, H, T, S]. The kernel exists only inside
+            # torch.compile, and on a CPU it has no gradient. Under autocast the queries are wider than the keys.
+            content_query = content_query.to(keys.dtype)
+            attended = flex_attention(content_query, keys, values, score_mod=add_position, scale=self.scale)
         else:
             positions = relative_shift(near)
             if far is not None and far_index is not None:
@@ -128,32 +140,3 @@ def _by_head(queries: Tensor, positions: Tensor) -> Tensor:
     """Scores [H, B, T, S] of queries [H, B, T, K] with positions [H, K, S]."""
     heads, rows, steps, size = queries.shape
     return (queries.reshape(heads, rows * steps, size) @ positions).unflatten(1, (rows, steps))
-
-
-def _flex(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    near: Tensor,
-    far: Tensor | None,
-    far_index: Tensor | None,
-    bias: Tensor,
-    scale: float,
-) -> Tensor:
-    """The same by FlexAttention, [B, H, T, K]: a kernel looks up each score by position [H, B, T, ...] and each bias.
-
-    The default makes three tensors [B, H, T, S] for them. The kernel exists only inside `torch.compile` (elsewhere
-    torch runs a slow reference), and on a CPU torch has no gradient for it.
-    """
-    steps, slots = near.shape[2:]
-
-    def positioned(score: Tensor, b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        # Slots in a query's future would lie beyond the end; their bias hides them.
-        position = near[h, b, t, (s + steps - 1 - t).clamp(max=slots - 1)]
-        if far is not None and far_index is not None:
-            count = far_index.shape[1]
-            position = torch.where(s < count, far[h, b, t, far_index[t, s.clamp(max=count - 1)]], position)
-        return score + scale * position + bias[b, 0, t, s]
-
-    # Under autocast the biases have made the queries wider than the keys.
-    return flex_attention(query.to(keys.dtype), keys, values, score_mod=positioned, scale=scale)

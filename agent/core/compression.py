@@ -20,31 +20,26 @@ class Compression(nn.Module):
         super().__init__()
         self.rate = rate
 
-    def groups(self, evicted: Tensor) -> Tensor:
-        """Consecutive memories by group: [B, n_s / c, c, D]."""
-        return evicted.unflatten(1, (-1, self.rate))
-
     def compress(self, evicted: Tensor) -> Tensor:
         """Maps [B, n_s, D] to [B, n_s / c, D]; memories that precede an episode start are zeros."""
+        return self.pool(evicted.unflatten(1, (-1, self.rate)))
+
+    def pool(self, groups: Tensor) -> Tensor:
+        """Maps [B, n_s / c, c, D] to [B, n_s / c, D]."""
         raise NotImplementedError
 
     def forward(self, evicted: Tensor, valid: Tensor, usage: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Compresses memories.
+        """Returns slots [B, n_s / c, D] and, if each slot is one of the memories, which one: [B, n_s / c] int64.
 
-        Args:
-            evicted: [B, n_s, D].
-            valid: [B, n_s] bool, true for memories of the row's current episode.
-            usage: [B, n_s] mean attention received for each step that could attend to a memory, if it is measured.
-
-        Returns:
-            [B, n_s / c, D] and, if each slot is one of the memories, which one: [B, n_s / c] int64.
+        `valid` [B, n_s] bool is true for memories of the row's current episode; `usage` [B, n_s], if it is measured, is
+        the attention that a memory received on average from each step that could attend to it.
         """
         return self.compress(evicted), None
 
     def slot_ages(self, sizes: LayerSizes, source: Tensor | None = None) -> Tensor:
         """Ages [n_cm, 2] of the oldest and the newest step in each slot, at the first step of a segment.
 
-        With `source` [B, n_cm], the memory that each slot was, they are [B, n_cm, 2].
+        `source` [B, n_cm] is the memory that each slot was, where `forward` returns it; ages are then [B, n_cm, 2].
         """
         newest = sizes.memory + sizes.rate * torch.arange(sizes.compressed - 1, -1, -1) + 1
         return torch.stack([newest + sizes.rate - 1, newest], dim=-1)
@@ -62,8 +57,8 @@ class ConvolutionCompression(Compression):
         # With kernel = stride the convolution is one matrix product over the concatenated members of a group.
         self.group = nn.Linear(rate * model_size, model_size)
 
-    def compress(self, evicted: Tensor) -> Tensor:
-        return self.group(self.groups(evicted).flatten(2))
+    def pool(self, groups: Tensor) -> Tensor:
+        return self.group(groups.flatten(2))
 
 
 class DilatedCompression(Compression):
@@ -78,21 +73,21 @@ class DilatedCompression(Compression):
     def compress(self, evicted: Tensor) -> Tensor:
         for convolution in self.dilated:
             evicted = evicted + F.relu(convolution(evicted.transpose(1, 2))).transpose(1, 2)
-        return self.group(self.groups(evicted).flatten(2))
+        return self.group(evicted.unflatten(1, (-1, self.rate)).flatten(2))
 
 
 class MeanPooling(Compression):
     """The mean of each group."""
 
-    def compress(self, evicted: Tensor) -> Tensor:
-        return self.groups(evicted).mean(dim=2)
+    def pool(self, groups: Tensor) -> Tensor:
+        return groups.mean(dim=2)
 
 
 class MaxPooling(Compression):
     """The maximum of each group, feature by feature."""
 
-    def compress(self, evicted: Tensor) -> Tensor:
-        return self.groups(evicted).amax(dim=2)
+    def pool(self, groups: Tensor) -> Tensor:
+        return groups.amax(dim=2)
 
 
 class MostUsed(Compression):
@@ -134,14 +129,10 @@ COMPRESSIONS: dict[str, type[Compression]] = {
 def autoencoding_loss(
     decoder: nn.Module, rate: int, evicted: Tensor, compressed: Tensor, valid: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Squared error of the decoded slots (section 3.2): sum over the valid memories, and their number.
+    """Squared error of the decoded slots (section 3.2): its sum over the valid memories, and their number.
 
-    Args:
-        decoder: maps each slot to the concatenation of `rate` memories.
-        rate: the compression rate c.
-        evicted: [B, n_s, D], invalid memories zeroed; receives no gradient.
-        compressed: [B, n_s / c, D].
-        valid: [B, n_s] bool.
+    `decoder` maps each slot of `compressed` [B, n_s / c, D] to a group of memories. `evicted` [B, n_s, D] receives no
+    gradient; its invalid memories, see `valid` [B, n_s], are zeros.
     """
     decoded = decoder(compressed).unflatten(-1, (rate, -1)).flatten(1, 2)
     error = F.mse_loss(decoded, evicted.detach(), reduction="none").mean(dim=2)
@@ -156,15 +147,11 @@ def attention_loss(
     compressed: Tensor,
     valid: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Squared error of attention over compressed memory (Algorithm 2): sum over rows with valid memories, their number.
+    """Squared error of attention over compressed memory (Algorithm 2): its sum over rows with valid memories, and their
+    number. Only `compressed` [B, n_s / c, D] receives a gradient.
 
-    Args:
-        attention: of the layer; its weights receive no gradient.
-        norm: of the inputs of attention, if there is one; likewise.
-        queries: [B, n_s, D], layer inputs of the segment that displaced the memories; receive no gradient.
-        evicted: [B, n_s, D], invalid memories zeroed; receives no gradient.
-        compressed: [B, n_s / c, D], the only argument that receives a gradient.
-        valid: [B, n_s] bool.
+    `queries` [B, n_s, D] are the layer inputs of the segment that displaced the memories; `norm` is that of the inputs
+    of attention, if there is one. Invalid memories of `evicted` [B, n_s, D], see `valid` [B, n_s], are zeros.
     """
     queries, evicted = queries.detach(), evicted.detach()
     if norm is not None:

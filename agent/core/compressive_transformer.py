@@ -8,7 +8,7 @@ Sizes: n_s segment_size, n_m memory_size, n_cm compressed_size, c compression_ra
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -68,22 +68,16 @@ class GRUGate(nn.Module):
         return stream + z * (torch.tanh(branch_h + self.candidate(r * stream)) - stream)
 
 
-class Residual(nn.Module):
-    """The plain residual sum."""
-
-    def forward(self, stream: Tensor, branch: Tensor) -> Tensor:
-        return stream + branch
-
-
 class Layer(nn.Module):
     """Attention over the slots, then an MLP, each joined to the stream; and the compression of the layer's memories."""
 
     compressed_ages: Tensor
     far_encoding: Tensor | None
+    far_index: Tensor | None
 
     def __init__(self, config: CompressiveTransformerConfig, sizes: LayerSizes) -> None:
         super().__init__()
-        size, gate = config.model_size, GRUGate if config.gate == "gru" else lambda _: Residual()
+        size, gate = config.model_size, GRUGate if config.gate == "gru" else lambda _: torch.add
         self.pre_norm = config.norm == "pre"
         self.attention = RelativeAttention(size, config.num_heads, config.attention == "flex")
         self.attention_norm = nn.LayerNorm(size)
@@ -105,11 +99,14 @@ class Layer(nn.Module):
         self.config, self.sizes = config, sizes
         ages = self.compression.valid_ages(sizes) if self.compression else torch.arange(0)
         self.register_buffer("compressed_ages", ages.to(like.device), persistent=False)
-        far = None
+        far, index = None, None
         if config.compressed_position == "time" and sizes.compressed:
-            farthest = sizes.segment + sizes.memory + sizes.rate * sizes.compressed
-            far = sinusoids(torch.arange(farthest), config.model_size).to(like)
+            # Distances from each step of a segment to compressed slots, which count as c steps each.
+            spans = sizes.memory + sizes.rate * torch.arange(sizes.compressed, 0, -1)
+            index = (torch.arange(sizes.segment)[:, None] + spans).to(like.device)
+            far = sinusoids(torch.arange(sizes.segment + int(spans[0])), config.model_size).to(like)
         self.register_buffer("far_encoding", far, persistent=False)
+        self.register_buffer("far_index", index, persistent=False)
 
     def ages(self, offset: int) -> Tensor:
         """Ages [S] of the slots [compressed | memory | first `offset` steps of the segment] at the step at `offset`.
@@ -136,46 +133,34 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, cache: KVCache, bias: Tensor, return_weights: bool = False
     ) -> tuple[Tensor, KVCache, Tensor | None]:
-        """Runs T steps within a segment.
+        """Maps T steps x [B, T, D] of a segment to [B, T, D], the cache with these steps, and attention weights.
 
-        Args:
-            x: [B, T, D].
-            cache: of the slots before these steps.
-            bias: [B, 1, T, S], 0 where a step may attend to a slot, -infinity elsewhere; the steps are the last slots.
-            return_weights: also return the attention weights [B, H, T, S].
-
-        Returns:
-            [B, T, D], the cache with these steps, and the weights or None.
+        The cache has the slots before the steps. `bias` [B, 1, T, S] is 0 where a step may attend to a slot, -infinity
+        elsewhere; the last T slots are the steps. The weights are [B, H, T, S], or None unless they are requested.
         """
         queries = self.attention_norm(x) if self.pre_norm else x
         begin = bias.shape[-1] - x.shape[1]
         cache = cache.append(*self.attention.project(queries), begin)
-        far_index = self._far_index(begin, bias.shape[-1]) if cache.far is not None else None
+        first = begin - self.sizes.compressed - self.sizes.memory
+        far_index = None if self.far_index is None else self.far_index[first : first + x.shape[1]]
         attended, weights = self.attention(queries, cache, bias, far_index, return_weights)
         x = self._join(self.attention_gate, self.attention_norm, x, attended)
         x = self._join(self.mlp_gate, self.mlp_norm, x, self.mlp(self.mlp_norm(x) if self.pre_norm else x))
         return x, cache, weights
 
-    def _join(self, gate: nn.Module, norm: nn.LayerNorm, x: Tensor, branch: Tensor) -> Tensor:
+    def _join(self, gate: Callable[[Tensor, Tensor], Tensor], norm: nn.LayerNorm, x: Tensor, branch: Tensor) -> Tensor:
         # GTrXL: with the norm at the input, a ReLU separates the linear maps of consecutive branches.
         branch = F.relu(branch) if self.config.gate == "gru" else branch
         x = gate(x, F.dropout(branch, self.config.dropout, self.training))
         return x if self.pre_norm else norm(x)
-
-    def _far_index(self, begin: int, end: int) -> Tensor:
-        """Distances [T, n_cm] from slots begin to end to compressed slots that count as c steps each."""
-        device, first = self.compressed_ages.device, self.sizes.compressed
-        spans = self.sizes.rate * torch.arange(self.sizes.compressed, 0, -1, device=device)
-        return torch.arange(begin - first, end - first, device=device)[:, None] + spans
 
     def update_memory(
         self, segment: Tensor, memory: Tensor, compressed: Tensor, age: Tensor, usage: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, Tensor] | None]:
         """A full segment enters memory; the memories that no longer fit are compressed (Algorithm 1, lines 8 to 11).
 
-        Returns:
-            memory, compressed memory, which of the evicted memories the new compressed slots are (most-used only), and
-            sum and count of the compression loss (only if it trains something).
+        Returns memory, compressed memory, which of the evicted memories the new compressed slots are (most-used only),
+        and sum and count of the compression loss (only with gradients).
         """
         n_s, n_m, n_cm, rate = self.sizes
         evicted, memory = torch.cat([memory, segment], dim=1).split([n_s, n_m], dim=1)
@@ -202,9 +187,8 @@ class Layer(nn.Module):
 class CompressiveTransformer(Core):
     """Maps inputs [B, T, model_size] and a state to features [B, T, model_size] and the next state.
 
-    Any way of cutting a sequence into calls gives the same features and state; acting is the call with T = 1. Gradients
-    flow through memory between the segments of one call. They stop at compression (unless the loss is BPTT), and at the
-    incoming state only if the caller detached it, as learners do.
+    Gradients flow through memory between the segments of one call. They stop at compression (unless the loss is BPTT),
+    and at the incoming state only if the caller detached it, as learners do.
     """
 
     encoding: Tensor
@@ -293,19 +277,11 @@ class CompressiveTransformer(Core):
         return resized
 
     def slot_ages(self, layer: int, offset: int = 0, state: CompressiveState | None = None) -> Tensor:
-        """Ages of the oldest and the newest step in each slot, in steps before the step at `offset`.
+        """Ages [S, 2] int64 of the oldest and the newest step in each slot, seen from the step at `offset`.
 
-        Slots are those of the attention weights, [compressed | memory | segment]; later steps of the segment have
-        negative ages. So slot s of a query at time t holds the steps t - oldest, ..., t - newest.
-
-        Args:
-            layer: which layer.
-            offset: the query's step in its segment.
-            state: with most-used compression, a state of that segment, which knows the step of each slot; without it a
-                slot's ages span all steps that it may hold.
-
-        Returns:
-            [S, 2] int64; [B, S, 2] with most-used compression and a state.
+        Slot s of a query at time t holds the steps t - oldest, ..., t - newest; later steps have negative ages. With
+        most-used compression the ages span all steps that a slot may hold, unless a state of the segment is given: then
+        they are those of the one step that it holds, [B, S, 2].
         """
         sizes, compression = self.layers[layer].sizes, self.layers[layer].compression
         recent = torch.arange(sizes.memory, -sizes.segment, -1, device=self.encoding.device)

@@ -1,8 +1,4 @@
-"""The contract of recurrent cores, and the checks that all of them share.
-
-A core maps a sequence and a state to features and the next state. `docs/core.md` lists the promises (one path for
-acting and learning, rows and episodes kept apart, causality); one test suite checks them for every core.
-"""
+"""The contract of recurrent cores, and the checks that all of them share. docs/core.md lists the promises."""
 
 from typing import NamedTuple
 
@@ -13,7 +9,7 @@ from agent.core.state import State, leaves
 
 
 class Mean(NamedTuple):
-    """An auxiliary loss as sums and counts, so that learners that share a batch can reduce it over all rows.
+    """An auxiliary loss as sums and counts, which learners that share a batch reduce over all rows.
 
     total: [N] sums over the rows of this call, one for each compressed segment, or a single one.
     count: [N] number of terms in each sum.

@@ -75,7 +75,7 @@ class Recurrent(Core):
         return self.state_type(*[zeros] * len(self.state_type._fields))
 
     def check(self, inputs: Tensor, reset: Tensor, state: Any) -> None:
-        """Checks the arguments of a call; raises ValueError, also if the state has other sizes."""
+        """Checks the arguments of a call and the sizes of the state; raises ValueError."""
         check_call(inputs, reset, state, self.config.model_size, self.state_type)
         expected = [self.config.model_size] * self.config.num_layers
         for sizes in ([layer.shape[1] for layer in part] for part in state):

@@ -1,4 +1,4 @@
-"""Operations on recurrent states that do not depend on the core.
+"""Operations on recurrent states of any core.
 
 A state is a nest of (named) tuples. Its leaves are tensors (in transport: numpy arrays), batch first; integers, which
 the whole batch shares; a `KVCache`, or None where there is none.
