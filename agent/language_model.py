@@ -78,7 +78,7 @@ class TokenTable(nn.Module):
 class AdaptiveSoftmax(nn.Module):
     """log p(token) = log p(its cluster) + log p(token | cluster), as in Grave et al. (2017).
 
-    The most frequent tokens share one softmax with one entry for each rarer cluster; without cut-offs it is the only one.
+    The most frequent tokens share one softmax with an entry for each rarer cluster; without cut-offs it is the only one.
     """
 
     def __init__(self, vocabulary: int, model_size: int, num_clusters: int) -> None:

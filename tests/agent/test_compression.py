@@ -1,4 +1,4 @@
-"""Who trains what: compression, its losses, and the gradients that flow through it or do not."""
+"""Which loss trains which parameters: compression, its losses, and the gradients that flow through it or do not."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from agent.core.compression import COMPRESSIONS
 from tests.agent.literal import Literal
-from tests.agent.tiny import GATES, NORMS, SIZE, assert_same, config_of, normal, resets
+from tests.agent.tiny import GATES, NORMS, SIZE, assert_same, config_of, normal, resets, sum_losses
 
 TRAINED = ("convolution", "dilated")  # the compression functions with parameters
 
@@ -23,7 +23,7 @@ def test_each_loss_trains_its_own_parameters_and_nothing_else(build, norm, gate,
 
     output = core(inputs, resets(2, 24, (0, 9)), core.initial_state(2))
     assert len(output.losses) == 2
-    total = sum(loss.value for loss in output.losses.values())
+    total = sum_losses(output)
     assert total > 0
     if mine:
         total.backward(retain_graph=True)
@@ -54,17 +54,6 @@ def test_what_is_compressed_matters_to_the_features(build) -> None:
     assert (changed[:, 8:] - features[:, 8:]).abs().amin(dim=(0, 2)).min() > 1e-6
 
 
-def test_gradients_flow_through_memory_and_stop_at_compression(build) -> None:
-    core = build(config_of(4, 4, 4, 2, num_layers=1))
-    inputs = normal(1, 12, SIZE).requires_grad_()
-    features = core(inputs, resets(1, 12), core.initial_state(1)).features
-    features[0, 11].square().sum().backward()
-    reached = inputs.grad.abs().sum(dim=2)[0]
-    assert not reached[:4].any()  # compressed when step 11 sees them
-    assert reached[4:8].all()  # memory
-    assert reached[8:].all()  # segment
-
-
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -93,12 +82,13 @@ def test_the_gradients_of_bptt_are_those_of_the_literal(build, norm, compression
         assert_same(actual, expected, 1e-9)
 
 
-def test_gradients_flow_through_compression_with_bptt(build) -> None:
-    core = build(config_of(4, 4, 4, 2, num_layers=1, compression_loss="bptt"))
-    inputs = normal(1, 12, SIZE).requires_grad_()
-    features = core(inputs, resets(1, 12), core.initial_state(1)).features
-    features[0, 11].square().sum().backward()
-    assert inputs.grad.abs().sum(dim=2)[0].all()
+@pytest.mark.parametrize("loss", ["attention", "bptt"])
+def test_gradients_flow_through_memory_and_only_bptt_through_compression(build, loss) -> None:
+    core, inputs = build(config_of(num_layers=1, compression_loss=loss)), normal(1, 12, SIZE).requires_grad_()
+    core(inputs, resets(1, 12), core.initial_state(1)).features[0, 11].square().sum().backward()
+    reached = inputs.grad.abs().sum(dim=2)[0] > 0
+    assert reached[4:].all(), "memory and segment"
+    assert reached[:4].all() if loss == "bptt" else not reached[:4].any()
 
 
 @pytest.mark.parametrize(

@@ -1,71 +1,116 @@
-"""What the configs of the transformers refuse, and dropout."""
+"""Configurations refuse values outside the types and limits of their fields; networks must fit into memory; dropout."""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from agent.core import GatedTransformerXLConfig, TransformerXLConfig
+from agent import memory_check
+from agent.core import GatedTransformerXLConfig, LSTMConfig, MemorylessConfig, TransformerXLConfig, make_core
+from agent.fields import Above0, Checked, Decay, Positive, Size
+from agent.memory_check import build_network
 from tests.agent.tiny import SIZE, config_of, normal, resets
+
+
+@dataclass(frozen=True)
+class Config(Checked):
+    steps: Positive = 1
+    sizes: Size | tuple[Size, ...] = (1, 2)
+    rate: Above0 | None = None
+    decay: Decay = 0.5
+    cost: float = 1.0
+    norm: Literal["pre", "post"] = "pre"
+    path: Annotated[Path | None, "of a run"] = None
+    names: tuple[str, ...] = ()
+    on: bool = False
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("steps", 0, "1 or more, got 0"),
+        ("steps", 2**64, "at most 9223372036854775807, got 18446744073709551616"),
+        ("steps", 1.5, "an integer, got 1.5"),
+        ("steps", True, "an integer, got True"),
+        ("sizes", 0, "1 or more, got 0"),
+        ("sizes", (1, 0), "1 or more, got (1, 0)"),
+        ("sizes", 2**25, "at most 16777216, got 33554432"),
+        ("sizes", "8", "an integer or a list, got '8'"),
+        ("rate", 0.0, "a positive number or None, got 0.0"),
+        ("rate", math.nan, "a positive number or None, got nan"),
+        ("rate", math.inf, "a finite number, a positive number or None, got inf"),
+        ("rate", 10**400, "a finite number, a positive number or None, got 1000"),
+        ("decay", 1.0, "a number in [0, 1), got 1.0"),
+        ("cost", -math.inf, "a finite number, got -inf"),
+        ("cost", None, "a number, got None"),
+        ("norm", ["pre"], "one of pre, post, got ['pre']"),
+        ("path", Path("a\0b"), "a path in UTF-8 without NUL or None, got"),
+        ("names", ("a", "\udcff"), "text in UTF-8 without NUL, got ('a', '\\udcff')"),
+        ("on", 1, "True or False, got 1"),
+    ],
+)
+def test_values_outside_types_and_limits_are_named(field: str, value: object, expected: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{field}: expected {expected}")):
+        Config(**{field: value})  # type: ignore[arg-type]
+
+
+def test_values_within_types_and_limits_are_kept() -> None:
+    config = Config(2**63 - 1, [3], 1, 0, -1e38, "post", Path("é"), ("a",), True)  # type: ignore[arg-type]
+    assert (config.sizes, config.rate, config.decay) == ([3], 1, 0)
+    assert Config().rate is None
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"c": 3}, "compression_rate: expected a divisor of segment_size = 4, got 3"),
+        ({"c": (2, 3)}, "compression_rate: expected a divisor of segment_size = 4, got 3"),
         ({"model_size": 5}, "model_size: expected a multiple of num_heads = 2, got 5"),
         ({"model_size": 5, "num_heads": 1}, "model_size: expected an even number .*, got 5"),
-        ({"num_layers": 0}, "num_layers: expected 1 or more, got 0"),
-        ({"mlp_size": 1.5}, "mlp_size: expected an integer, got 1.5"),
-        ({"n_s": True}, "segment_size: expected an integer, got True"),
-        ({"n_m": -1}, "memory_size: expected 0 or more, got -1"),
-        ({"n_cm": -2}, "compressed_size: expected 0 or more, got -2"),
-        ({"compression": "most"}, "compression: expected one of convolution, .*mean.*, got 'most'"),
-        ({"compression_loss": "l2"}, "compression_loss: expected one of attention, .*none, got 'l2'"),
-        ({"norm": "rms"}, "norm: expected one of pre, post, got 'rms'"),
-        ({"gate": "lstm"}, "gate: expected one of residual, gru, got 'lstm'"),
-        ({"compressed_position": "far"}, "compressed_position: expected one of slot, time, got 'far'"),
-        ({"attention": "flash"}, "attention: expected one of sdpa, flex, got 'flash'"),
         ({"attention": "flex", "compression": "most-used"}, "attention: expected sdpa with most-used .*, got 'flex'"),
-        ({"dropout": 1.0}, r"dropout: expected a number in \[0, 1\), got 1.0"),
         ({"n_m": (1, 2, 3)}, r"memory_size: expected one number or 2 \(num_layers\), got \(1, 2, 3\)"),
+        ({"num_layers": 0}, "num_layers: expected 1 or more, got 0"),
+        ({"n_m": -1}, "memory_size: expected 0 or more, got -1"),
         ({"n_cm": (4, -1)}, r"compressed_size: expected 0 or more, got \(4, -1\)"),
-        ({"c": (2, 0)}, r"compression_rate: expected 1 or more, got \(2, 0\)"),
-        ({"c": (2, 3)}, "compression_rate: expected a divisor of segment_size = 4, got 3"),
+        ({"compression": "most"}, "compression: expected one of convolution, .*mean.*, got 'most'"),
+        ({"dropout": 1.0}, r"dropout: expected a number in \[0, 1\), got 1.0"),
     ],
 )
-def test_config_errors_name_the_field(fields, message) -> None:
+def test_impossible_transformers_are_named(fields, message) -> None:
+    assert config_of(4, 4, 0, 3).compressed_size == 0, "a rate that is not used may be anything"
     with pytest.raises(ValueError, match=message):
         config_of(**fields)
 
 
-def test_a_rate_that_is_not_used_may_be_anything() -> None:
-    assert config_of(4, 4, 0, 3).compressed_size == 0
-
-
 @pytest.mark.parametrize("config", [TransformerXLConfig, GatedTransformerXLConfig])
 @pytest.mark.parametrize(
-    ("name", "value", "default"),
+    ("name", "value", "expected"),
     [
-        ("compression", "mean", "'convolution'"),
-        ("compression_loss", "bptt", "'attention'"),
-        ("compression_rate", 2, "4"),
-        ("compression_rate", (4, 2), "4"),
-        ("compressed_position", "time", "'slot'"),
+        ("compressed_size", 4, "0 for Transformer-XL"),
+        ("compression", "mean", "the default, 'convolution', for Transformer-XL"),
+        ("compression_loss", "bptt", "the default, 'attention', for Transformer-XL"),
+        ("compression_rate", (4, 2), "the default, 4, for Transformer-XL"),
+        ("compressed_position", "time", "the default, 'slot', for Transformer-XL"),
     ],
 )
-def test_transformer_xl_does_not_compress(config, name, value, default) -> None:
-    with pytest.raises(ValueError, match=f"{name}: expected the default, {default}, for Transformer-XL, .*, got "):
+def test_transformer_xl_does_not_compress(config, name, value, expected) -> None:
+    with pytest.raises(ValueError, match=f"{name}: expected {expected}.*, got "):
         config(num_layers=2, **{name: value})
-    assert config(num_layers=2, compression_rate=(4, 4)).compressed_size == 0
+    assert config(num_layers=2, compression_rate=(4, 4), compressed_size=(0, 0)).layer_sizes[1].compressed == 0
 
 
-def test_transformer_xl_has_no_compressed_memory() -> None:
-    with pytest.raises(ValueError, match="compressed_size: expected 0 for Transformer-XL, got 4"):
-        TransformerXLConfig(compressed_size=4)
-    assert TransformerXLConfig(2, 2, 1, compressed_size=(0, 0)).layer_sizes[1].compressed == 0
+@pytest.mark.parametrize("config", [LSTMConfig, MemorylessConfig])
+def test_sizes_of_baselines_are_checked(config) -> None:
+    with pytest.raises(ValueError, match="model_size: expected 1 or more, got 0"):
+        config(model_size=0)
 
 
-def test_dropout_acts_while_training_only(build) -> None:
+def test_dropout_is_active_while_training_only(build) -> None:
     core, inputs, reset = build(config_of(dropout=0.5)), normal(1, 6, SIZE), resets(1, 6)
 
     def features() -> Tensor:
@@ -74,3 +119,22 @@ def test_dropout_acts_while_training_only(build) -> None:
     assert torch.equal(features(), features())
     core.train()
     assert not torch.equal(features(), features())
+
+
+def test_a_network_larger_than_memory_is_never_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, made = LSTMConfig(2**10), []
+
+    def build():
+        core = make_core(config)
+        made.append(str(next(core.parameters()).device))
+        return core
+
+    weights = 4 * sum(parameter.numel() for parameter in make_core(config).parameters())
+    monkeypatch.setattr(memory_check, "machine_memory", lambda: 4 * weights)
+    with pytest.raises(ValueError, match=r"network: .* memory of 0.1 GB, got .* 0.1 GB for weights, .* 0.0 GB for"):
+        build_network(build, config)
+    monkeypatch.setattr(memory_check, "machine_memory", lambda: 4 * weights + 2**20)
+    build_network(build, config, rows=2)
+    monkeypatch.setattr(memory_check, "machine_memory", lambda: 10**12)
+    build_network(build, config)
+    assert made == ["meta", "meta", "cpu", "cpu"], "a network that is small for the machine is built once"

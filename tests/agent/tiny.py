@@ -1,4 +1,4 @@
-"""A tiny Compressive Transformer, inputs for it, and what its state means: shared by the tests of its parts."""
+"""A tiny Compressive Transformer, inputs for it and the validity of its slots, for the tests of its parts."""
 
 from typing import Any
 
@@ -32,6 +32,10 @@ def resets(rows: int, steps: int, *places: tuple[int, int]) -> Tensor:
 
 def assert_same(actual: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+
+def sum_losses(output: Any) -> Any:
+    return sum(loss.value for loss in output.losses.values())
 
 
 def validity(core: CompressiveTransformer, state: CompressiveState, layer: int = 0) -> tuple[Tensor, ...]:
