@@ -1,7 +1,4 @@
-"""The actor-critic network: encoders of observation, last action and last reward, a recurrent core, policy and value.
-
-`actors` samples actions, `learner` computes losses.
-"""
+"""The actor-critic: encoders of observation, last action and last reward, a recurrent core, policy and value heads."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -34,13 +31,11 @@ class AgentConfig(Checked):
 
 
 class AgentOutput(NamedTuple):
-    """The output for B rows and T steps.
+    """The output for B rows and T steps; `state`, `losses` and `attention` are those of `agent.core.CoreOutput`.
 
     policy_logits: [B, T, A].
     value: [B, T], in units of the (clipped, scaled) reward that the learner trains on.
-    state: the core's state after the last step.
-    losses: those of the core, see `agent.core.CoreOutput`, and "reconstruction" of images if the config asks for it.
-    attention: see `agent.core.CoreOutput`.
+    losses: also "reconstruction", if the config asks for it.
     """
 
     policy_logits: Tensor
@@ -53,14 +48,8 @@ class AgentOutput(NamedTuple):
 class Agent(nn.Module):
     """Maps observations, last actions and last rewards to policy and value; the caller keeps the state.
 
-    Args:
-        config: the network.
-        observation_shape: of an image or a vector.
-        num_actions: number of actions.
-        vocabulary: number of word ids of instructions; 0 if the environment has no instructions.
-
-    Raises:
-        ValueError: if the network does not fit the environment.
+    `observation_shape` is that of an image or a vector; `vocabulary` is the number of word ids of instructions, 0 if
+    the environment has none. Raises ValueError if the network does not fit the environment.
     """
 
     def __init__(
@@ -104,7 +93,7 @@ class Agent(nn.Module):
         state: State,
         return_attention: bool = False,
     ) -> AgentOutput:
-        """Consumes T steps of B rows.
+        """Consumes T steps of B rows; `state` is the core's state before them.
 
         Args:
             observation: [B, T, height, width, channels] uint8 or [B, T, features] float32; with instructions, an
@@ -112,7 +101,6 @@ class Agent(nn.Module):
             last_action: [B, T] int64, -1 for none.
             last_reward: [B, T], as returned by the environment; clipped to +-1 for the network (as in IMPALA).
             reset: [B, T] bool, true at episode starts.
-            state: the core's state before the first step.
             return_attention: also return attention weights (slower).
 
         Raises:

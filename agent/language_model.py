@@ -78,7 +78,7 @@ class TokenTable(nn.Module):
 class AdaptiveSoftmax(nn.Module):
     """log p(token) = log p(its cluster) + log p(token | cluster), as in Grave et al. (2017).
 
-    The most frequent tokens share one softmax with an entry for each rarer cluster; without cut-offs it is the only one.
+    The most frequent tokens share a softmax with an entry for each rarer cluster; without cut-offs it is the only one.
     """
 
     def __init__(self, vocabulary: int, model_size: int, num_clusters: int) -> None:
@@ -123,7 +123,7 @@ class SequenceModel(nn.Module):
     """Predicts the next tokens, given tokens and a state; sampling is the same call with T = 1.
 
     Args:
-        core: the recurrent core; its config has a `model_size`.
+        core: the recurrent core.
         vocabulary: number of tokens (V).
         cutoffs: first tokens of the clusters of rarer tokens, ascending; none for one full softmax.
         divisor: ratio of the vector sizes of consecutive clusters.
@@ -179,12 +179,11 @@ class SequenceModel(nn.Module):
         targets: Tensor | None = None,
         return_attention: bool = False,
     ) -> SequenceOutput:
-        """Consumes T tokens of B rows.
+        """Consumes T tokens of B rows; `state` is the core's state before them.
 
         Args:
             tokens: [B, T] int64.
             reset: [B, T] bool, true at the start of a document.
-            state: the core's state before the first token.
             targets: [B, T] int64, the next tokens, or `IGNORE`.
             return_attention: also return attention weights (slower).
 

@@ -25,7 +25,7 @@ def machine_memory() -> int:
 def build_network(build: Callable[[], Network], config: Any, rows: int = 1) -> Network:
     """Calls `build` unless weights, gradients, Adam's two moments and the state of `rows` rows exceed the memory.
 
-    A network that may be too large is first built on the meta device, which allocates nothing but takes a second or two.
+    A network that may be too large is first built on the meta device: it allocates nothing, but takes a second or two.
 
     Raises:
         ValueError: if the network needs more than the machine's memory.

@@ -79,7 +79,7 @@ _TIMED = {
 
 
 def validate(trajectory: Trajectory) -> tuple[int, int]:
-    """Checks ranks, sizes and dtypes and returns (B, T).
+    """Checks ranks, sizes and dtypes; returns (B, T).
 
     Raises:
         ValueError: names the field, the expected and the actual shape or dtype.

@@ -19,10 +19,9 @@ def sinusoids(distances: Tensor, size: int) -> Tensor:
 
 
 def relative_shift(scores: Tensor) -> Tensor:
-    """Aligns scores by distance with keys: out[..., t, s] = scores[..., t, s + T - 1 - t].
+    """Aligns scores [..., T, S] by distance, farthest first, with keys: out[..., t, s] = scores[..., t, s + T - 1 - t].
 
-    `scores` is [..., T, S] with the farthest distance first (Dai et al. 2019, appendix B). Entries that lie in a
-    query's future are undefined.
+    Entries in a query's future are undefined. Source: Dai et al. 2019, appendix B.
     """
     *batch, queries, slots = scores.shape
     if queries == 1:
@@ -32,10 +31,7 @@ def relative_shift(scores: Tensor) -> Tensor:
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head attention whose scores are (q + u)k + (q + v)r, with r the projected encoding of the distance.
-
-    Source: Dai et al. 2019 (Transformer-XL), section 3.3; used unchanged by the Compressive Transformer.
-    """
+    """Multi-head attention whose scores are (q + u)k + (q + v)r, with r the projected encoding of the distance."""
 
     def __init__(self, model_size: int, num_heads: int, use_flex: bool = False) -> None:
         super().__init__()
@@ -75,17 +71,14 @@ class RelativeAttention(nn.Module):
         far_index: Tensor | None = None,
         return_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attends from queries to slots.
+        """Attends from queries [B, T, D] to S slots: [B, T, D], and the weights [B, H, T, S] or None.
 
         Args:
-            queries: [B, T, D].
-            cache: keys and values of at least S slots in temporal order; slots S - T to S - 1 are the queries' own.
+            queries: the inputs of the last T of the S slots.
+            cache: keys and values of at least S slots in temporal order.
             bias: [B, 1, T, S], 0 where a query may attend to a slot, -infinity elsewhere; at least one 0 in each row.
             far_index: [T, N] int64, distances from each query to the first N slots, if the cache has `far`.
-            return_weights: also return the attention weights [B, H, T, S].
-
-        Returns:
-            [B, T, D] and the weights or None.
+            return_weights: whether the weights are needed.
         """
         slots = bias.shape[-1]
         keys, values = cache.keys[:, :, :slots], cache.values[:, :, :slots]

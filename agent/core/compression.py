@@ -1,7 +1,5 @@
 """Compression functions and the losses that train them (Rae et al. 2020, section 3.2 and Algorithm 2).
 
-To add a function, write a subclass of `Compression` and add it to `COMPRESSIONS`.
-
 Axes: B batch, D features. Sizes: n_s memories evicted together, c compression rate, n_cm compressed slots.
 """
 

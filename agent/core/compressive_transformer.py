@@ -1,6 +1,6 @@
 """The Compressive Transformer (Rae et al. 2020) as a recurrent core; without compressed memory it is Transformer-XL.
 
-docs/core.md explains the semantics with drawings. Attention is in `attention.py`, compression in `compression.py`.
+docs/core.md explains the semantics with drawings.
 
 Axes: B batch, T time, L layers, S slots, H heads, K features of a head, D features (model_size).
 Sizes: n_s segment_size, n_m memory_size, n_cm compressed_size, c compression_rate; all but n_s may differ by layer.
@@ -109,10 +109,7 @@ class Layer(nn.Module):
         self.register_buffer("far_index", index, persistent=False)
 
     def ages(self, offset: int) -> Tensor:
-        """Ages [S] of the slots [compressed | memory | first `offset` steps of the segment] at the step at `offset`.
-
-        A slot is valid for a row whose episode is at least as old.
-        """
+        """Ages [S] that a row's episode must have reached at `offset` for each slot before that step to be valid."""
         recent = torch.arange(self.sizes.memory + offset, 0, -1, device=self.compressed_ages.device)
         return torch.cat([self.compressed_ages + offset, recent])
 
@@ -259,11 +256,9 @@ class CompressiveTransformer(Core):
         Raises:
             ValueError: if a layer would gain or lose its compressed memory, and so its compression function.
         """
-        changes = {"memory_size": memory_size, "compressed_size": compressed_size}
-        config = dataclasses.replace(
-            self.config,
-            **{name: size for name, size in changes.items() if size is not None},  # type: ignore[arg-type]
-        )
+        memory_size = self.config.memory_size if memory_size is None else memory_size
+        compressed_size = self.config.compressed_size if compressed_size is None else compressed_size
+        config = dataclasses.replace(self.config, memory_size=memory_size, compressed_size=compressed_size)
         for old, new in zip(self.config.layer_sizes, config.layer_sizes):
             if (old.compressed > 0) != (new.compressed > 0):
                 expected = f"0 exactly where it was 0 before ({self.config.compressed_size})"
@@ -294,11 +289,11 @@ class CompressiveTransformer(Core):
 
     def attention_by_kind(self, attention: tuple[Tensor, ...]) -> Tensor:
         """Sums attention weights, one [B, H, T, S] for each layer, over each of `ATTENTION_KINDS`: [L, B, H, T, 3]."""
-        parts = [
-            weights.split([layer.sizes.compressed, layer.sizes.memory, layer.sizes.segment], dim=-1)
-            for layer, weights in zip(self.layers, attention)
-        ]
-        return torch.stack([torch.stack([kind.sum(dim=-1) for kind in layer], dim=-1) for layer in parts])
+        by_layer = []
+        for layer, weights in zip(self.layers, attention):
+            kinds = weights.split([layer.sizes.compressed, layer.sizes.memory, layer.sizes.segment], dim=-1)
+            by_layer.append(torch.stack([kind.sum(dim=-1) for kind in kinds], dim=-1))
+        return torch.stack(by_layer)
 
     def forward(
         self, inputs: Tensor, reset: Tensor, state: CompressiveState, return_attention: bool = False
@@ -326,9 +321,8 @@ class CompressiveTransformer(Core):
         return CoreOutput(mark_broken(self.final_norm(torch.cat(features, dim=1)), inputs), state, means, joined)
 
     def _check_sizes(self, state: CompressiveState) -> None:
-        expected = [(layer.sizes.segment, layer.sizes.memory, layer.sizes.compressed) for layer in self.layers]
-        slots = zip(state.segment, state.memory, state.compressed)
-        sizes = [tuple(part.shape[1] for part in layer) for layer in slots]
+        expected = [tuple(layer.sizes[:3]) for layer in self.layers]
+        sizes = [tuple(part.shape[1] for part in layer) for layer in zip(state.segment, state.memory, state.compressed)]
         if sizes != expected:
             raise ValueError(f"state: expected slots (segment, memory, compressed) by layer {expected}, got {sizes}")
 

@@ -53,12 +53,11 @@ class Core(nn.Module):
         Args:
             inputs: [B, T, D], D = model_size, in the dtype of the parameters (under autocast, float32).
             reset: [B, T] bool, true where an episode starts: the row's state is forgotten before that step.
-            state: of B rows, from `initial_state` or an earlier call. It is not changed, except for the part of a
-                cached state that lies after its last step.
+            state: of B rows, from `initial_state` or an earlier call; only undefined parts of a cached state change.
             return_attention: whether the output includes the attention weights.
 
         Raises:
-            ValueError: if shapes or dtypes are wrong, or the state belongs to another core or another batch size.
+            ValueError: see `check_call`.
         """
         raise NotImplementedError
 

@@ -60,7 +60,7 @@ class MemorylessState(NamedTuple):
 
 
 class Recurrent(Core):
-    """A core whose state has one [B, model_size] tensor for each layer and field, zeros at an episode start."""
+    """A core whose state has, for each field, one [B, model_size] tensor per layer: zeros at an episode start."""
 
     state_type: ClassVar[Any]
 

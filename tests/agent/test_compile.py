@@ -1,7 +1,7 @@
 """`torch.compile` of every core: one graph without breaks, the same numbers as eager, and a bounded number of graphs.
 
-The default backend here traces forward and backward, and runs the graphs without compiling them, which would take minutes
-on a CPU; the slow test compiles.
+The default backend here traces forward and backward, and runs the graphs without compiling them, which takes minutes on
+a CPU; the slow test compiles.
 """
 
 from typing import Any
