@@ -43,17 +43,6 @@ def test_each_loss_trains_its_own_parameters_and_nothing_else(build, norm, gate,
     assert inputs.grad.abs().sum() > 0
 
 
-def test_what_is_compressed_matters_to_the_features(build) -> None:
-    """Or the test above would say nothing."""
-    core, inputs = build(config_of()), normal(1, 24, SIZE)
-    features = core(inputs, resets(1, 24), core.initial_state(1)).features
-    for parameter in core.compression_parameters():
-        parameter.data += 0.1
-    changed = core(inputs, resets(1, 24), core.initial_state(1)).features
-    assert_same(changed[:, :8], features[:, :8])
-    assert (changed[:, 8:] - features[:, 8:]).abs().amin(dim=(0, 2)).min() > 1e-6
-
-
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -89,24 +78,6 @@ def test_gradients_flow_through_memory_and_only_bptt_through_compression(build, 
     reached = inputs.grad.abs().sum(dim=2)[0] > 0
     assert reached[4:].all(), "memory and segment"
     assert reached[:4].all() if loss == "bptt" else not reached[:4].any()
-
-
-@pytest.mark.parametrize(
-    ("loss", "compression", "share"),
-    [("autoencoding", "convolution", 0.8), ("autoencoding", "dilated", 0.8), ("attention", "convolution", 0.5)],
-)
-def test_the_compression_learns_to_reconstruct(build, loss, compression, share) -> None:
-    core = build(config_of(compression=compression, compression_loss=loss)).train()
-    optimizer = torch.optim.Adam(core.compression_parameters(), lr=1e-2)
-    inputs, history = normal(4, 16, SIZE), []
-    for _ in range(25):
-        losses = core(inputs, resets(4, 16), core.initial_state(4)).losses
-        loss = sum(loss.value for loss in losses.values())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        history.append(loss.item())
-    assert history[-1] < share * history[0]
 
 
 def test_losses_are_means_over_the_segments_of_a_call(build) -> None:

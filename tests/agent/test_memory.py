@@ -1,4 +1,4 @@
-"""What is remembered, what is compressed and what is forgotten; and where a slot came from."""
+"""Sizes of memory, episode starts within a segment, and the steps that a slot came from."""
 
 import dataclasses
 
@@ -7,50 +7,7 @@ import torch
 
 from agent.core.compression import COMPRESSIONS
 from tests.agent.literal import check_against_literal
-from tests.agent.tiny import NORMS, POSITIONS, SIZE, assert_same, config_of, normal, remembered, resets, validity
-
-# Memory, seen at layer 0, whose inputs are the core's.
-
-
-@pytest.mark.parametrize("n_m", [0, 1, 3, 4, 6, 9])
-@pytest.mark.parametrize("n_cm", [1, 3, 20])
-def test_the_oldest_slots_are_evicted_and_dropped(build, n_m, n_cm) -> None:
-    n_s, c, steps = 4, 2, 24
-    core = build(config_of(n_s, n_m, n_cm, c, compression="mean"))
-    inputs = normal(2, steps, SIZE)
-    stream = torch.cat([torch.zeros(2, n_m, SIZE).double(), inputs], dim=1)
-    evicted, memory = stream[:, :steps], stream[:, steps:]
-    state = remembered(core, inputs, resets(2, steps))
-    assert_same(state.memory[0], memory)
-    compressed = torch.cat([torch.zeros(2, n_cm, SIZE).double(), evicted.unflatten(1, (-1, c)).mean(dim=2)], dim=1)
-    assert_same(state.compressed[0], compressed[:, -n_cm:])
-    seen = torch.arange(steps) >= n_m
-    valid = torch.cat([torch.zeros(n_cm, dtype=torch.bool), seen.view(-1, c).any(dim=1)])
-    compressed_valid, memory_valid, _ = validity(core, state)
-    assert torch.equal(compressed_valid, valid[-n_cm:].expand(2, -1))
-    assert torch.equal(memory_valid, torch.ones(2, n_m, dtype=torch.bool))
-
-
-def test_members_of_a_group_that_precede_a_reset_are_zeroed(build) -> None:
-    core = build(config_of(4, 0, 4, 4, compression="mean"))
-    inputs = normal(2, 12, SIZE)
-    state = remembered(core, inputs, resets(2, 12, (0, 6)))
-    kept = inputs.clone()
-    kept[0, 4:6] = 0
-    groups = kept.unflatten(1, (3, 4)).mean(dim=2)
-    assert_same(state.compressed[0][:, 1:], groups)
-    assert validity(core, state)[0].tolist() == [[False, False, True, True], [False, True, True, True]]
-
-    # What is evicted after the reset is zeroed, although it was remembered long before.
-    core = build(config_of(4, 4, 4, 2, compression="mean"))
-    state = remembered(core, inputs, resets(2, 12, (0, 7)))
-    means = inputs.unflatten(1, (6, 2)).mean(dim=2)
-    means[0, :3] = 0
-    means[0, 3] = inputs[0, 7] / 2
-    assert_same(state.compressed[0], means[:, :4])
-    compressed_valid, memory_valid, _ = validity(core, state)
-    assert compressed_valid.tolist() == [[False, False, False, True], [True, True, True, True]]
-    assert memory_valid.all()
+from tests.agent.tiny import NORMS, POSITIONS, SIZE, assert_same, config_of, normal, resets, validity
 
 
 @pytest.mark.parametrize("norm", NORMS)
