@@ -104,7 +104,8 @@ class Layer(nn.Module):
             # Distances from each step of a segment to compressed slots, which count as c steps each.
             spans = sizes.memory + sizes.rate * torch.arange(sizes.compressed, 0, -1)
             index = (torch.arange(sizes.segment)[:, None] + spans).to(like.device)
-            far = sinusoids(torch.arange(sizes.segment + int(spans[0])), config.model_size).to(like)
+            farthest = sizes.segment + sizes.memory + sizes.rate * sizes.compressed
+            far = sinusoids(torch.arange(farthest), config.model_size).to(like)
         self.register_buffer("far_encoding", far, persistent=False)
         self.register_buffer("far_index", index, persistent=False)
 

@@ -27,6 +27,7 @@ from agent.core import (
     state_bytes,
     state_to,
 )
+from speech.wavenet import WaveNetConfig
 from tests.agent.cores import CASES, CONFIGS, CYCLE, FORGETFUL, SIZE, every_core, every_core_with_segments
 from tests.agent.tiny import assert_same, sum_losses
 
@@ -300,6 +301,9 @@ def test_every_parameter_still_learns_after_many_segments(build, config) -> None
 @every_core
 def test_shapes_alone_decide_the_operations(build, config) -> None:
     """On the meta device tensors have no values: reading one, or branching on it, is an error."""
+    if not isinstance(config, WaveNetConfig):
+        with torch.device("meta"):  # as `build_network` does for large networks
+            make_core(config)
     core = build(config).to("meta").train()
     state = core.initial_state(2)
     shapes = [leaf.shape for leaf in leaves(state)]
