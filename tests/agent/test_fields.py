@@ -54,7 +54,7 @@ class Config(Checked):
         ("on", 1, "True or False, got 1"),
     ],
 )
-def test_values_outside_types_and_limits_are_named(field: str, value: object, expected: str) -> None:
+def test_a_value_that_cannot_be_is_named(field: str, value: object, expected: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"{field}: expected {expected}")):
         Config(**{field: value})  # type: ignore[arg-type]
 
@@ -121,7 +121,7 @@ def test_dropout_is_active_while_training_only(build) -> None:
     assert not torch.equal(features(), features())
 
 
-def test_a_network_larger_than_memory_is_never_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_larger_than_memory_is_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
     config, made = LSTMConfig(2**10), []
 
     def build():
