@@ -135,7 +135,7 @@ def _attention(
         return (), (), np.zeros((0, 0, 3))
     slots = []
     for layer in range(len(weights)):
-        ages = core.slot_ages(layer, state.phase, state).cpu()
+        ages = core.slot_ages(layer, state.offset, state).cpu()
         ages = ages[0] if ages.ndim == 3 else ages
         absent = (ages[:, 1] > step) | (ages[:, 1] < 0)
         slots.append((step - ages).clamp(min=0).masked_fill(absent[:, None], -1).numpy())

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grads_with_norm_
 
 from agent.core.state import detach_state, leaves, state_to
 from agent.fields import Above0, AtLeast0, Checked, Decay, Fraction
-from agent.trajectory import Trajectory, acted, validate
+from agent.trajectory import Trajectory, loss_mask, validate
 from learner import losses
 from learner.communicator import DataParallel
 from learner.optimization import (
@@ -98,8 +98,7 @@ class Learner:
 
     Attributes:
         agent: the module that is trained, moved to the device. Its interface is `agent(observation, last_action,
-            last_reward, reset, state)` and `agent.compression_parameters()`; to share batches with other learners
-            also `agent.share_batch(total)`, see `agent.core.contract.Core`.
+            last_reward, reset, state)` and `agent.compression_parameters()`.
         version: updates made, which is the version of the weights.
         steps: agent steps learned from, of those that acted.
     """
@@ -128,8 +127,6 @@ class Learner:
         self.version = 0
         self.steps = 0
         self._parallel = parallel or DataParallel()
-        if self._parallel.size > 1:
-            agent.share_batch(self._parallel.sum)  # type: ignore[operator]
         self._main_parameters, self._compression_parameters = split_parameters(self.agent)
         self._optimizer = _make_optimizer(config, self._main_parameters, self._compression_parameters)
 
@@ -243,7 +240,7 @@ class Learner:
             expected, actual = list(trajectory.reward.shape), list(output.value.shape)
             raise ValueError(f"value of the agent: expected {expected}, got {actual}")
 
-        mask = acted(trajectory)
+        mask = loss_mask(trajectory)
         values, actions = output.value[:, :-1], trajectory.action
         steps = mask.sum()
         # What makes a mean over the steps that acted in the shard a part of the mean over those of the batch.
@@ -253,11 +250,12 @@ class Learner:
         policy = losses.policy_gradient_loss(logits, actions, returns.pg_advantages, mask, config.reduction)
         baseline = losses.baseline_loss(values, returns.vs, mask, config.reduction)
         entropy = losses.entropy_loss(logits, mask, config.reduction)
+        auxiliary = losses.reduce_losses(output.losses, self._parallel.sum)
         parts = {
             "loss/policy": weight * policy,
             "loss/baseline": weight * (config.baseline_cost * baseline),
             "loss/entropy": weight * (self.entropy_cost * entropy),
-            **{f"loss/{name}": value for name, value in output.losses.items()},
+            **{f"loss/{name}": value for name, value in auxiliary.items()},
         }
         parts["loss/total"] = torch.stack([value.float() for value in parts.values()]).sum()
         with torch.no_grad():

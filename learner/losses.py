@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from agent.core import Mean
 from learner.vtrace import action_log_probs
 
 Reduction = Literal["sum", "mean"]
@@ -30,6 +31,14 @@ REWARD_CLIPPING: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Maps rewards elementwise. `abs_one` and `soft_asymmetric` (5 tanh(r / 5), times 0.3 where r < 0, so that +10, -10 and
 +1 become 4.82, -1.45 and 0.99) are the two modes of IMPALA's published code, `scalable_agent`."""
+
+
+def reduce_losses(losses: dict[str, Mean], all_reduce: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """This learner's parts of the network's auxiliary losses, scalars that add up to the losses of the whole batch.
+
+    `all_reduce` sums a tensor over the learners, without gradient.
+    """
+    return {name: (mean.total / all_reduce(mean.count).clamp(min=1)).mean() for name, mean in losses.items()}
 
 
 def reduce(values: Tensor, acted: Tensor, reduction: Reduction) -> Tensor:

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 
-from agent.core import State, concatenate_states, detach_state, index_state, map_state, state_to, take_up_state
+from agent.core import State, concatenate_states, detach_state, index_state, map_state, restore_state, state_to
 from agent.fields import Above0, AtLeast0, Checked, Count, Decay, Positive, Several, Size
 from agent.language_model import IGNORE, SequenceModel
 from learner import checkpoints
 from learner.communicator import DataParallel
 from learner.learner import resolve_device
+from learner.losses import reduce_losses
 from learner.metrics import MetricsWriter
 from learner.optimization import copy_to_cpu, gradient_norm, load_optimizer, not_finite, split_parameters, sum_gradients
 from learner.streams import Batch, Source
@@ -137,8 +138,6 @@ class SequenceLearner:
         self.parallel = parallel or DataParallel()
         self.device = resolve_device(config.device)
         self.model = model.to(self.device)
-        if self.parallel.size > 1:
-            model.share_batch(self.parallel.sum)
         parts = self.parallel.size * config.microbatches
         if config.batch_size % parts:
             raise ValueError(
@@ -220,7 +219,8 @@ class SequenceLearner:
             with autocast(self.device, self.config.precision):
                 output = self._call(tokens, reset, part, targets)
             losses = {"loss/nll": output.nll.sum() / count.clamp(min=1) / steps}
-            losses |= {f"loss/{name}": loss / (parts * steps) for name, loss in output.losses.items()}
+            auxiliary = reduce_losses(output.losses, self.parallel.sum)
+            losses |= {f"loss/{name}": loss / (parts * steps) for name, loss in auxiliary.items()}
             torch.stack(list(losses.values())).sum().backward()
             for name, loss in losses.items():
                 sums[name] = sums[name] + loss.detach() if name in sums else loss.detach()
@@ -246,7 +246,7 @@ class SequenceLearner:
         Raises:
             RuntimeError, ValueError: if weights, optimizer, memory or source are those of something else.
         """
-        memory = take_up_state(state["memory"], map_state(Tensor.cpu, self.model.initial_state(self.config.batch_size)))
+        memory = restore_state(state["memory"], map_state(Tensor.cpu, self.model.initial_state(self.config.batch_size)))
         self.source.load_state_dict(state["source"])
         self.model.load_state_dict(state["weights"])
         load_optimizer(self._optimizer, state["optimizer"])

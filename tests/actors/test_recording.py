@@ -113,7 +113,7 @@ def test_acting_builds_no_graph(act) -> None:
     actor.agent.core.with_cache = lambda state: cached.append(with_cache(state)) or cached[-1]
     act(actor, 4)
     assert cached
-    assert not any(leaf.requires_grad for leaf in leaves(cached[0].cache.slots))
+    assert not any(leaf.requires_grad for leaf in leaves(cached[0].cache))
 
 
 def test_most_used_memories_trace_to_one_step_each() -> None:

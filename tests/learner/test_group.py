@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from agent import Agent, AgentConfig, Trajectory
 from agent.core import CompressiveTransformerConfig, LSTMConfig, detach_state, index_state, map_state
-from agent.trajectory import acted
+from agent.trajectory import loss_mask
 from learner import group as learner_group
 from learner.communicator import DataParallel, PeerLost
 from learner.group import LearnerGroup
@@ -122,7 +122,7 @@ def shard(batch: Trajectory, rank: int, size: int) -> Trajectory:
 def test_two_learners_of_half_a_batch_are_one_of_the_whole(core: str, optimizer: str, reduction: Any) -> None:
     config = dataclasses.replace(CPU, reduction=reduction, **OPTIMISERS[optimizer])
     batches = make_batches(core, 20)
-    counts = [[int(acted(shard(batch, rank, 2)).sum()) for rank in range(2)] for batch in batches]
+    counts = [[int(loss_mask(shard(batch, rank, 2)).sum()) for rank in range(2)] for batch in batches]
     assert all(first != second for first, second in counts)
 
     agents = [make_agent(core) for _ in range(3)]

@@ -68,7 +68,7 @@ def test_an_update_is_what_the_paper_says(tiny_agent, trajectory, reduction, cli
     policy = scale * sum(-log_pi[b, t, batch.action[b, t]] * advantages[b, t] for b, t in acting)
     baseline = scale * 0.7 * sum(0.5 * (vs[b, t] - output.value[b, t]) ** 2 for b, t in acting)
     entropy = -sum((log_pi[b, t].exp() * log_pi[b, t]).sum() for b, t in acting)
-    total = policy + baseline - scale * 0.01 * entropy + output.losses["compression/layer_0"]
+    total = policy + baseline - scale * 0.01 * entropy + output.losses["compression/layer_0"].value
     total.backward()
     compression = reference.compression_parameters()
     main = [parameter for name, parameter in reference.named_parameters() if not name.startswith("compression")]
@@ -86,7 +86,7 @@ def test_an_update_is_what_the_paper_says(tiny_agent, trajectory, reduction, cli
     assert metrics["loss/policy"] == pytest.approx(policy.item(), rel=1e-4)
     assert metrics["loss/baseline"] == pytest.approx(baseline.item(), rel=1e-5)
     assert metrics["loss/entropy"] == pytest.approx(-0.01 * scale * entropy.item(), rel=1e-5)
-    assert metrics["loss/compression/layer_0"] == pytest.approx(output.losses["compression/layer_0"].item())
+    assert metrics["loss/compression/layer_0"] == pytest.approx(output.losses["compression/layer_0"].value.item())
     assert metrics["policy/entropy"] == pytest.approx(entropy.item() / count, rel=1e-5)
     assert metrics["gradient/norm"] == pytest.approx(norms[0], rel=1e-4)
     assert metrics["gradient/compression_norm"] == pytest.approx(norms[1], rel=1e-4)

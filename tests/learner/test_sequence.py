@@ -112,7 +112,7 @@ class TestSchedule:
             tokens, targets, reset = learner.source.next(step)
             output = literal(tokens, reset, state, targets)
             state = output.state
-            ((output.nll.mean() + sum(output.losses.values())) / 3).backward(retain_graph=False)
+            ((output.nll.mean() + sum(loss.value for loss in output.losses.values())) / 3).backward(retain_graph=False)
             state = type(state)(*(part if isinstance(part, int) or part is None else _detached(part) for part in state))
         for group in (True, False):
             own = [parameter for parameter in literal.parameters() if (id(parameter) in compression) == group]

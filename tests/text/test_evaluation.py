@@ -167,7 +167,7 @@ class TestCompression:
             output = model(batch.tokens, batch.reset, state, batch.targets)
             state, seen = output.state, seen + 8
             if seen > 24:
-                expected.append([float(loss.detach()) for loss in output.losses.values()])
+                expected.append([float(loss.value.detach()) for loss in output.losses.values()])
         found = evaluation.compression_loss(model, one_pass(TOKENS, 1, 8))
         assert list(found) == ["compression/layer_0", "compression/layer_1"]
         assert list(found.values()) == pytest.approx(np.mean(expected, axis=0).tolist())
