@@ -22,7 +22,7 @@ points in time: the last is the bootstrap, and the first of the next trajectory 
 Episodes reset on the *next* step (gymnasium's `AutoresetMode.NEXT_STEP`): the step after an episode's last observation
 ignores its action and returns the first observation of the next episode. So where `reset[t + 1]` is true, step t is the
 last observation of an episode; its action took no effect, `reward[t + 1]` is 0, and it counts neither as a step nor in
-any loss (see `acted`). A truncated episode bootstraps from the value of that last observation.
+any loss (see `loss_mask`). A truncated episode bootstraps from the value of that last observation.
 """
 
 from typing import NamedTuple
@@ -65,7 +65,7 @@ class Trajectory(NamedTuple):
     version: Tensor
 
 
-def acted(trajectory: Trajectory) -> Tensor:
+def loss_mask(trajectory: Trajectory) -> Tensor:
     """Where the action of step t took effect: [B, T] bool, false at the last observation of an episode."""
     return ~trajectory.reset[:, 1:]
 

@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _refuse(message: str) -> NoReturn:
     """Ends the program with one line, whose middle is left out if it is too long to read."""
-    from learner.storage import redact  # not before: --help is to be quick
+    from learner.files import redact  # not before: --help is to be quick
 
     line = redact(" ".join(message.split()))
     print("compressive:", line if len(line) <= 2000 else f"{line[:1500]} ... {line[-400:]}", file=sys.stderr)

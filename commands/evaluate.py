@@ -31,8 +31,8 @@ from envs import (
 )
 from envs.guard import close
 from learner import checkpoints
+from learner.checkpoints import StorageError
 from learner.files import replacing, require_output
-from learner.storage import StorageError
 from reports.video import write_video
 from training import UserError
 from training.config import RunConfig, read_config

@@ -29,8 +29,9 @@ from commands.options import parse as parse_options
 from commands.visualize import show
 from envs import EnvironmentFailed, held_out, limit_calls, prepare, require_consent, tasks
 from learner import checkpoints
+from learner.checkpoints import StorageError
 from learner.communicator import LearnersLost
-from learner.storage import StorageError, is_url
+from learner.files import is_url
 from reports.tensorboard import log_recordings
 from training import UserError
 from training.config import RunConfig, differences, from_plain, read_config, to_plain

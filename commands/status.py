@@ -16,9 +16,9 @@ from rich.console import Console
 from agent.fields import Checked
 from commands.options import parse
 from learner import checkpoints
+from learner.checkpoints import StorageError
 from learner.files import open_regular
 from learner.metrics import last_metrics
-from learner.storage import StorageError
 from training import UserError
 from training.config import KINDS, RunConfig, read_config, read_kind
 from training.console import duration, quantity, say, table

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from agent.core.state import index_state, map_state
 from agent.trajectory import Trajectory, validate
-from learner.communicator import DataParallel, LearnersLost, PeerLost
+from learner.communicator import Communicator, LearnersLost, PeerLost
 from learner.learner import Learner, LearnerConfig
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class RemoteLearner:
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=self.timeout)
         except RuntimeError as error:
             raise PeerLost(str(error)) from error
-        self.learner = Learner(agent, config, total_steps, DataParallel(dist.group.WORLD))
+        self.learner = Learner(agent, config, total_steps, Communicator(dist.group.WORLD))
         self.learner.load_state_dict(state)
         self.metrics: dict[str, float] = {}
 

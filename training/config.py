@@ -18,9 +18,8 @@ from agent import AgentConfig
 from agent.core import CORES
 from agent.fields import AtLeast0, Checked, Count, Positive, Several
 from learner.checkpoints import shown
-from learner.files import read_json
+from learner.files import read_json, require_no_secret
 from learner.learner import LearnerConfig
-from learner.storage import require_no_secret
 
 KINDS = {
     "launch": ("compressive launch", "compressive evaluate, visualize, report, compare --from or launch --resume"),
@@ -30,7 +29,12 @@ KINDS = {
 """Kinds of runs: what makes one, and what else takes it. `config.json` names the kind, but for `launch`."""
 
 
-RENAMED = {"optimiser": "optimizer"}
+RENAMED = {
+    "optimiser": "optimizer",
+    "update_every": "accumulation_steps",
+    "late_step": "late_start",
+    "late_update_every": "late_accumulation_steps",
+}
 """Fields by their names in version 0.1; still read from files and command lines."""
 
 

@@ -33,10 +33,10 @@ from agent.memory_check import build_network
 from envs import limit_calls, make_vector, mean_normalised, tasks
 from envs.guard import close
 from learner import checkpoints
+from learner.checkpoints import Checkpoints
 from learner.diagnostics import attention_mass
 from learner.learner import Learner
 from learner.metrics import MetricsWriter
-from learner.storage import Remote
 from reports.tensorboard import LAYOUT
 from training import UserError
 from training.config import RunConfig, to_plain
@@ -262,7 +262,7 @@ class Trainer:
         self.saved_version: int | None = None
         self.folder: ClaimedFolder | None = None
         self.place: Path | str = config.checkpoint_url or run
-        self.remote = Remote(config.checkpoint_url) if config.checkpoint_url else None
+        self.remote = Checkpoints(config.checkpoint_url) if config.checkpoint_url else None
         self.claimed: str | None = None
 
     @property
@@ -290,7 +290,7 @@ class Trainer:
         """
         if self.remote is None:
             return
-        if new and self.remote.folders():
+        if new and self.remote.any_complete():
             raise ValueError(f"{self.place} already has checkpoints: expected a new URL, or --resume {self.place}")
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         self.claimed = f"{self.run.resolve()} on {socket.gethostname()} (process {os.getpid()}, {now})"

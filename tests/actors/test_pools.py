@@ -22,7 +22,7 @@ from actors.actor import Actor
 from actors.ray_pool import RayPool
 from agent import Agent, AgentConfig
 from agent.core import LSTMConfig, leaves
-from agent.trajectory import acted, validate
+from agent.trajectory import loss_mask, validate
 from envs import guard, make_vector
 from envs.diagnostic import Counting
 from envs.processes import batch
@@ -124,7 +124,7 @@ def test_trajectory_says_when_episodes_begin_and_end(make_pool: MakePool) -> Non
     steps = torch.cat([part.observation[:, :-1, 2] for part in parts], dim=1)
     episode = torch.cat([part.observation[:, :-1, 1] for part in parts], dim=1)
     discount = torch.cat([part.discount[:, :-1] for part in parts], dim=1)
-    effective = torch.cat([acted(part) for part in parts], dim=1)
+    effective = torch.cat([loss_mask(part) for part in parts], dim=1)
     reset = torch.cat([part.reset[:, :-1] for part in parts], dim=1)
     lengths = 5 + parts[0].observation[:, :1, 0] % 7
     assert len(lengths.unique()) > 1

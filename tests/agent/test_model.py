@@ -18,7 +18,7 @@ from agent.core import (
     leaves,
     state_to,
 )
-from agent.trajectory import acted, validate
+from agent.trajectory import loss_mask, validate
 from agent.vision import TORSOS, VectorTorso, Vision, make_torso
 
 IMAGE, ACTIONS = (12, 16, 3), 5
@@ -230,7 +230,7 @@ def test_a_good_trajectory_is_valid(core) -> None:
 
 def test_the_last_observation_of_an_episode_is_not_acted_on() -> None:
     trajectory = make_trajectory(1, 4)._replace(reset=torch.tensor([[True, False, True, False, False]]))
-    assert acted(trajectory).tolist() == [[True, False, True, True]]
+    assert loss_mask(trajectory).tolist() == [[True, False, True, True]]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import envs
 from actors import Actor
 from agent import Agent, AgentConfig
 from agent.core import GRUConfig
-from agent.trajectory import acted, validate
+from agent.trajectory import loss_mask, validate
 from envs.gym import PACKAGES
 from tests.envs.lab import Lab
 
@@ -210,6 +210,6 @@ def test_an_actor_unrolls_it(spec: str) -> None:
     if unroll.episodes:  # short ones only
         first = unroll.episodes[0]
         row = first.environment
-        assert acted(trajectory)[row, : first.steps].all()
+        assert loss_mask(trajectory)[row, : first.steps].all()
         assert first.score == pytest.approx(float(trajectory.reward[row, 1 : first.steps + 1].sum()), abs=1e-5)
     env.close()

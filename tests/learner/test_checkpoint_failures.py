@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from learner import checkpoints, storage
+from learner import checkpoints
 from tests.learner.runs import PARTS, names, save
 from tests.unreliable import Unreliable
 
@@ -31,7 +31,7 @@ def test_a_failed_write_leaves_those_before(tmp_path, monkeypatch):
 def unreliable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[float]]]:
     """The URL of a run on an unreliable store, and the pauses that were made before new tries, which take no time."""
     pauses: list[float] = []
-    monkeypatch.setattr(storage.time, "sleep", pauses.append)
+    monkeypatch.setattr(checkpoints.time, "sleep", pauses.append)
     Unreliable.fail(())
     yield f"unreliable://{tmp_path}/run", pauses
     Unreliable.fail(())
@@ -49,12 +49,12 @@ def test_a_store_that_fails_at_any_moment_leaves_a_checkpoint_that_loads(unrelia
         said = None
         try:
             checkpoints.save(run, step, PARTS, {"try": 2}, keep=1)
-        except storage.StorageError as error:
+        except checkpoints.StorageError as error:
             said = str(error)
         assert said in (None, f"{run} cannot be read or written: ConnectionResetError: the network is down")
         Unreliable.fail(())
-        for name in (remote := storage.Remote(run)).folders():  # nothing half written looks like a checkpoint
-            assert checkpoints._read(remote, name).state["try"] in (1, 2)
+        for name in (remote := checkpoints.Checkpoints(run)).names():  # nothing half written looks like a checkpoint
+            assert remote.read(name).state["try"] in (1, 2)
         assert checkpoints.load_latest(run).state["try"] in (1, 2)
         checkpoints.save(run, step, PARTS, {"try": 3}, keep=1)
         assert checkpoints.load_latest(run).state == {"try": 3}
@@ -79,7 +79,7 @@ def test_what_fails_is_tried_again(unreliable, late, caplog):
         if not pauses:
             break
     assert 5 < count < 99
-    assert f"{url}1: ConnectionResetError: the network is down; once more in 9 s" in caplog.text
+    assert f"{url}1: ConnectionResetError: the network is down; retrying in 9 s" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,9 @@ def test_what_cannot_be_read_for_now_is_not_taken_for_damage(unreliable, error, 
     for step in (10, 20):
         save(url, step)
     Unreliable.fail(range(2, 10**6), error=error)
-    with pytest.raises(storage.StorageError, match=f"{url} cannot be read or written: {type(error).__name__}: {error}"):
+    with pytest.raises(
+        checkpoints.StorageError, match=f"{url} cannot be read or written: {type(error).__name__}: {error}"
+    ):
         checkpoints.load_latest(url)
     assert pauses == tries
     Unreliable.fail(range(2, 5), error=ConnectionResetError())
@@ -103,7 +105,7 @@ import os, random, shutil, signal, sys, time, warnings
 from pathlib import Path
 import torch
 from fsspec.implementations.local import LocalFileSystem
-from learner import checkpoints, storage
+from learner import checkpoints
 
 torch.set_num_threads(1)
 base, scheme = Path(sys.argv[1]), sys.argv[2]  # runs are named by folder or, with file://, by URL
@@ -161,7 +163,7 @@ def dies_at(count, run, step):
     Path.rename = before(Path.rename)
     Path.mkdir = before(Path.mkdir)
     shutil.rmtree = before(shutil.rmtree, half_a_removal)
-    storage.write_and_flush = before(storage.write_and_flush, half_a_file)
+    checkpoints.write_and_flush = before(checkpoints.write_and_flush, half_a_file)
     LocalFileSystem.pipe_file = before(LocalFileSystem.pipe_file, half_a_file)
     LocalFileSystem.mkdir = before(LocalFileSystem.mkdir)
     LocalFileSystem.rm = before(LocalFileSystem.rm)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from fsspec.core import url_to_fs
 
-from learner import checkpoints, storage
+from learner import checkpoints, serialization
 from learner.learner import Learner, LearnerConfig
 from tests.learner.runs import PARTS, Place, listing, names, save
 
@@ -163,14 +163,14 @@ def test_what_another_program_removes_meanwhile_is_no_damage(place, monkeypatch)
     """As a run does that keeps one checkpoint, when `evaluate` has just seen the one before."""
     save(place, 100)
     save(place, 200)
-    read = checkpoints._read
+    read = checkpoints.Checkpoints.read
 
     def late(store, name):
         if name.startswith("000000000200"):
             store.remove(name)
         return read(store, name)
 
-    monkeypatch.setattr(checkpoints, "_read", late)
+    monkeypatch.setattr(checkpoints.Checkpoints, "read", late)
     loaded = checkpoints.load_latest(place)
     assert (loaded.step, loaded.skipped) == (100, [])
 
@@ -241,12 +241,12 @@ def test_impossible_arguments_write_nothing(place, arguments, error, message):
 
 @pytest.mark.parametrize("place", ["file", "memory"], indirect=True)
 def test_the_owner_of_a_url_is_who_claimed_it_last(place):
-    remote = storage.Remote(place)
+    remote = checkpoints.Checkpoints(place)
     assert remote.owner() is None
     for owner in ("first", "second"):
         remote.claim(owner)
         assert remote.owner() == owner
-    assert remote.folders() == []
+    assert not remote.any_complete()
 
 
 def test_nothing_that_is_loaded_can_run_code(tmp_path):
@@ -264,7 +264,7 @@ def test_nothing_that_is_loaded_can_run_code(tmp_path):
     del content["sha256"]
     digest = hashlib.sha256(data).hexdigest()
     content["files"] = {"weights.safetensors": {"size": len(data), "sha256": digest}}
-    (path / "state.json").write_text(json.dumps({**content, "sha256": checkpoints._digest_json(content)}))
+    (path / "state.json").write_text(json.dumps({**content, "sha256": serialization.digest(content)}))
     with pytest.warns(UserWarning, match="skipped"), pytest.raises(FileNotFoundError):
         checkpoints.load_latest(tmp_path)
     assert not marker.exists()
@@ -297,17 +297,17 @@ def test_flatten_keeps_kinds_keys_and_tensors():
         "params": [0, None, True, "a"],
         "e": {},
     }
-    tensors, plain = checkpoints.flatten(tree)
+    tensors, plain = serialization.flatten(tree)
     assert list(tensors) == ["state/0/m"]
-    back = checkpoints.unflatten(tensors, json.loads(json.dumps(plain)))
+    back = serialization.unflatten(tensors, json.loads(json.dumps(plain)))
     assert back.pop("state")[0].items() >= {"x/y": 1.5}.items()
     assert back == {"betas": (0.9, 0.999), "params": [0, None, True, "a"], "e": {}}
     with pytest.raises(TypeError, match="a/1: expected tensors, numbers, strings and nests of them, got set"):
-        checkpoints.flatten({"a": [1, {2}]})
+        serialization.flatten({"a": [1, {2}]})
     with pytest.raises(TypeError, match="expected keys of str or int, got float"):
-        checkpoints.flatten({"a": {0.5: 1}})
+        serialization.flatten({"a": {0.5: 1}})
     with pytest.raises(ValueError, match="a/b: expected one tensor of this path, got two"):
-        checkpoints.flatten({"a/b": torch.ones(1), "a": {"b": torch.ones(1)}})
+        serialization.flatten({"a/b": torch.ones(1), "a": {"b": torch.ones(1)}})
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])

@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 from agent import Agent, AgentConfig, Trajectory
 from agent.core import CompressiveTransformerConfig, LSTMConfig, detach_state, index_state, map_state
-from agent.trajectory import acted
+from agent.trajectory import loss_mask
 from learner import group as learner_group
-from learner.communicator import DataParallel, PeerLost
+from learner.communicator import Communicator, PeerLost
 from learner.group import LearnerGroup
 from learner.learner import Learner, LearnerConfig
 
@@ -91,14 +91,14 @@ def make_batches(core: str, count: int) -> list[Trajectory]:
     return [make_batch(agent, seed) for seed in range(count)]
 
 
-def together(work: Callable[[DataParallel, int], Any], size: int = 2, seconds: float = 20.0) -> list[Any]:
-    """What `work(parallel, rank)` returns or raises in each of `size` threads, which are one process group."""
+def together(work: Callable[[Communicator, int], Any], size: int = 2, seconds: float = 20.0) -> list[Any]:
+    """What `work(comm, rank)` returns or raises in each of `size` threads, which are one process group."""
     store, results = dist.HashStore(), [None] * size
 
     def run(rank: int) -> None:
         try:
             group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=seconds))
-            results[rank] = work(DataParallel(group), rank)
+            results[rank] = work(Communicator(group), rank)
         except Exception as error:
             results[rank] = error
 
@@ -122,14 +122,14 @@ def shard(batch: Trajectory, rank: int, size: int) -> Trajectory:
 def test_two_learners_of_half_a_batch_are_one_of_the_whole(core: str, optimizer: str, reduction: Any) -> None:
     config = dataclasses.replace(CPU, reduction=reduction, **OPTIMISERS[optimizer])
     batches = make_batches(core, 20)
-    counts = [[int(acted(shard(batch, rank, 2)).sum()) for rank in range(2)] for batch in batches]
+    counts = [[int(loss_mask(shard(batch, rank, 2)).sum()) for rank in range(2)] for batch in batches]
     assert all(first != second for first, second in counts)
 
     agents = [make_agent(core) for _ in range(3)]
     start = {name: tensor.clone() for name, tensor in agents[2].state_dict().items()}
 
-    def learn(parallel: DataParallel, rank: int) -> tuple[Learner, list[dict[str, float]]]:
-        learner = Learner(agents[rank], config, 2000, parallel)
+    def learn(comm: Communicator, rank: int) -> tuple[Learner, list[dict[str, float]]]:
+        learner = Learner(agents[rank], config, 2000, comm)
         return learner, [learner.update(shard(batch, rank, 2)) for batch in batches]
 
     (first, metrics), (second, other_metrics) = together(learn)
@@ -156,8 +156,8 @@ def test_a_shard_in_which_nothing_acts_or_is_compressed() -> None:
         batch.reset[row, 1:] = True
     agents = [make_agent("compressive") for _ in range(3)]
 
-    def learn(parallel: DataParallel, rank: int) -> Learner:
-        learner = Learner(agents[rank], CPU, 2000, parallel)
+    def learn(comm: Communicator, rank: int) -> Learner:
+        learner = Learner(agents[rank], CPU, 2000, comm)
         learner.update(shard(batch, rank, 2))
         return learner
 
@@ -175,8 +175,8 @@ def test_what_is_not_finite_in_one_shard_stops_all_learners_alike_and_changes_no
     bad.reward[-1, 3] = math.nan
     agents = [make_agent("compressive") for _ in range(2)]
 
-    def learn(parallel: DataParallel, rank: int) -> tuple[str, bool, int]:
-        learner = Learner(agents[rank], CPU, 2000, parallel)
+    def learn(comm: Communicator, rank: int) -> tuple[str, bool, int]:
+        learner = Learner(agents[rank], CPU, 2000, comm)
         before = learner.weights()
         with pytest.raises(FloatingPointError) as error:
             learner.update(shard(bad, rank, 2))
@@ -198,8 +198,8 @@ def test_a_lost_learner_leaves_the_others_as_they_were(reason: str) -> None:
     agents = [make_agent("lstm") for _ in range(2)]
     done = threading.Event()
 
-    def learn(parallel: DataParallel, rank: int) -> tuple[bool, int]:
-        learner = Learner(agents[rank], CPU, 2000, parallel)
+    def learn(comm: Communicator, rank: int) -> tuple[bool, int]:
+        learner = Learner(agents[rank], CPU, 2000, comm)
         if rank == 1:
             if reason == "late":
                 done.wait()
@@ -214,15 +214,15 @@ def test_a_lost_learner_leaves_the_others_as_they_were(reason: str) -> None:
 
 
 def test_three_learners_and_the_sums_themselves() -> None:
-    def add(parallel: DataParallel, rank: int) -> tuple[int, list[float], list[int]]:
+    def add(comm: Communicator, rank: int) -> tuple[int, list[float], list[int]]:
         part = torch.tensor([1.0, rank], requires_grad=True)
-        total, most = parallel.sum(part), parallel.max(torch.tensor([rank, -rank]))
+        total, most = comm.sum(part), comm.max(torch.tensor([rank, -rank]))
         assert not total.requires_grad
         assert part.tolist() == [1.0, rank], "what goes in is left as it is"
-        return parallel.size, total.tolist(), most.tolist()
+        return comm.size, total.tolist(), most.tolist()
 
     assert together(add, size=3) == [(3, [3.0, 3.0], [2, 0])] * 3
-    assert DataParallel().size == 1
+    assert Communicator().size == 1
 
 
 def make(core: str = "compressive") -> Learner:

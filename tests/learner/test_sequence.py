@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from agent.core import CompressiveTransformerConfig, LSTMConfig, make_core
 from agent.language_model import IGNORE, SequenceModel
-from learner.communicator import DataParallel
+from learner.communicator import Communicator
 from learner.metrics import read_metrics
 from learner.sequence_learner import SequenceLearner, SequenceLearnerConfig, evaluate, restore, score, set_apart, train
 from learner.streams import Batch, Streams, one_pass
@@ -29,7 +29,7 @@ CORE = CompressiveTransformerConfig(
     compression_rate=2,
 )
 CONFIG = SequenceLearnerConfig(
-    batch_size=4, sequence_length=8, steps=12, learning_rate=1e-2, warmup_steps=2, decay_steps=10, late_step=None
+    batch_size=4, sequence_length=8, steps=12, learning_rate=1e-2, warmup_steps=2, decay_steps=10, late_start=None
 )
 TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, 301).astype(np.uint8)
 STARTS = np.array([0, 40, 41, 150, 211])
@@ -95,7 +95,7 @@ class TestSchedule:
         assert config.learning_rate_at(10**6) == pytest.approx(1e-6)
 
     def test_updates_become_rarer(self) -> None:
-        learner = make_learner(late_step=3, late_update_every=4)
+        learner = make_learner(late_start=3, late_accumulation_steps=4)
         taken = []
         while learner.step < 12:
             taken.append(int(learner.update()["update/steps"]))
@@ -104,7 +104,7 @@ class TestSchedule:
 
     def test_an_update_of_several_steps_is_the_mean_of_their_gradients(self) -> None:
         """Plain formula: gradients of each step's loss at equal weights, memory carried on, averaged, clipped, Adam."""
-        learner, literal = make_learner(update_every=3), make_model()
+        learner, literal = make_learner(accumulation_steps=3), make_model()
         optimizer = torch.optim.Adam(literal.parameters(), lr=learner.config.learning_rate_at(2))
         compression = {id(parameter) for parameter in literal.compression_parameters()}
         state = literal.initial_state(4)
@@ -156,7 +156,7 @@ def test_stopping_anywhere_changes_nothing(core, length, tmp_path: Path) -> None
     """Weights, optimizer, memory, metrics; 6 tokens a step leave the core amid its segment; dropout draws at random."""
 
     def go(folder: Path, updates: int, resume: bool = False) -> SequenceLearner:
-        learner = make_learner(core, sequence_length=length, late_step=5, late_update_every=2)
+        learner = make_learner(core, sequence_length=length, late_start=5, late_accumulation_steps=2)
         if resume:
             restore(learner, folder)
         left = [updates]
@@ -193,10 +193,10 @@ def test_a_resumed_run_may_learn_in_another_way() -> None:
     first.update()
     resumed = make_learner(adam_beta1=0.5, adam_epsilon=1e-4)
     resumed.load_state_dict(first.state_dict())
-    groups = resumed._optimizer.param_groups
+    groups = resumed._optimization.optimizer.param_groups
     assert [(group["betas"][0], group["eps"]) for group in groups] == [(0.5, 1e-4)] * 2
-    measured = [state["exp_avg"] for state in first._optimizer.state.values()]
-    torch.testing.assert_close([state["exp_avg"] for state in resumed._optimizer.state.values()], measured)
+    measured = [state["exp_avg"] for state in first._optimization.optimizer.state.values()]
+    torch.testing.assert_close([state["exp_avg"] for state in resumed._optimization.optimizer.state.values()], measured)
 
 
 def test_other_weights_memory_or_tokens_are_refused(tmp_path: Path) -> None:
@@ -264,11 +264,11 @@ def _shared(rank: int, folder: str, failures: Any) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    config = dataclasses.replace(CONFIG, late_step=3, late_update_every=2, max_gradient_norm=0.5)
+    config = dataclasses.replace(CONFIG, late_start=3, late_accumulation_steps=2, max_gradient_norm=0.5)
     whole = Streams(TOKENS, 4, 8, STARTS)
     alone = SequenceLearner(make_model(dtype=torch.float64), whole, config)
     model, shard = make_model(dtype=torch.float64), Streams(TOKENS, 4, 8, STARTS, (rank, 2))
-    shared = SequenceLearner(model, shard, config, DataParallel(dist.group.WORLD))
+    shared = SequenceLearner(model, shard, config, Communicator(dist.group.WORLD))
     for _ in range(6):
         expected, actual = alone.update(), shared.update()
         assert actual == pytest.approx(expected, abs=1e-9)
@@ -292,7 +292,7 @@ def test_learners_that_share_a_batch_draw_masks_of_their_own(monkeypatch: pytest
     for rank in (0, 1, 2):
         learner = make_learner()  # each builds the same model, from the same seed
         expected = torch.get_rng_state()
-        monkeypatch.setattr(DataParallel, "rank", rank)
+        monkeypatch.setattr(Communicator, "rank", rank)
         set_apart(learner)
         assert torch.equal(torch.get_rng_state(), expected) == (rank == 0)
         drawn.append(tuple(torch.rand(4).tolist()))

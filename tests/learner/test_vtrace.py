@@ -18,7 +18,7 @@ HAND = {
     "rewards": torch.tensor([[1.0, 2.0, -1.0]], dtype=torch.float64),
     "values": torch.tensor([[1.0, 2.0, 4.0]], dtype=torch.float64),
     "bootstrap_value": torch.tensor([8.0], dtype=torch.float64),
-    "acted": torch.ones(1, 3, dtype=torch.bool),
+    "mask": torch.ones(1, 3, dtype=torch.bool),
 }
 
 
@@ -34,12 +34,12 @@ def random_inputs(rows: int, steps: int, seed: int, acting: float = 0.8) -> dict
         "rewards": normal(rows, steps),
         "values": normal(rows, steps),
         "bootstrap_value": normal(rows),
-        "acted": torch.rand(rows, steps, generator=generator) < acting,
+        "mask": torch.rand(rows, steps, generator=generator) < acting,
     }
 
 
 def literal(
-    log_rhos, discounts, rewards, values, bootstrap_value, acted, rho_bar=1.0, c_bar=1.0, pg_bar=1.0, lambda_=1.0
+    log_rhos, discounts, rewards, values, bootstrap_value, mask, rho_bar=1.0, c_bar=1.0, pg_bar=1.0, lambda_=1.0
 ):
     """Equation (1) as it is printed, for each row and step: O(T^2), no recursion.
 
@@ -55,7 +55,7 @@ def literal(
         value = [*values[b].tolist(), bootstrap_value[b].item()]
         rho = [math.exp(x) for x in log_rhos[b].tolist()]
         for s in range(steps):
-            end = next((t for t in range(s, steps) if not acted[b, t]), steps)
+            end = next((t for t in range(s, steps) if not mask[b, t]), steps)
             total = value[s]
             for t in range(s, end):
                 product = 1.0
@@ -66,7 +66,7 @@ def literal(
             vs[b, s] = total
         following = [*vs[b].tolist(), bootstrap_value[b].item()]
         for s in range(steps):
-            if acted[b, s]:
+            if mask[b, s]:
                 q = rewards[b, s].item() + discounts[b, s].item() * following[s + 1]
                 advantages[b, s] = min(pg_bar, rho[s]) * (q - value[s])
     return vs, advantages
@@ -129,7 +129,7 @@ RLAX = {
     "rewards": torch.tensor([[1.0, 0.0, -2.0, 0.5, 3.0]], dtype=torch.float64),
     "values": torch.tensor([[0.3, -0.8, 1.2, 0.5, -0.1]], dtype=torch.float64),
     "bootstrap_value": torch.tensor([0.7], dtype=torch.float64),
-    "acted": torch.ones(1, 5, dtype=torch.bool),
+    "mask": torch.ones(1, 5, dtype=torch.bool),
 }
 GOLDEN = [
     ((1.0, 1.0, 1.0), [0.03568, -1.512, -1.68, 3.767, 3.63], [-0.26432, -0.712, -2.88, 3.267, 3.73]),
@@ -155,7 +155,7 @@ def test_on_policy_gives_n_step_returns(acting):
     for b in range(4):
         following = inputs["bootstrap_value"][b]
         for t in reversed(range(12)):
-            if inputs["acted"][b, t]:
+            if inputs["mask"][b, t]:
                 following = inputs["rewards"][b, t] + inputs["discounts"][b, t] * following
             else:
                 following = inputs["values"][b, t]
@@ -213,7 +213,7 @@ def test_without_clipping_is_unbiased_whatever_the_values():
         "rewards": along(lambda path, t: reward[path[: t + 1]]),
         "values": along(lambda path, t: value[path[:t]]),
         "bootstrap_value": torch.stack([value[path] for path in paths]),
-        "acted": torch.ones(len(paths), steps, dtype=torch.bool),
+        "mask": torch.ones(len(paths), steps, dtype=torch.bool),
     }
     returns = vtrace(log_target - log_behaviour, **inputs, clip_rho_threshold=None, clip_c_threshold=None)
     gammas = 0.9 ** torch.arange(steps, dtype=torch.float64)
@@ -230,7 +230,7 @@ def episode_end(terminated: bool) -> VTraceReturns:
         rewards=torch.tensor([[1.0, 99.0, 2.0]]),
         values=torch.tensor([[1.0, 10.0, 3.0]]),
         bootstrap_value=torch.tensor([4.0]),
-        acted=torch.tensor([[True, False, True]]),
+        mask=torch.tensor([[True, False, True]]),
     )
 
 
@@ -259,7 +259,7 @@ def test_what_stands_at_steps_that_do_not_act_is_never_used(seed, steps, junk):
     inputs = random_inputs(3, steps, seed, acting=0.6)
     spoilt = dict(inputs)
     for name in ("log_rhos", "discounts", "rewards"):
-        spoilt[name] = torch.where(inputs["acted"], inputs[name], junk)
+        spoilt[name] = torch.where(inputs["mask"], inputs[name], junk)
     for clean, dirty in zip(vtrace(**inputs), vtrace(**spoilt)):
         assert torch.equal(clean, dirty)
 
@@ -270,7 +270,7 @@ def test_nothing_passes_an_end_of_an_episode_or_a_row(seed, steps, data):
     inputs = random_inputs(2, steps, seed, acting=1.0)
     cut = data.draw(st.integers(0, steps - 2))
     if data.draw(st.booleans()):
-        inputs["acted"][0, cut] = False
+        inputs["mask"][0, cut] = False
     else:
         inputs["discounts"][0, cut] = 0.0
     changed = {name: tensor.clone() for name, tensor in inputs.items()}
@@ -307,7 +307,7 @@ def test_action_log_probs_are_those_of_a_categorical_distribution():
         ("discounts", torch.zeros(1, 4), r"discounts: expected \[1, 3\] as log_rhos, got \[1, 4\]"),
         ("rewards", torch.zeros(2, 3), r"rewards: expected \[1, 3\] as log_rhos, got \[2, 3\]"),
         ("values", torch.zeros(1, 3, 1), r"values: expected \[1, 3\] as log_rhos, got \[1, 3, 1\]"),
-        ("acted", torch.ones(1, 3), r"acted: expected torch.bool, got torch.float32"),
+        ("mask", torch.ones(1, 3), r"mask: expected torch.bool, got torch.float32"),
         ("bootstrap_value", torch.zeros(1, 1), r"bootstrap_value: expected \[1\], got \[1, 1\]"),
         ("clip_rho_threshold", 0.0, r"clip_rho_threshold: expected a positive number or None, got 0.0"),
         ("clip_c_threshold", 1.5, r"clip_c_threshold: expected at most clip_rho_threshold = 1.0, got 1.5"),
