@@ -230,7 +230,7 @@ class Checkpoints:
         return bool(self._retry(self._fs.exists, f"{self._root}/{name}/{MANIFEST}"))
 
     def _read_file(self, name: str, file: str, size: int | None) -> bytes:
-        """The bytes of a file of an expected size, by default of at most `JSON_BYTES`.
+        """The bytes of a file, of `size` if that is given; a manifest has at most `JSON_BYTES`, others fit in memory.
 
         Raises:
             FileNotFoundError: if there is no such file.
@@ -418,10 +418,10 @@ def _describe(error: Exception) -> str:
 
 
 def _require_size(file: str, found: int, size: int | None) -> None:
-    """Raises a ValueError if a file has not its expected size, or is larger than the limit."""
+    """Raises a ValueError if a file does not have its expected size, or exceeds the limit of its kind."""
     if size is not None and found != size:
         raise ValueError(f"{file} has {found} bytes instead of {size}")
-    most = JSON_BYTES if size is None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    most = JSON_BYTES if file == MANIFEST else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if found > most:
         raise ValueError(f"{file} has {found} bytes, expected at most {most}")
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from learner import serialization
 from speech import audio, synthetic
 from tests.commands import cli
 from tests.commands.fuzz import fault, run_case

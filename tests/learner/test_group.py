@@ -279,7 +279,7 @@ def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(
         said = [record.getMessage() for record in caplog.records if record.name == "learner.group"]
         assert len(said) == 1
         assert "learner 0 died" in said[0]
-        assert said[0].endswith("all learners are started again at version 5")
+        assert said[0].endswith("all learners are restarted at version 5")
         assert "\n" not in said[0]
         # Nor is anything lost where the wait for room to start again is ended.
         with monkeypatch.context() as waiting:
@@ -301,7 +301,7 @@ def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(
         assert group.state_dict()["version"] == 6
         assert not group.members
         group.update(batches[4])
-        assert caplog.messages[-1].endswith("all learners are started again at version 6, optimizer 5")
+        assert caplog.messages[-1].endswith("all learners are restarted at version 6, optimizer 5")
         behind = {**alone.state_dict(), "optimizer": saved["optimizer"]}
         alone.load_state_dict(behind)
         alone.update(batches[4])
