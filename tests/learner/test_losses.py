@@ -1,4 +1,4 @@
-"""The losses against literal loops, their gradients against the paper's, and the clipping of rewards."""
+"""The losses against literal loops, their gradients against the paper, and the clipping of rewards."""
 
 import math
 
@@ -29,12 +29,6 @@ def batch():
     }
 
 
-def loop(batch, of_step):
-    """Sum over the steps that mask, and their number."""
-    steps = [(b, t) for b in range(ROWS) for t in range(STEPS) if batch["mask"][b, t]]
-    return sum(of_step(b, t) for b, t in steps), len(steps)
-
-
 def probabilities(batch, b, t):
     exponentials = [math.exp(x) for x in batch["logits"][b, t].tolist()]
     return [x / sum(exponentials) for x in exponentials]
@@ -58,13 +52,14 @@ def test_losses_equal_literal_loops(batch, reduction):
         baseline: losses.baseline_loss(batch["values"], batch["targets"], mask, reduction),
         negative_entropy: losses.entropy_loss(logits, mask, reduction),
     }
+    steps = [(b, t) for b in range(ROWS) for t in range(STEPS) if mask[b, t]]
+    assert 0 < len(steps) < ROWS * STEPS
     for of_step, loss in got.items():
-        total, count = loop(batch, of_step)
-        assert 0 < count < ROWS * STEPS
-        assert loss.item() == pytest.approx(total / (count if reduction == "mean" else 1), rel=1e-12)
+        total = sum(of_step(b, t) for b, t in steps)
+        assert loss.item() == pytest.approx(total / (len(steps) if reduction == "mean" else 1), rel=1e-12)
 
 
-def test_policy_gradient_is_the_papers(batch):
+def test_policy_gradient_is_that_of_the_paper(batch):
     """The gradient of -log pi(a) by the logits is softmax - one-hot; section 4.2 weights it by the advantage."""
     logits = batch["logits"].requires_grad_()
     advantages = batch["advantages"].requires_grad_()
@@ -82,13 +77,6 @@ def test_baseline_gradient_is_value_minus_target(batch):
     assert targets.grad is None
 
 
-def test_less_entropy_loss_is_more_random():
-    mask = torch.ones(1, 1, dtype=torch.bool)
-    uniform = losses.entropy_loss(torch.zeros(1, 1, 9), mask)
-    assert uniform.item() == pytest.approx(-math.log(9))
-    assert uniform < losses.entropy_loss(torch.tensor([[[5.0] + [0.0] * 8]]), mask)
-
-
 @settings(max_examples=8 * settings.default.max_examples)
 @given(rows=st.integers(1, 4), steps=st.integers(1, 6), seed=st.integers(0, 1000), acting=st.floats(0, 1))
 def test_mean_is_sum_over_count_and_zero_of_none(rows, steps, seed, acting):
@@ -100,10 +88,8 @@ def test_mean_is_sum_over_count_and_zero_of_none(rows, steps, seed, acting):
     torch.testing.assert_close(total, values[mask].sum())
 
 
-def test_reduce_names_what_is_wrong():
+def test_reduce_errors():
     values = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match=r"mask: expected torch.bool \[2, 3\], got torch.float32 \[2, 3\]"):
-        losses.reduce(values, torch.ones(2, 3), "sum")
     with pytest.raises(ValueError, match=r"mask: expected torch.bool \[2, 3\], got torch.bool \[3\]"):
         losses.reduce(values, torch.ones(3, dtype=torch.bool), "sum")
     with pytest.raises(ValueError, match="reduction: expected 'sum' or 'mean', got 'max'"):
@@ -117,4 +103,3 @@ def test_reward_clipping():
     assert clipped["abs_one"] == [1.0, -1.0, 1.0, 0.0, -0.5]
     expected = [5 * math.tanh(2), -1.5 * math.tanh(2), 5 * math.tanh(0.2), 0.0, -1.5 * math.tanh(0.1)]
     assert clipped["soft_asymmetric"] == pytest.approx(expected, rel=1e-6)
-    assert [round(x, 2) for x in clipped["soft_asymmetric"][:3]] == [4.82, -1.45, 0.99]
