@@ -1,4 +1,4 @@
-"""Whatever disk, network or process do at any moment of a write, a checkpoint is there that loads."""
+"""After failures of disk, network or process at any moment of a write, there is a checkpoint that loads."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tests.learner.runs import PARTS, names, save
 from tests.unreliable import Unreliable
 
 
-def test_a_failed_write_leaves_those_before(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_earlier_checkpoints(tmp_path, monkeypatch):
     save(tmp_path, 100, keep=1)
 
     def full(*_):
@@ -29,7 +29,7 @@ def test_a_failed_write_leaves_those_before(tmp_path, monkeypatch):
 
 @pytest.fixture
 def unreliable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[float]]]:
-    """The URL of a run on an unreliable store, and the pauses that were made before new tries, which take no time."""
+    """The URL of a run on an unreliable store, and the pauses before retries, which are skipped."""
     pauses: list[float] = []
     monkeypatch.setattr(checkpoints.time, "sleep", pauses.append)
     Unreliable.fail(())
@@ -40,7 +40,7 @@ def unreliable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tupl
 @pytest.mark.parametrize("step", [20, 10, 5], ids=["newer", "same", "earlier"])
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 def test_a_store_that_fails_at_any_moment_leaves_a_checkpoint_that_loads(unreliable, step, late):
-    """Whether an operation had its effect before the answer was lost or not."""
+    """late: the operation has its effect, and the answer is lost."""
     url = unreliable[0]
     for count in range(1, 100):
         run = f"{url}{count}"
@@ -65,8 +65,8 @@ def test_a_store_that_fails_at_any_moment_leaves_a_checkpoint_that_loads(unrelia
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
-def test_what_fails_is_tried_again(unreliable, late, caplog):
-    """Each operation of a save in turn fails three times; keeping one, removals included."""
+def test_failed_operations_are_retried(unreliable, late, caplog):
+    """Each operation of a save, removals included, fails three times."""
     url, pauses = unreliable
     for count in range(1, 100):
         run = f"{url}{count}"
@@ -86,7 +86,7 @@ def test_what_fails_is_tried_again(unreliable, late, caplog):
     ("error", "tries"), [(ConnectionResetError("the network is down"), [1, 3, 9]), (PermissionError("not yours"), [])]
 )
 def test_what_cannot_be_read_for_now_is_not_taken_for_damage(unreliable, error, tries):
-    """The newest checkpoint is not skipped; what is forbidden is not tried again either."""
+    """The newest checkpoint is not skipped; a PermissionError is not retried."""
     url, pauses = unreliable
     for step in (10, 20):
         save(url, step)
@@ -142,7 +142,7 @@ def die():
     time.sleep(60)
 
 def dies_at(count, run, step):
-    '''Saves, and is killed on reaching the given step that touches the disk; if there are fewer, ends with status 0.'''
+    '''Saves, and is killed at a given disk operation; ends with status 0 if there are fewer.'''
     left = [count]
     def before(function, half=None):
         def wrapped(*args, **kwargs):
@@ -216,11 +216,7 @@ print("reached", reached)
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_kill_9_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path, scheme):
-    """At every step that touches the disk in turn, then ten times at random in a loop of writes, keeping only one.
-
-    Nothing that was saved before is lost: what loads is the checkpoint being written or the last before, of the same
-    step or not, though there is an older one.
-    """
+    """At each operation of a write in turn, then ten times at random; the written checkpoint or the one before loads."""
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path), scheme],
         cwd=Path(checkpoints.__file__).parents[1],

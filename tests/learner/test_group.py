@@ -284,7 +284,7 @@ def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(
         assert_close(group.weights(), alone.weights())
         assert_close(resumed.weights(), alone.weights())
 
-        # If all die, the optimizer is that of `saved`, one update old; nothing else is lost. `state_dict` restarts none.
+        # If all die, only the optimizer's last update is lost (it is that of `saved`). `state_dict` restarts none.
         kill(group, 0, 1)
         assert group.state_dict()["version"] == 6
         assert not group.members
