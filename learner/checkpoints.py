@@ -23,24 +23,12 @@ from typing import Any, NamedTuple
 from fsspec.core import url_to_fs
 from torch import Tensor
 
-from learner import files as _files
-from learner import serialization as _serialization
-from learner.files import (
-    JSON_BYTES,
-    flush,
-    is_url,
-    open_regular,
-    redact,
-    require_no_secret,
-    require_schema,
-    shorten_text,
-    write_and_flush,
-)
-from learner.serialization import MANIFEST, deserialize, flatten, serialize, unflatten
+from learner import files, serialization
+from learner.files import abbreviate, format_json, is_url, redact, require_no_secret, require_schema, write_json
+from learner.serialization import MANIFEST, check_rng, flatten, restore_rng, rng_state, unflatten
 
-# Names that other modules take from here.
-format_json, write_json, require, shown = _files.format_json, _files.write_json, require_schema, _files.abbreviate
-check_rng, restore_rng, rng_state = _serialization.check_rng, _serialization.restore_rng, _serialization.rng_state
+require, shown = require_schema, abbreviate  # former names
+__all__ = ["check_rng", "format_json", "restore_rng", "rng_state", "write_json"]  # other modules import them from here
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +51,8 @@ class Checkpoint(NamedTuple):
     """A checkpoint that was read and verified.
 
     step: agent steps, or batches of a sequence model. parts: tensors by part and name, on the CPU. state: the `state`
-    that `save` was given. time: when it was written, in seconds since 1970 (NaN if unknown). path: its folder, or the
-    URL of that. skipped: one line for each of the first `REASONS` newer checkpoints that could not be read, with the
-    reason, and one line with the number of the others.
+    that `save` was given. time: of writing, in seconds since 1970 (NaN if unknown). path: folder or URL. skipped: one
+    line for each of the first `REASONS` newer checkpoints that are unreadable, and one with the number of the others.
     """
 
     step: int
@@ -109,11 +96,10 @@ class Checkpoints:
         self._root = f"{root}/checkpoints"
 
     def save(self, step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, Any], keep: int = 3) -> Path | str:
-        """Writes a checkpoint atomically. Earlier checkpoints are removed after that only.
+        """Writes a checkpoint atomically, replaces one of the same step, and then removes old ones.
 
-        A checkpoint of the same step is replaced. Later ones exist if the run was resumed from an earlier checkpoint,
-        because `load_latest` could not read them. They are renamed to `<step>.superseded` and removed when the run has
-        reached their step. Leftovers of interrupted writes are removed.
+        If the run was resumed from an earlier checkpoint because later ones were damaged, these are renamed to
+        `<step>.superseded`, and removed when the run has reached their step.
 
         Args:
             step: agent steps so far, or batches of a sequence model.
@@ -122,26 +108,23 @@ class Checkpoints:
             keep: how many of the newest checkpoints to keep, this one included.
 
         Returns:
-            the checkpoint's folder, or the URL of that.
+            the checkpoint's folder or URL.
 
         Raises:
-            ValueError: if an argument is impossible, or a number in `state` is not finite; nothing was written.
-            TypeError: if JSON cannot hold `state`; nothing was written.
-            OSError: if the disk is full or not writable; earlier checkpoints are intact.
-            StorageError: if the URL is not writable; earlier checkpoints are intact.
+            ValueError, TypeError: if an argument is impossible, or JSON cannot hold `state`; nothing was written.
+            OSError, StorageError: if it cannot be written, because the disk is full, say; the others are intact.
         """
         if keep < 1:
             raise ValueError(f"keep: expected at least 1, got {keep}")
-        files = serialize(step, parts, state)
+        content = serialization.serialize(step, parts, state)
         self._tidy()
-        name = self._write(f"{step:012d}", files)
+        name = self._write(f"{step:012d}", content)
         others = [entry for entry in self._entries() if entry.name != name]
         later = [entry for entry in others if entry.current and entry.step > step]
         earlier = [entry for entry in others if entry.current and entry.step < step]
         if later:
-            more = f" and {len(later) - 1} more" if len(later) > 1 else ""
-            where = f"{self.locate(later[0].name)}{more}"
-            logger.warning("renaming %s to .superseded: the run was resumed from an earlier checkpoint", where)
+            first, more = self.locate(later[-1].name), f" and {len(later) - 1} later ones" if len(later) > 1 else ""
+            logger.warning("%s%s: renamed to .superseded, because the run was resumed from an earlier one", first, more)
         for entry in others:
             if entry in later:
                 self._rename(entry.name, f"{entry.name}.superseded")
@@ -150,10 +133,7 @@ class Checkpoints:
         return self.locate(name)
 
     def load_latest(self) -> Checkpoint:
-        """Reads the newest complete checkpoint.
-
-        A checkpoint that is truncated, altered or incomplete is skipped, with a warning that gives the reason. Nothing
-        is changed on the disk or behind the URL.
+        """Reads the newest checkpoint. Damaged ones are skipped, with warnings that give the reasons.
 
         Raises:
             FileNotFoundError: if the folder is not a run, or has no readable checkpoint; says which.
@@ -167,7 +147,7 @@ class Checkpoints:
                 except (OSError, ValueError, MemoryError, RecursionError) as error:
                     if not self._exists(name):
                         break  # another process, which trains this run, removed it and has written newer ones
-                    reasons[name] = shorten_text(f"{name}: {str(error) or type(error).__name__}", 200)
+                    reasons[name] = files.shorten_text(f"{name}: {str(error) or type(error).__name__}", 200)
         if reasons:
             raise FileNotFoundError(
                 f"{self.run} has no checkpoint that can be read: {'; '.join(self._report(reasons))}"
@@ -193,12 +173,8 @@ class Checkpoints:
         return sorted((_Entry(not match[2], int(match[1]), match[0]) for match in found), reverse=True)
 
     def read(self, name: str) -> Checkpoint:
-        """Reads and verifies one checkpoint, which may be damaged or forged.
-
-        Raises:
-            ValueError, OSError, MemoryError, RecursionError: says what is wrong with it.
-        """
-        step, parts, state, written = deserialize(lambda file, size: self._read_file(name, file, size))
+        """Reads and verifies one checkpoint; raises ValueError, OSError, MemoryError, RecursionError if it is damaged."""
+        step, parts, state, written = serialization.deserialize(lambda file, size: self._read_file(name, file, size))
         return Checkpoint(step, parts, state, written, self.locate(name), [])
 
     def locate(self, name: str) -> Path | str:
@@ -207,10 +183,10 @@ class Checkpoints:
 
     def names(self) -> list[str]:
         """Names of the folders of complete checkpoints."""
-        return [name for name, files in self._listing().items() if MANIFEST in files]
+        return [name for name, content in self._listing().items() if MANIFEST in content]
 
     def remove(self, name: str) -> None:
-        """Removes a folder; if it is interrupted, no complete checkpoint remains."""
+        """Removes a checkpoint; an interruption leaves none that looks complete."""
         for path, recursive in ((f"{self._root}/{name}/{MANIFEST}", False), (f"{self._root}/{name}", True)):
             with suppress(FileNotFoundError):  # an attempt that seemed to fail may have succeeded
                 self._retry(self._fs.rm, path, recursive)
@@ -230,12 +206,7 @@ class Checkpoints:
         return bool(self._retry(self._fs.exists, f"{self._root}/{name}/{MANIFEST}"))
 
     def _read_file(self, name: str, file: str, size: int | None) -> bytes:
-        """The bytes of a file, of `size` if that is given; a manifest has at most `JSON_BYTES`, others fit in memory.
-
-        Raises:
-            FileNotFoundError: if there is no such file.
-            ValueError, OSError: if it has another size or is not a regular file; nothing was read.
-        """
+        """The bytes of a regular file of that size; raises a ValueError or OSError before it reads any other."""
         path = f"{self._root}/{name}/{file}"
         info = self._retry(self._fs.info, path)
         if info["type"] != "file" or info.get("islink"):  # behind file:// there may be links and devices
@@ -244,10 +215,10 @@ class Checkpoints:
         _require_size(file, info["size"], size)
         return self._retry(self._fs.cat_file, path)
 
-    def _write(self, name: str, files: Iterable[tuple[str, bytes]]) -> str:
+    def _write(self, name: str, content: Iterable[tuple[str, bytes]]) -> str:
         """Writes a folder, the manifest last, and returns its final name."""
         name = f"{name}-{secrets.token_hex(3)}"
-        for file, data in files:
+        for file, data in content:
             self._put(f"{self._root}/{name}/{file}", data)
         return name
 
@@ -258,8 +229,8 @@ class Checkpoints:
 
     def _tidy(self) -> None:
         """Removes what interrupted writes and removals left."""
-        for name, files in self._listing().items():
-            if name[:12].isdigit() and MANIFEST not in files:
+        for name, content in self._listing().items():
+            if name[:12].isdigit() and MANIFEST not in content:
                 self.remove(name)
 
     def _listing(self) -> dict[str, list[str]]:
@@ -324,9 +295,9 @@ class _DiskCheckpoints(Checkpoints):
 
     def remove(self, name: str) -> None:
         removed = self.folder / f"{name}.removed{_TEMPORARY}"
-        _remove(removed)
+        files.remove(removed)
         (self.folder / name).rename(removed)
-        _remove(removed)
+        files.remove(removed)
 
     def owner(self) -> None:
         return None
@@ -340,33 +311,30 @@ class _DiskCheckpoints(Checkpoints):
     def _read_file(self, name: str, file: str, size: int | None) -> bytes:
         folder = os.open(self.folder / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            opened = open_regular(Path(file), folder=folder)
+            opened = files.open_regular(Path(file), folder=folder)
         finally:
             os.close(folder)
         with os.fdopen(opened, "rb") as content:
-            found = os.fstat(opened).st_size
-            _require_size(file, found, size)
+            _require_size(file, found := os.fstat(opened).st_size, size)
             return content.read(found)
 
-    def _write(self, name: str, files: Iterable[tuple[str, bytes]]) -> str:
-        temporary, final = self.folder / f"{name}{_TEMPORARY}", self.folder / name
+    def _write(self, name: str, content: Iterable[tuple[str, bytes]]) -> str:
+        temporary = self.folder / f"{name}{_TEMPORARY}"
         temporary.mkdir()
         try:
-            for file, data in files:
-                write_and_flush(temporary / file, data)
-            flush(temporary)
+            for file, data in content:
+                files.write_and_flush(temporary / file, data)
+            files.flush(temporary)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        if os.path.lexists(final):  # a folder cannot replace another atomically: there are both for a moment
-            second = f"{name}-1"
-            self._rename(temporary.name, second)
-            flush(self.folder)
-            self.remove(name)
-            self._rename(second, name)
-        else:
-            temporary.rename(final)
-        flush(self.folder)
+        # A folder cannot replace another atomically. With one of the same step, there are both for a moment.
+        first = f"{name}-1" if os.path.lexists(self.folder / name) else name
+        self._rename(temporary.name, first)
+        files.flush(self.folder)
+        if first != name:
+            self._rename(first, name)
+            files.flush(self.folder)
         return name
 
     def _rename(self, name: str, new: str) -> None:
@@ -378,7 +346,7 @@ class _DiskCheckpoints(Checkpoints):
         self.folder.mkdir(exist_ok=True)  # not the run's folder: if that was moved away, it would exist twice
         for path in self.folder.iterdir():
             if path.name.endswith(_TEMPORARY):
-                _remove(path)
+                files.remove(path)
 
 
 def save(
@@ -421,14 +389,6 @@ def _require_size(file: str, found: int, size: int | None) -> None:
     """Raises a ValueError if a file does not have its expected size, or exceeds the limit of its kind."""
     if size is not None and found != size:
         raise ValueError(f"{file} has {found} bytes instead of {size}")
-    most = JSON_BYTES if file == MANIFEST else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    most = files.JSON_BYTES if file == MANIFEST else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if found > most:
         raise ValueError(f"{file} has {found} bytes, expected at most {most}")
-
-
-def _remove(path: Path) -> None:
-    """Removes a file, a folder or a link (not its target)."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

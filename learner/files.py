@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,6 +111,14 @@ def write_and_flush(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a folder or a link (not its target), if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> Any:

@@ -28,11 +28,7 @@ _PART = r"[A-Za-z0-9_-]{1,200}"
 
 
 def serialize(step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """Names and bytes of a checkpoint's files, one at a time; the manifest is last.
-
-    Raises:
-        ValueError, TypeError: if an argument is impossible; see `Checkpoints.save`. Raised by the call, not later.
-    """
+    """Checks the arguments of `Checkpoints.save`; returns names and bytes of the files, the manifest last."""
     if step < 0:
         raise ValueError(f"step: expected at least 0, got {step}")
     for part in parts:
@@ -57,10 +53,8 @@ def serialize(step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, A
 def deserialize(read: Callable[[str, int | None], bytes]) -> tuple[int, dict[str, Any], dict[str, Any], float]:
     """Step, parts, state and time of the checkpoint whose files `read(name, size)` returns.
 
-    Every value is verified before its use, because the files may be damaged or forged.
-
     Raises:
-        ValueError: if a file is missing, altered or not what `serialize` writes; and what `read` raises.
+        ValueError: if a file is missing, damaged or forged; every value is verified before its use.
     """
 
     def read_file(file: str, size: int | None = None) -> bytes:

@@ -105,7 +105,7 @@ import os, random, shutil, signal, sys, time, warnings
 from pathlib import Path
 import torch
 from fsspec.implementations.local import LocalFileSystem
-from learner import checkpoints
+from learner import checkpoints, files
 
 torch.set_num_threads(1)
 base, scheme = Path(sys.argv[1]), sys.argv[2]  # runs are named by folder or, with file://, by URL
@@ -119,8 +119,8 @@ def save(run, step, content, keep=1):
 
 def load(run):
     for folder in (run / "checkpoints").iterdir():  # nothing half written or half removed looks like a checkpoint
-        files = [path.name for path in folder.iterdir()]
-        assert folder.suffix == ".tmp" or len(files) == 3 or scheme and "state.json" not in files, folder
+        names = [path.name for path in folder.iterdir()]
+        assert folder.suffix == ".tmp" or len(names) == 3 or scheme and "state.json" not in names, folder
     loaded = checkpoints.load_latest(scheme + str(run) if scheme else run)
     content = loaded.state["content"]
     for part in loaded.parts.values():
@@ -163,7 +163,7 @@ def dies_at(count, run, step):
     Path.rename = before(Path.rename)
     Path.mkdir = before(Path.mkdir)
     shutil.rmtree = before(shutil.rmtree, half_a_removal)
-    checkpoints.write_and_flush = before(checkpoints.write_and_flush, half_a_file)
+    files.write_and_flush = before(files.write_and_flush, half_a_file)
     LocalFileSystem.pipe_file = before(LocalFileSystem.pipe_file, half_a_file)
     LocalFileSystem.mkdir = before(LocalFileSystem.mkdir)
     LocalFileSystem.rm = before(LocalFileSystem.rm)
@@ -216,7 +216,7 @@ print("reached", reached)
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_kill_9_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path, scheme):
-    """At each operation of a write in turn, then ten times at random; the written checkpoint or the one before loads."""
+    """At each operation of a write in turn, then ten times at random; that checkpoint or the one before loads."""
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path), scheme],
         cwd=Path(checkpoints.__file__).parents[1],

@@ -283,8 +283,8 @@ def test_learners_draw_different_dropout_masks(monkeypatch: pytest.MonkeyPatch) 
     [
         ({"batch_size": 0}, "batch_size: expected 1 or more, got 0"),
         ({"learning_rate": 0.0}, "learning_rate: expected a positive number, got 0.0"),
-        ({"max_gradient_norm": math.nan}, "max_gradient_norm: expected a positive number or None, got nan"),
-        ({"adam_epsilon": math.inf}, "adam_epsilon: expected a positive number, got inf"),
+        ({"max_gradient_norm": math.nan}, "max_gradient_norm: expected .*, got nan"),
+        ({"adam_epsilon": math.inf}, "adam_epsilon: expected a finite number, .*, got inf"),
         ({"least_learning_rate": 1.0}, "least_learning_rate: expected 0 to learning_rate, got 1.0"),
         ({"precision": "float16"}, "precision: expected one of float32, bfloat16, got 'float16'"),
         ({"microbatches": 3}, "microbatches: expected a divisor of 4 rows, got 3"),
