@@ -173,7 +173,7 @@ class Checkpoints:
         return sorted((_Entry(not match[2], int(match[1]), match[0]) for match in found), reverse=True)
 
     def read(self, name: str) -> Checkpoint:
-        """Reads and verifies one checkpoint; raises ValueError, OSError, MemoryError, RecursionError if it is damaged."""
+        """Reads and verifies one checkpoint; a damaged one is a ValueError, OSError, MemoryError or RecursionError."""
         step, parts, state, written = serialization.deserialize(lambda file, size: self._read_file(name, file, size))
         return Checkpoint(step, parts, state, written, self.locate(name), [])
 
