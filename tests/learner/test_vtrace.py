@@ -1,6 +1,5 @@
 """V-trace against the literal sum of the paper, calculation by hand, rlax, and its identities."""
 
-import itertools
 import math
 
 import pytest
@@ -140,40 +139,6 @@ def test_equals_rlax(options, vs, advantages):
     assert returns.vs[0].tolist() == pytest.approx(vs, rel=1e-12)
     if advantages is not None:
         assert returns.pg_advantages[0].tolist() == pytest.approx(advantages, rel=1e-12)
-
-
-def test_without_clipping_is_unbiased():
-    """For any values: over all action sequences, the mean under the behaviour policy is the target policy's return."""
-    generator = torch.Generator().manual_seed(3)
-    steps, actions = 4, 3
-    paths = list(itertools.product(range(actions), repeat=steps))
-
-    def of_history(*size: int) -> dict[tuple[int, ...], torch.Tensor]:
-        histories = [h for n in range(steps + 1) for h in itertools.product(range(actions), repeat=n)]
-        return {h: torch.randn(size, generator=generator, dtype=torch.float64) for h in histories}
-
-    value, reward = of_history(), of_history()
-    target, behaviour = (
-        {h: torch.log_softmax(logits, -1) for h, logits in of_history(actions).items()} for _ in range(2)
-    )
-
-    def along(what) -> torch.Tensor:
-        return torch.stack([torch.stack([what(path, t) for t in range(steps)]) for path in paths])
-
-    log_target = along(lambda path, t: target[path[:t]][path[t]])
-    log_behaviour = along(lambda path, t: behaviour[path[:t]][path[t]])
-    inputs = {
-        "discounts": torch.full((len(paths), steps), 0.9, dtype=torch.float64),
-        "rewards": along(lambda path, t: reward[path[: t + 1]]),
-        "values": along(lambda path, t: value[path[:t]]),
-        "bootstrap_value": torch.stack([value[path] for path in paths]),
-        "mask": torch.ones(len(paths), steps, dtype=torch.bool),
-    }
-    returns = vtrace(log_target - log_behaviour, **inputs, clip_rho_threshold=None, clip_c_threshold=None)
-    gammas = 0.9 ** torch.arange(steps, dtype=torch.float64)
-    on_policy = (inputs["rewards"] * gammas).sum(1) + 0.9**steps * inputs["bootstrap_value"]
-    expected = (log_target.sum(1).exp() * on_policy).sum()
-    torch.testing.assert_close((log_behaviour.sum(1).exp() * returns.vs[:, 0]).sum(), expected)
 
 
 @pytest.mark.parametrize(
