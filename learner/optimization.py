@@ -81,12 +81,12 @@ class Optimization:
             if name.startswith(("loss/", "gradient/")) and not math.isfinite(value)
         ]
         if not_finite:
-            spoilt = [
+            bad = [
                 name
                 for name, parameter in self.module.named_parameters()
                 if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
             ]
-            message = f"parameters with such gradients: {list_names(spoilt)}{describe()}"
+            message = f"parameters with such gradients: {list_names(bad)}{describe()}"
             self.zero_grad()
             raise FloatingPointError(
                 f"{name} is not finite: {', '.join(not_finite)}; {message}. The weights were not changed."

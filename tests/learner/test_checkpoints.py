@@ -76,7 +76,7 @@ def test_the_newest_are_kept(place):
     assert checkpoints.load_latest(place).step == 1_000_000_000_000
 
 
-def spoil(folder: Place, file: str, how: Callable[[bytes], bytes | None]) -> None:
+def corrupt(folder: Place, file: str, how: Callable[[bytes], bytes | None]) -> None:
     """Changes a file of a checkpoint, or removes it where `how` says None."""
     fs, path = url_to_fs(f"{folder}/{file}")
     data = how(fs.cat_file(path))
@@ -107,7 +107,7 @@ def alter(data: bytes) -> bytes:
 )
 def test_a_damaged_checkpoint_is_skipped_and_reported(place, file, how, reason):
     save(place, 100)
-    spoil(save(place, 200), file, how)
+    corrupt(save(place, 200), file, how)
     with pytest.warns(UserWarning, match=f"skipped checkpoint .*/000000000200.*: {reason}"):
         loaded = checkpoints.load_latest(place)
     assert loaded.step == 100
@@ -121,7 +121,7 @@ def test_without_manifest_damaged_on_disk_and_absent_behind_a_url(tmp_path):
     (tmp_path / "disk").mkdir()
     for run in (tmp_path / "disk", url):
         save(run, 100)
-        spoil(save(run, 200), "state.json", lambda data: None)
+        corrupt(save(run, 200), "state.json", lambda data: None)
     with pytest.warns(UserWarning, match="skipped checkpoint .*000000000200: state.json is missing"):
         assert checkpoints.load_latest(tmp_path / "disk").step == 100
     loaded = checkpoints.load_latest(url)
@@ -132,7 +132,7 @@ def test_a_run_goes_on_from_an_earlier_checkpoint(place):
     """Newer, damaged checkpoints are neither loaded again nor do they count among those that are kept."""
     save(place, 100)
     for step in (200, 300):
-        spoil(save(place, step), "weights.safetensors", truncate)
+        corrupt(save(place, step), "weights.safetensors", truncate)
     save(place, 150, keep=1)
     assert names(place) == ["000000000150", "000000000200.superseded", "000000000300.superseded"]
     assert checkpoints.load_latest(place).step == 150

@@ -36,11 +36,11 @@ def entry(name: str, **changes: Any) -> Callable[[Path], None]:
 def weights(data: bytes) -> Callable[[Path], None]:
     """Other bytes of the weights, with a matching manifest."""
 
-    def spoil(folder: Path) -> None:
+    def corrupt(folder: Path) -> None:
         (folder / "weights.safetensors").write_bytes(data)
         entry("weights.safetensors", size=len(data), sha256=hashlib.sha256(data).hexdigest())(folder)
 
-    return spoil
+    return corrupt
 
 
 def header(text: bytes, length: int | None = None) -> Callable[[Path], None]:
@@ -48,11 +48,11 @@ def header(text: bytes, length: int | None = None) -> Callable[[Path], None]:
 
 
 def instead(file: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
-    def spoil(folder: Path) -> None:
+    def corrupt(folder: Path) -> None:
         (folder / file).unlink()
         make(folder / file)
 
-    return spoil
+    return corrupt
 
 
 def raw(text: str) -> Callable[[Path], None]:
@@ -117,11 +117,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.timeout(20)
 def test_it_is_skipped_and_named(kind: str, behind: str, tmp_path: Path) -> None:
-    spoil, reason = HOSTILE[kind]
+    corrupt, reason = HOSTILE[kind]
     save(tmp_path, 100)
     folder = save(tmp_path, 200)
     assert isinstance(folder, Path)
-    spoil(folder)
+    corrupt(folder)
     if behind == "file" and "got a FIFO" in reason:
         reason = "expected a regular file, got other"
     if behind == "file" and "got a folder" in reason:

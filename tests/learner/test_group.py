@@ -338,7 +338,7 @@ def leave() -> None:
 @pytest.mark.ray
 def test_a_wait_for_resources_can_be_ended(cluster: None) -> None:
     before = ray.util.placement_group_table().keys()
-    with pytest.raises(Left), LearnerGroup(make("lstm"), 2, "cpu", labels={"for": "nobody"}, check=leave):
+    with pytest.raises(Left), LearnerGroup(make("lstm"), 2, "cpu", labels={"for": "others"}, check=leave):
         raise AssertionError("there is no such node")
     groups = ray.util.placement_group_table()
     assert [groups[new]["state"] for new in groups.keys() - before] == ["REMOVED"]

@@ -252,44 +252,48 @@ def test_weights_are_copies_in_storages_of_their_own(tiny_agent, trajectory):
     assert not copies["matrix"].requires_grad
 
 
-def spoil_reward(agent, batch, value):
+def corrupt_reward(agent, batch, value):
     reward = batch.reward.clone()
     reward[1, 2] = value
     return batch._replace(reward=reward)
 
 
-def spoil_memory(agent, batch, value):
+def corrupt_memory(agent, batch, value):
     return batch._replace(core_state=batch.core_state._replace(hidden=torch.full_like(batch.core_state.hidden, value)))
 
 
-def spoil_gradient(agent, batch, value):
+def corrupt_gradient(agent, batch, value):
     agent.handle = agent.policy.weight.register_hook(lambda gradient: gradient * value)
     return batch
 
 
-def spoil_compression(agent, batch, value):
+def corrupt_compression(agent, batch, value):
     agent.compression_scale = value
     return batch
 
 
 @pytest.mark.parametrize(
-    ("spoil", "value", "message"),
+    ("corrupt", "value", "message"),
     [
-        (spoil_reward, math.nan, r"update 2 is not finite: loss/.*trajectory that are not finite: reward\."),
-        (spoil_reward, math.inf, r"update 2 is not finite: loss/.*trajectory that are not finite: reward\."),
-        (spoil_memory, math.nan, r"trajectory that are not finite: core_state\."),
-        (spoil_gradient, math.nan, "gradient/norm = nan; parameters with such gradients: policy.weight;.*finite: none"),
-        (spoil_compression, math.inf, "loss/compression/layer_0 = inf"),
+        (corrupt_reward, math.nan, r"update 2 is not finite: loss/.*trajectory that are not finite: reward\."),
+        (corrupt_reward, math.inf, r"update 2 is not finite: loss/.*trajectory that are not finite: reward\."),
+        (corrupt_memory, math.nan, r"trajectory that are not finite: core_state\."),
+        (
+            corrupt_gradient,
+            math.nan,
+            "gradient/norm = nan; parameters with such gradients: policy.weight;.*finite: none",
+        ),
+        (corrupt_compression, math.inf, "loss/compression/layer_0 = inf"),
     ],
 )
-def test_an_update_that_is_not_finite_changes_nothing(tiny_agent, trajectory, spoil, value, message):
+def test_an_update_that_is_not_finite_changes_nothing(tiny_agent, trajectory, corrupt, value, message):
     agent, batch = tiny_agent(), trajectory(2, 4)
     learner = make(agent)
     learner.update(batch)
     twin = make(tiny_agent())
     twin.load_state_dict(learner.state_dict())
     with pytest.raises(FloatingPointError, match=message):
-        learner.update(spoil(agent, batch, value))
+        learner.update(corrupt(agent, batch, value))
     if hasattr(agent, "handle"):
         agent.handle.remove()
     agent.compression_scale = 1.0
@@ -359,7 +363,7 @@ class TestErrors:
 
 
 def play(agent, env, rows: int = 32, steps: int = 8) -> Trajectory:
-    """Episodes of three steps and a last observation; a cue is seen at the first step and asked for at the third.
+    """Episodes of three steps and a last observation; a cue is visible at the first step and decides the reward of the third.
 
     `env(position, cue, action)` returns reward and discount.
     """

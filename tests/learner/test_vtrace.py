@@ -168,10 +168,10 @@ def test_bootstrap_at_the_end_of_an_episode(discount, vs, advantages):
 )
 def test_masked_steps_are_never_used(seed, steps, junk):
     inputs = random_inputs(3, steps, seed, acting=0.6)
-    spoilt = dict(inputs)
+    changed = dict(inputs)
     for name in ("log_rhos", "discounts", "rewards"):
-        spoilt[name] = torch.where(inputs["mask"], inputs[name], junk)
-    for clean, dirty in zip(vtrace(**inputs), vtrace(**spoilt)):
+        changed[name] = torch.where(inputs["mask"], inputs[name], junk)
+    for clean, dirty in zip(vtrace(**inputs), vtrace(**changed)):
         assert torch.equal(clean, dirty)
 
 
