@@ -363,7 +363,7 @@ class TestErrors:
 
 
 def play(agent, env, rows: int = 32, steps: int = 8) -> Trajectory:
-    """Episodes of three steps and a last observation; a cue is visible at the first step and decides the reward of the third.
+    """Episodes of three steps and a last observation. A cue at the first step decides the reward of the third.
 
     `env(position, cue, action)` returns reward and discount.
     """
