@@ -50,14 +50,14 @@ class Optimization:
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(
-        self, sums: dict[str, Tensor], learning_rate: float, name: str, describe: Callable[[], str] = lambda: ""
+        self, sums: dict[str, Tensor], learning_rate: float, label: str, describe: Callable[[], str] = lambda: ""
     ) -> dict[str, float]:
         """Updates the parameters from their gradients, which are summed over the learners.
 
         Args:
             sums: scalar metrics by name; each learner's share of the sum over learners.
             learning_rate: the learning rate of this step.
-            name: the step's name in errors.
+            label: name of the step in errors.
             describe: further text for errors; may use collectives.
 
         Returns:
@@ -89,7 +89,7 @@ class Optimization:
             message = f"parameters with such gradients: {list_names(bad)}{describe()}"
             self.zero_grad()
             raise FloatingPointError(
-                f"{name} is not finite: {', '.join(not_finite)}; {message}. The weights were not changed."
+                f"{label} is not finite: {', '.join(not_finite)}; {message}. The weights were not changed."
             )
         if self.max_gradient_norm is not None:
             for group, norm in zip(self.groups, norms):
