@@ -33,7 +33,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from learner import checkpoints
-from learner.communicator import DataParallel
+from learner.communicator import Communicator
 from learner.sequence_learner import Progress, train
 from text.corpora import Corpus, load, open_tokens
 from text.presets import TextConfig, make_preset
@@ -143,7 +143,7 @@ def run(name: str, config: TextConfig, tokens: Path, folder: Path) -> dict[str, 
     """Trains and measures one model in this process."""
     torch.set_num_threads(1)
     job = TextJob(config, folder, tokens)
-    learner = job.make_learner(DataParallel(), "cpu")
+    learner = job.make_learner(Communicator(), "cpu")
     shown = [time.monotonic()]
 
     def show(progress: Progress) -> None:

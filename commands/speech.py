@@ -25,7 +25,7 @@ from agent.fields import Checked, Count, Range, Several, Slots, Threads
 from agent.language_model import SequenceModel
 from commands.options import parse, parse_training, user_errors
 from learner import checkpoints
-from learner.communicator import DataParallel
+from learner.communicator import Communicator
 from learner.files import read_json
 from learner.learner import resolve_device
 from learner.sequence_learner import SequenceLearner
@@ -168,11 +168,11 @@ class SpeechJob:
         """The configuration."""
         return to_plain(self.config)
 
-    def make_learner(self, parallel: DataParallel, device: str | None) -> SequenceLearner:
+    def make_learner(self, comm: Communicator, device: str | None) -> SequenceLearner:
         """A learner of this process's rows of the training split, with weights that depend on the seed alone."""
         learner = self.config.learner
         config = dataclasses.replace(self.config, learner=dataclasses.replace(learner, device=device or learner.device))
-        return make_learner(config, open_built(self.corpus), parallel)
+        return make_learner(config, open_built(self.corpus), comm)
 
     def evaluate(self, model: SequenceModel) -> dict[str, float]:
         """On a part of the validation split."""

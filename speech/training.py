@@ -13,7 +13,7 @@ import torch
 
 from agent.fields import AtLeast0, Checked, Count, Positive, Range, Several
 from agent.language_model import IGNORE, SequenceModel
-from learner.communicator import DataParallel
+from learner.communicator import Communicator
 from learner.sequence_learner import SequenceLearner, SequenceLearnerConfig, Total, score
 from learner.streams import Streams, one_pass
 from speech import models
@@ -86,7 +86,7 @@ def _cpu(core: str) -> SpeechConfig:
         warmup_steps=100,
         decay_steps=2_900,
         max_gradient_norm=1.0,
-        late_step=None,
+        late_start=None,
     )
     return SpeechConfig("cpu", model=models.cpu(core), learner=learner)
 
@@ -98,7 +98,7 @@ def _paper(core: str) -> SpeechConfig:
         sequence_length=3840,
         steps=400_000,
         decay_steps=396_000,
-        late_step=None,
+        late_start=None,
         precision="bfloat16",
     )
     return SpeechConfig(
@@ -109,14 +109,14 @@ def _paper(core: str) -> SpeechConfig:
 PRESETS = {"cpu": _cpu, "paper": _paper}
 
 
-def make_learner(config: SpeechConfig, corpus: Corpus, parallel: DataParallel | None = None) -> SequenceLearner:
+def make_learner(config: SpeechConfig, corpus: Corpus, comm: Communicator | None = None) -> SequenceLearner:
     """A learner at step 0, on the training split.
 
     Raises:
         ValueError: if the corpus is shorter than one batch, or the device is not there.
     """
     torch.manual_seed(config.seed)
-    parallel = parallel or DataParallel()
+    comm = comm or Communicator()
     train = corpus.splits["train"]
     starts = train.starts if config.reset_at_files else None
     source = Streams(
@@ -124,9 +124,9 @@ def make_learner(config: SpeechConfig, corpus: Corpus, parallel: DataParallel | 
         config.learner.batch_size,
         config.learner.sequence_length,
         starts,
-        (parallel.rank, parallel.size),
+        (comm.rank, comm.size),
     )
-    return SequenceLearner(models.make_model(config.model), source, config.learner, parallel)
+    return SequenceLearner(models.make_model(config.model), source, config.learner, comm)
 
 
 def held_out(config: SpeechConfig, corpus: Corpus, split: str, samples: int | None = None) -> Split:

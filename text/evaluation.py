@@ -153,8 +153,8 @@ def dynamic(
         steps=len(kept),
         learning_rate=learning_rate,
         least_learning_rate=learning_rate,
-        update_every=1,
-        late_step=None,
+        accumulation_steps=1,
+        late_start=None,
         microbatches=1,
     )
     learner = SequenceLearner(model, _Pass(kept), config)

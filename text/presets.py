@@ -119,7 +119,7 @@ def cpu(core: str) -> TextConfig:
             warmup_steps=100,
             decay_steps=1_700,
             max_gradient_norm=1.0,
-            late_step=None,
+            late_start=None,
         ),
     )
 

@@ -22,7 +22,7 @@ from actors import ClusterError
 from agent.language_model import SequenceModel
 from commands.options import user_errors
 from learner import checkpoints
-from learner.communicator import DataParallel
+from learner.communicator import Communicator
 from learner.files import replacing
 from learner.metrics import last_metrics
 from learner.sequence_learner import Progress, SequenceLearner, SequenceLearnerConfig, restore, save, set_apart, train
@@ -53,7 +53,7 @@ class Job(Protocol):
     def plain(self) -> dict[str, Any]:
         """The configuration as JSON can hold it."""
 
-    def make_learner(self, parallel: DataParallel, device: str | None) -> SequenceLearner:
+    def make_learner(self, comm: Communicator, device: str | None) -> SequenceLearner:
         """This process's learner, on the configured device if none is given."""
 
     def evaluate(self, model: SequenceModel) -> dict[str, float]:
@@ -135,7 +135,7 @@ def run_training(
             display.update(progress)
 
         try:
-            learner = job.make_learner(DataParallel(), "cpu" if job.learners > 1 else None)
+            learner = job.make_learner(Communicator(), "cpu" if job.learners > 1 else None)
             checkpoint = None if new else restore(learner, run)
         except (ValueError, FileNotFoundError, ImportError) as error:
             raise UserError(str(error)) from error
@@ -283,9 +283,9 @@ def _work(config: dict[str, Any]) -> None:
     os.chdir(config["folder"])  # Ray Train chose another, and the paths of the run and its data may be relative
     torch.set_num_threads(1)
     group = dist.new_group(timeout=timedelta(seconds=PEER_SECONDS))
-    learner = job.make_learner(DataParallel(group), str(ray.train.torch.get_device()))
+    learner = job.make_learner(Communicator(group), str(ray.train.torch.get_device()))
     if not new:
         restore(learner, job.run)
     set_apart(learner)
-    stop = (job.run / STOP_FILE).exists if learner.parallel.rank == 0 else lambda: False
+    stop = (job.run / STOP_FILE).exists if learner.comm.rank == 0 else lambda: False
     train(learner, job.run, job.plain(), evaluate=job.evaluate, stop=stop, **job.loop())

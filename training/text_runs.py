@@ -13,7 +13,7 @@ from rich.console import Console
 from agent.language_model import SequenceModel
 from commands.options import user_errors
 from learner import checkpoints
-from learner.communicator import DataParallel
+from learner.communicator import Communicator
 from learner.files import read_json
 from learner.learner import resolve_device
 from learner.sequence_learner import SequenceLearner, evaluate
@@ -69,7 +69,7 @@ class TextJob:
         """The configuration."""
         return to_plain(self.config)
 
-    def make_learner(self, parallel: DataParallel, device: str | None) -> SequenceLearner:
+    def make_learner(self, comm: Communicator, device: str | None) -> SequenceLearner:
         """A learner of this process's rows of the split train, with weights that depend on the seed alone."""
         config, tokens = self.config, corpora.open_tokens(self.tokens)
         train = tokens.splits["train"]
@@ -82,13 +82,13 @@ class TextJob:
                 learning.batch_size,
                 learning.sequence_length,
                 train.starts if config.reset_documents else None,
-                (parallel.rank, parallel.size),
+                (comm.rank, comm.size),
             )
         except ValueError as error:
             raise ValueError(f"{config.corpus}, split train: {error}") from error
         if device:
             learning = dataclasses.replace(learning, device=device)
-        return SequenceLearner(model, source, learning, parallel)
+        return SequenceLearner(model, source, learning, comm)
 
     def evaluate(self, model: SequenceModel) -> dict[str, float]:
         """On the split valid, or as much of it as the configuration says."""

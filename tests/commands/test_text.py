@@ -31,8 +31,8 @@ TINY = [
     "--model.core.memory-size=8",
     "--learner.batch-size=4",
     "--learner.sequence-length=16",
-    "--learner.late-step=20",
-    "--learner.late-update-every=2",
+    "--learner.late-start=20",
+    "--learner.late-accumulation-steps=2",
     "--evaluate-every=16",
     "--log-every=1",
 ]

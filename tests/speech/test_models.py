@@ -40,7 +40,7 @@ def hum() -> Corpus:
 def config_of(core: str, steps: int = 6, **fields) -> SpeechConfig:
     learner = SequenceLearnerConfig(
         batch_size=4, sequence_length=32, steps=steps, learning_rate=1e-2, warmup_steps=2, decay_steps=steps,
-        max_gradient_norm=1.0, late_step=None, device="cpu",
+        max_gradient_norm=1.0, late_start=None, device="cpu",
     )  # fmt: skip
     return SpeechConfig(model=TINY[core], learner=learner, **fields)
 
