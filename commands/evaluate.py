@@ -176,7 +176,7 @@ def _scripted(options: Options, console: Console) -> dict[str, Any]:
 
 
 def play_script(policy: str, task: str, options: Options) -> list[Episode]:
-    """Plays episodes of a task by one of `actors.evaluation.POLICIES`."""
+    """Plays episodes of a task by a policy of `ScriptedActor`."""
     seed = np.random.SeedSequence([EVALUATION_SEED, options.seed]).generate_state(1)[0]
     envs = make_vector(task, min(64, options.episodes))
     try:
