@@ -153,7 +153,7 @@ def _clear_of_wall(position: tuple[int, int], bounds: tuple[int, int, int, int],
 
 def allocate(num_envs: int, examples: int) -> State:
     """The state of environments that have not begun an episode."""
-    types = dict.fromkeys(("x", "y", "vx", "vy", "yaw", "pitch", "score"), np.float64)
+    types: dict[str, Any] = dict.fromkeys(("x", "y", "vx", "vy", "yaw", "pitch", "score"), np.float64)
     types |= {"done": np.bool_, "rng": np.uint64, "look": np.uint64}
     state = State(*(np.zeros(num_envs, types.get(name, np.int64)) for name in State._fields))
     return state._replace(round=np.zeros((num_envs, examples, 3), np.int64))

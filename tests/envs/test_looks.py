@@ -48,13 +48,6 @@ def test_a_look_lasts_an_episode_and_its_seed_repeats_it(env):
     assert (env.reset(seed=4)[0] == first).all()
 
 
-def test_a_look_is_part_of_the_state(env):
-    env.reset(seed=5)
-    seen = env.step(np.zeros(MEMBERS, int))[0]
-    other = RoomsVectorEnv(MEMBERS, RANDOMISED)
-    assert (other.set_state(env.get_state()) == seen).all()
-
-
 def test_every_texture_is_used_and_the_display_is_hidden_in_a_quarter_of_the_episodes():
     batch = RoomsVectorEnv(1000, rooms_config("full", {"randomise": "True", "image_height": "40", "image_width": "64"}))
     batch.reset(seed=6)
