@@ -4,8 +4,6 @@ The rooms level (numba) and the diagnostic tasks (numpy) derive from it. `proces
 environments instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 `Recall` and `TMaze` each ask for one thing that was observed some steps before. Observations are small vectors.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import numpy as np

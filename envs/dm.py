@@ -1,7 +1,5 @@
 """dm_env both ways: any `dm_env.Environment` as a `gymnasium.Env`, and the rooms level as a `dm_env.Environment`."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect
@@ -42,7 +40,6 @@ class DmEnv(gymnasium.Env[Any, Any]):
 
     def __init__(self, make: Callable[..., dm_env.Environment], name: str = "DmEnv") -> None:
         self._make = make
-        self._seeded = "seed" in inspect.signature(make).parameters
         self._environment = make()
         if not hasattr(self._environment, "observation_spec"):
             raise ValueError(f"{name}: expected a dm_env.Environment, got a {type(self._environment).__name__}")
@@ -52,7 +49,7 @@ class DmEnv(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begins an episode; without a seed, the environment's random stream continues."""
         super().reset(seed=seed)
-        if seed is not None and self._seeded:
+        if seed is not None and "seed" in inspect.signature(self._make).parameters:
             self._environment.close()
             self._environment = self._make(seed=seed)
         return _as_arrays(self.observation_space, self._environment.reset().observation), {}
@@ -85,11 +82,9 @@ def to_space(spec: Any, name: str = "spec") -> spaces.Space[Any]:
     if isinstance(spec, specs.BoundedArray):
         low, high = (np.broadcast_to(bound, spec.shape) for bound in (spec.minimum, spec.maximum))
         return spaces.Box(low, high, dtype=spec.dtype.type)
-    if spec.dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, spec.shape, spec.dtype.type)
-    if spec.dtype.kind == "b":
-        return spaces.Box(0, 1, spec.shape, np.bool_)
-    return spaces.Box(np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max, spec.shape, spec.dtype.type)
+    bounds: Any = {"f": (-np.inf, np.inf), "b": (0, 1)}.get(spec.dtype.kind)
+    low, high = bounds or (np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max)
+    return spaces.Box(low, high, spec.shape, spec.dtype.type)
 
 
 def _as_arrays(space: spaces.Space[Any], value: Any) -> Any:

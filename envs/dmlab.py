@@ -4,20 +4,20 @@ The `deepmind_lab` package is imported only when an environment is made. The tab
 re-creation of one of its levels in `rooms/`.
 """
 
-from __future__ import annotations
-
+import functools
 import importlib
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from envs.dmlab30 import PATH
 from envs.lab_interface import FIFTEEN, INSTRUCTION_WORDS, NINE, VOCABULARY, action_rows, hash_words
 from envs.level_cache import LevelCache, default_folder
+from envs.processes import batch
 
 FRAMES_PER_SECOND = 60
 #: The level whose choices can be told from its rewards.
@@ -112,15 +112,9 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
             words = spaces.Box(0, VOCABULARY - 1, (INSTRUCTION_WORDS,), np.int64)
             self.observation_space = spaces.Dict({"image": self.observation_space, "instruction": words})
         self.action_space: spaces.Space[Any] = spaces.Discrete(len(names))
-        config = {
-            "width": image_width,
-            "height": image_height,
-            "fps": FRAMES_PER_SECOND,
-            "logLevel": "WARN",
-            "datasetPath": dataset,
-            **({"allowHoldOutLevels": "true"} if test else {}),
-            "mixerSeed": TEST_MIXER if test else 0 if stream is None else TRAINING_MIXERS + stream,
-        }
+        config = {"width": image_width, "height": image_height, "fps": FRAMES_PER_SECOND, "logLevel": "WARN"}
+        config |= {"datasetPath": dataset, **({"allowHoldOutLevels": "true"} if test else {})}
+        config["mixerSeed"] = TEST_MIXER if test else 0 if stream is None else TRAINING_MIXERS + stream
         try:
             self._lab = (lab or _deepmind_lab()).Lab(
                 self.level,
@@ -141,12 +135,9 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         """Begins the episode of `seed`, or the next one. If no seed was ever given, the first is random."""
         super().reset(seed=seed)
         first = self._seed is None
-        if seed is not None:
-            self._seed = seed % SEEDS
-        elif self._seed is None:
-            self._seed = int(self.np_random.integers(SEEDS))
-        else:
-            self._seed = (self._seed + self.stride) % SEEDS
+        if seed is None:
+            seed = int(self.np_random.integers(SEEDS)) if self._seed is None else self._seed + self.stride
+        self._seed = seed % SEEDS
         try:
             for _ in range(2 if first else 1):
                 self._lab.reset(seed=self._seed)
@@ -189,17 +180,14 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         self._lab.close()
 
 
-def make(level: str, num_envs: int, *, cache_gigabytes: float = 2.0, **kwargs: Any) -> SyncVectorEnv:
+def make(level: str, num_envs: int, *, cache_gigabytes: float = 2.0, **kwargs: Any) -> VectorEnv:
     """A batch of one level in this process, stepped one after the other; see `DMLabEnv`.
 
     The environments share a stream, of which each plays its own episodes, and the machine's cache of levels (0 GB for
     none).
     """
     cache = LevelCache(default_folder(), round(cache_gigabytes * 2**30)) if cache_gigabytes else None
-    build = [lambda: DMLabEnv(level, stride=num_envs, level_cache=cache, **kwargs)] * num_envs
-    envs = SyncVectorEnv(build, autoreset_mode=AutoresetMode.NEXT_STEP)
-    envs.metadata = {**envs.envs[0].metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
-    return envs
+    return batch(functools.partial(DMLabEnv, level, stride=num_envs, level_cache=cache, **kwargs), num_envs)
 
 
 def _deepmind_lab() -> Any:

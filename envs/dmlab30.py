@@ -3,8 +3,6 @@
 Published with the code of IMPALA (Espeholt et al. 2018): github.com/google-deepmind/scalable_agent, `dmlab30.py`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

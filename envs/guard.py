@@ -2,8 +2,6 @@
 that does not return is interrupted. Every such call, in every process, is made within `calling`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import os
@@ -12,7 +10,6 @@ import sys
 import threading
 import traceback
 from contextlib import nullcontext, suppress
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -41,7 +38,7 @@ class Interrupted(BaseException):
 
 
 _limit = STEP_SECONDS
-_calls: dict[int, calling] = {}  # by thread
+_calls: dict[int, "calling"] = {}  # by thread
 _watchdog: threading.Thread | None = None
 
 
@@ -81,9 +78,7 @@ class calling:
         self.outer = _calls.get(self.thread)
         _calls[self.thread] = self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if self.outer is None:
             del _calls[self.thread]
         else:
@@ -95,8 +90,8 @@ class calling:
         if isinstance(error, Interrupted):
             expected = f"expected it to return within {_limit:g} s (step-seconds)"
             raise EnvironmentHung(f"environment {self.task} hangs {self}: {expected}{_place(error)}") from error
-        options = isinstance(error, (ValueError, ImportError)) and not is_foreign(error)
-        if self.when == "while it was made" and options:
+        making = self.when == "while it was made"
+        if making and isinstance(error, (ValueError, ImportError)) and not is_foreign(error):
             return
         said = traceback.format_exception_only(error)
         text = "".join(said[:1] if _notes(error) else said).strip()  # such notes are the place
@@ -112,11 +107,8 @@ def close(envs: VectorEnv, task: str) -> None:
 
 def is_foreign(error: BaseException) -> bool:
     """Whether an environment's code raised an error or called what raised it, in this process or another."""
-    return bool(_notes(error)) or any(not _is_ours(frame.f_globals) for frame, _ in _walk(error))
-
-
-def _walk(error: BaseException) -> list[tuple[Any, int]]:
-    return list(traceback.walk_tb(error.__traceback__))
+    frames = traceback.walk_tb(error.__traceback__)
+    return bool(_notes(error)) or any(not _is_ours(frame.f_globals) for frame, _ in frames)
 
 
 def _is_ours(names: dict[str, Any]) -> bool:
@@ -137,7 +129,8 @@ def _place(error: BaseException) -> str:
     """The last frames of an environment's code in an error, each line preceded by a newline."""
     if lines := _notes(error):
         return "".join(f"\n  {line}" for line in [lines[0], *lines[1:][-2 * FRAMES :]])
-    frames = [entry for entry in _walk(error) if entry[0].f_globals is not globals()]  # not `_interrupt_here`
+    walk = traceback.walk_tb(error.__traceback__)
+    frames = [entry for entry in walk if entry[0].f_globals is not globals()]  # not `_interrupt_here`
     first = next((index for index, (frame, _) in enumerate(frames) if not _is_ours(frame.f_globals)), 0)
     return _lines(traceback.StackSummary.extract(iter(frames[first:][-FRAMES:])))
 
@@ -186,8 +179,7 @@ def _interrupt(call: calling) -> None:
     if call.thread == threading.main_thread().ident and signal.getsignal(_SIGNAL) is _interrupt_here:
         signal.pthread_kill(call.thread, _SIGNAL)
     else:  # is raised once the thread runs Python code again
-        raised = ctypes.py_object(Interrupted)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), raised)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), ctypes.py_object(Interrupted))
 
 
 def _interrupt_here(number: int, frame: Any) -> None:
@@ -198,9 +190,8 @@ def _interrupt_here(number: int, frame: Any) -> None:
 
 def _give_up(call: calling) -> None:
     """Ends the process: code that does not return to Python cannot be interrupted."""
-    frame = sys._current_frames().get(call.thread)
-    stack = list(traceback.walk_stack(frame))[:FRAMES][::-1]
-    where = _lines(traceback.StackSummary.extract(iter(stack)))
+    stack = list(traceback.walk_stack(sys._current_frames().get(call.thread)))[:FRAMES]
+    where = _lines(traceback.StackSummary.extract(iter(stack[::-1])))
     ends = f"it did not return within {_limit:g} s (step-seconds) and cannot be interrupted: this process ends"
     os.write(2, f"compressive: environment {call.task} hangs {call}; {ends}{where}\n".encode(errors="replace"))
     os._exit(1)

@@ -3,8 +3,6 @@
 `adapt` converts a single environment of any origin. `PACKAGES` lists packages that register ids when imported.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os

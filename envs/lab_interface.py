@@ -3,8 +3,6 @@
 Both the adapter of the engine (`dmlab.py`) and the re-created level (`rooms/`) read it.
 """
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

@@ -3,8 +3,6 @@
 Lab needs seconds to compile a map where a level makes a new one for each episode; other processes copy the result.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import logging
@@ -42,9 +40,8 @@ class LevelCache:
     def fetch(self, key: str, path: str) -> bool:
         """Copies the level of a key to `path`; returns False if there is none."""
         try:
-            with self._file(key).open("rb") as cached, open(path, "wb") as copy:
-                os.utime(cached.fileno())  # the modification time is the time of the last use
-                shutil.copyfileobj(cached, copy)
+            shutil.copyfile(self._file(key), path)
+            os.utime(self._file(key))  # the modification time is the time of the last use
         except FileNotFoundError:
             return False
         except OSError as error:

@@ -5,8 +5,6 @@ share as a `SyncVectorEnv`, so a step costs one message per process. Actors are 
 environments so slow that one actor's need more than one core.
 """
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

@@ -3,8 +3,6 @@
 Each kind of environment is one function in `KINDS`.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect
@@ -87,10 +85,6 @@ def _literals(overrides: dict[str, str]) -> dict[str, Any]:
     return values
 
 
-def _rooms(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
-    return RoomsVectorEnv(num_envs, rooms_config(name, overrides))
-
-
 def _dmlab(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
     if not name:
         raise ValueError("expected the name of a level, as in dmlab:rooms_select_nonmatching_object, got none")
@@ -103,14 +97,6 @@ def _dmlab(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
         except (ValueError, KeyError):
             raise ValueError(f"dmlab, {field}: expected a value of type {kind.__name__}, got {text!r}") from None
     return dmlab.make(name, num_envs, **fields)
-
-
-def _gym(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
-    return gym.make(name, num_envs, **_literals(overrides))
-
-
-def _dm(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
-    return dm.make(name, num_envs, **_literals(overrides))
 
 
 def _diagnostic(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
@@ -130,16 +116,12 @@ DMLAB_FIELDS: dict[str, Callable[[str], Any]] = {
 
 #: Kind -> function (name, overrides, num_envs) -> batch of environments.
 KINDS: dict[str, Callable[[str, dict[str, str], int], VectorEnv]] = {
-    "rooms": _rooms,
+    "rooms": lambda name, overrides, num_envs: RoomsVectorEnv(num_envs, rooms_config(name, overrides)),
     "dmlab": _dmlab,
-    "gym": _gym,
-    "dm": _dm,
+    "gym": lambda name, overrides, num_envs: gym.make(name, num_envs, **_literals(overrides)),
+    "dm": lambda name, overrides, num_envs: dm.make(name, num_envs, **_literals(overrides)),
     "diagnostic": _diagnostic,
 }
-#: Kinds whose episodes come from numbered streams without common episodes.
-STREAMED = ("dmlab",)
-#: Stands for all thirty levels of DMLab-30.
-SUITE = "dmlab30"
 
 
 def make_vector(spec: str, num_envs: int, stream: int | None = None) -> VectorEnv:
@@ -157,7 +139,7 @@ def make_vector(spec: str, num_envs: int, stream: int | None = None) -> VectorEn
     if len(names) > 1:
         raise ValueError(f"environment {spec!r}: expected one task, got {len(names)}")
     kind, name, overrides = parse_spec(spec)
-    if stream is not None and kind in STREAMED:
+    if stream is not None and kind == "dmlab":
         overrides["stream"] = str(stream)
     with calling(spec, "while it was made"):
         return KINDS[kind](name, overrides, num_envs)
@@ -181,7 +163,7 @@ def tasks(spec: str) -> tuple[str, ...]:
     found: list[str] = []
     for part in parts:
         kind, name, overrides = parse_spec(part)
-        if (kind, name) == ("dmlab", SUITE):
+        if (kind, name) == ("dmlab", "dmlab30"):
             fields = {"instruction": "True"} | overrides
             found += [str(Spec(kind, level.train, fields)) for level in LEVELS]
         else:

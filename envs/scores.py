@@ -4,8 +4,6 @@ Those of DMLab-30 are in `dmlab30.py`; those of the re-created level come from `
 --episodes 16384`; those of diagnostic tasks are exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from envs.dmlab30 import BY_NAME, find

@@ -3,8 +3,6 @@
 A variant is a set of fields. The geometry of the original level is in `level.py`, the laws of motion in `physics.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -34,11 +32,7 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 #: Fields that may not be 0 either.
 POSITIVE = ("pickup_scale", "spin_seconds", "eye_height", "run_speed")
-_KINDS: dict[Any, tuple[Any, str]] = {
-    "float": ((int, float), "a number"),
-    "int": (int, "an integer"),
-    "bool": (bool, "True or False"),
-}
+_KINDS: dict[Any, Any] = {float: ((int, float), "a number"), int: (int, "an integer"), bool: (bool, "True or False")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +87,7 @@ class RoomsConfig:
             if field.type in _KINDS:
                 kind, words = _KINDS[field.type]
                 check(name, isinstance(value, kind) and (kind is bool) == isinstance(value, bool), words)
-            if field.type in ("int", "float"):
+            if field.type in (int, float):
                 low, high = RANGES.get(name, (-MOST, MOST))
                 check(name, low <= value <= high, f"{low} to {high}")
                 check(name, value > 0 or name not in POSITIVE, "more than 0")

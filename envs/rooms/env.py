@@ -3,8 +3,6 @@
 The scalar functions of `level.py` and `render.py` are compiled for the CPU here. One thread: actors are processes.
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Coordinates and rules are those of rooms_select_nonmatching_object (docs/environ
 `RoomsConfig.distance_scale`. Motion is in `physics.py`, views in `render.py`.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

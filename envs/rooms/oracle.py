@@ -1,7 +1,5 @@
 """A scripted player that reads the state: what a perfect memory scores, and how many steps it has to bridge."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

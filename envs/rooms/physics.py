@@ -4,8 +4,6 @@ Positions are in units (u), speeds in u/s, angles in degrees; yaw 0 looks along 
 look action (to the right) lowers it.
 """
 
-from __future__ import annotations
-
 import math
 
 from numba.extending import register_jitable

@@ -4,8 +4,6 @@ Walls, floor and sky are cast by column, objects are sphere-traced inside their 
 sheared rather than rotated, which is exact at pitch 0, the only one the nine actions reach.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Lengths are in units of 16 u at object scale 1, so most shapes are 2 units tall;
 places, spins and colours them.
 """
 
-from __future__ import annotations
-
 import math
 
 from numba.extending import register_jitable

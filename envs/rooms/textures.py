@@ -5,8 +5,6 @@ is a panorama. Each texture comes in several degrees of blur against aliasing, t
 those of the level; with one, random.
 """
 
-from __future__ import annotations
-
 import colorsys
 
 import numpy as np
