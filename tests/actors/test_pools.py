@@ -363,3 +363,9 @@ def test_an_actor_on_a_gpu_hands_out_what_one_on_the_cpu_does() -> None:
     for here, there in zip(unrolls("cpu"), unrolls("cuda")):
         assert there.device.type == "cpu"
         torch.testing.assert_close(there, here, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("field", ["num_actors", "envs_per_actor", "unroll_length", "in_flight"])
+def test_impossible_numbers_are_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        ActorsConfig(**{field: 0})

@@ -192,7 +192,7 @@ def test_objects_spin_once_in_2_048_seconds():
     assert min(changed[1:]) > 20
 
 
-def test_the_display_shows_the_running_score_bottom_right_and_the_clock_top_right():
+def test_the_display_shows_the_score_and_the_clock():
     off = view(RoomsConfig(hud=False))
     assert set(columns(view(), off)) <= {*range(2, 30), *range(78, 96)}
     changed = view(score=37.0) != view(score=0.0)
