@@ -25,20 +25,12 @@ from envs import EnvironmentFailed, EnvironmentHung
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILURES = 5
-"""Deaths of an actor in a row, without an unroll, after which the run stops: it is a bug."""
-MEMORY_SECONDS = 300.0
-"""Time for which such deaths are tolerated if Ray ended the actor because its node was short of memory."""
-LONGEST_PAUSE = 30.0
-"""Longest pause before such an actor is started again; the first ones are 2, 4, 8 and 16 s."""
-SILENCE = 10
-"""An actor is replaced if it does not answer for `step_seconds` and this many times the longest unroll so far."""
-LOOK_SECONDS = 1.0
-"""Time between two searches for such actors."""
-STALL_SECONDS = 30.0
-"""Time without any unroll after which a warning is logged."""
-POLL_SECONDS = 0.25
-"""Longest time between two calls of `check` while waiting."""
+MAX_FAILURES = 5  # deaths of an actor in a row, without an unroll, after which the run stops: it is a bug
+MEMORY_SECONDS = 300.0  # for which more are tolerated if Ray ended the actor because its node was short of memory
+LONGEST_PAUSE = 30.0  # seconds before such an actor is started again; the first pauses are 2, 4, 8 and 16 s
+SILENCE = 10  # an actor is replaced if it does not answer for `step_seconds` and this many times the longest unroll
+STALL_SECONDS = 30.0  # without any unroll after which a warning is logged
+POLL_SECONDS = 0.25  # between two calls of `check` while waiting
 
 
 class RemoteActor:
@@ -80,10 +72,10 @@ class _Member:
     handle: Any = None
     incarnation: int = 0
     failures: int = 0
-    up: bool = False
-    start_at: float = 0.0
     failing_since: float = 0.0
+    start_at: float = 0.0
     answered: float = 0.0
+    up: bool = False
 
 
 class RayPool(Pool):
@@ -117,7 +109,6 @@ class RayPool(Pool):
         self.members = [_Member() for _ in range(config.most_actors)]
         self.complete = False
         self.longest_unroll = 0.0
-        self.next_look = 0.0
         self._start()
 
     def _start(self) -> None:
@@ -195,12 +186,9 @@ class RayPool(Pool):
                 begin = time.monotonic()
                 free = ray.available_resources()
                 logger.warning(
-                    "no unroll for %.0f s: %d of %s actors are up; each needs %s, and the cluster has free %s",
-                    STALL_SECONDS,
-                    sum(member.up for member in self.members),
-                    self.config.count,
-                    self.config.ray_options(),
-                    {name: free.get(name, 0.0) for name in ("CPU", "GPU")},
+                    f"no unroll for {STALL_SECONDS:.0f} s: {sum(member.up for member in self.members)} of "
+                    f"{self.config.count} actors are up; each needs {self.config.ray_options()}, and the cluster has "
+                    f"free CPU: {free.get('CPU', 0.0)}, GPU: {free.get('GPU', 0.0)}"
                 )
 
     def _awaited(self) -> list[ray.ObjectRef]:
@@ -218,35 +206,27 @@ class RayPool(Pool):
         An actor notices by itself that an environment hangs (`envs.guard`), unless its whole process hangs.
         """
         now = time.monotonic()
-        if now < self.next_look:
-            return
-        self.next_look = now + LOOK_SECONDS
-        # The duration of an unroll is unknown before the first.
-        limit = self.config.step_seconds + SILENCE * (self.longest_unroll or self.config.step_seconds)
+        longest = self.longest_unroll or self.config.step_seconds  # unknown before the first unroll
         for request in self._awaited():
             index = self.pending[request]
-            member = self.members[index]
-            if not member.up or now - member.answered < limit:
+            silence = now - self.members[index].answered
+            if not self.members[index].up or silence < self.config.step_seconds + SILENCE * longest:
                 continue
             if not ray.wait([request], timeout=0, fetch_local=False)[0]:
-                self._replace(index, f"it has not answered for {now - member.answered:.0f} s")
+                self._replace(index, f"it has not answered for {silence:.0f} s")
 
     def _replace(self, index: int, reason: str) -> None:
         member, now = self.members[index], time.monotonic()
-        member.up = False
-        member.failures += 1
-        member.failing_since = now if member.failures == 1 else member.failing_since
+        failures, since = member.failures + 1, member.failing_since if member.failures else now
         short_of_memory = "low on memory" in reason
-        retried = short_of_memory and now - member.failing_since < MEMORY_SECONDS
-        if member.failures > MAX_FAILURES and not retried:
-            raise ClusterError(f"actor {index} died {member.failures} times in a row without an unroll: {reason}")
-        pause = min(2.0**member.failures, LONGEST_PAUSE) if short_of_memory else 0.0
-        member.incarnation += 1
+        if failures > MAX_FAILURES and not (short_of_memory and now - since < MEMORY_SECONDS):
+            raise ClusterError(f"actor {index} died {failures} times in a row without an unroll: {reason}")
+        pause = min(2.0**failures, LONGEST_PAUSE) if short_of_memory else 0.0
         when = f" in {pause:.0f} s" if pause else ""
         logger.warning("actor %d died and is replaced%s: %s", index, when, reason)
         ray.kill(member.handle)
         self.pending = {request: owner for request, owner in self.pending.items() if owner != index}
-        member.handle, member.start_at = None, now + pause
+        self.members[index] = _Member(None, member.incarnation + 1, failures, since, now + pause)
         self._start()
 
     def status(self) -> PoolStatus:

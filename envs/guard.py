@@ -15,14 +15,11 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-STEP_SECONDS = 300.0
-"""Longest duration of a call, unless `limit_calls` sets another: the first one may compile."""
-GRACE_SECONDS = 10.0
-"""Time for an interrupted call to return before its process is ended."""
-FRAMES = 4
-"""Frames of a traceback that errors show."""
+STEP_SECONDS = 300.0  # longest duration of a call, unless `limit_calls` sets another: the first one may compile
+GRACE_SECONDS = 10.0  # for an interrupted call to return before its process is ended
+FRAMES = 4  # of a traceback that errors show
+#: Packages whose frames are not an environment's code, except for gymnasium's own environments.
 OURS = {"envs", "actors", "commands", "gymnasium", *sys.stdlib_module_names}
-"""Packages whose frames are not an environment's code, except for gymnasium's own environments."""
 
 
 class EnvironmentFailed(RuntimeError):
@@ -139,8 +136,7 @@ def _lines(summary: traceback.StackSummary) -> str:
     return "\n" + "".join(summary.format()).rstrip() if summary else ""
 
 
-_SIGNAL = signal.SIGURG
-"""Interrupts the main thread's waits. No other code uses it, and by default it is ignored."""
+_SIGNAL = signal.SIGURG  # interrupts the main thread's waits; no other code uses it, and by default it is ignored
 
 
 def _start() -> None:
