@@ -82,9 +82,9 @@ def to_space(spec: Any, name: str = "spec") -> spaces.Space[Any]:
     if isinstance(spec, specs.BoundedArray):
         low, high = (np.broadcast_to(bound, spec.shape) for bound in (spec.minimum, spec.maximum))
         return spaces.Box(low, high, dtype=spec.dtype.type)
-    bounds: Any = {"f": (-np.inf, np.inf), "b": (0, 1)}.get(spec.dtype.kind)
-    low, high = bounds or (np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max)
-    return spaces.Box(low, high, spec.shape, spec.dtype.type)
+    known: dict[str, Any] = {"f": (-np.inf, np.inf), "b": (0, 1)}
+    least, most = known.get(spec.dtype.kind) or (np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max)
+    return spaces.Box(least, most, spec.shape, spec.dtype.type)
 
 
 def _as_arrays(space: spaces.Space[Any], value: Any) -> Any:
