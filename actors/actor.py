@@ -28,7 +28,7 @@ class Episode:
     environment: index of the environment in its actor.
     actor_id, version: the actor, and the learner version of its weights at the end.
     metrics: the counters that the environment names in `metadata["episode_metrics"]`.
-    task: the name that the actor was given for what it plays.
+    task: name of the environment, given to the actor.
     """
 
     score: float
@@ -242,7 +242,7 @@ class Actor(Player):
         return list(zip(names, leaves(self.env_output), strict=True))
 
     def load_state_dict(self, arrays: dict[str, Tensor]) -> None:
-        """Resumes where the actor was whose `state_dict` this is."""
+        """Resumes from the `state_dict` of an actor."""
         self.generator.set_state(arrays["generator"])
         if not hasattr(self.envs, "get_state"):
             return

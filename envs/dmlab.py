@@ -20,7 +20,7 @@ from envs.level_cache import LevelCache, default_folder
 from envs.processes import batch
 
 FRAMES_PER_SECOND = 60
-#: The level whose choices can be told from its rewards.
+#: The level whose rewards identify correct and wrong choices.
 NONMATCHING = PATH + "rooms_select_nonmatching_object"
 #: Lab's mixer seeds [0, 2^32) divide its seeds [0, 2^31) into disjoint sets. This one is that of DeepMind's
 #: evaluations; training uses the upper half.

@@ -46,7 +46,7 @@ def limit_calls(seconds: float) -> None:
 
 
 class calling:
-    """Context of one call into environments: turns what it raises into `EnvironmentFailed` or `EnvironmentHung`.
+    """Context of one call into environments: raises `EnvironmentFailed` or `EnvironmentHung` for its errors.
 
     Ctrl-C passes. So do, while environments are made, ValueErrors and ImportErrors that their code did not raise: they
     are about the user's options.
@@ -96,7 +96,7 @@ class calling:
 
 
 def close(envs: VectorEnv, task: str) -> None:
-    """Closes environments. Raises what goes wrong, unless another error is being handled."""
+    """Closes environments. Errors are ignored while another error is being handled."""
     failing = sys.exc_info()[1] is not None
     with suppress(EnvironmentFailed) if failing else nullcontext(), calling(task, "in close"):
         envs.close()

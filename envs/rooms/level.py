@@ -101,7 +101,7 @@ class State(NamedTuple):
     wrong: NDArray[np.int64]
     done: NDArray[np.bool_]  # the episode is over; the next step begins another
     rng: NDArray[np.uint64]  # counter of this environment's own random stream
-    look: NDArray[np.uint64]  # what the episode's look is drawn from, 0 for the level's own
+    look: NDArray[np.uint64]  # random bits of the episode's look, 0 for the level's own
 
 
 def build(config: RoomsConfig) -> Level:
@@ -230,7 +230,7 @@ def begin_episode(level, state, i):
 
 @register_jitable
 def touch(level, state, i):
-    """Applies the effect of what the player touches; returns the reward of this frame."""
+    """Applies the effect of a touched pad or object; returns the reward of this frame."""
     x, y = state.x[i], state.y[i]
     if state.room[i] == ROOM_1:
         if level.pad[0] <= x <= level.pad[2] and level.pad[1] <= y <= level.pad[3]:

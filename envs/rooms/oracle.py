@@ -1,4 +1,4 @@
-"""A scripted player that reads the state: what a perfect memory scores, and how many steps it has to bridge."""
+"""A scripted player that reads the state, and the number of steps that a memory has to bridge."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""dm_env both ways: its own test suite on the rooms level; specs, ends of episodes and seeds of what is adapted."""
+"""dm_env both ways: its own test suite on the rooms level; specs, ends of episodes and seeds of adapted ones."""
 
 import unittest
 from functools import partial

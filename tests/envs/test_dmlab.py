@@ -1,4 +1,4 @@
-"""The adapter of DeepMind Lab: what holds of the real package and of its double, and what only the double can show.
+"""The adapter of DeepMind Lab, with a double of the package and, where it is installed, with the package itself.
 
 Tests with the fixture `lab` run with the double, and with the real package where it can be imported (marker `dmlab`).
 """

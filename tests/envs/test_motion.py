@@ -1,4 +1,4 @@
-"""The laws of motion against what was measured on DeepMind Lab (Quake 3's walking); the level's rules are not here."""
+"""The laws of motion against measurements on DeepMind Lab (Quake 3's walking)."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What scores mean: references by spec, and scores on their scales."""
+"""Reference scores by spec, and normalised scores."""
 
 import pytest
 

@@ -54,7 +54,7 @@ def test_both_choices_are_seen_on_arrival(variant):
 
 
 def test_at_arrival_an_object_is_5_to_6_pixels_wide_on_the_full_level():
-    """312 u away; a sphere is 32 u wide: 96 / 2 * 32 / 312 = 4.9 pixels, and what part of pixels add."""
+    """312 u away; a sphere is 32 u wide: 96 / 2 * 32 / 312 = 4.9 pixels, plus partial ones."""
     sphere = 3 * 10
     seen = columns(at_arrival(match=sphere, other=1), at_arrival(match=sphere + 1, other=1))
     assert 4 <= len(seen) <= 6
