@@ -12,16 +12,16 @@ from envs.guard import EnvironmentFailed, EnvironmentHung, limit_calls
 
 if TYPE_CHECKING:
     from envs.registry import foreign_code, held_out, make_vector, parse_spec, prepare, require_consent, tasks
-    from envs.scores import human_normalised, mean_normalised, oracle_normalised, reference_scores
+    from envs.scores import mean_normalised, reference_scores
 
 __all__ = ["EnvironmentFailed", "EnvironmentHung", "limit_calls"]
 __all__ += ["foreign_code", "held_out", "make_vector", "parse_spec", "prepare", "require_consent", "tasks"]
-__all__ += ["human_normalised", "mean_normalised", "oracle_normalised", "reference_scores"]
+__all__ += ["mean_normalised", "reference_scores"]
 
 
 def __getattr__(name: str) -> Any:
     """Imports the registry and the scores on first use: they need numba, which takes 60 MB."""
     if name not in __all__:
         raise AttributeError(f"module 'envs' has no attribute {name!r}")
-    module = "envs.scores" if name.endswith(("_normalised", "_scores")) else "envs.registry"
+    module = "envs.scores" if name in ("mean_normalised", "reference_scores") else "envs.registry"
     return getattr(importlib.import_module(module), name)

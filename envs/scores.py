@@ -56,32 +56,21 @@ def reference_scores(spec: str) -> dict[str, float | None]:
     return known
 
 
-def human_normalised(score: float, spec: str) -> float | None:
-    """100 * (score - random) / (human - random), or None where no human score is known."""
-    return _normalised(score, spec, "human")
-
-
-def oracle_normalised(score: float, spec: str) -> float | None:
-    """100 * (score - random) / (oracle - random), or None where either was not measured."""
-    return _normalised(score, spec, "oracle")
-
-
-def _normalised(score: float, spec: str, best: str) -> float | None:
-    reference = reference_scores(spec)
-    top, random = reference[best], reference["random"]
-    return None if top is None or random is None else 100.0 * (score - random) / (top - random)
-
-
 def mean_normalised(scores: Mapping[str, float]) -> dict[str, float]:
     """Means over tasks, in %, of scores by spec: human_normalised, human_normalised_capped and oracle_normalised.
 
-    Capped: no task counts for more than 100 (Espeholt et al. 2018, section 5.3). Each mean is over the tasks that have
-    such a scale, and left out where none has.
+    100 * (score - random) / (best - random), with the human or the oracle's score as the best. Capped: no task counts
+    for more than 100 (Espeholt et al. 2018, section 5.3). Each mean is over the tasks whose references are known, and
+    left out where there are none.
     """
-    human, oracle = (
-        [value for spec, score in scores.items() if (value := _normalised(score, spec, best)) is not None]
-        for best in ("human", "oracle")
-    )
+    human: list[float] = []
+    oracle: list[float] = []
+    for spec, score in scores.items():
+        reference = reference_scores(spec)
+        for best, values in (("human", human), ("oracle", oracle)):
+            top, random = reference[best], reference["random"]
+            if top is not None and random is not None:
+                values.append(100.0 * (score - random) / (top - random))
     capped = [min(value, 100.0) for value in human]
     scales = {"human_normalised": human, "human_normalised_capped": capped, "oracle_normalised": oracle}
     return {name: sum(values) / len(values) for name, values in scales.items() if values}
