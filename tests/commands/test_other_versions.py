@@ -122,7 +122,7 @@ def test_actors_of_another_version(copied: Copied, capfd: Capture) -> None:
     folder = copied()
     last = folder / "checkpoints" / f"{saved_steps(folder)[-1]:012d}"
     tensors = load_file(last / "actors.safetensors")
-    tensors["0/env_output/reward"] = tensors["0/moment/reward"].double()
+    tensors["0/env_output/reward"] = tensors["0/env_output/reward"].double()
     data = save(tensors)
 
     def change(content: Any) -> None:
