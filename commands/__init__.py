@@ -1,9 +1,10 @@
-"""What a person types: `compressive <command>`. Each command is one module; this one only finds it.
+"""The command line, `compressive COMMAND`: finds the module of a command and turns errors into messages.
 
-Bad input ends with one line on standard error and exit status 2, before any work is done; an error in the code of an
-environment with its name, the place where it was raised and status 1.
+Bad input ends with one line on standard error and exit status 2, before any work is done. An error in the code of an
+environment ends with its name, the place where it was raised, and status 1.
 """
 
+import difflib
 import importlib
 import io
 import logging
@@ -12,11 +13,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
-
-from rich.console import Console
-from rich.logging import RichHandler
 
 from training import UserError
 
@@ -26,44 +25,47 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
 
   launch     train an agent, on this machine or on a Ray cluster, then evaluate and film it
   evaluate   play episodes with trained agents, an oracle or at random, and report the scores
-  visualize  play episodes and lay the agent's memory open: a video, and a page for the browser
+  visualize  play episodes and show what the agent attends to: a video, and a page for the browser
   report     one page about a run: configuration, curves, memory, evaluation
-  compare    train variants of an agent with several seeds each, and compare them in a report
-  status     show what a run is doing: progress, actors, policy lag, last checkpoint
-  text       train, measure and sample language models on the same core
-  speech     train, measure and sample models of raw waveforms on the same core
+  compare    train variants of a model with several seeds each, and compare them in a report
+  status     show the progress of a run: scores, actors, policy lag, last checkpoint
+  text       train, evaluate and sample language models on the same core
+  speech     train, evaluate and sample models of raw waveforms on the same core
 
 `compressive COMMAND --help` explains a command's options. To begin:
 
   compressive launch                 train on two CPU cores, under 10 minutes
-  compressive evaluate runs/NAME     the agent of that run once more
+  compressive evaluate runs/NAME     evaluate the agent of that run again
   compressive visualize runs/NAME    what it remembers, step by step
+
+  compressive --version              the version of this program
 """
-
-
-COMMANDS = ("launch", "evaluate", "visualize", "report", "compare", "status", "text", "speech")
-"""Names of commands, each a function in the module of its name."""
+COMMANDS = {name: name for name in ("launch", "evaluate", "visualize", "report", "compare", "status")}
+COMMANDS |= {"text": "sequence", "speech": "sequence"}
+"""Modules of commands by the name of the command, which is that of the function as well."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console command `compressive`."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return
+    if arguments[0] == "--version":
+        print(f"compressive {_version()}")
+        return
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack a character, or a name be no text at all
+        if isinstance(stream, io.TextIOWrapper):  # the terminal may lack a character, or a name not be valid text
             stream.reconfigure(errors="backslashreplace")
-    handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S")
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
-    # The commands say themselves which checkpoints they skipped.
-    warnings.filterwarnings("ignore", message="skipped checkpoint")
-    threading.excepthook = _thread_failed
     try:
         name, rest = arguments[0], arguments[1:]
         if name not in COMMANDS:
-            raise UserError(f"expected a command out of {', '.join(COMMANDS)}, got {name!r} (see compressive --help)")
-        command: Callable[[Sequence[str]], None] = getattr(importlib.import_module(f"commands.{name}"), name)
+            close = difflib.get_close_matches(name, COMMANDS, 1)
+            hint = f"perhaps you meant {close[0]}" if close else "see compressive --help"
+            raise UserError(f"expected a command out of {', '.join(COMMANDS)}, got {name!r} ({hint})")
+        if not {"-h", "--help"} & set(rest):
+            _prepare_logging()
+        command: Callable[[Sequence[str]], None] = getattr(importlib.import_module(f"commands.{COMMANDS[name]}"), name)
         command(rest)
         sys.stdout.flush()
     except UserError as error:
@@ -78,18 +80,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        from envs import EnvironmentFailed  # not before: --help is to be quick
+        from envs import EnvironmentFailed  # here, because --help must be fast
 
         if not isinstance(error, EnvironmentFailed):
             raise
-        # Of an actor on Ray only the cause: Ray's own words are its whole traceback.
+        # Ray's own message is its whole traceback; only the cause is shown.
         print("compressive:", getattr(error, "cause", error), file=sys.stderr)
         sys.exit(1)
 
 
+def _version() -> str:
+    """The installed version; in a clone that is not installed, as in a Ray job, it is unknown."""
+    try:
+        return version("compressive-impala")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _prepare_logging() -> None:
+    from rich.console import Console
+    from rich.logging import RichHandler
+
+    handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S")
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
+    warnings.filterwarnings("ignore", message="skipped checkpoint")  # the commands name them
+    threading.excepthook = _thread_failed
+
+
 def _refuse(message: str) -> NoReturn:
-    """Ends the program with one line, whose middle is left out if it is too long to read."""
-    from learner.storage import redact  # not before: --help is to be quick
+    """Ends the program with one line; the middle of a very long one is left out."""
+    from learner.storage import redact  # here, because --help must be fast
 
     line = redact(" ".join(message.split()))
     print("compressive:", line if len(line) <= 2000 else f"{line[:1500]} ... {line[-400:]}", file=sys.stderr)
@@ -105,6 +125,6 @@ def _named(path: Any, arguments: Sequence[str]) -> bool:
 
 
 def _thread_failed(failed: threading.ExceptHookArgs) -> None:
-    """Says what a thread failed with, but for TensorBoard's: that error is raised again where rows are written."""
+    """Prints the error of a thread, except for TensorBoard's: that is raised again where rows are written."""
     if type(failed.thread).__name__ != "_AsyncWriterThread":
         threading.__excepthook__(failed)

@@ -88,18 +88,19 @@ def parse_training(
         UserError: if a value is impossible.
     """
     start = parse_start(prog, arguments)
+    base = next(parent for parent in kind.__mro__ if "kind" in vars(parent))  # the class of the configuration
     with user_errors():
         if start.resume:
-            config = read(start.resume) if read else read_config(Run(start.resume), kind)
+            config = read(start.resume) if read else read_config(Run(start.resume), base)
         else:
             config = make_preset(start.preset, start.core)
     core = core_name(config) if start.resume else start.core
-    defaults = {field.name: getattr(config, field.name) for field in dataclasses.fields(type(config))}
+    defaults = {field.name: getattr(config, field.name) for field in dataclasses.fields(base)}
     options = parse(kind, prog, arguments, default=kind(**defaults, core=core), config=FLAGS)
     if options.resume:
         if options.core != core:
             raise UserError(f"core: expected {core} as in {options.resume}, got {options.core}")
-        for name, old, new in differences(to_plain(config), to_plain(options.config_of(type(config)))):
+        for name, old, new in differences(to_plain(config), to_plain(options.config_of(base))):
             if name.startswith(fixed):
                 raise UserError(f"{name}: expected {old} as in {options.resume}, got {new}")
     return options
@@ -196,7 +197,7 @@ def _names(kind: Any, prefix: str = "") -> Iterator[str]:
         for group in groups:
             yield from _names(group, f"{prefix}{name}.")
         if not groups:
-            yield f"{prefix}{name}".replace("_", "-")
+            yield f"{prefix}{name.strip('_')}".replace("_", "-")
 
 
 AllowEnv = Annotated[str | None, tyro.conf.arg(metavar="ENV")]

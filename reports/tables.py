@@ -1,12 +1,19 @@
-"""Tables of evaluations for the terminal, made of the summaries that `training.evaluation` writes."""
+"""Tables and lines about runs for the terminal: evaluations, as `training.evaluation` summarizes them, and progress."""
 
+import math
+import shlex
+import time
+from collections.abc import Mapping
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-SCALES = ("human_normalised", "human_normalised_capped", "oracle_normalised")
-"""Scores in % of what people or an oracle reach, in summaries."""
+from training.config import RunConfig
+from training.console import duration, quantity, say
+from training.evaluation import SCALES
+from training.run import KINDS, Run
 
 
 def table(title: str, rows: dict[str, str]) -> Table:
@@ -75,3 +82,36 @@ def _estimate(value: float | None, interval: list[Any], digits: int) -> str:
         return "-"
     within = "" if None in interval else f"  [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
     return f"{value:.{digits}f}{within}"
+
+
+def number(row: Mapping[str, Any], name: str, form: str = ".1f", factor: float = 1.0, unit: str = "") -> str:
+    """A metric of a row in words, - if there is none."""
+    value = row.get(name, math.nan)
+    return "-" if math.isnan(value) else f"{value * factor:{form}}{unit}"
+
+
+def progress_rows(config: RunConfig, row: Mapping[str, Any]) -> dict[str, str]:
+    """The last row of metrics of an agent's run, in words."""
+    if not row:
+        return {}
+    frames = row.get("learner/frames", 0.0)
+    tasks = number(row, "tasks/seen", ".0f"), number(row, "tasks/count", ".0f")
+    over = f" over {tasks[0]} of {tasks[1]} tasks" if "tasks/seen" in row else ""
+    ago = duration(max(time.time() - row.get("time", math.nan), 0.0))  # this way round NaN stays
+    return {
+        "frames": f"{quantity(frames)} of {quantity(config.frames)} ({100 * min(1, frames / config.frames):.1f} %)",
+        "frames/s": quantity(row.get("speed/frames_per_second", math.nan)),
+        "return": number(row, "episode/return") + over,
+        "correct choices": number(row, "episode/correct_choices", factor=100, unit=" %"),
+        "actors": f"{number(row, 'actors/alive', '.0f')} alive, {number(row, 'actors/restarts', '.0f')} restarts",
+        "policy lag": f"mean {number(row, 'policy_lag/mean')}, at most {number(row, 'policy_lag/max', '.0f')} "
+        f"versions; {number(row, 'actors/unrolls_dropped', '.0f')} unrolls dropped",
+        "learner idle": number(row, "learner/idle_fraction", ".0f", 100, " % of the time"),
+        "measured": f"{ago} ago",
+    }
+
+
+def say_how_to_resume(console: Console, run: Run, kind: str, state: str) -> None:
+    """Prints the command that resumes a run which is neither running nor finished."""
+    if not state.startswith(("running", "finished")):
+        say(console, f"resume with: {KINDS[kind][0]} --resume {shlex.quote(str(run))}")

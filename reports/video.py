@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from actors.recording import Recording
 from agent.core import ATTENTION_KINDS
+from learner.files import replacing
 
 HEIGHT, VIEW_WIDTH, PANEL_WIDTH = 360, 480, 280
 BACKGROUND, TEXT, FAINT = (18, 20, 26), (235, 237, 240), (130, 136, 148)
@@ -89,3 +90,15 @@ def draw(view: np.ndarray, lines: dict[str, str], attention: dict[str, float]) -
             brush.rectangle((left, top, left + width, top + 8), fill=(44, 48, 58))
             brush.rectangle((left, top, left + round(width * mass), top + 8), fill=COLOURS[kind])
     return np.asarray(frame)
+
+
+def film(recordings: Sequence[Recording], path: Path) -> Path:
+    """Writes a video as `write_video` does; the file is complete, or as it was before.
+
+    Raises:
+        OSError: if it cannot be written, or would replace what is not a regular file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        write_video(recordings, temporary)
+    return path

@@ -7,7 +7,6 @@ it configures (`agent`, `actors`, `learner`, `envs`); presets are in `presets`.
 
 import dataclasses
 import re
-import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -121,7 +120,7 @@ def to_plain(config: Any) -> dict[str, Any]:
         if not dataclasses.is_dataclass(value):
             return value
         name = {"name": names[type(value)]} if type(value) in names else {}
-        fields = dataclasses.fields(value)  # type: ignore[arg-type]
+        fields = dataclasses.fields(value)
         return name | {field.name: plain(getattr(value, field.name)) for field in fields}
 
     return ({} if config.kind == RunConfig.kind else {"kind": config.kind}) | plain(config)

@@ -1,10 +1,10 @@
-"""The main loop: unrolls from a pool to the learner, weights back, and what is written and shown on the way.
+"""The training of an agent with IMPALA: unrolls from the actors, updates by the learner, weights back to the actors.
 
-Everything that is specific to a command line or a terminal is elsewhere (`launch.py`, `display.py`).
+`Trainer` holds what a run consists of: the learner and its counters, the last episodes, and checkpoints. Its parts are
+built in `factories`; the loop itself is `loop.train`.
 """
 
 import dataclasses
-import functools
 import logging
 import math
 import os
@@ -13,40 +13,34 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
-import gymnasium
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from actors import Actor, Episode, LocalPool, Pool, PoolStatus, Unroll
-from actors.actor import check_environment
+from actors import Episode, Pool, Unroll
 from actors.evaluation import correct_fraction
-from actors.pool import pairs
-from agent import Agent, Trajectory
+from agent import Trajectory
 from agent.core import concatenate_states, leaves, state_bytes
-from agent.memory_check import build_network
-from envs import limit_calls, make_vector, mean_normalised, tasks
-from envs.guard import close
+from envs import limit_calls, mean_normalised, prepare, tasks
 from learner import checkpoints
 from learner.diagnostics import attention_mass
 from learner.learner import Learner
 from learner.metrics import MetricsWriter
 from learner.storage import Remote
-from reports.tensorboard import LAYOUT
-from training import UserError
+from training import UserError, loop
+from training.charts import CHARTS
 from training.config import RunConfig, to_plain
-from training.loop import Clock
-from training.run import ClaimedFolder
-from training.signals import StopRequest
+from training.console import quantity
+from training.factories import interface, make_agent, make_learner, make_learners, make_pool
+from training.run import Run
 
 if TYPE_CHECKING:
     from learner.group import LearnerGroup
-    from training.ray_head import HeadWatch
+    from training.cluster import HeadWatch
 
 logger = logging.getLogger(__name__)
 
@@ -54,194 +48,32 @@ NUMBERS = dict.fromkeys(("steps", "environment", "actor_id", "version"), int)
 EPISODE: dict[str, Any] = {"score": float, **NUMBERS, "metrics": {str: float}, "task": str}
 ACTORS = {"num_actors": int, "envs_per_actor": int}
 STATE = {"episodes": int, "generation": int, "recent": [EPISODE], "rng": dict, "config": {"actors": ACTORS}}
-"""What `Trainer.restore` needs of the state that `Trainer.save` writes, as `checkpoints.require` takes it."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a display shows while training goes on.
-
-    steps, frames: learned from so far; total_frames: when the run ends.
-    frames_per_second: over the last seconds. score, correct: means over the last episodes (NaN before the first), the
-    score of several tasks over those of each. tasks: how many have had an episode, and how many there are.
-    """
-
-    steps: int
-    frames: int
-    total_frames: int
-    frames_per_second: float
-    score: float
-    correct: float
-    episodes: int
-    pool: PoolStatus
-    tasks: tuple[int, int] = (1, 1)
-
-
-class Display(Protocol):
-    """Where progress goes."""
-
-    def update(self, progress: Progress) -> None:
-        """Called after every update of the weights."""
+"""The schema of a checkpoint's state, as `checkpoints.require` takes it."""
 
 
 class Stopped(Exception):
-    """The user asked to stop, or the run's folder is lost, while there was nothing to do but wait."""
-
-
-class Interface(NamedTuple):
-    """What must be known of an environment to build an agent for it, and its frames per agent step.
-
-    vocabulary: how many ids the words of its instructions may have, 0 if it shows none.
-    """
-
-    observation_shape: tuple[int, ...]
-    num_actions: int
-    action_repeat: int
-    vocabulary: int = 0
-
-    def __str__(self) -> str:
-        words = f", instructions of {self.vocabulary} words" if self.vocabulary else ""
-        seen = f"observations {list(self.observation_shape)}{words}"
-        return f"{seen}, {self.num_actions} actions and {self.action_repeat} frames a step"
-
-
-@functools.cache
-def interface(env: str) -> Interface:
-    """Of an environment by name, which is made once to look at it; several tasks must have the same.
-
-    Raises:
-        ValueError: if there is no such environment, it is not supported, or its tasks differ.
-        ImportError: if it needs what is not installed.
-    """
-    names = tasks(env)
-    if len(names) > 1:
-        first = interface(names[0])
-        for task in names[1:]:
-            if (other := interface(task)) != first:
-                raise ValueError(f"env: expected {first} as in {names[0]}, got {other} in {task}")
-        return first
-    envs = make_vector(env, 1)
-    try:
-        check_environment(envs)
-        space: Any = envs.single_observation_space
-        vocabulary = 0
-        if isinstance(space, gymnasium.spaces.Dict):
-            space, vocabulary = space["image"], int(space["instruction"].high.max()) + 1
-        num_actions = int(envs.single_action_space.n)  # type: ignore[attr-defined]
-        return Interface(space.shape or (), num_actions, int(envs.metadata.get("action_repeat", 1)), vocabulary)
-    finally:
-        close(envs, env)
-
-
-def make_agent(config: RunConfig) -> Agent:
-    """The run's network with fresh weights (from torch's global generator)."""
-    shape, num_actions, _, vocabulary = interface(config.env)
-    build = functools.partial(Agent, config.agent, shape, num_actions, vocabulary)
-    return build_network(build, config.agent, config.actors.envs_per_actor)
-
-
-def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: int) -> Actor:
-    """One training actor, which plays one of the run's tasks. No two actors, restarts or resumed runs share a seed.
-
-    Args:
-        config: the run.
-        generation: 0 for a new run, one more at every resumption.
-        actor_id: which actor; of n tasks it plays number `actor_id` modulo n.
-        incarnation: how often it was replaced.
-    """
-    seed = np.random.SeedSequence([config.seed, 1, generation, incarnation]).generate_state(1)[0]
-    limit_calls(config.actors.step_seconds)
-    names = tasks(config.env)
-    task = names[actor_id % len(names)]
-    envs = make_vector(task, config.actors.envs_per_actor, episode_stream(generation, actor_id, incarnation))
-    return Actor(envs, make_agent(config), actor_id, int(seed), task=task, device=config.actors.device)
-
-
-def episode_stream(generation: int, actor_id: int, incarnation: int) -> int:
-    """A number of 31 bits that no other actor, restart or resumption of the run has; see `envs.make_vector`.
-
-    That holds for 4096 actors, 1024 lives of each and 512 beginnings of the run; beyond them numbers come again, with
-    seeds that begin elsewhere.
-    """
-    return (generation % 512) << 22 | (incarnation % 1024) << 12 | actor_id % 4096
-
-
-def make_pool(config: RunConfig, generation: int, local: bool) -> Pool:
-    """The run's actors, in this process or on the Ray cluster that this process is connected to."""
-    build = functools.partial(make_actor, config, generation)
-    if local:
-        return LocalPool(build, config.actors)
-    from actors.ray_pool import RayPool
-
-    return RayPool(build, config.actors)
-
-
-def make_learner(config: RunConfig, agent: Agent) -> Learner:
-    """The run's learner in this process; on the CPU if it follows several on Ray."""
-    learning = config.learner if config.learners == 1 else dataclasses.replace(config.learner, device="cpu")
-    return Learner(agent, learning, max(1, config.frames // interface(config.env).action_repeat))
-
-
-def make_learners(
-    config: RunConfig, learner: Learner, check: Callable[[], object] = lambda: None
-) -> "AbstractContextManager[Learner | LearnerGroup]":
-    """Who does the updates: the learner itself, or as many as the run asks for on the Ray cluster; it follows them.
-
-    `check` is called while they wait for the cluster; see `LearnerGroup`.
-
-    Raises:
-        UserError: if there are not enough GPUs.
-    """
-    if config.learners == 1:
-        return nullcontext(learner)
-    from learner.group import LearnerGroup
-
-    try:
-        return LearnerGroup(
-            learner,
-            config.learners,
-            config.learner.device,
-            config.seed,
-            config.learner_placement,
-            pairs("learner_labels", config.learner_labels),
-            check,
-        )
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-def make_mirror(run: Path, local: bool) -> Callable[[Mapping[str, float]], None] | None:
-    """Where rows of metrics go beside the run's files: gauges of the Ray cluster that this process is connected to."""
-    if local:
-        return None
-    from training.ray_metrics import RayGauges
-
-    return RayGauges(run.resolve().name).set
-
-
-def watch_head(local: bool) -> "AbstractContextManager[HeadWatch | None]":
-    """Watches the head of the Ray cluster that this process is connected to; not through Ray Client (ray://)."""
-    if local:
-        return nullcontext()
-    from training.ray_head import HeadWatch, is_reachable
-
-    return HeadWatch() if is_reachable() else nullcontext()
+    """The user asked to stop, or the run's folder was lost."""
 
 
 class Trainer:
-    """A run in progress: learner, counters and files.
+    """A run in progress; implements `loop.Job`.
 
     Args:
         config: the run.
-        run: its folder; nothing is written before `claim` and `train`. `folder` notices if it is moved or removed.
+        run: its folder. Nothing is written before `claim_url` and `train`.
         local: whether actors live in this process; only then is a resumed run identical to an uninterrupted one.
 
+    Attributes:
+        learner: the learner of this process; it follows several learners on Ray, if there are any.
+        saved: where the newest checkpoint is.
+        restored: the checkpoint from which the run was resumed.
+
     Raises:
-        ValueError: if there is no such environment or network.
+        ValueError: if the environment or the network is impossible.
         StorageError: if the run's URL cannot be used.
     """
 
-    def __init__(self, config: RunConfig, run: Path, local: bool) -> None:
+    def __init__(self, config: RunConfig, run: Run, local: bool) -> None:
         self.config, self.run, self.local = config, run, local
         names = tasks(config.env)
         if config.actors.num_actors < len(names):
@@ -252,18 +84,16 @@ class Trainer:
         self.action_repeat = interface(config.env).action_repeat
         self.agent = make_agent(config)
         self.learner = make_learner(config, self.agent)
-        self.episodes = 0
-        self.dropped = 0
+        self.updater: Learner | LearnerGroup = self.learner
+        self.pool: Pool | None = None
+        self.episodes = self.dropped = self.generation = 0
         self.recent: dict[str, deque[Episode]] = {task: deque(maxlen=200) for task in names}
-        self.generation = 0
-        self.pool_state: dict[str, Tensor] = {}
+        self.place: Path | str = config.checkpoint_url or run.path
+        self.remote = Remote(config.checkpoint_url) if config.checkpoint_url else None
+        self.claimed: str | None = None
         self.restored: checkpoints.Checkpoint | None = None
         self.saved: Path | str | None = None
         self.saved_version: int | None = None
-        self.folder: ClaimedFolder | None = None
-        self.place: Path | str = config.checkpoint_url or run
-        self.remote = Remote(config.checkpoint_url) if config.checkpoint_url else None
-        self.claimed: str | None = None
 
     @property
     def frames(self) -> int:
@@ -272,20 +102,20 @@ class Trainer:
 
     @property
     def unroll_bytes(self) -> int:
-        """Size of an actor's unroll as it travels to the learner."""
+        """Size of an unroll as it is sent to the learner."""
         actors, shape = self.config.actors, interface(self.config.env).observation_shape
         observation = math.prod(shape) * (1 if len(shape) == 3 else 4)  # images are bytes
         state = state_bytes(self.agent.initial_state(1))
         return actors.envs_per_actor * ((actors.unroll_length + 1) * observation + state)
 
-    def claim(self, new: bool) -> None:
+    def claim_url(self, new: bool) -> None:
         """Makes this process the only one that writes to the run's URL, if it has one.
 
-        There is no lock that a lost machine would give back. So the last claim counts: whoever wrote there before
-        stops at its next checkpoint, before it has written anything.
+        A URL has no lock that the loss of a machine would release. So the last claim counts: an earlier owner stops at
+        its next checkpoint, before it writes anything.
 
         Raises:
-            ValueError: if a new run is to begin where there are checkpoints.
+            ValueError: if a new run would start where there are checkpoints.
             StorageError: if the URL cannot be written to.
         """
         if self.remote is None:
@@ -293,16 +123,16 @@ class Trainer:
         if new and self.remote.folders():
             raise ValueError(f"{self.place} already has checkpoints: expected a new URL, or --resume {self.place}")
         now = time.strftime("%Y-%m-%d %H:%M:%S")
-        self.claimed = f"{self.run.resolve()} on {socket.gethostname()} (process {os.getpid()}, {now})"
+        self.claimed = f"{self.run.path.resolve()} on {socket.gethostname()} (process {os.getpid()}, {now})"
         self.remote.claim(self.claimed)
 
     def restore(self) -> None:
-        """Goes on from the run's last readable checkpoint. Actors begin afresh if their number has changed.
+        """Resumes from the run's last readable checkpoint. If the number of actors has changed, actors start anew.
 
         Raises:
-            FileNotFoundError: if there is none.
+            FileNotFoundError: if there is no checkpoint.
             ValueError: if it does not fit the configuration, or is of another version.
-            StorageError: if the run's URL cannot be read from.
+            StorageError: if the run's URL cannot be read.
         """
         checkpoint = checkpoints.load_latest(self.place)
         state = checkpoint.state
@@ -315,38 +145,164 @@ class Trainer:
                 raise ValueError(f"state: recent: expected episodes of {expected}, got one of {got}")
             self.learner.load_state_dict(checkpoints.unpack_learner(checkpoint))
         except (RuntimeError, ValueError) as error:
-            raise ValueError(f"{checkpoint.path} does not fit {self.run / 'config.json'}: {error}") from error
+            raise ValueError(f"{checkpoint.path} does not fit {self.run.config_file}: {error}") from error
         self.episodes, self.generation = state["episodes"], state["generation"] + 1
         self._remember(episodes)
-        actors = state["config"]["actors"]
-        if all(actors[name] == getattr(self.config.actors, name) for name in ("num_actors", "envs_per_actor")):
-            self.pool_state = checkpoint.parts.get("actors", {})
         self.restored, self.saved, self.saved_version = checkpoint, checkpoint.path, self.learner.version
 
-    def _require_alike(self, own: dict[str, Tensor]) -> None:
-        """Raises a UserError where the restored states of actors are not such as the actors' own."""
-        for name, tensor in own.items():
-            pair = [tensor, self.pool_state.get(name)]
+    def _restore_actors(self, pool: Pool) -> None:
+        """Gives the actors the state that they had in the checkpoint, if there are as many of them."""
+        assert self.restored
+        actors, saved = self.restored.state["config"]["actors"], self.restored.parts.get("actors", {})
+        if not saved or any(actors[name] != getattr(self.config.actors, name) for name in ACTORS):
+            return
+        for name, tensor in pool.state_dict().items():
+            pair = [tensor, saved.get(name)]
             expected, got = ("none" if one is None else f"{one.dtype} {list(one.shape)}" for one in pair)
             if expected != got:
                 raise UserError(f"{self.saved} does not fit: actors: {name}: expected {expected}, got {got}")
+        pool.load_state_dict(saved)
 
-    def save(self, learner: "Learner | LearnerGroup", pool: Pool | None = None) -> None:
-        """Writes a checkpoint; without a pool, actors begin afresh when it is resumed.
+    def train(self, show: Callable[[loop.Progress], None], stop: Callable[[], bool] = lambda: False) -> None:
+        """Trains until the run's frames are reached, `stop` returns true, or the folder that was claimed is lost.
+
+        A new run starts with a checkpoint, so that it can always be resumed and a full disk is noticed at once. There
+        is also one of all that was learned at the end, and after every error but that of a batch.
+
+        Raises:
+            OSError: if the run's folder cannot be written to.
+            StorageError: if its URL cannot be written to.
+            FloatingPointError: if a loss or gradient is not finite; the batch and the last checkpoint are kept.
+            Exception: errors of actors and learners other than their death.
+        """
+        with ExitStack() as stack:
+            head = stack.enter_context(self._watch_head())
+
+            def check() -> None:
+                if stop() or self.run.lost:
+                    raise Stopped
+                if head:
+                    head.check(self.save_new)
+
+            self.check = check
+            try:
+                with suppress(Stopped):
+                    self._start(stack)
+                    loop.train(self, show, checkpoint_seconds=self.config.checkpoint_seconds)
+                self.save_new()
+            except FloatingPointError:
+                raise
+            except Exception:
+                self._rescue()
+                raise
+
+    def _watch_head(self) -> "AbstractContextManager[HeadWatch | None]":
+        if self.local:
+            return nullcontext()
+        from training.cluster import HeadWatch
+
+        return HeadWatch()
+
+    def _start(self, stack: ExitStack) -> None:
+        """Starts learners, actors and the writer of metrics; they are closed with the stack."""
+        stack.callback(setattr, self, "updater", self.learner)
+        self.updater = stack.enter_context(make_learners(self.config, self.learner, self.check))
+        self.pool = stack.enter_context(make_pool(self.config, self.generation, self.local))
+        stack.callback(setattr, self, "pool", None)
+        if self.restored:
+            self._restore_actors(self.pool)
+            checkpoints.restore_rng(self.restored.state["rng"])  # last, because creating actors draws random numbers
+        if self.saved is None:
+            self.run.path.mkdir(parents=True, exist_ok=True)
+            self.save()
+        mirror = None
+        if not self.local:
+            from training.cluster import RayGauges
+
+            mirror = RayGauges(self.run.name).set
+        self.writer = stack.enter_context(MetricsWriter(self.run.path, self.learner.steps, mirror, CHARTS))
+        self.clock = loop.Clock(self.learner.steps)
+        self.pool.publish(self.updater.weights(), self.updater.version)
+
+    @property
+    def done(self) -> bool:
+        """Whether all frames have been learned from."""
+        return self.frames >= self.config.frames
+
+    def update(self) -> dict[str, float]:
+        """Learns from one batch, and gives the actors the new weights."""
+        assert self.pool
+        self.check()
+        with self.clock.waiting():
+            unrolls = [self._next_unroll() for _ in range(self.config.unrolls_per_update)]
+        self.batch: Trajectory = concatenate_states([unroll.trajectory for unroll in unrolls])
+        try:
+            metrics = self.updater.update(self.batch)
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{error} The batch is kept in {self._keep_batch()}") from error
+        self.pool.publish(self.updater.weights(), self.updater.version)
+        self.clock.mark(self.learner.steps)
+        return metrics
+
+    def _next_unroll(self) -> Unroll:
+        """The next unroll that is not too old to learn from. The episodes of older ones count as well."""
+        assert self.pool
+        while True:  # the version does not change meanwhile, so actors catch up
+            unroll = self.pool.get(self.check)
+            self._remember(unroll.episodes)
+            self.episodes += len(unroll.episodes)
+            limit, lag = self.config.max_policy_lag, self.learner.version - int(unroll.trajectory.version.min())
+            if limit is None or lag <= limit:
+                return unroll
+            self.dropped += 1
+
+    def _remember(self, episodes: list[Episode]) -> None:
+        """Keeps episodes by task, for the means that are shown; those without a task belong to the first."""
+        for episode in episodes:
+            self.recent[episode.task or next(iter(self.recent))].append(episode)
+
+    def _keep_batch(self) -> Path:
+        """Writes a batch that cannot be learned from, so that the reason can be found."""
+        tensors: dict[str, Tensor] = {}
+        for name, value in self.batch._asdict().items():
+            parts = {f"{name}/{index}": leaf for index, leaf in enumerate(leaves(value))}
+            tensors |= {name: value} if isinstance(value, Tensor) else parts
+        path = self.run.not_finite_file(self.learner.version + 1)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        return path
+
+    def save(self) -> None:
+        """Writes a checkpoint, with the state of the actors where the pool can give it.
 
         Raises:
             UserError: if the run's URL was claimed by another launch; nothing was written then.
             FileNotFoundError: if the run's folder was removed.
         """
+        self._save(self.updater, self.pool)
+
+    def save_new(self) -> Path | str | None:
+        """Writes a checkpoint if there is something new to save; returns where the newest is."""
+        if self.saved_version != self.learner.version:
+            self.save()
+        return self.saved
+
+    def _rescue(self) -> None:
+        """Saves what was learned before an error, without asking the actors, and if need be without the learners."""
+        for updater in (self.updater, self.learner):  # the optimizer of the second may be that of the last checkpoint
+            if self.saved is not None and self.saved_version != self.learner.version:
+                with suppress(Exception):
+                    self._save(updater, None)
+
+    def _save(self, updater: "Learner | LearnerGroup", pool: Pool | None) -> None:
         place = self.place
-        if self.folder and not self.remote and self.folder.lost:  # what was learned goes where the folder is now
-            found = self.folder.find()
+        if self.remote is None and self.run.lost:  # what was learned is saved where the folder is now
+            found = self.run.find()
             if found is None:
-                self.folder.require()
+                self.run.require()
             place = found or place
         if self.remote and self.claimed and (owner := self.remote.owner()) not in (None, self.claimed):
             raise UserError(f"{self.place} was taken over by {owner}; this run ends with {self.saved}")
-        parts, counters = checkpoints.pack_learner(learner.state_dict())
+        parts, counters = checkpoints.pack_learner(updater.state_dict())
         if pool and (actors := pool.state_dict()):
             parts["actors"] = actors
         state = {
@@ -359,166 +315,100 @@ class Trainer:
         }
         self.saved = checkpoints.save(place, self.learner.steps, parts, state, self.config.keep_checkpoints)
         self.saved_version = self.learner.version
-        path = self.run / "config.json"
-        if self.folder and not self.folder.lost and not path.exists():  # another removed it, and resuming needs it
-            checkpoints.write_json(path, to_plain(self.config))
+        if not self.run.lost and self.run.path.exists() and not self.run.config_file.exists():
+            self.run.write_config(to_plain(self.config))  # it was removed, and resuming needs it
 
-    def train(self, display: Display, stop: StopRequest) -> None:
-        """Trains until the run's frames are reached, a stop is requested or the folder is lost that was claimed; leaves
-        a checkpoint in any case.
+    def agree(self, due: bool, stopping: bool) -> tuple[bool, bool]:
+        """See `loop.Job`; there is one process that decides."""
+        return due, stopping
 
-        A new run begins with one, so that it can be resumed whatever happens, and a full disk shows at once.
+    def write(self, row: Mapping[str, float]) -> None:
+        """Writes a row of metrics."""
+        self.writer.write(self.learner.steps, row)
 
-        Raises:
-            OSError: if the run's folder cannot be written to.
-            StorageError: if its URL cannot be written to.
-            FloatingPointError: if a loss or gradient is not finite. The batch is kept, and so are the checkpoints.
-            Exception: whatever actors and learners raise that is not a death; what was learned so far is saved before.
-        """
-
-        learner: Learner | LearnerGroup = self.learner
-        pool: Pool | None = None
-        with ExitStack() as stack:
-            head = stack.enter_context(watch_head(self.local))
-
-            def check() -> None:
-                if stop.requested or (self.folder and self.folder.lost):
-                    raise Stopped
-                if head:
-                    head.check(lambda: self._save_new(learner, pool))
-
-            with suppress(Stopped):
-                learner = stack.enter_context(make_learners(self.config, self.learner, check))
-                pool = stack.enter_context(make_pool(self.config, self.generation, self.local))
-                if self.pool_state:
-                    self._require_alike(pool.state_dict())
-                    pool.load_state_dict(self.pool_state)
-                if self.restored:  # last, for making actors draws random numbers
-                    checkpoints.restore_rng(self.restored.state["rng"])
-                if self.saved is None:
-                    self.run.mkdir(parents=True, exist_ok=True)
-                    self.save(learner, pool)
-                mirror = make_mirror(self.run, self.local)
-                writer = stack.enter_context(MetricsWriter(self.run, learner.steps, mirror, LAYOUT))
-                self._loop(learner, pool, writer, display, check)
-            self._save_new(learner, pool)
-
-    def _save_new(self, learner: "Learner | LearnerGroup", pool: Pool | None = None) -> Path | str | None:
-        """Writes a checkpoint if something was learned since the last; returns where the newest is."""
-        if self.saved_version != self.learner.version:
-            self.save(learner, pool)
-        return self.saved
-
-    def _loop(
-        self,
-        learner: "Learner | LearnerGroup",
-        pool: Pool,
-        writer: MetricsWriter,
-        display: Display,
-        check: Callable[[], None],
-    ) -> None:
-        """Trains until the run's frames are reached; raises as `train` does, and what `check` does, at any time."""
-        config, clock, saved = self.config, Clock(learner.steps), time.monotonic()
-        pool.publish(learner.weights(), learner.version)
-        while self.frames < config.frames:
-            try:
-                check()
-                with clock.waiting():
-                    unrolls = [self._get(pool, check) for _ in range(config.unrolls_per_update)]
-                trajectory = concatenate_states([unroll.trajectory for unroll in unrolls])
-                try:
-                    metrics = learner.update(trajectory)
-                except FloatingPointError as error:
-                    raise FloatingPointError(f"{error} The batch is kept in {self._keep(trajectory)}") from error
-                pool.publish(learner.weights(), learner.version)
-                display.update(self._progress(clock.rate(learner.steps), pool.status()))
-                if learner.version % config.log_every == 0 or self.frames >= config.frames:
-                    metrics |= attention_mass(self.agent, trajectory) | self._row(clock, pool.status())
-                    writer.write(learner.steps, metrics)
-            except (FloatingPointError, Stopped):
-                raise
-            except Exception:  # what was learned is not lost with actors or learners, who are asked for nothing more
-                try:
-                    self._save_new(learner)
-                except Exception:  # nor can they say how they stand: the optimizer is that of the last checkpoint
-                    self._save_new(self.learner)
-                raise
-            if time.monotonic() - saved > config.checkpoint_seconds:
-                self.save(learner, pool)
-                saved = time.monotonic()
-
-    def _get(self, pool: Pool, check: Callable[[], object]) -> Unroll:
-        """The next unroll that is not too old to learn from. Episodes count in any case: they have been played.
-
-        The version stands still meanwhile, so actors catch up and one will do.
-        """
-        while True:
-            unroll = pool.get(check)
-            self._remember(unroll.episodes)
-            self.episodes += len(unroll.episodes)
-            limit, lag = self.config.max_policy_lag, self.learner.version - int(unroll.trajectory.version.min())
-            if limit is None or lag <= limit:
-                return unroll
-            self.dropped += 1
-
-    def _remember(self, episodes: list[Episode]) -> None:
-        """Keeps episodes by task, for the means that are shown; one without a name is of the first."""
-        for episode in episodes:
-            self.recent[episode.task or next(iter(self.recent))].append(episode)
-
-    def _keep(self, trajectory: Trajectory) -> Path:
-        """Writes a batch that cannot be learned from, so that the reason can be found."""
-        tensors = {name: value for name, value in trajectory._asdict().items() if isinstance(value, Tensor)}
-        for name in trajectory._asdict().keys() - tensors.keys():
-            tensors |= {f"{name}/{index}": leaf for index, leaf in enumerate(leaves(getattr(trajectory, name)))}
-        path = self.run / f"not-finite-{self.learner.version + 1}.safetensors"
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-        return path
+    def progress(self) -> loop.Progress:
+        """See `loop.Job`."""
+        assert self.pool
+        rate, status = self.clock.rate, self.pool.status()
+        restarts = f", {status.restarts} restarted" if status.restarts else ""
+        texts = (
+            f"{quantity(self.learner.steps)} steps",
+            f"{quantity(rate * self.action_repeat)} frames/s",
+            self._score_text(),
+            f"{status.alive} actors{restarts}",
+        )
+        return loop.Progress(self.frames, self.config.frames, "frames", rate * self.action_repeat, texts)
 
     def _scores(self) -> dict[str, float]:
         """Mean return over the last episodes of each task that has had any."""
         return {task: float(np.mean([e.score for e in episodes])) for task, episodes in self.recent.items() if episodes}
 
-    def _progress(self, rate: float, pool: PoolStatus) -> Progress:
-        scores = self._scores()
-        return Progress(
-            steps=self.learner.steps,
-            frames=self.frames,
-            total_frames=self.config.frames,
-            frames_per_second=rate * self.action_repeat,
-            score=float(np.mean(list(scores.values()))) if scores else float("nan"),
-            correct=correct_fraction([episode for episodes in self.recent.values() for episode in episodes]),
-            episodes=self.episodes,
-            pool=pool,
-            tasks=(len(scores), len(self.recent)),
-        )
+    def _correct(self) -> float:
+        return correct_fraction([episode for episodes in self.recent.values() for episode in episodes])
 
-    def _row(self, clock: Clock, pool: PoolStatus) -> dict[str, float]:
-        """What the loop itself measures; values that do not exist yet are left out."""
-        progress = self._progress(clock.rate(self.learner.steps), pool)
+    def _score_text(self) -> str:
+        scores, correct = self._scores(), self._correct()
+        if not scores:
+            return "no episode finished yet"
+        over = f" over {len(scores)} of {len(self.recent)} tasks" if len(self.recent) > 1 else ""
+        chosen = "" if math.isnan(correct) else f"  correct {100 * correct:.1f} %"
+        return f"return {np.mean(list(scores.values())):.1f}{over}{chosen}"
+
+    def row(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The metrics of an update and what the loop measures; empty if the update is not logged."""
+        if self.learner.version % self.config.log_every and not self.done:
+            return {}
+        assert self.pool
+        scores, status, rate = self._scores(), self.pool.status(), self.clock.rate
         row = {
-            "episode/return": progress.score,
-            "episode/correct_choices": progress.correct,
+            "episode/return": float(np.mean(list(scores.values()))) if scores else math.nan,
+            "episode/correct_choices": self._correct(),
             "episode/count": float(self.episodes),
-            **{f"episode/{name}": value for name, value in mean_normalised(self._scores()).items()},
-            "speed/steps_per_second": progress.frames_per_second / self.action_repeat,
-            "speed/frames_per_second": progress.frames_per_second,
+            **{f"episode/{name}": value for name, value in mean_normalised(scores).items()},
+            "speed/steps_per_second": rate,
+            "speed/frames_per_second": rate * self.action_repeat,
             "learner/frames": float(self.frames),
-            "learner/idle_fraction": clock.idle_fraction(),
-            "actors/alive": float(pool.alive),
-            "actors/restarts": float(pool.restarts),
-            "actors/unrolls_waiting": float(pool.waiting),
+            "learner/idle_fraction": self.clock.idle_fraction(),
+            "actors/alive": float(status.alive),
+            "actors/restarts": float(status.restarts),
+            "actors/unrolls_waiting": float(status.waiting),
             "actors/unrolls_dropped": float(self.dropped),
         }
         if len(self.recent) > 1:
-            row |= self._task_row()
-        return {name: value for name, value in row.items() if not math.isnan(value)}
+            row |= {"tasks/seen": float(len(scores)), "tasks/count": float(len(self.recent))}
+            for task, score in scores.items():
+                measured = {"return": score, "correct_choices": correct_fraction(list(self.recent[task]))}
+                row |= {f"{task}/{name}": value for name, value in (measured | mean_normalised({task: score})).items()}
+        known = {name: value for name, value in row.items() if not math.isnan(value)}
+        return metrics | attention_mass(self.agent, self.batch) | known
 
-    def _task_row(self) -> dict[str, float]:
-        """Of several tasks: how many have had an episode, and what `_row` says of all, of each."""
-        scores = self._scores()
-        row = {"tasks/seen": float(len(scores)), "tasks/count": float(len(self.recent))}
-        for task, score in scores.items():
-            measured = {"return": score, "correct_choices": correct_fraction(list(self.recent[task]))}
-            row |= {f"{task}/{name}": value for name, value in (measured | mean_normalised({task: score})).items()}
-        return row
+
+def train_run(
+    config: RunConfig,
+    run: Run,
+    *,
+    stop: Callable[[], bool],
+    show: Callable[[loop.Progress], None],
+    finish: Callable[[Trainer], Mapping[str, Any]],
+    local: bool = True,
+    patience: float = 0.0,
+) -> bool:
+    """Trains a run, or resumes it, to its end and evaluates it; returns whether it is finished.
+
+    Args:
+        finish: evaluates the trained agent and returns the summary, which is written last: it makes the run finished.
+        patience: seconds to wait for another process to leave the folder.
+    """
+    limit_calls(config.actors.step_seconds)
+    prepare(config.env)
+    trainer = Trainer(config, run, local)
+    resumable = run.has_checkpoints
+    with run.claim(not resumable, lambda: bool(trainer.saved), patience):
+        if resumable:
+            trainer.restore()
+        run.write_config(to_plain(config))
+        trainer.train(show, stop)
+        run.require()
+        if trainer.done:
+            checkpoints.write_json(run.evaluation_file(), finish(trainer))
+        return trainer.done

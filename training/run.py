@@ -141,9 +141,7 @@ class Run(Folder):
         return any(path.suffix != ".tmp" for path in self.checkpoints.glob("*"))
 
     @contextmanager
-    def claim(
-        self, new: bool, saved: Callable[[], bool] = lambda: False, patience: float = 0.0
-    ) -> Iterator[None]:
+    def claim(self, new: bool, saved: Callable[[], bool] = lambda: False, patience: float = 0.0) -> Iterator[None]:
         """Locks the folder. A new one is created, and removed again if there is nothing to resume from at the end.
 
         Args:

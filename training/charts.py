@@ -1,0 +1,27 @@
+"""The charts of an agent's run in TensorBoard."""
+
+CHARTS = {
+    "learning": {
+        "return": ["Multiline", ["^episode/return$"]],
+        "correct choices": ["Multiline", ["^episode/correct_choices$"]],
+        "normalised score": ["Multiline", ["^episode/.*normalised.*$"]],
+        "return by task": ["Multiline", ["^.*:.*/return$"]],
+    },
+    "memory": {
+        "attention": ["Multiline", ["^attention/.*$"]],
+        "compression loss by layer": ["Multiline", ["^loss/compression/.*$"]],
+    },
+    "losses": {
+        "losses": ["Multiline", ["^loss/(total|policy|baseline|entropy|reconstruction)$"]],
+        "value": ["Multiline", ["^value/.*$"]],
+        "entropy of the policy": ["Multiline", ["^policy/entropy$"]],
+        "gradient norms": ["Multiline", ["^gradient/.*$"]],
+    },
+    "system": {
+        "frames a second": ["Multiline", ["^speed/frames_per_second$"]],
+        "policy lag": ["Multiline", ["^policy_lag/.*$"]],
+        "learner idle": ["Multiline", ["^learner/idle_fraction$"]],
+        "actors": ["Multiline", ["^actors/.*$"]],
+    },
+}
+"""Charts of TensorBoard's tab "Custom scalars", by group: regular expressions of the scalars in each."""

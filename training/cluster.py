@@ -1,0 +1,175 @@
+"""The Ray cluster of a run: started or joined, watched for the loss of its head, and shown the run's metrics.
+
+Ray is imported inside functions, since it reads environment variables when it is imported.
+"""
+
+import logging
+import math
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from rich.console import Console
+
+from actors import ClusterError
+from training import UserError
+
+logger = logging.getLogger(__name__)
+
+RAY_SECONDS = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""Environment variable of Ray: how long it waits for the head before it ends a process."""
+PROBE_SECONDS = 1.0
+"""Time between two probes of the head, and the longest time that one may take."""
+NOTICE_SECONDS = 3.0
+"""Time without an answer after which to save a checkpoint."""
+
+
+@contextmanager
+def start_ray(address: str | None, cpus: int, store: int, console: Console, remedy: str = "") -> Iterator[None]:
+    """Joins the cluster at an address, or starts one on this machine.
+
+    Args:
+        cpus: of the cluster that is started.
+        store: least size of its object store in bytes.
+        remedy: what the user can do if Ray does not start.
+
+    Raises:
+        UserError: if Ray does not start, or there is no cluster at the address.
+        MemoryError: if Ray's object store is full, and the disk that it moves objects to as well.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")  # the pool reports that itself
+    if address is None:  # no one reads them, and Ray keeps 3.5 KB for each of 100,000 unrolls
+        os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+    import ray
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    where: dict[str, Any] = {"address": address}
+    if address is None:
+        # "local" ignores a cluster that the environment names or that an earlier program left running.
+        where = {"address": "local", "num_cpus": cpus, "object_store_memory": max(512 << 20, store)}
+        where["include_dashboard"] = False
+    # Ray's processes inherit that hang-ups are ignored: the terminal may close, the last unrolls still arrive.
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with console.status("starting Ray" if address is None else f"joining {address}"):
+            if address:
+                _require_answer(address)
+            ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # Ray raises this class, for example if the machine is too busy
+        if address:
+            raise UserError(f"ray-address: expected a Ray cluster, got {address}: {error}") from error
+        raise UserError(f"Ray did not start{f' ({remedy})' if remedy else ''}: {error}") from error
+    finally:
+        signal.signal(signal.SIGHUP, hang_up)
+    try:
+        yield
+    except (ObjectStoreFullError, OutOfDiskError) as error:
+        raise MemoryError("Ray's object store is full, and so is the disk that it moves objects to") from error
+    finally:
+        ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """Raises an OSError if no server answers at HOST:PORT; Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+class HeadWatch:
+    """Connects to the head's control service (GCS) once a second, in a thread; a context manager.
+
+    Without that service actors and learners continue for 60 s; then Ray ends every process, the driver without an error
+    that could be caught. So a run saves and stops before that. Ray Client (ray://) hides the address: then nothing is
+    watched.
+
+    Attributes:
+        address: of the service, HOST:PORT; None through Ray Client.
+        silent: seconds for which it has not answered, 0 while it does. Only failed probes count, so a process that was
+            suspended does not take its own pause for the head's.
+        patience: seconds of silence after which the cluster is lost: half of what Ray itself waits.
+    """
+
+    def __init__(self) -> None:
+        import ray
+        from ray.util.client import ray as ray_client
+
+        self.address = None if ray_client.is_connected() else ray.get_runtime_context().gcs_address
+        self.silent = 0.0
+        self.patience = float(os.environ.get(RAY_SECONDS, 60)) / 2
+        self._warned = False
+        self._closed = threading.Event()
+
+    def _probe(self) -> None:
+        host, _, port = (self.address or "").rpartition(":")
+        while not self._closed.wait(PROBE_SECONDS):
+            self.silent += PROBE_SECONDS
+            with suppress(OSError):
+                socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS).close()
+                self.silent = 0.0
+
+    def check(self, save: Callable[[], object]) -> None:
+        """Saves once when the head becomes silent.
+
+        Args:
+            save: writes what was learned, where that is possible, and returns where the last checkpoint is.
+
+        Raises:
+            ClusterError: when it has been silent for `patience`.
+        """
+        if self.silent < NOTICE_SECONDS:
+            if self._warned:
+                logger.warning("the head of the Ray cluster (%s) answers again", self.address)
+            self._warned = False
+            return
+        if not self._warned:
+            self._warned = True
+            message = "the head of the Ray cluster (%s) does not answer, waiting %.0f s for it; last checkpoint: %s"
+            logger.warning(message, self.address, self.patience, save())
+        if self.silent >= self.patience:
+            raise ClusterError(f"the head of the Ray cluster ({self.address}) is lost")
+
+    def __enter__(self) -> "HeadWatch":
+        if self.address:
+            threading.Thread(target=self._probe, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+
+
+class RayGauges:
+    """A run's metrics as gauges for the dashboard, Prometheus and Grafana; `episode/return` becomes
+    `ray_compressive_episode_return{run="..."}`.
+
+    Nodes that run Ray's agent (the extra `cluster`) serve them; elsewhere they are not read. A gauge keeps its last
+    value, and vanishes with the process that set it.
+    """
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.gauges: dict[str, Any] = {}
+
+    def set(self, metrics: Mapping[str, float]) -> None:
+        """Shows the finite numbers of a row of metrics."""
+        from ray.util.metrics import Gauge
+
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                continue
+            if name not in self.gauges:
+                gauge = Gauge(gauge_name(name), f"{name} of a run", ("run",))
+                self.gauges[name] = gauge.set_default_tags({"run": self.run})
+            self.gauges[name].set(float(value))
+
+
+def gauge_name(metric: str) -> str:
+    """A metric's name in letters, digits and underscores, which is all that Ray and Prometheus allow."""
+    return f"compressive_{re.sub('[^a-zA-Z0-9_]', '_', metric)}"

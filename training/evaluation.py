@@ -1,0 +1,184 @@
+"""Plays complete episodes with a run's agent or a scripted policy, and summarizes their scores.
+
+Seeds are never shared with training, and those of filmed episodes not with evaluated ones.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from actors import Actor, ActorsConfig, Episode
+from actors.evaluation import ScriptedActor, correct_fraction, mean_interval, play_episodes
+from actors.recording import Recording, record_episodes
+from agent import Agent
+from envs import held_out, limit_calls, make_vector, mean_normalised, prepare, require_consent, tasks
+from envs.guard import close
+from learner import checkpoints
+from training.config import RunConfig, read_config
+from training.factories import interface, make_agent
+from training.run import Run
+
+EVALUATION_SEED = 2
+"""Branch of the run's seed sequence from which evaluation draws; training draws from branch 1."""
+SCALES = ("human_normalised", "human_normalised_capped", "oracle_normalised")
+"""Scores in % of what people or an oracle reach, in summaries."""
+
+
+class Player(NamedTuple):
+    """A run's agent, and the environment in which it is to play."""
+
+    run: Run
+    config: RunConfig
+    agent: Agent
+    env: str
+    checkpoint: checkpoints.Checkpoint
+
+
+def load_player(
+    run: Run,
+    allow_env: str | None = None,
+    env: str | None = None,
+    limits: Callable[[ActorsConfig], ActorsConfig] = lambda actors: actors,
+) -> Player:
+    """The agent of a run's last readable checkpoint, on the CPU.
+
+    Args:
+        allow_env: environments whose code the run may name; see `envs.require_consent`.
+        env: where to play, which may run its own code; by default the environment on which the run is tested.
+        limits: applied to the run's configuration of actors.
+
+    Raises:
+        FileNotFoundError, ValueError, ImportError, StorageError: if the folder is not a run, has no readable
+            checkpoint, or does not fit the environment; or if the run's environment needs a permission.
+    """
+    config: RunConfig = read_config(run)
+    require_consent(config.env, allow_env, env)
+    config = dataclasses.replace(config, actors=limits(config.actors))
+    limit_calls(config.actors.step_seconds)
+    env = env or held_out(config.env)
+    prepare(env)
+    expected, actual = interface(config.env), interface(env)
+    if expected._replace(action_repeat=0) != actual._replace(action_repeat=0):
+        raise ValueError(f"env: expected {expected} as in {config.env}, got {actual} in {env}")
+    agent = make_agent(config)
+    checkpoint = checkpoints.load_latest(config.checkpoint_url or run.path)
+    try:
+        agent.load_state_dict(checkpoint.parts["weights"])
+    except (RuntimeError, KeyError) as error:
+        raise ValueError(f"{checkpoint.path} does not fit {run.config_file}: {error}") from error
+    return Player(run, config, agent, env, checkpoint)
+
+
+def make_evaluator(config: RunConfig, agent: Agent, rows: int, seed: int, sample: bool, env: str, film: bool) -> Actor:
+    """An actor whose seed depends on the run's seed, its own, and whether it is filmed."""
+    branch = [config.seed, EVALUATION_SEED, seed, int(film)]
+    derived = np.random.SeedSequence(branch).generate_state(1)[0]
+    return Actor(make_vector(env, rows), agent, actor_id=0, seed=int(derived), sample=sample, task=env)
+
+
+def play(
+    config: RunConfig,
+    agent: Agent,
+    episodes: int,
+    seed: int = 0,
+    sample: bool = True,
+    env: str | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[Episode]:
+    """Plays episodes of each task, as many environments together as an actor of the run has.
+
+    Args:
+        agent: on the CPU.
+        episodes: of each task.
+        sample: draw actions from the policy; if false, take the most probable one.
+        env: by default the tasks on which the run is tested.
+        progress: called with the number of episodes so far, over all tasks.
+    """
+    played: list[Episode] = []
+    for task in tasks(env or held_out(config.env)):
+        rows = min(64, config.actors.envs_per_actor, episodes)
+        actor = make_evaluator(config, agent, rows, seed, sample, task, film=False)
+        try:
+            played += play_episodes(actor, episodes, _after(len(played), progress), config.actors.max_episode_steps)
+        finally:
+            actor.close()
+    return played
+
+
+def _after(before: int, progress: Callable[[int], None]) -> Callable[[int], None]:
+    """Counts the episodes of one task after those of earlier ones."""
+    return lambda done: progress(before + done)
+
+
+def play_script(
+    policy: str, env: str, episodes: int, seed: int, max_steps: int, progress: Callable[[int], None]
+) -> list[Episode]:
+    """Plays episodes of each task by one of `actors.evaluation.POLICIES`; arguments as in `play`."""
+    derived = np.random.SeedSequence([EVALUATION_SEED, seed]).generate_state(1)[0]
+    played: list[Episode] = []
+    for task in tasks(env):
+        envs = make_vector(task, min(64, episodes))
+        try:
+            actor = ScriptedActor(envs, policy, int(derived), task)
+            played += play_episodes(actor, episodes, _after(len(played), progress), max_steps)
+        finally:
+            close(envs, task)
+    return played
+
+
+def record(
+    config: RunConfig, agent: Agent, episodes: int, seed: int = 0, sample: bool = True, env: str | None = None
+) -> list[Recording]:
+    """Plays episodes of the first task one after the other and keeps every step of them."""
+    first = tasks(env or held_out(config.env))[0]
+    actor = make_evaluator(config, agent, 1, seed, sample, first, film=True)
+    try:
+        return record_episodes(actor, episodes, config.actors.max_episode_steps)
+    finally:
+        actor.close()
+
+
+def summarize(episodes: list[Episode], env: str) -> dict[str, Any]:
+    """Scores of the episodes of all tasks, ready for JSON; intervals are 95 % bootstrap over episodes.
+
+    If there are several tasks, "tasks" has a summary of each, and scores are means over tasks.
+    """
+    names = tasks(env)
+    if len(names) == 1:
+        return _summarize(episodes, env)
+    parts = [_summarize([episode for episode in episodes if episode.task == task], task) for task in names]
+    scores = {part["environment"]: part["return"]["mean"] for part in parts}
+    return {
+        "environment": env,
+        "episodes": len(episodes),
+        "return": {"mean": float(np.mean(list(scores.values())))},
+        **mean_normalised(scores),
+        "tasks": parts,
+    }
+
+
+def _summarize(episodes: list[Episode], env: str) -> dict[str, Any]:
+    """The summary of one task."""
+    mean, low, high = mean_interval(np.array([episode.score for episode in episodes]))
+    summary: dict[str, Any] = {
+        "environment": env,
+        "episodes": len(episodes),
+        "return": {"mean": mean, "low": low, "high": high},
+        **mean_normalised({env: mean}),
+    }
+    ends = mean_normalised({env: low}), mean_normalised({env: high})
+    summary |= {f"{name}_interval": [end[name] for end in ends] for name in SCALES if name in summary}
+    right, wrong = (
+        np.array([episode.metrics.get(name, 0.0) for episode in episodes])
+        for name in ("correct_choices", "wrong_choices")
+    )
+    choices = right + wrong
+    if choices.any():
+        picks = np.random.default_rng(0).integers(len(episodes), size=(2000, len(episodes)))
+        ratios = right[picks].sum(axis=1) / np.maximum(choices[picks].sum(axis=1), 1)
+        low, high = np.percentile(ratios, [2.5, 97.5])
+        summary["correct_choices"] = {"mean": correct_fraction(episodes), "low": float(low), "high": float(high)}
+        summary["choices_per_episode"] = float(choices.mean())
+    return summary

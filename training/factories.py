@@ -1,0 +1,141 @@
+"""Builds the parts of an agent's run from its configuration: network, actors, pool, learners."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from actors import Actor, LocalPool, Pool
+from actors.actor import check_environment
+from actors.pool import pairs
+from agent import Agent
+from agent.memory_check import build_network
+from envs import limit_calls, make_vector, tasks
+from envs.guard import close
+from learner.learner import Learner
+from training import UserError
+from training.config import RunConfig
+
+if TYPE_CHECKING:
+    from learner.group import LearnerGroup
+
+
+class Interface(NamedTuple):
+    """What an agent must know of an environment: shapes, frames per agent step, and the number of word ids (0: no
+    instructions)."""
+
+    observation_shape: tuple[int, ...]
+    num_actions: int
+    action_repeat: int
+    vocabulary: int = 0
+
+    def __str__(self) -> str:
+        words = f", instructions of {self.vocabulary} words" if self.vocabulary else ""
+        seen = f"observations {list(self.observation_shape)}{words}"
+        return f"{seen}, {self.num_actions} actions and {self.action_repeat} frames a step"
+
+    @property
+    def filmable(self) -> bool:
+        """Whether observations are RGB images."""
+        return len(self.observation_shape) == 3 and self.observation_shape[2] == 3
+
+
+@functools.cache
+def interface(env: str) -> Interface:
+    """The interface of an environment, which is created once to find out; all tasks of several must have the same.
+
+    Raises:
+        ValueError: if there is no such environment, it is not supported, or its tasks differ.
+        ImportError: if it needs a package that is not installed.
+    """
+    names = tasks(env)
+    if len(names) > 1:
+        first = interface(names[0])
+        for task in names[1:]:
+            if (other := interface(task)) != first:
+                raise ValueError(f"env: expected {first} as in {names[0]}, got {other} in {task}")
+        return first
+    envs = make_vector(env, 1)
+    try:
+        check_environment(envs)
+        space: Any = envs.single_observation_space
+        vocabulary = 0
+        if isinstance(space, gymnasium.spaces.Dict):
+            space, vocabulary = space["image"], int(space["instruction"].high.max()) + 1
+        num_actions = int(envs.single_action_space.n)  # type: ignore[attr-defined]
+        return Interface(space.shape or (), num_actions, int(envs.metadata.get("action_repeat", 1)), vocabulary)
+    finally:
+        close(envs, env)
+
+
+def make_agent(config: RunConfig) -> Agent:
+    """The run's network with new weights, drawn from torch's global generator."""
+    shape, num_actions, _, vocabulary = interface(config.env)
+    build = functools.partial(Agent, config.agent, shape, num_actions, vocabulary)
+    return build_network(build, config.agent, config.actors.envs_per_actor)
+
+
+def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: int) -> Actor:
+    """A training actor, which plays one of the run's tasks. No two actors, restarts or resumed runs share a seed.
+
+    Args:
+        generation: 0 for a new run, one more at every resumption.
+        actor_id: which actor; of n tasks it plays number `actor_id` modulo n.
+        incarnation: how often it was replaced.
+    """
+    seed = np.random.SeedSequence([config.seed, 1, generation, incarnation]).generate_state(1)[0]
+    limit_calls(config.actors.step_seconds)
+    names = tasks(config.env)
+    task = names[actor_id % len(names)]
+    envs = make_vector(task, config.actors.envs_per_actor, episode_stream(generation, actor_id, incarnation))
+    return Actor(envs, make_agent(config), actor_id, int(seed), task=task, device=config.actors.device)
+
+
+def episode_stream(generation: int, actor_id: int, incarnation: int) -> int:
+    """A number of 31 bits that differs between actors, restarts and resumptions of a run; see `envs.make_vector`.
+
+    It is unique for 4096 actors with 1024 restarts each and 512 resumptions.
+    """
+    return (generation % 512) << 22 | (incarnation % 1024) << 12 | actor_id % 4096
+
+
+def make_pool(config: RunConfig, generation: int, local: bool) -> Pool:
+    """The run's actors, in this process or on the Ray cluster that this process is connected to."""
+    build = functools.partial(make_actor, config, generation)
+    if local:
+        return LocalPool(build, config.actors)
+    from actors.ray_pool import RayPool
+
+    return RayPool(build, config.actors)
+
+
+def make_learner(config: RunConfig, agent: Agent) -> Learner:
+    """The learner in this process; on the CPU if it only follows several learners on Ray."""
+    learning = config.learner if config.learners == 1 else dataclasses.replace(config.learner, device="cpu")
+    return Learner(agent, learning, max(1, config.frames // interface(config.env).action_repeat))
+
+
+def make_learners(
+    config: RunConfig, learner: Learner, check: Callable[[], object] = lambda: None
+) -> "AbstractContextManager[Learner | LearnerGroup]":
+    """What makes the updates: the learner itself, or a group of learners on Ray that it follows.
+
+    `check` is called while they wait for the cluster; see `LearnerGroup`.
+
+    Raises:
+        UserError: if there are not enough GPUs.
+    """
+    if config.learners == 1:
+        return nullcontext(learner)
+    from learner.group import LearnerGroup
+
+    labels = pairs("learner_labels", config.learner_labels)
+    device, placement = config.learner.device, config.learner_placement
+    try:
+        return LearnerGroup(learner, config.learners, device, config.seed, placement, labels, check)
+    except ValueError as error:
+        raise UserError(str(error)) from error
