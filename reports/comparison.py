@@ -4,17 +4,16 @@ Runs of one variant differ in seed and data only. Data are an environment or a c
 sense of `rliable`: scores of several are joined only on a common scale, that of people or of an oracle.
 """
 
-import csv
 import functools
-import io
 import itertools
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +29,7 @@ from reports.statistics import Scores, bootstrap_interval, interquartile_mean, m
 from training import UserError
 from training.config import core_name, read_config
 from training.run import KINDS, Run
-from training.sweep import goal, label
+from training.sweep import CONFIGS, goal, label
 
 
 class Scale(NamedTuple):
@@ -51,8 +50,8 @@ class Scale(NamedTuple):
 class Kind(NamedTuple):
     """What is compared of a kind of run.
 
-    unit: in which `training.sweep.goal` counts. speed: the unit of the speed. data: what runs learn.
-    scales: the preferred one first; the last one joins no environments. over: over what a curve's points are means.
+    unit: in which `training.sweep.goal` counts. speed: the unit of the speed. data: what is learned from.
+    over: what the points of curves are means over. scales: the preferred one first; each evaluation has the last one.
     details: other numbers for the table of runs, and their places in `evaluation.json`.
     references: scores of predictors without a network, to compare with, and their names in `evaluation.json`.
     """
@@ -63,7 +62,11 @@ class Kind(NamedTuple):
     over: str
     scales: tuple[Scale, ...]
     details: dict[str, tuple[str, ...]]
-    references: dict[str, str] = {}
+    references: Mapping[str, str] = MappingProxyType({})
+
+    def choices(self, correct: float | None) -> dict[str, Any]:
+        """The column of correct choices, in %, which only environments count."""
+        return {"correct_choices_percent": correct} if self.data == "environment" else {}
 
 
 def _normalised(name: str) -> Scale:
@@ -132,7 +135,7 @@ class FinishedRun:
 
     def score(self, scale: Scale) -> float:
         """The mean score of its evaluation."""
-        return _at(self.summary, scale.final)
+        return value_at(self.summary, scale.final)
 
     def reached(self, threshold: float, scale: Scale) -> float | None:
         """Frames or steps at which its curve first reached a score."""
@@ -153,16 +156,16 @@ class FinishedRun:
         return float(np.median([speed for speed in speeds if not math.isnan(speed)] or [math.nan]))
 
 
-def _at(summary: Any, path: Sequence[str]) -> Any:
+def value_at(summary: Any, path: Sequence[str]) -> Any:
+    """A value of nested objects by the names that lead to it."""
     return functools.reduce(lambda value, name: value[name], path, summary)
 
 
-def read_run(path: Path, kinds: Mapping[str, Any], allow_env: str | None = None) -> FinishedRun:
+def read_run(path: Path, allow_env: str | None = None) -> FinishedRun:
     """A finished run.
 
     Args:
         path: its folder.
-        kinds: classes of configurations by kind of run.
         allow_env: environments whose code the run may name; see `envs.require_consent`.
 
     Raises:
@@ -171,7 +174,7 @@ def read_run(path: Path, kinds: Mapping[str, Any], allow_env: str | None = None)
     run, rows, digest = Run(path), list[dict[str, Any]](), ""
     try:
         kind, _ = run.read_kind()
-        config = read_config(run, kinds[kind])
+        config = read_config(run, CONFIGS[kind])
         if kind == "launch":
             data = config.env
             require_consent(data, allow_env)
@@ -209,7 +212,11 @@ def _read_evaluation(run: Run, kind: Kind) -> dict[str, Any]:
         paths = [scale.final for scale in kind.scales if scale.final[0] in plain]
         paths += [(name,) for name in kind.references.values() if name in plain]
         paths += [("correct_choices", "mean")] if "correct_choices" in plain else []
-        bad = [f"{'.'.join(path)} = {_at(plain, path)!r}" for path in paths if not math.isfinite(_at(plain, path))]
+        bad = [
+            f"{'.'.join(path)} = {value_at(plain, path)!r}"
+            for path in paths
+            if not math.isfinite(value_at(plain, path))
+        ]
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"a summary of another form ({error!r})") from error
     last = kind.scales[-1].final
@@ -286,13 +293,13 @@ class Comparison:
             raise UserError(f"{mixed}: expected runs on the same data, got others under one name, {self.data[0]}")
         scales = [scale for scale in self.kind.scales if all(scale.final[0] in run.summary for run in self.runs)]
         if len(self.data) > 1 and scales[0].threshold is None:
-            each = f"each of {', '.join(self.data)}, to compare on one scale; compare the runs of each by themselves"
-            raise UserError(f"{mixed}: expected human or oracle scores of {each}")
+            scale = "human or oracle scores of all" if self.kind.data == "environment" else "one corpus"
+            raise UserError(f"{mixed}: expected {scale}, got {', '.join(self.data)}; compare the runs of each alone")
         self.scale = scales[0]
         self.threshold = self.scale.threshold if threshold is None else threshold
         self.variants = [self._variant(name) for name in self.names]
-        order = [sign * variant.score.value for variant in self.variants for sign in [-1 if self.scale.lower else 1]]
-        self.best = self.variants[int(np.argmax(order))]
+        extreme = min if self.scale.lower else max
+        self.best = extreme(self.variants, key=lambda variant: variant.score.value)
 
     def of(self, name: str, data: str) -> list[FinishedRun]:
         """The runs of a variant on an environment or corpus."""
@@ -322,6 +329,11 @@ class Comparison:
                 pair = [[-task if self.scale.lower else task for task in self.scores(name)] for name in (ours, theirs)]
                 found[ours, theirs] = estimate(probability_of_improvement, *pair)
         return found
+
+    @functools.cached_property
+    def fewest(self) -> int:
+        """The smallest number of runs of a variant on an environment or corpus."""
+        return min(len(self.of(name, data)) for name, data in itertools.product(self.names, self.data))
 
     @functools.cached_property
     def references(self) -> dict[str, float]:
@@ -379,53 +391,3 @@ def temporal_range(core: Any) -> int | None:
     if hasattr(core, "receptive_field"):
         return core.receptive_field - 1
     return 0 if isinstance(core, MemorylessConfig) else None
-
-
-def tables(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
-    """All numbers, as rows by file name: runs as they were measured, and statistics of them."""
-    scale, kind = comparison.scale, comparison.kind
-    speed, reached = f"{kind.speed}_per_second", f"{kind.unit}_to_threshold"
-    games = kind.data == "environment"
-    runs, curves, means = [], [], []
-    for variant in comparison.variants:
-        about: dict[str, Any] = {"state_bytes": variant.state_bytes, "temporal_range": variant.temporal_range}
-        for run, x in zip(variant.runs, variant.reached):
-            which = {"variant": variant.name, kind.data: run.data, "seed": run.config.seed}
-            measured = {kind.unit: run.rows[-1][goal(run.config)[0]]}
-            for name, path in kind.details.items():
-                with suppress(KeyError):
-                    measured[name] = None
-                    measured[name] = _at(run.summary, path)
-            measured |= {scale.name: run.score(scale)} | ({"correct_choices_percent": run.correct} if games else {})
-            runs.append(which | measured | {reached: x, speed: run.speed} | about | {"run": str(run.path)})
-            curves += [which | {kind.unit: x, scale.name: score} for x, score in zip(*run.curve(scale))]
-        for data in comparison.data:
-            names = kind.unit, "mean", "low", "high"
-            rows = [dict(zip(names, row)) for row in zip(*comparison.curve(variant.name, data))]
-            means += [{"variant": variant.name, kind.data: data} | row for row in rows]
-    variants = [
-        {"variant": v.name, "runs": len(v.runs), "interquartile_mean": v.score.value, "low": v.score.low}
-        | {"high": v.score.high, "mean": v.mean}
-        | ({"correct_choices_percent": v.correct} if games else {})
-        | {"reached_threshold": sum(x is not None for x in v.reached), "threshold": comparison.threshold}
-        | {speed: v.speed, "state_bytes": v.state_bytes, "temporal_range": v.temporal_range}
-        for v in comparison.variants
-    ]
-    improvements = [
-        {"variant": ours, "other": theirs, "probability": p.value, "low": p.low, "high": p.high}
-        for (ours, theirs), p in comparison.improvements.items()
-    ]
-    found = {"runs": runs, "curves": curves, "curve_intervals": means, "variants": variants}
-    return found | {"improvements": improvements}
-
-
-def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows with the same fields as CSV; None and NaN are empty, and floats are written exactly."""
-    rows = list(rows)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        cells = {name: float(value) if isinstance(value, float) else value for name, value in row.items()}  # not numpy's
-        writer.writerow({name: "" if cell != cell else cell for name, cell in cells.items()})
-    return text.getvalue()

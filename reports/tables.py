@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from reports.comparison import Comparison
+from reports.comparison_page import interval, reached_words, significant
 from training.config import RunConfig
 from training.console import duration, quantity, say
 from training.evaluation import SCALES
@@ -19,6 +21,8 @@ from training.run import KINDS, Run
 def table(title: str, rows: dict[str, str]) -> Table:
     """A two-column table."""
     built = Table(title=Text(title), show_header=False, title_justify="left", title_style="bold")
+    built.add_column()
+    built.add_column(overflow="fold")  # names and paths are never cut
     for name, value in rows.items():
         built.add_row(name, Text(value))
     return built
@@ -27,7 +31,9 @@ def table(title: str, rows: dict[str, str]) -> Table:
 def task_table(summaries: list[dict[str, Any]]) -> Table:
     """Evaluations of several tasks, a row each; see `training.evaluation.summarize`."""
     scales = [name for name in ("human_normalised", "oracle_normalised") if any(name in part for part in summaries)]
-    built = Table("task", "episodes", "return", *(f"{name.replace('_', '-')} %" for name in scales))
+    built = Table(
+        Column("task", overflow="fold"), "episodes", "return", *(f"{name.replace('_', '-')} %" for name in scales)
+    )
     for part in summaries:
         score = part["return"]
         cells = [f"{part[name]:.1f}" if name in part else "-" for name in scales]
@@ -64,7 +70,8 @@ def evaluation_table(summaries: list[dict[str, Any]]) -> Table:
     scales = [name for name in ("human_normalised", "oracle_normalised") if any(name in one for one in summaries)]
     chose = any("correct_choices" in one for one in summaries)
     names = [f"{name.replace('_', '-')} %" for name in scales] + ["correct choices %"] * chose
-    built = Table("run", "core", "environment", "episodes", "return", *names)
+    texts = [Column(name, overflow="fold") for name in ("run", "core", "environment")]
+    built = Table(*texts, "episodes", "return", *names)
     for one in summaries:
         score, choices = one["return"], one.get("correct_choices")
         bounds: list[Any] = [score.get("low"), score.get("high")]
@@ -82,6 +89,22 @@ def _estimate(value: float | None, interval: list[Any], digits: int) -> str:
         return "-"
     within = "" if None in interval else f"  [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
     return f"{value:.{digits}f}{within}"
+
+
+def score_table(comparison: Comparison) -> Table:
+    """The variants' final scores, and frames or steps to the threshold."""
+    kind, limit = comparison.kind, comparison.threshold is not None
+    chose = any(variant.correct is not None for variant in comparison.variants)
+    names = [comparison.scale.text, *["correct %"] * chose, *[f"{kind.unit} to threshold"] * limit, f"{kind.speed}/s"]
+    built = Table(Column("variant", overflow="fold"), "runs", *names)
+    for variant in comparison.variants:
+        cells = [str(len(variant.runs)), f"{significant(variant.score.value)}  {interval(variant.score)}".rstrip()]
+        cells += ["-" if variant.correct is None else f"{variant.correct:.1f}"] * chose
+        cells += ["{} ({})".format(*reached_words(variant))] * limit
+        built.add_row(Text(variant.name), *cells, quantity(variant.speed))
+    for name, value in comparison.references.items():
+        built.add_row(name, "", significant(value))
+    return built
 
 
 def number(row: Mapping[str, Any], name: str, form: str = ".1f", factor: float = 1.0, unit: str = "") -> str:

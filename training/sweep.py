@@ -24,8 +24,10 @@ import torch
 from learner import checkpoints
 from learner.files import read_json, replacing
 from learner.metrics import write_hparams
+from speech.training import SpeechConfig
+from text.presets import TextConfig
 from training import UserError
-from training.config import from_plain, to_plain
+from training.config import RunConfig, from_plain, to_plain
 from training.console import LiveLine, duration, quantity, say
 from training.run import Run
 from training.signals import StopRequest
@@ -35,6 +37,8 @@ STOP = ".stop"
 """File in the sweep's folder: trials write a checkpoint and end as soon as it exists."""
 OWN = ("--core", "--seed", "--run", "--resume", "--local", "--ray-address", "--threads", "--checkpoint-url")
 """Options of training commands that a sweep decides itself."""
+CONFIGS: dict[str, Any] = {"launch": RunConfig, "text": TextConfig, "speech": SpeechConfig}
+"""Classes of configurations by kind of run."""
 CORE_FIELDS = {"launch": "agent.core", "text": "model.core", "speech": "model"}
 """The field of the core in a configuration, by kind of run."""
 DATA = {"env", "corpus", "path", "corpus.path"}
@@ -181,11 +185,8 @@ def write(folder: Path, trials: Mapping[str, Any], command: str) -> None:
     checkpoints.write_json(folder / FILE, {"command": command, "trials": plain})
 
 
-def read(folder: Path, kinds: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def read(folder: Path) -> tuple[dict[str, Any], str]:
     """The trials of a sweep's folder and the command that began it.
-
-    Args:
-        kinds: classes of configurations by kind of run.
 
     Raises:
         UserError: if the folder is not that of a sweep, or its file cannot be read.
@@ -197,9 +198,9 @@ def read(folder: Path, kinds: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         plain = read_json(path)
         checkpoints.require(plain, {"trials": {str: dict}, "command": str}, "sweep")
         found = {str(config.get("kind", "launch")) for config in plain["trials"].values()}
-        if len(found) != 1 or not found <= kinds.keys():
-            raise ValueError(f"expected trials of one kind out of {', '.join(kinds)}, got {', '.join(sorted(found))}")
-        kind = kinds[found.pop()]
+        if len(found) != 1 or not found <= CONFIGS.keys():
+            raise ValueError(f"expected trials of one kind out of {', '.join(CONFIGS)}, got {', '.join(sorted(found))}")
+        kind = CONFIGS[found.pop()]
         return {name: from_plain(kind, config) for name, config in plain["trials"].items()}, plain["command"]
     except (ValueError, OSError) as error:
         raise UserError(f"{path}: expected a sweep as `compressive compare` writes it, got: {error}") from error
