@@ -21,9 +21,8 @@ from commands.launch import permissions
 from commands.options import AllowEnv, NewFolder, TrainingOptions, parse, parse_training, user_errors
 from envs import require_consent
 from reports.comparison import Comparison, FinishedRun, read_run
-from reports.comparison_page import write_report
+from reports.comparison_page import score_table, write_report
 from reports.report import PRESETS
-from reports.tables import score_table
 from training import UserError, sweep
 from training.config import to_plain
 from training.console import LiveLine, say, say_all
@@ -169,8 +168,14 @@ def _require_runnable(trials: Mapping[str, Any], options: Options) -> None:
         if config.learners > 1:
             raise UserError(f"learners: expected 1 in a sweep, got {config.learners}")
     if options.kind != "launch":
+        from training.sequence import open_data
+
         if options.remote_actors:
             raise UserError(f"--remote-actors: expected runs of agents, which have actors, got {options.kind}")
+        names = "corpus", "path", "tokens", "vocabulary"
+        with user_errors():
+            for config in {str([getattr(each, name, "") for name in names]): each for each in trials.values()}.values():
+                open_data(config)
         return
     from training.impala import Trainer
 
@@ -238,7 +243,7 @@ def _train(folder: Path, trials: dict[str, Any], options: Options, console: Cons
         return failed
 
 
-def _train_run(config: Any, run: Run, local: bool, **options: Any) -> bool:
+def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
     """Trains or resumes a run, and evaluates it; see `training.sweep.run_trials`."""
     if config.kind != "launch":
         from training import sequence
@@ -273,7 +278,7 @@ def _report(
 
 @dataclass(frozen=True)
 class SpeechOptions(Checked):
-    """Compares models of one size on one corpus, as `compressive compare --kind speech` does, which has more options."""
+    """Compares models of one size on one corpus, as `compare --kind speech` does, which has more options."""
 
     run: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """Folder of the comparison, with a run for each model."""

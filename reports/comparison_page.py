@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.table import Column, Table
+from rich.text import Text
 
 from learner.files import replacing
 from reports.comparison import Comparison, Estimate, value_at
@@ -132,6 +134,22 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "runs": _runs(comparison, folder),
         "command": command,
     }
+
+
+def score_table(comparison: Comparison) -> Table:
+    """The variants' final scores, and frames or steps to the threshold."""
+    kind, limit = comparison.kind, comparison.threshold is not None
+    chose = any(variant.correct is not None for variant in comparison.variants)
+    names = [comparison.scale.text, *["correct %"] * chose, *[f"{kind.unit} to threshold"] * limit, f"{kind.speed}/s"]
+    built = Table(Column("variant", overflow="fold"), "runs", *names)
+    for variant in comparison.variants:
+        cells = [str(len(variant.runs)), f"{significant(variant.score.value)}  {interval(variant.score)}".rstrip()]
+        cells += ["-" if variant.correct is None else f"{variant.correct:.1f}"] * chose
+        cells += ["{} ({})".format(*reached_words(variant))] * limit
+        built.add_row(Text(variant.name), *cells, quantity(variant.speed))
+    for name, value in comparison.references.items():
+        built.add_row(name, "", significant(value))
+    return built
 
 
 def verdict(comparison: Comparison) -> str:

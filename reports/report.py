@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from speech.config import make_preset as make_speech_preset
+from text.config import make_preset as make_text_preset
 
 from actors.recording import Recording
 from agent.core import ATTENTION_KINDS
 from learner.files import read_json
 from reports.pages import mean, points, rounded
 from reports.tables import evaluation_rows, number, progress_rows
-from speech.training import make_preset as make_speech_preset
-from text.presets import make_preset as make_text_preset
 from training.config import core_name, differences, read_config, to_plain
 from training.console import quantity
 from training.presets import make_preset
@@ -36,46 +36,30 @@ BUCKETS = 6
 EMBEDDED_BYTES = 4_000_000
 """A video larger than this is linked instead of embedded."""
 
-CHARTS: tuple[tuple[str, str, dict[str, str]], ...] = (
-    ("return", "mean over the last episodes", {"return": "episode/return"}),
-    ("correct choices", "share of all choices", {"correct": "episode/correct_choices"}),
-    (
-        "normalised score",
+CHARTS = {
+    "return": ("mean over the last episodes", "episode/return"),
+    "correct choices": ("share of all choices", "episode/correct_choices"),
+    "normalised score": (
         "100 is a human, or the oracle",
-        {
-            "human": "episode/human_normalised",
-            "human, capped": "episode/human_normalised_capped",
-            "oracle": "episode/oracle_normalised",
-        },
+        "episode/human_normalised episode/human_normalised_capped episode/oracle_normalised",
     ),
-    (
-        "losses",
-        "as they add up to the total",
-        {
-            "total": "loss/total",
-            "policy": "loss/policy",
-            "value": "loss/baseline",
-            "entropy": "loss/entropy",
-            "reconstruction": "loss/reconstruction",
-        },
+    "losses": ("as they add up", "loss/total loss/policy loss/baseline loss/entropy loss/reconstruction"),
+    "loss": ("nats per token", "loss/nll valid/nll"),
+    "bits": ("validation", "valid/bits_per_byte valid/bits"),
+    "word perplexity": ("validation", "valid/word_perplexity"),
+    "attention": (
+        "share of each kind of memory, in training",
+        " ".join(f"attention/{name}" for name in ATTENTION_KINDS),
     ),
-    (
-        "attention",
-        "share of each kind of memory, while training",
-        {kind: f"attention/{kind}" for kind in ATTENTION_KINDS},
-    ),
-    ("entropy", "of the policy, nats", {"entropy": "policy/entropy"}),
-    ("value", "predicted, and its target", {"value": "value/mean", "target": "value/target_mean"}),
-    ("gradient", "norm", {"gradient": "gradient/norm"}),
-    ("loss", "nats per token", {"train": "loss/nll", "validation": "valid/nll"}),
-    ("bits", "validation", {"per byte": "valid/bits_per_byte", "per sample": "valid/bits"}),
-    ("word perplexity", "validation", {"perplexity": "valid/word_perplexity"}),
-    ("learning rate", "", {"learning rate": "learning_rate"}),
-    ("throughput", "per second", {"frames": "speed/frames_per_second", "tokens": "speed/tokens_per_second"}),
-    ("policy lag", "versions of the weights", {"mean": "policy_lag/mean", "most": "policy_lag/max"}),
-    ("learner idle", "share of the time", {"idle": "learner/idle_fraction"}),
-)
-"""Title, unit, and names of metrics by the names in the legend."""
+    "entropy": ("of the policy, nats", "policy/entropy"),
+    "value": ("predicted, and its target", "value/mean value/target_mean"),
+    "gradient": ("norm", "gradient/norm"),
+    "learning rate": ("", "learning_rate"),
+    "throughput": ("per second", "speed/frames_per_second speed/tokens_per_second"),
+    "policy lag": ("versions of the weights", "policy_lag/mean policy_lag/max"),
+    "learner idle": ("share of the time", "learner/idle_fraction"),
+}
+"""Unit and metrics of each chart by its title; a metric's legend is the last part of its name."""
 
 
 def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -118,10 +102,12 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "config": json.dumps(to_plain(config), indent=2, allow_nan=False),
         "charts": [
             {"title": title, "unit": unit, "series": series}
-            for title, unit, names in CHARTS
-            if (series := curves(rows, names, counter))
+            for title, (unit, names) in CHARTS.items()
+            if (
+                series := curves(rows, {name: name.replace("valid/", "validation ") for name in names.split()}, counter)
+            )
         ],
-        "compression": curves(rows, {f"layer {_layer(name) + 1}": name for name in layers}, counter),
+        "compression": [{**line, "name": f"layer {i}"} for i, line in enumerate(curves(rows, layers, counter), 1)],
         "compressibility": [last_tenth(rows, name) for name in layers],
         "evaluation": evaluation,
     }
@@ -131,12 +117,13 @@ def _layer(name: str) -> int:
     return int(name.rpartition("_")[2])
 
 
-def curves(rows: list[dict[str, Any]], names: dict[str, str], counter: str) -> list[dict[str, Any]]:
+def curves(rows: list[dict[str, Any]], names: list[str], counter: str) -> list[dict[str, Any]]:
     """Metrics over frames or steps, as charts read them; without those that no row has."""
     found = []
-    for title, name in names.items():
+    for name in names:
         known = [(row[counter], row[name]) for row in rows if name in row and counter in row]
         if known:
+            title = name.replace("valid/", "validation ").rpartition("/")[2].replace("_", " ")
             found.append({"name": title, **points(*np.array(known, dtype=float).T)})
     return found
 
@@ -177,14 +164,13 @@ def attention_by_bucket(recordings: Sequence[Recording]) -> dict[str, Any]:
             layers.append([part.sum() for kind, count in parts for part in np.array_split(kinds[kind], count)])
         means.append(np.mean(layers, axis=0))
         total += int(steps.sum())
-    total_mean = np.mean(means, axis=0)
-    error = (
-        np.std(means, axis=0, ddof=1) / math.sqrt(len(means)) if len(means) > 1 else np.full(len(total_mean), np.nan)
-    )
+    total_mean, spread = np.mean(means, axis=0), np.full(len(means[0]), np.nan)
+    if len(means) > 1:
+        spread = np.std(means, axis=0, ddof=1) / math.sqrt(len(means))
     names = [(kind, f"{kind} {number + 1} of {count}") for kind, count in parts for number in range(count)]
     bars = [
-        {"kind": kind, "name": name, "mean": value, "error": spread}
-        for (kind, name), value, spread in zip(names, rounded(total_mean), rounded(error))
+        {"kind": kind, "name": name, "mean": value, "error": error}
+        for (kind, name), value, error in zip(names, rounded(total_mean), rounded(spread))
     ]
     return {"bars": bars, "steps": total, "episodes": len(means), "full": full}
 

@@ -10,8 +10,6 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from reports.comparison import Comparison
-from reports.comparison_page import interval, reached_words, significant
 from training.config import RunConfig
 from training.console import duration, quantity, say
 from training.evaluation import SCALES
@@ -89,22 +87,6 @@ def _estimate(value: float | None, interval: list[Any], digits: int) -> str:
         return "-"
     within = "" if None in interval else f"  [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
     return f"{value:.{digits}f}{within}"
-
-
-def score_table(comparison: Comparison) -> Table:
-    """The variants' final scores, and frames or steps to the threshold."""
-    kind, limit = comparison.kind, comparison.threshold is not None
-    chose = any(variant.correct is not None for variant in comparison.variants)
-    names = [comparison.scale.text, *["correct %"] * chose, *[f"{kind.unit} to threshold"] * limit, f"{kind.speed}/s"]
-    built = Table(Column("variant", overflow="fold"), "runs", *names)
-    for variant in comparison.variants:
-        cells = [str(len(variant.runs)), f"{significant(variant.score.value)}  {interval(variant.score)}".rstrip()]
-        cells += ["-" if variant.correct is None else f"{variant.correct:.1f}"] * chose
-        cells += ["{} ({})".format(*reached_words(variant))] * limit
-        built.add_row(Text(variant.name), *cells, quantity(variant.speed))
-    for name, value in comparison.references.items():
-        built.add_row(name, "", significant(value))
-    return built
 
 
 def number(row: Mapping[str, Any], name: str, form: str = ".1f", factor: float = 1.0, unit: str = "") -> str:

@@ -20,12 +20,12 @@ from textwrap import shorten
 from typing import Any
 
 import torch
+from speech.config import SpeechConfig
+from text.config import TextConfig
 
 from learner import checkpoints
 from learner.files import read_json, replacing
 from learner.metrics import write_hparams
-from speech.training import SpeechConfig
-from text.presets import TextConfig
 from training import UserError
 from training.config import RunConfig, from_plain, to_plain
 from training.console import LiveLine, duration, quantity, say
@@ -239,7 +239,7 @@ def bundles_of(config: Any, cpus: float, gpus: float, remote_actors: bool) -> li
 def run_trials(
     folder: Path,
     trials: Mapping[str, Any],
-    train: Callable[..., bool],
+    train: Callable[..., Any],
     bundles: list[dict[str, float]],
     line: LiveLine,
     stop: StopRequest,
@@ -250,7 +250,7 @@ def run_trials(
         folder: of the sweep.
         trials: configurations by name.
         train: `train(config, run, *, stop, show, patience)` trains or resumes a run and evaluates it, in a process of
-            Tune; it returns whether the run is finished.
+            Tune; it returns something true if the run is finished.
         bundles: resources of each trial; see `bundles_of`.
         line: shows progress.
         stop: whether the user asked to stop; then all running trials write a checkpoint.
@@ -302,7 +302,7 @@ def run_trials(
 
 
 def _run_trial(
-    folder: Path, name: str, config: Any, train: Callable[..., bool], threads: int, hparams: dict[str, Any]
+    folder: Path, name: str, config: Any, train: Callable[..., Any], threads: int, hparams: dict[str, Any]
 ) -> None:
     """Runs one trial in a process of Tune; see `run_trials`. An exception is written to the run's `error.txt`."""
     if not (folder / FILE).is_file():
