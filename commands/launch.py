@@ -27,7 +27,7 @@ from learner.storage import StorageError, is_url
 from reports.tables import evaluation_rows, table, task_table
 from training import UserError
 from training.config import RunConfig, core_name, differences, from_plain, read_config, to_plain
-from training.console import LiveLine, counting, quantity, say, say_all, say_skipped
+from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.evaluation import play, record, summarize
 from training.factories import interface
 from training.impala import Trainer
@@ -91,7 +91,7 @@ class Options(RunConfig, TrainingOptions):
         where = " --local" if self.local else ""
         if self.ray_address:
             where = f" --ray-address {shlex.quote(self.ray_address)}"
-        return f"compressive launch --resume {shlex.quote(str(run))}{where}{permissions(self.env)}"
+        return f"{program()} launch --resume {shlex.quote(str(run))}{where}{permissions(self.env)}"
 
 
 def permissions(*envs: str) -> str:
@@ -252,7 +252,7 @@ def _describe(options: Options, trainer: Trainer, console: Console) -> None:
         "actors": f"{config.actors.count} x {config.actors.envs_per_actor} environments "
         f"{'in this process' if options.local else 'on Ray'}",
         **({"checkpoints": config.checkpoint_url} if config.checkpoint_url else {}),
-        "curves": f"tensorboard --logdir {shlex.quote(str(run.path.parent))}",
+        "curves": f"{program('tensorboard')} --logdir {shlex.quote(str(run.path.parent))}",
         "stop": f"Ctrl-C, then resume with: {options.again(run.path)}",
     }
     say_all(console, lines)
@@ -290,9 +290,9 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     say_all(
         console,
         {
-            "curves": f"tensorboard --logdir {quoted}",
-            "again": f"compressive evaluate {quoted}{allowed}",
-            "report": f"compressive report {quoted}{allowed}",
+            "curves": f"{program('tensorboard')} --logdir {quoted}",
+            "again": f"{program()} evaluate {quoted}{allowed}",
+            "report": f"{program()} report {quoted}{allowed}",
         },
     )
 

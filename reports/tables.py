@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from training.config import RunConfig
-from training.console import duration, quantity, say
+from training.console import duration, program, quantity, say
 from training.evaluation import SCALES
 from training.run import KINDS, Run
 
@@ -119,4 +119,5 @@ def progress_rows(config: RunConfig, row: Mapping[str, Any]) -> dict[str, str]:
 def say_how_to_resume(console: Console, run: Run, kind: str, state: str) -> None:
     """Prints the command that resumes a run which is neither running nor finished."""
     if not state.startswith(("running", "finished")):
-        say(console, f"resume with: {KINDS[kind][0]} --resume {shlex.quote(str(run))}")
+        command = KINDS[kind][0].replace("compressive", program(), 1)
+        say(console, f"resume with: {command} --resume {shlex.quote(str(run))}")
