@@ -20,12 +20,12 @@ from textwrap import shorten
 from typing import Any
 
 import torch
-from speech.config import SpeechConfig
-from text.config import TextConfig
 
 from learner import checkpoints
 from learner.files import read_json, replacing
 from learner.metrics import write_hparams
+from speech.config import SpeechConfig
+from text.config import TextConfig
 from training import UserError
 from training.config import RunConfig, from_plain, to_plain
 from training.console import LiveLine, duration, quantity, say
@@ -70,17 +70,14 @@ def make_trials(
 ) -> dict[str, Any]:
     """The configurations of a grid by the trial's name, seeds outermost: all variants have one run before any has two.
 
-    Rates belong to the compressive core. A field that only some cores have is varied, or set, for those alone.
-
     Args:
         kind: class of the configurations, such as `RunConfig`.
         parse: the configuration of the words of a command line.
-        preset: gives all other defaults.
+        preset, seeds: of all variants.
         cores: names in `kind.cores`; the compressive core is added if there are rates, and the default is that alone.
-        rates: compression rates; none for the preset's.
-        seeds: of each variant.
-        vary: other fields with their values.
-        options: other words of the command that trains.
+        rates: compression rates of the compressive core; none for the preset's.
+        vary: other fields with their values; a field that only some cores have is varied for those alone.
+        options: other words of the command that trains; those of one core hold for that alone.
 
     Raises:
         UserError: if a name or value is impossible, or nothing differs.
@@ -171,14 +168,6 @@ def label(configs: Sequence[Any]) -> list[str]:
     return labels
 
 
-def _hyperparameters(trials: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The fields of each trial in which any two of them differ."""
-    flats = {name: flatten(to_plain(config)) for name, config in trials.items()}
-    fields = list(dict.fromkeys(name for flat in flats.values() for name in flat))
-    varied = [name for name in fields if len({repr(flat.get(name)) for flat in flats.values()}) > 1]
-    return {trial: {name: flat[name] for name in varied if name in flat} for trial, flat in flats.items()}
-
-
 def write(folder: Path, trials: Mapping[str, Any], command: str) -> None:
     """Writes the file of a sweep."""
     plain = {name: to_plain(config) for name, config in trials.items()}
@@ -226,6 +215,16 @@ def failure(run: Run) -> str | None:
         return None
     lines = [line for line in run.error_file.read_text().splitlines() if line[:1].strip()]  # not the quoted code
     return shorten(lines[-1] if lines else "it left no reason", 240, placeholder=" ...")
+
+
+def differences(trials: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The fields of each trial in which any two of them differ: its hyperparameters."""
+    flats = {trial: flatten(to_plain(config)) for trial, config in trials.items()}
+    rows = list(flats.values())
+    return {
+        trial: {name: value for name, value in flat.items() if any(row.get(name) != value for row in rows)}
+        for trial, flat in flats.items()
+    }
 
 
 def bundles_of(config: Any, cpus: float, gpus: float, remote_actors: bool) -> list[dict[str, float]]:
@@ -278,7 +277,7 @@ def run_trials(
             return {}
 
     (folder / STOP).unlink(missing_ok=True)
-    callback, configs, hparams = Callback(), dict(trials), _hyperparameters(trials)
+    callback, configs, hparams = Callback(), dict(trials), differences(trials)
     callback.watch = watch = _Watch(folder, configs, line, stop)
     todo, threads = [name for name in trials if name not in watch.finished], max(1, int(bundles[0].get("CPU", 1)))
 
