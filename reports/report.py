@@ -103,9 +103,7 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "charts": [
             {"title": title, "unit": unit, "series": series}
             for title, (unit, names) in CHARTS.items()
-            if (
-                series := curves(rows, {name: name.replace("valid/", "validation ") for name in names.split()}, counter)
-            )
+            if (series := curves(rows, names.split(), counter))
         ],
         "compression": [{**line, "name": f"layer {i}"} for i, line in enumerate(curves(rows, layers, counter), 1)],
         "compressibility": [last_tenth(rows, name) for name in layers],
