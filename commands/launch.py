@@ -308,7 +308,6 @@ def evaluate_and_film(trainer: Trainer, console: Console) -> tuple[dict[str, Any
     summary = summarize(episodes, held_out(config.env))
     if config.video_episodes and interface(config.env).filmable:
         from reports.episode import show
-
         from reports.tensorboard import log_recordings
 
         recordings = record(config, agent, config.video_episodes)

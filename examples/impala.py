@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from agent import Agent, AgentConfig, Trajectory
-from agent.core import State, detach_state, map_state
+from agent.core import State, detach_state
 from agent.core.matched import matched_cores
 from envs import make_vector
 

@@ -23,7 +23,7 @@ RAY_ALLOWED = {
     "training/ray_head.py",
     "training/ray_metrics.py",
     "training/sequence.py",
-    "training/trials.py",
+    "training/sweep.py",
 }
 
 
