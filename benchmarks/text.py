@@ -32,12 +32,13 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from text.presets import TextConfig, make_preset
+from training.text_runs import TextJob, measure, prepare, write_tokenizer
+
 from learner import checkpoints
 from learner.communicator import DataParallel
 from learner.sequence_learner import Progress, train
 from text.corpora import Corpus, load, open_tokens
-from text.presets import TextConfig, make_preset
-from training.text_runs import TextJob, measure, prepare, write_tokenizer
 
 TABLE_5 = (
     ("convolution", "bptt"),

@@ -7,7 +7,6 @@ it configures (`agent`, `actors`, `learner`, `envs`); presets are in `presets`.
 
 import dataclasses
 import re
-import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +22,13 @@ from learner.learner import LearnerConfig
 from learner.storage import require_no_secret
 from training.run import Run
 
-RENAMED = {"optimiser": "optimizer"}
+RENAMED = {
+    "optimiser": "optimizer",
+    "validate_every": "evaluate_every",
+    "validation_samples": "evaluate_tokens",
+    "reset_at_files": "reset_at_starts",
+    "reset_documents": "reset_at_starts",
+}
 """Fields by their names in version 0.1, which files and command lines may still use."""
 
 

@@ -3,9 +3,10 @@
 import bz2
 from pathlib import Path
 
+from training.text_runs import prepare
+
 from benchmarks.text import TABLE_5, Options, compressors, run, table, variants
 from text.corpora import load
-from training.text_runs import prepare
 
 
 def test_variants_cost_the_same_attention_and_see_the_same_tokens() -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands.speech import cache_folder, predictors, read_config
+from speech.training import held_out
 
 from commands import main
-from commands.speech import cache_folder, predictors, read_config
 from learner import checkpoints
 from learner.metrics import read_metrics
 from speech import audio, synthetic
 from speech.corpus import prepare
-from speech.training import held_out
 from tests.commands.cli import refusal, state
 from tests.commands.test_other_versions import edit
 from tests.learner.runs import forge

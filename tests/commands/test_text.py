@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import tyro
+from training.text_runs import rows_of
 
 from benchmarks.text import Options
 from commands import main
@@ -20,7 +21,6 @@ from learner.metrics import last_metrics, read_metrics
 from tests.commands.cli import ENVIRONMENT, PATIENCE, refusal, saved_steps, start, wait_until
 from tests.commands.test_other_versions import GONE, edit
 from tests.learner.runs import forge
-from training.text_runs import rows_of
 
 TINY = [
     "--corpus=folder",

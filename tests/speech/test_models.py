@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from speech.sampling import generate
+from speech.training import PRESETS, SpeechConfig, held_out, make_learner, make_preset, measure, validation_metrics
 
 from agent.core import CompressiveTransformerConfig, LSTMConfig, TransformerXLConfig
 from learner.sequence_learner import SequenceLearnerConfig, restore, save
 from speech import audio, models
 from speech.corpus import Corpus, CorpusConfig, Split, thin
-from speech.sampling import generate
-from speech.training import PRESETS, SpeechConfig, held_out, make_learner, make_preset, measure, validation_metrics
 from speech.wavenet import WaveNetConfig
 
 TRANSFORMER = {"model_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "segment_size": 8, "norm": "pre"}

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from text.sampling import nucleus, sample
 from torch import Tensor
 
 from agent.core import CompressiveTransformerConfig, make_core
 from agent.language_model import SequenceModel
-from text.sampling import nucleus, sample
 
 VOCABULARY = 5
 
