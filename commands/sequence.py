@@ -3,7 +3,6 @@
 What is particular to a modality is in `text.modality` and `speech.modality`; here are their options.
 """
 
-import dataclasses
 import functools
 import os
 import shlex
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import tyro
@@ -23,19 +22,18 @@ from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from agent.fields import Above0, AtLeast0, Checked, Count, Positive, Range, Several, Slots, Threads
+from agent.fields import Checked, Threads
 from agent.language_model import SequenceModel
 from commands.options import NewFolder, RunFolder, TrainingOptions, parse, parse_training, user_errors
 from learner.checkpoints import Checkpoint, write_json
 from learner.files import read_json
 from learner.modality import Modality, SequenceConfig, Table
 from learner.sampling import sample
-from speech import config as speech_config
 from speech.config import SpeechConfig
-from text import config as text_config
+from speech.modality import SpeechEvaluation, SpeechSampling
 from text import tokenization
 from text.config import TextConfig
-from text.modality import make_model as make_text_model
+from text.modality import TextEvaluation, TextSampling, make_model
 from training import UserError
 from training.config import read_config
 from training.console import LiveLine, counting, quantity, say, say_all, say_skipped
@@ -115,65 +113,27 @@ class RunOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextEvaluation(RunOptions):
+class TextEvaluateOptions(TextEvaluation, RunOptions):
     """Measures a trained model on held-out text, which is read once, in order, with memory."""
-
-    split: Literal["train", "valid", "test"] = "test"
-    """Which text."""
-    rows: Several = 1
-    """Parts that are read side by side: faster, but each begins with empty memory."""
-    sizes: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MEMORY:COMPRESSED")] = ()
-    """Also with other numbers of slots (Tables 8 and 9), such as 768:1024 768:3072; :3072 keeps the memory."""
-    frequency: bool = False
-    """By the number of occurrences of a token in the training text (Table 7; for words)."""
-    position: bool = False
-    """By the number of tokens of context."""
-    attention: bool = False
-    """Attention by eighteen buckets of memory (Figure 2)."""
-    compression: bool = False
-    """The compression loss by layer (Figure 6)."""
-    dynamic: Above0 | None = None
-    """Dynamic evaluation: learn from each part of the text after it was scored, with this learning rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeechEvaluation(RunOptions):
+class SpeechEvaluateOptions(SpeechEvaluation, RunOptions):
     """Measures a trained model: nats and bits per sample, beside fitted predictors."""
 
-    split: Literal["train", "validation", "test"] = "test"
-    """Which sound."""
-    samples: Annotated[int, Range(2, 2**63 - 1)] | None = None
-    """At most so many samples, in pieces spread over the split; None for all."""
-    memory_size: Slots | None = None
-    """Another size of the memory than the model was trained with."""
-    compressed_size: Slots | None = None
-    """Another size of the compressed memory than the model was trained with."""
     threads: Threads = 2
     """CPU threads."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextSampling(RunOptions):
+class TextSampleOptions(TextSampling, RunOptions):
     """Continues a prompt; the text appears as it is drawn."""
 
     path: Annotated[None, tyro.conf.Suppress] = None
-    prompt: str | None = None
-    """What to continue; - for standard input, which may be far longer than the memory. If not given, a new document."""
-    length: Positive = 500
-    """Tokens to draw."""
-    temperature: AtLeast0 = 1.0
-    """Logits are divided by it; 0 takes the most probable token."""
-    top_p: Annotated[float, Range(0, 1.0, above=True)] = 0.98
-    """Nucleus: the most probable tokens that have this probability together; 1 for all."""
-    seed: Count = 0
-    """Seed of the draws."""
-
-
-Seconds = Annotated[float, Range(0, 3600.0, above=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeechSampling(RunOptions):
+class SpeechSampleOptions(SpeechSampling, RunOptions):
     """Draws waveforms, each after a prompt of real sound.
 
     Each clip is written as WAV, twice: the prompt with what the model drew, and the real clip that the prompt is cut
@@ -182,18 +142,6 @@ class SpeechSampling(RunOptions):
 
     out: NewFolder = None
     """Where to write; if not given, the folder samples in the run's."""
-    seconds: Seconds = 1.0
-    """Seconds to draw after each prompt."""
-    prompt_seconds: Seconds = 1.0
-    """Seconds of real sound before."""
-    clips: Several = 2
-    """Number of clips, which are drawn together."""
-    split: Literal["train", "validation", "test"] = "validation"
-    """Where the prompts come from."""
-    temperature: Annotated[float, Range(0.001)] = 1.0
-    """Logits are divided by it; below 1 probable levels become more probable."""
-    seed: Count = 0
-    """Seed of the draws."""
 
 
 def text(arguments: Sequence[str]) -> None:
@@ -206,12 +154,12 @@ def speech(arguments: Sequence[str]) -> None:
     _dispatch("speech", arguments)
 
 
-def _sample_text(options: TextSampling) -> None:
+def _sample_text(options: TextSampleOptions) -> None:
     console, run = Console(stderr=True), Run(options.run)
     with user_errors():
         config: TextConfig = read_config(run, TextConfig)
         tokenizer = tokenization.from_plain(read_json(record_file(run, "text")))
-        model = make_text_model(config.model, tokenizer.vocabulary)
+        model = make_model(config.model, tokenizer.vocabulary)
         say_skipped(console, load_model(run, model, options.device).skipped)
     prompt = sys.stdin.buffer.read() if options.prompt == "-" else os.fsencode(options.prompt or "")
     tokens = torch.tensor([tokenization.encode_prompt(tokenizer, prompt)])
@@ -224,27 +172,25 @@ def _sample_text(options: TextSampling) -> None:
     print()
 
 
-def _sample_speech(options: SpeechSampling) -> None:
+def _sample_speech(options: SpeechSampleOptions) -> None:
     console, run = Console(), Run(options.run)
     data: Any
     data, model, checkpoint = _open_run("speech", options, console)
     out, begin = options.out or run.samples, time.monotonic()
-    own = ("seconds", "prompt_seconds", "clips", "split", "temperature", "seed")
     with user_errors():
         if options.out:
             out.parent.mkdir(parents=True, exist_ok=True)
-        given = {name: getattr(options, name) for name in own}
-        picture = data.draw(model, out, run.path, checkpoint.step, functools.partial(counting, console), **given)
+        count = functools.partial(counting, console)
+        picture = data.draw(model, options, out, run.path, checkpoint.step, count)
     speed = options.clips * options.seconds * data.sample_rate / (time.monotonic() - begin)
     say_all(console, {"folder": str(out), "picture": str(picture), "speed": f"{quantity(speed)} samples/s"})
 
 
 class Command(NamedTuple):
-    """What is particular to the command of a modality: words of its usage, presets, and options."""
+    """What is particular to the command of a modality: words of its usage, and its options."""
 
     about: str
     begin: str
-    make_preset: Callable[[str, str], SequenceConfig]
     train: type
     evaluate: type
     sample: type
@@ -255,12 +201,12 @@ COMMANDS = {
     "text": Command(
         "Language models: Enwik8, WikiText-103, PG-19, any folder, or Python's source,",
         "Python's source, bytes",
-        *(text_config.make_preset, TextTraining, TextEvaluation, TextSampling, _sample_text),
+        *(TextTraining, TextEvaluateOptions, TextSampleOptions, _sample_text),
     ),
     "speech": Command(
         "Models of raw waveforms, 8-bit mu-law,",
         "synthetic voices",
-        *(speech_config.make_preset, SpeechTraining, SpeechEvaluation, SpeechSampling, _sample_speech),
+        *(SpeechTraining, SpeechEvaluateOptions, SpeechSampleOptions, _sample_speech),
     ),
 }
 
@@ -276,16 +222,17 @@ def _dispatch(kind: str, arguments: Sequence[str]) -> None:
         torch.set_num_threads(options.threads)
         _evaluate(kind, options) if name == "evaluate" else command.draw(options)
     else:
-        raise UserError(
-            f"{kind}: expected train, evaluate or sample, got {name!r} (see compressive {kind} --help)"
-        )
+        raise UserError(f"{kind}: expected train, evaluate or sample, got {name!r} (see compressive {kind} --help)")
 
 
 def parse_train(kind: str, arguments: Sequence[str]) -> tuple[Any, Any]:
     """The options of `compressive KIND train`, and the run's configuration among them, with absolute paths."""
-    command, config = COMMANDS[kind], MODALITIES[kind][0]
-    prog, read = f"compressive {kind} train", lambda run: read_config(Run(run), config)
-    options = parse_training(command.train, prog, arguments, command.make_preset, config.fixed, read)
+    modality, prog = MODALITIES[kind], f"compressive {kind} train"
+    config = modality.config_type
+    options = parse_training(
+        *(COMMANDS[kind].train, prog, arguments, modality.make_preset, modality.fixed),
+        read=lambda run: read_config(Run(run), config),
+    )
     return options, options.config_of(config).located(absolute)
 
 
@@ -296,10 +243,6 @@ def _train(kind: str, arguments: Sequence[str]) -> None:
     run = Run(options.resume or options.run or Path("runs") / name)
     data = _open_data(config, run if options.resume else None, console)
     again = resume_command(config, run.path)
-
-    def start(trainer: SequenceTrainer) -> None:
-        _describe(trainer, options.core, again, console)
-
     try:
         with stop_on_signals() as stop, ExitStack() as training:
             line = training.enter_context(LiveLine(console, "training", "the first update"))
@@ -313,7 +256,7 @@ def _train(kind: str, arguments: Sequence[str]) -> None:
                 run,
                 new=not options.resume,
                 data=data,
-                start=start,
+                start=lambda trainer: _describe(trainer, options.core, again, console),
                 show=line.update,
                 stop=lambda: stop.requested,
                 count=count,
@@ -366,7 +309,7 @@ def _open_run(kind: str, options: RunOptions, console: Console) -> tuple[Modalit
     """The data and the model of a run, and the checkpoint of its weights."""
     run = Run(options.run)
     with user_errors():
-        config = read_config(run, MODALITIES[kind][0]).located(absolute, options.path)
+        config = read_config(run, MODALITIES[kind].config_type).located(absolute, options.path)
     data = _open_data(config, run, console)
     with user_errors():
         model = data.make_model()
@@ -378,12 +321,10 @@ def _open_run(kind: str, options: RunOptions, console: Console) -> tuple[Modalit
 def _evaluate(kind: str, options: Any) -> None:
     console, run = Console(), Run(options.run)
     data, model, checkpoint = _open_run(kind, options, console)
-    shared = [field.name for field in dataclasses.fields(RunOptions)]
-    own = {name: value for name, value in vars(options).items() if name not in shared}
     found: dict[str, Any] = {"step": checkpoint.step}
     say(console, f"checkpoint {checkpoint.path}")
     with user_errors():
-        for part in data.evaluate(model, functools.partial(counting, console), **own):
+        for part in data.evaluate(model, options, functools.partial(counting, console)):
             found |= part
             write_json(run.evaluation_file(options.split), found)
             _print_tables(data.tables(part), console)

@@ -36,12 +36,10 @@ def quiet(activity: str, total: int, unit: str) -> Iterator[Callable[[int], None
 class SequenceConfig(Checked):
     """The training of a sequence model. Impossible values raise a ValueError that names the field.
 
-    A subclass has the class attributes `kind` and `cores` of `training.config`, and `fixed`: prefixes of the names of
-    fields that a resumed run cannot change, because its checkpoints depend on them.
+    A subclass has the class attributes `kind` and `cores` of `training.config`.
     """
 
     kind = ""
-    fixed = tuple("preset seed reset_at_starts model learner.batch_size learner.sequence_length".split())
 
     preset: str = "cpu"
     """Where all other defaults come from; a wrong name lists those that exist."""
@@ -87,15 +85,24 @@ class Modality(ABC):
         splits: parts of the data by name, "train" and "test" among them; `tokens` [N] integers, `starts` ascending
             positions where documents or files start.
         digest: SHA-256 of the data.
-        validation: name of the split that is measured during training.
+        config_type: class of the configuration.
+        fixed: prefixes of the names of fields that a resumed run cannot change: its checkpoints depend on them.
     """
 
-    validation: ClassVar[str]
+    config_type: ClassVar[type[SequenceConfig]]
+    fixed: ClassVar[tuple[str, ...]] = (
+        *("preset", "seed", "reset_at_starts", "model", "learner.batch_size", "learner.sequence_length"),
+    )
     splits: Mapping[str, Any]
     digest: str
 
     def __init__(self, config: Any, folder: Path) -> None:
         self.config, self.folder = config, folder
+
+    @staticmethod
+    @abstractmethod
+    def make_preset(preset: str, core: str) -> SequenceConfig:
+        """The configuration of a preset and a core. Raises a ValueError that names those that exist."""
 
     @classmethod
     @abstractmethod
@@ -127,20 +134,21 @@ class Modality(ABC):
         """Metrics of the model during training, named valid/...; "valid/nll" is in nats a token."""
 
     @abstractmethod
-    def evaluate(
-        self, model: SequenceModel, count: Counting = quiet, split: str = "test", **options: Any
-    ) -> Iterator[dict[str, Any]]:
+    def evaluate(self, model: SequenceModel, options: Any, count: Counting = quiet) -> Iterator[dict[str, Any]]:
         """Measures a model on a split and yields the results for JSON, part by part; each part has other keys.
 
         Args:
             model: may be changed by the last part.
+            options: what to measure; a dataclass of the modality with `split`, the name of the split.
             count: shows the progress.
-            split: name of the split.
-            options: those of the modality.
 
         Raises:
             ValueError: if an option is impossible for the model.
         """
+
+    @abstractmethod
+    def final_options(self) -> Any:
+        """The options of the evaluation at the end of the training."""
 
     @abstractmethod
     def tables(self, part: dict[str, Any]) -> Iterator[Table]:
@@ -151,7 +159,7 @@ class Modality(ABC):
         """Nats a token in the unit that the field uses, such as "1.234 bpc"."""
 
     def finish(self, model: SequenceModel, run: Path, step: int, count: Counting = quiet) -> dict[str, Any]:
-        """What a finished run's evaluation has beside `evaluate` on the test split; may write to the run's folder."""
+        """What the evaluation at the end has beside `evaluate`; may write to the run's folder."""
         return {}
 
     def source(self, rank: int = 0, size: int = 1) -> Streams:

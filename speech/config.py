@@ -31,10 +31,6 @@ class SpeechConfig(SequenceConfig):
 
     kind = "speech"
     cores = SPEECH_CORES
-    fixed = (
-        *SequenceConfig.fixed,
-        *(f"corpus.{part.name}" for part in dataclasses.fields(CorpusConfig) if part.name != "path"),
-    )
 
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     """The sound."""

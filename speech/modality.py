@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from agent.core import Core, make_core
+from agent.fields import Checked, Count, Range, Several, Slots
 from agent.language_model import IGNORE, SequenceModel
 from agent.memory_check import build_network
 from learner.modality import Counting, Modality, Table, cache_folder, quiet
@@ -17,16 +19,52 @@ from learner.sampling import sample
 from learner.sequence_learner import Total, score
 from learner.streams import one_pass
 from speech import audio, baselines, corpus
-from speech.config import SpeechConfig, SpeechCoreConfig
-from speech.corpus import Split
+from speech.config import SpeechConfig, SpeechCoreConfig, make_preset
+from speech.corpus import CorpusConfig, Split
 from speech.spectrogram import write_spectrograms
 from speech.wavenet import WaveNet, WaveNetConfig
+
+Seconds = Annotated[float, Range(0, 3600.0, above=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechEvaluation(Checked):
+    """What to measure on held-out sound."""
+
+    split: Literal["train", "validation", "test"] = "test"
+    """Which sound."""
+    samples: Annotated[int, Range(2, 2**63 - 1)] | None = None
+    """At most so many samples, in pieces spread over the split; None for all."""
+    memory_size: Slots | None = None
+    """Another size of the memory than the model was trained with."""
+    compressed_size: Slots | None = None
+    """Another size of the compressed memory than the model was trained with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechSampling(Checked):
+    """Which clips to draw."""
+
+    seconds: Seconds = 1.0
+    """Seconds to draw after each prompt."""
+    prompt_seconds: Seconds = 1.0
+    """Seconds of real sound before."""
+    clips: Several = 2
+    """Number of clips, which are drawn together."""
+    split: Literal["train", "validation", "test"] = "validation"
+    """Where the prompts come from."""
+    temperature: Annotated[float, Range(0.001)] = 1.0
+    """Logits are divided by it; below 1 probable levels become more probable."""
+    seed: Count = 0
+    """Seed of the draws."""
 
 
 class Speech(Modality):
     """A corpus as levels of samples, and a model of waveforms; see `learner.modality.Modality`."""
 
-    validation = "validation"
+    config_type = SpeechConfig
+    fixed = (*Modality.fixed, *(f"corpus.{part.name}" for part in fields(CorpusConfig) if part.name != "path"))
+    make_preset = staticmethod(make_preset)
     config: SpeechConfig
     splits: dict[str, Split]
 
@@ -62,29 +100,21 @@ class Speech(Modality):
         measured = self.measure(model, self.held_out("validation", self.config.evaluate_tokens))
         return {"valid/nll": measured["nats"], "valid/bits": measured["bits"]}
 
-    def evaluate(  # type: ignore[override]
-        self,
-        model: SequenceModel,
-        count: Counting = quiet,
-        split: str = "test",
-        samples: int | None = None,
-        memory_size: int | None = None,
-        compressed_size: int | None = None,
-    ) -> Iterator[dict[str, Any]]:
-        """See `Modality`.
+    def final_options(self) -> SpeechEvaluation:
+        """See `Modality`."""
+        return SpeechEvaluation()
 
-        Args:
-            model, count, split: see `Modality`.
-            samples: at most so many, in pieces spread over the split; None for all.
-            memory_size, compressed_size: other sizes than the model's own.
-        """
-        sizes = {"memory_size": memory_size, "compressed_size": compressed_size}
-        sizes = {name: size for name, size in sizes.items() if size is not None}
+    def evaluate(
+        self, model: SequenceModel, options: SpeechEvaluation, count: Counting = quiet
+    ) -> Iterator[dict[str, Any]]:
+        """See `Modality`."""
+        given = {"memory_size": options.memory_size, "compressed_size": options.compressed_size}
+        sizes = {name: size for name, size in given.items() if size is not None}
         model = model.resized(**sizes) if sizes else model
-        part = self.held_out(split, samples)
-        measured = self.measure(model, part, count, f"measuring {split}")
+        part = self.held_out(options.split, options.samples)
+        measured = self.measure(model, part, count, f"measuring {options.split}")
         (predictors,) = baselines.predictors(self.splits["train"].tokens, part.tokens)
-        yield {"split": split, **measured, **predictors, **sizes}
+        yield {"split": options.split, **measured, **predictors, **sizes}
 
     def finish(self, model: SequenceModel, run: Path, step: int, count: Counting = quiet) -> dict[str, Any]:
         """See `Modality`: the loss on the validation split, the model's size, and samples."""
@@ -92,8 +122,9 @@ class Speech(Modality):
         found: dict[str, Any] = {"validation": measured["nats"]}
         found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
         if seconds := self.config.sample_seconds:
+            options = SpeechSampling(seconds=seconds, prompt_seconds=seconds, clips=1)
             try:
-                found["drawn"] = str(self.draw(model, run / "samples", run, step, count, seconds, seconds))
+                found["drawn"] = str(self.draw(model, options, run / "samples", run, step, count))
             except (ValueError, OSError) as error:  # the measures count more than the samples
                 found["drawn"] = f"none: {error}"
         return found
@@ -146,32 +177,18 @@ class Speech(Modality):
         return {"nats": total.mean, "bits": total.mean / math.log(2), "samples": total.count, "files": files}
 
     def draw(
-        self,
-        model: SequenceModel,
-        out: Path,
-        run: Path,
-        step: int,
-        count: Counting = quiet,
-        seconds: float = 1.0,
-        prompt_seconds: float = 1.0,
-        clips: int = 1,
-        split: str = "validation",
-        temperature: float = 1.0,
-        seed: int = 0,
+        self, model: SequenceModel, options: SpeechSampling, out: Path, run: Path, step: int, count: Counting = quiet
     ) -> Path:
         """Draws clips after prompts of real sound: WAV files and spectrograms in `out`, TensorBoard events in the run.
 
         Each clip is written twice: the prompt with what the model drew, and the real clip that the prompt is cut from.
 
         Args:
-            model: see `learner.sampling.sample`.
+            model: what draws; see `learner.sampling.sample`.
+            options: which clips.
             out: the folder; its parent must exist.
             run, step: where the events belong.
             count: shows the progress.
-            seconds, prompt_seconds: lengths of the drawn part and of the prompt.
-            clips: how many; they are drawn together.
-            split: where the prompts are cut from.
-            temperature, seed: of the draws.
 
         Returns:
             the picture of the spectrograms.
@@ -180,12 +197,12 @@ class Speech(Modality):
             ValueError: if no file is long enough.
             OSError: if the files cannot be written.
         """
-        rate, part = self.sample_rate, self.splits[split]
-        prompt, length = max(1, round(prompt_seconds * rate)), max(1, round(seconds * rate))
-        real = np.stack([corpus.excerpt(part, prompt + length, number) for number in range(clips)])
+        rate, part = self.sample_rate, self.splits[options.split]
+        prompt, length = max(1, round(options.prompt_seconds * rate)), max(1, round(options.seconds * rate))
+        real = np.stack([corpus.excerpt(part, prompt + length, number) for number in range(options.clips)])
         prompts, drawn = torch.from_numpy(real[:, :prompt].astype(np.int64)), []
         with count("drawing", length, "samples") as show:
-            for tokens in sample(model, prompts, length, temperature, seed=seed):
+            for tokens in sample(model, prompts, length, options.temperature, seed=options.seed):
                 drawn.append(tokens.numpy().astype(np.uint8))
                 show(len(drawn))
         waveforms: dict[str, np.ndarray] = {}
@@ -195,7 +212,7 @@ class Speech(Modality):
         out.mkdir(exist_ok=True)
         for name, waveform in waveforms.items():
             audio.write_wav(out / f"{name}.wav", waveform, rate)
-        picture = write_spectrograms(out / "spectrograms.png", waveforms, rate, mark=prompt_seconds)
+        picture = write_spectrograms(out / "spectrograms.png", waveforms, rate, options.prompt_seconds)
         with SummaryWriter(str(run)) as events:
             for name, waveform in waveforms.items():
                 events.add_audio(name, torch.from_numpy(waveform), step, sample_rate=rate)

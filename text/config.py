@@ -39,7 +39,6 @@ class TextConfig(SequenceConfig):
 
     kind = "text"
     cores = CORES
-    fixed = (*SequenceConfig.fixed, "corpus", "tokens", "vocabulary")
 
     corpus: str = "python"
     """Text: python (the standard library's source, which every machine has), enwik8, wikitext103, pg19, or folder."""

@@ -2,25 +2,68 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from agent.core import make_core
+from agent.fields import Above0, AtLeast0, Checked, Count, Positive, Range, Several
 from agent.language_model import SequenceModel
 from agent.memory_check import build_network
 from learner.modality import Counting, Modality, Table, quiet
 from learner.sequence_learner import evaluate
 from text import corpora, evaluation, tokens
-from text.config import TextConfig, TextModelConfig
+from text.config import TextConfig, TextModelConfig, make_preset
 from text.tokenization import Bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEvaluation(Checked):
+    """What to measure on held-out text."""
+
+    split: Literal["train", "valid", "test"] = "test"
+    """Which text."""
+    rows: Several = 1
+    """Parts that are read side by side: faster, but each begins with empty memory."""
+    sizes: tuple[str, ...] = ()
+    """Also with other numbers of slots, MEMORY:COMPRESSED (Tables 8 and 9), such as 768:1024 768:3072; :3072 keeps the
+    memory."""
+    frequency: bool = False
+    """By the number of occurrences of a token in the training text (Table 7; for words)."""
+    position: bool = False
+    """By the number of tokens of context."""
+    attention: bool = False
+    """Attention by eighteen buckets of memory (Figure 2)."""
+    compression: bool = False
+    """The compression loss by layer (Figure 6)."""
+    dynamic: Above0 | None = None
+    """Dynamic evaluation: learn from each part of the text after it was scored, with this learning rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSampling(Checked):
+    """How to continue a prompt."""
+
+    prompt: str | None = None
+    """What to continue; - for standard input, which may be far longer than the memory. If not given, a new document."""
+    length: Positive = 500
+    """Tokens to draw."""
+    temperature: AtLeast0 = 1.0
+    """Logits are divided by it; 0 takes the most probable token."""
+    top_p: Annotated[float, Range(0, 1.0, above=True)] = 0.98
+    """Nucleus: the most probable tokens that have this probability together; 1 for all."""
+    seed: Count = 0
+    """Seed of the draws."""
 
 
 class Text(Modality):
     """A corpus as tokens, and a language model of it; see `learner.modality.Modality`."""
 
-    validation = "valid"
+    config_type = TextConfig
+    fixed = (*Modality.fixed, "corpus", "tokens", "vocabulary")
+    make_preset = staticmethod(make_preset)
     config: TextConfig
 
     def __init__(self, config: TextConfig, folder: Path) -> None:
@@ -59,38 +102,24 @@ class Text(Modality):
         found = evaluation.summary(total, split, self.tokenizer)
         return {"valid/nll": found.pop("nats_per_token"), **{f"valid/{name}": value for name, value in found.items()}}
 
-    def evaluate(  # type: ignore[override]
-        self,
-        model: SequenceModel,
-        count: Counting = quiet,
-        split: str = "test",
-        rows: int | None = None,
-        sizes: Sequence[str] = (),
-        frequency: bool = False,
-        position: bool = False,
-        attention: bool = False,
-        compression: bool = False,
-        dynamic: float | None = None,
-    ) -> Iterator[dict[str, Any]]:
-        """See `Modality`.
+    def final_options(self) -> TextEvaluation:
+        """See `Modality`."""
+        return TextEvaluation(rows=self.config.evaluate_rows)
 
-        Args:
-            model, count, split: see `Modality`.
-            rows: parts that are read side by side, each from empty memory; by default `config.evaluate_rows`.
-            sizes: other sizes of memory, as MEMORY:COMPRESSED; an empty number is the model's own (Tables 8 and 9).
-            frequency, position, attention, compression: which analyses to add; see `text.evaluation`.
-            dynamic: the learning rate of dynamic evaluation, which changes the model.
-        """
-        part, precision, rows = self.splits[split], self.config.learner.precision, rows or self.config.evaluate_rows
-        slots = [_parse_size(words) for words in sizes]
-        if attention or compression:
+    def evaluate(
+        self, model: SequenceModel, options: TextEvaluation, count: Counting = quiet
+    ) -> Iterator[dict[str, Any]]:
+        """See `Modality`; dynamic evaluation changes the model."""
+        part, precision = self.splits[options.split], self.config.learner.precision
+        sizes = [_parse_size(words) for words in options.sizes]
+        if options.attention or options.compression:
             evaluation.require_attention(model)
-        read = partial(self.batches, part, rows, count)
+        read = partial(self.batches, part, options.rows, count)
         begin = time.monotonic()
-        total = evaluate(model, read(f"measuring {split}"), precision)
+        total = evaluate(model, read(f"measuring {options.split}"), precision)
         yield {
-            "split": split,
-            "rows": rows,
+            "split": options.split,
+            "rows": options.rows,
             "precision": precision,
             **evaluation.summary(total, part, self.tokenizer),
             "tokens": total.count,
@@ -100,15 +129,15 @@ class Text(Modality):
             "words_prescribed": part.prescribed,
             "tokens_per_second": total.count / max(time.monotonic() - begin, 1e-9),
         }
-        if slots:
-            totals = evaluation.by_memory(model, lambda: read("other sizes"), slots, precision)
+        if sizes:
+            totals = evaluation.by_memory(model, lambda: read("other sizes"), sizes, precision)
             names = ("memory_size", "compressed_size")
             yield {
                 "sizes": [
                     dict(zip(names, size)) | evaluation.summary(total, part, self.tokenizer) for size, total in totals
                 ]
             }
-        if frequency:
+        if options.frequency:
             counts = evaluation.counts(self.splits["train"], self.tokenizer.vocabulary)
             buckets = evaluation.by_frequency(model, read("by frequency"), counts, precision)
             yield {
@@ -117,22 +146,24 @@ class Text(Modality):
                     for name, each in buckets.items()
                 }
             }
-        if position:
+        if options.position:
             positions = evaluation.by_position(model, read("by position"), precision)
             yield {"position": [{"from": first, "nats": each.mean, "count": each.count} for first, each in positions]}
         segment = getattr(self.config.core_config, "segment_size", 1)
-        if attention:
+        if options.attention:
             yield {"attention": evaluation.attention(model, read("attention", segment))._asdict()}
-        if compression:
+        if options.compression:
             yield {"compression": evaluation.compression_loss(model, read("compression loss", segment))}
-        if dynamic is not None:
+        if options.dynamic is not None:
             device = str(next(model.parameters()).device)
             learning = dataclasses.replace(self.config.learner, device=device)
             try:
-                total = evaluation.dynamic(model, read("dynamic"), learning, dynamic)
+                total = evaluation.dynamic(model, read("dynamic"), learning, options.dynamic)
             except FloatingPointError as error:
-                raise ValueError(f"dynamic: expected a smaller learning rate, got {dynamic}: {error}") from error
-            yield {"dynamic": {"learning_rate": dynamic, **evaluation.summary(total, part, self.tokenizer)}}
+                raise ValueError(
+                    f"dynamic: expected a smaller learning rate, got {options.dynamic}: {error}"
+                ) from error
+            yield {"dynamic": {"learning_rate": options.dynamic, **evaluation.summary(total, part, self.tokenizer)}}
 
     def tables(self, part: dict[str, Any]) -> Iterator[Table]:
         """See `Modality`."""

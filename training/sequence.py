@@ -23,9 +23,7 @@ from learner.learner import resolve_device
 from learner.metrics import MetricsWriter
 from learner.modality import Counting, Modality, SequenceConfig, quiet
 from learner.sequence_learner import SequenceLearner
-from speech.config import SpeechConfig
 from speech.modality import Speech
-from text.config import TextConfig
 from text.modality import Text
 from text.tokens import tokenizer_file
 from training import UserError
@@ -34,11 +32,8 @@ from training.console import quantity
 from training.loop import Clock, Progress, train
 from training.run import KINDS, Run
 
-MODALITIES: dict[str, tuple[type[SequenceConfig], type[Modality]]] = {
-    "text": (TextConfig, Text),
-    "speech": (SpeechConfig, Speech),
-}
-"""Configuration and modality by kind of run."""
+MODALITIES: dict[str, type[Modality]] = {"text": Text, "speech": Speech}
+"""Modalities by kind of run."""
 _COUNTERS = {"step": int, "updates": int, "tokens": int}
 _STATE = {"learner": {"optimizer": dict, "memory": object, "source": dict, **_COUNTERS}, "rng": dict}
 """Schema of a checkpoint's state."""
@@ -68,7 +63,7 @@ def open_data(
         path = record_file(run, config.kind)
         record = read_json(path)
         require(record, {"digest": str}, str(path))
-    data = MODALITIES[config.kind][1].prepare(config, show)
+    data = MODALITIES[config.kind].prepare(config, show)
     if run and data.digest != record["digest"]:
         raise UserError(
             f"corpus: expected the data that {run} was trained on (SHA-256 {record['digest'][:12]}), got others "
@@ -311,7 +306,7 @@ def _evaluate(trainer: SequenceTrainer, count: Counting) -> dict[str, Any]:
     """Measures the test split and writes `evaluation.json`: last, because it marks the run as finished."""
     data, model, step = trainer.data, trainer.learner.model, trainer.learner.step
     found: dict[str, Any] = {"step": step}
-    for part in data.evaluate(model, count):
+    for part in data.evaluate(model, data.final_options(), count):
         found |= part
     found |= data.finish(model, trainer.run.path, step, count)
     write_json(trainer.run.evaluation_file(), found)

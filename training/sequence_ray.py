@@ -126,7 +126,7 @@ def _learn(work: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     run, config = Run(work["run"]), work["config"]
     group = dist.new_group(timeout=timedelta(seconds=PEER_SECONDS))
-    data = MODALITIES[config.kind][1](config, work["data"])
+    data = MODALITIES[config.kind](config, work["data"])
     trainer = SequenceTrainer(data, run, DataParallel(group), str(get_device()))
     if not work["new"]:
         trainer.restore()
