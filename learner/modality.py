@@ -119,7 +119,7 @@ class Modality(ABC):
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """What a run keeps of its data, for JSON: the digest, and whatever a trained model needs of them."""
+        """What a run keeps of its data, for JSON: the digest, and what a trained model needs of them."""
 
     @abstractmethod
     def describe(self) -> str:

@@ -65,7 +65,9 @@ class CorpusConfig(Checked):
         try:
             re.compile(self.speaker_pattern)
         except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"speaker_pattern: {self.speaker_pattern!r} is no regular expression: {error}") from error
+            raise ValueError(
+                f"speaker_pattern: {self.speaker_pattern!r} is not a regular expression: {error}"
+            ) from error
 
 
 class Split(NamedTuple):

@@ -21,7 +21,7 @@ def sound(seed: int, samples: int) -> np.ndarray:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Six speakers with four files each, WAV and FLAC, in folders, and what is no sound."""
+    """Six speakers with four files each, WAV and FLAC, in folders, and a file that is not sound."""
     root = tmp_path / "voices"
     for speaker in range(6):
         (root / f"s{speaker}").mkdir(parents=True)
@@ -186,7 +186,7 @@ def test_what_cannot_be_a_corpus_is_refused(folder: Path, tmp_path: Path) -> Non
         prepare(config_of(folder, split_by="speaker", speaker_pattern="z+"), cache)
     with pytest.raises(ValueError, match=r"at least 3 speakers in .*, got 1: s"):
         prepare(config_of(folder, sample_rate=RATE, include="s*", split_by="speaker", speaker_pattern="s"), cache)
-    with pytest.raises(ValueError, match=r"speaker_pattern: .* is no regular expression: the repetition number is too"):
+    with pytest.raises(ValueError, match=r"speaker_pattern: .* is not a regular expression: the repetition number is too"):
         CorpusConfig(speaker_pattern="a{99999999999}")
     with pytest.raises(ValueError, match=r"sample_rate: expected 1000 or more or None, got 10"):
         CorpusConfig(sample_rate=10)

@@ -37,7 +37,7 @@ def many(root: Path, count: int = 60) -> Path:
 
 
 class TestSplits:
-    def test_whole_files_by_name_whatever_else_is_there(self, tmp_path: Path) -> None:
+    def test_whole_files_by_a_hash_of_their_names(self, tmp_path: Path) -> None:
         corpus = contents(load("folder", many(tmp_path / "a")))
         files = [text for split in SPLITS for text in corpus[split]]
         assert len(files) == len(set(files)) == 60
