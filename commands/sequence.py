@@ -242,7 +242,12 @@ def _train(kind: str, arguments: Sequence[str]) -> None:
     name = f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{options.core}"
     run = Run(options.resume or options.run or Path("runs") / name)
     data = _open_data(config, run if options.resume else None, console)
-    again = resume_command(config, run.path)
+    again, trainers = resume_command(config, run.path), []
+
+    def start(trainer: SequenceTrainer) -> None:
+        trainers.append(trainer)
+        _describe(trainer, options.core, again, console)
+
     try:
         with stop_on_signals() as stop, ExitStack() as training:
             line = training.enter_context(LiveLine(console, "training", "the first update"))
@@ -256,7 +261,7 @@ def _train(kind: str, arguments: Sequence[str]) -> None:
                 run,
                 new=not options.resume,
                 data=data,
-                start=lambda trainer: _describe(trainer, options.core, again, console),
+                start=start,
                 show=line.update,
                 stop=lambda: stop.requested,
                 count=count,
@@ -269,7 +274,7 @@ def _train(kind: str, arguments: Sequence[str]) -> None:
             say(console, f"interrupted; resume with: {again}")
         raise
     if found is None:
-        say(console, f"stopped at step {run.last_row()['step']}; resume with: {again}")
+        say(console, f"stopped at step {trainers[0].learner.step}; resume with: {again}")
         sys.exit(128 + (stop.signal or 0))
     say(console, "finished", "bold")
     _print_tables(data.tables(found), console)

@@ -173,8 +173,6 @@ def test_what_cannot_be_a_corpus_is_refused(folder: Path, tmp_path: Path) -> Non
     for path in ("/nowhere", "/dev/null", str(tmp_path / "pipe")):
         expected = f"corpus: expected a folder .* or 'synthetic'; there is no folder {path}"
         with pytest.raises(FileNotFoundError, match=expected):
-            FileNotFoundError, match=f"corpus: expected a folder .* or 'synthetic'; .* no folder {path}"
-        ):
             prepare(CorpusConfig(path), cache)
     with pytest.raises(ValueError, match=r"expected WAV or FLAC files named \*_mic1.flac in .*, got none"):
         prepare(config_of(folder, include="*_mic1.flac"), cache)
@@ -186,7 +184,7 @@ def test_what_cannot_be_a_corpus_is_refused(folder: Path, tmp_path: Path) -> Non
         prepare(config_of(folder, split_by="speaker", speaker_pattern="z+"), cache)
     with pytest.raises(ValueError, match=r"at least 3 speakers in .*, got 1: s"):
         prepare(config_of(folder, sample_rate=RATE, include="s*", split_by="speaker", speaker_pattern="s"), cache)
-    with pytest.raises(ValueError, match=r"speaker_pattern: .* is not a regular expression: the repetition number is too"):
+    with pytest.raises(ValueError, match=r"speaker_pattern: .* is not a regular expression: the repetition"):
         CorpusConfig(speaker_pattern="a{99999999999}")
     with pytest.raises(ValueError, match=r"sample_rate: expected 1000 or more or None, got 10"):
         CorpusConfig(sample_rate=10)
