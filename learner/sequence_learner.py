@@ -1,30 +1,25 @@
 """Training and evaluation of sequence models on streams of tokens; the loss is that of the next token.
 
-`SequenceLearner` updates the weights; `train` is the loop around it with its files. `streams` supplies the tokens.
-Several learners share batches through `communicator`. No Ray.
+The batches come from `streams`; the loop around `SequenceLearner`, with its files, is `training.sequence`. Several
+learners share batches through `communicator`.
 """
 
 import functools
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from agent.core import State, concatenate_states, detach_state, index_state, map_state, restore_state, state_to
 from agent.fields import Above0, AtLeast0, Checked, Count, Decay, Positive, Several, Size
 from agent.language_model import IGNORE, SequenceModel
-from learner import checkpoints
 from learner.communicator import Communicator
 from learner.learner import resolve_device
 from learner.losses import reduce_losses
-from learner.metrics import MetricsWriter
 from learner.optimization import Optimization, copy_to_cpu, weights_to_cpu
 from learner.streams import Batch, Source
 
@@ -229,182 +224,6 @@ class SequenceLearner:
         own = slice(self.comm.rank * self.rows, (self.comm.rank + 1) * self.rows)
         self.state = state_to(map_state(lambda leaf: leaf[own].clone(), memory), self.device)
         self.step, self.updates, self.tokens = (int(state[name]) for name in ("step", "updates", "tokens"))
-
-
-_COUNTERS = {"step": int, "updates": int, "tokens": int}
-STATE = {"learner": {"optimizer": dict, "memory": object, "source": dict, **_COUNTERS}, "rng": dict}
-"""What `restore` needs of the state that `save` writes, as `checkpoints.require` takes it."""
-
-
-def save(learner: SequenceLearner, run: Path, config: dict[str, Any], keep: int) -> Path | str | None:
-    """Writes a checkpoint of a learner; of several, all must call it together and the first one writes.
-
-    Args:
-        config: the run's configuration as JSON can hold it.
-        keep: how many of the newest are kept.
-
-    Raises:
-        OSError: if the disk is full or not writable.
-    """
-    state = learner.state_dict()
-    if learner.comm.rank:
-        return None
-    tensors = {name: checkpoints.flatten(state.pop(name)) for name in ("optimizer", "memory")}
-    parts = {"weights": state.pop("weights")} | {name: part for name, (part, _) in tensors.items()}
-    counters = state | {name: plain for name, (_, plain) in tensors.items()}
-    content = {"learner": counters, "rng": checkpoints.rng_state(), "config": config}
-    return checkpoints.save(run, learner.step, parts, content, keep)
-
-
-def restore(learner: SequenceLearner, run: Path) -> checkpoints.Checkpoint:
-    """Goes on from a run's last readable checkpoint, with its random generators.
-
-    Raises:
-        FileNotFoundError: if there is none.
-        ValueError: if it does not fit the learner.
-    """
-    checkpoint = checkpoints.load_latest(run)
-    try:
-        checkpoints.require(checkpoint.state, STATE, "state")
-        checkpoints.require(checkpoint.parts, {"weights": dict, "optimizer": dict, "memory": dict}, "parts")
-        checkpoints.check_rng(checkpoint.state["rng"])
-        state = dict(checkpoint.state["learner"])
-        for name in ("optimizer", "memory"):
-            state[name] = checkpoints.unflatten(checkpoint.parts[name], state[name])
-        learner.load_state_dict(state | {"weights": checkpoint.parts["weights"]})
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"{checkpoint.path} does not fit: {error}") from error
-    checkpoints.restore_rng(checkpoint.state["rng"])
-    return checkpoint
-
-
-def set_apart(learner: SequenceLearner) -> None:
-    """Lets each of several learners draw dropout masks of its own; the first one draws what one alone would draw."""
-    if rank := learner.comm.rank:
-        seed = np.random.SeedSequence([torch.initial_seed(), rank, learner.step]).generate_state(1)[0]
-        torch.manual_seed(int(seed))
-
-
-class Progress(NamedTuple):
-    """What a display shows while training goes on.
-
-    step, total: steps so far and in all. tokens_per_second: over all learners, without evaluations. tokens_per_step:
-    of all rows. nll: mean of the last updates in nats a token. valid: the last evaluation's metrics, if there was one.
-    """
-
-    step: int
-    total: int
-    tokens_per_second: float
-    tokens_per_step: int
-    nll: float
-    valid: dict[str, float]
-
-
-def train(
-    learner: SequenceLearner,
-    run: Path,
-    config: dict[str, Any],
-    *,
-    log_every: int = 20,
-    checkpoint_seconds: float = 60.0,
-    keep: int = 3,
-    evaluate: Callable[[SequenceModel], dict[str, float]] | None = None,
-    evaluate_every: int | None = None,
-    show: Callable[[Progress], None] = lambda progress: None,
-    stop: Callable[[], bool] = lambda: False,
-) -> Path | str | None:
-    """Trains until all steps are done or `stop` says so; leaves a checkpoint either way and returns its path.
-
-    A new run begins with one, so that it can be resumed whatever happens, and a full disk shows at once. Of several
-    learners the first one writes, shows and evaluates.
-
-    Args:
-        learner: at step 0, or restored.
-        run: the run's folder; made for a learner at step 0.
-        config: the run's configuration, for its checkpoints.
-        log_every: updates between two rows of metrics.
-        checkpoint_seconds: time between two checkpoints.
-        keep: how many of the newest checkpoints are kept.
-        evaluate: measures the model; its metrics join the rows under their own names.
-        evaluate_every: steps between two evaluations; none for no evaluation. There is one at the end, too.
-        show: is called after every update.
-        stop: whether the user wants to stop; asked after every update.
-
-    Raises:
-        OSError: if the run's folder cannot be written to.
-        FloatingPointError: see `SequenceLearner.update`; the checkpoints before are there.
-    """
-    total, first = learner.config.steps, learner.comm.rank == 0
-    if learner.step == 0:
-        run.mkdir(parents=True, exist_ok=True)
-    saved = save(learner, run, config, keep) if learner.step == 0 else None
-    writer: AbstractContextManager[Any] = MetricsWriter(run, learner.step) if first else nullcontext()
-    recent, valid = _Recent(learner), {}
-    written = time.monotonic()
-    stopping = learner.step >= total
-    with writer as rows:
-        while not stopping:
-            metrics = learner.update()
-            recent.add(metrics["loss/nll"])
-            done = learner.step >= total
-            row = metrics if learner.updates % log_every == 0 or done else {}
-            if first and evaluate and evaluate_every and _passed(learner, metrics, evaluate_every, done):
-                valid = recent.pause(lambda: evaluate(learner.model))
-                row = metrics | valid
-            if first and row:
-                rows.write(
-                    learner.step, row | {"speed/tokens_per_second": recent.rate(), "learner/tokens": learner.tokens}
-                )
-            if first:
-                size = learner.config.batch_size * learner.config.sequence_length
-                show(Progress(learner.step, total, recent.rate(), size, recent.mean(), valid))
-            due, stopping = _agree(learner, time.monotonic() - written > checkpoint_seconds, done or stop())
-            if due or stopping:
-                saved, written = save(learner, run, config, keep), time.monotonic()
-    return saved
-
-
-def _passed(learner: SequenceLearner, metrics: dict[str, float], every: int, done: bool) -> bool:
-    """Whether the last update passed a multiple of `every` steps, or was the last one."""
-    before = learner.step - int(metrics["update/steps"])
-    return done or learner.step // every > before // every
-
-
-def _agree(learner: SequenceLearner, *wishes: bool) -> list[bool]:
-    """What any of the learners wishes: their clocks and signals differ, but they must do the same."""
-    if learner.comm.size == 1:
-        return list(wishes)
-    return [bool(wish) for wish in learner.comm.max(torch.tensor(wishes, device=learner.device).long()).tolist()]
-
-
-class _Recent:
-    """The last updates: tokens a second and the mean loss."""
-
-    def __init__(self, learner: SequenceLearner, window: float = 10.0, momentum: float = 0.95) -> None:
-        self.learner, self.window, self.momentum = learner, window, momentum
-        self.marks = [(time.monotonic(), learner.tokens)]
-        self.value, self.weight = 0.0, 0.0
-
-    def add(self, nll: float) -> None:
-        self.value = self.momentum * self.value + (1 - self.momentum) * nll
-        self.weight = self.momentum * self.weight + (1 - self.momentum)
-        self.marks.append((time.monotonic(), self.learner.tokens))
-        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[0][0] > self.window:
-            self.marks.pop(0)
-
-    def pause(self, work: Callable[[], Any]) -> Any:
-        """Does something whose time does not count."""
-        begin = time.monotonic()
-        result = work()
-        self.marks = [(then + time.monotonic() - begin, tokens) for then, tokens in self.marks]
-        return result
-
-    def rate(self) -> float:
-        (begin, before), (end, after) = self.marks[0], self.marks[-1]
-        return (after - before) / max(end - begin, 1e-9)
-
-    def mean(self) -> float:
-        return self.value / self.weight
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

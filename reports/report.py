@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from speech.config import make_preset as make_speech_preset
-from text.config import make_preset as make_text_preset
 
 from actors.recording import Recording
 from agent.core import ATTENTION_KINDS
 from learner.files import read_json
 from reports.pages import mean, points, rounded
 from reports.tables import evaluation_rows, number, progress_rows
+from speech.config import make_preset as make_speech_preset
+from text.config import make_preset as make_text_preset
 from training.config import core_name, differences, read_config, to_plain
 from training.console import quantity
 from training.presets import make_preset

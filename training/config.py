@@ -26,6 +26,10 @@ RENAMED = {
     "update_every": "accumulation_steps",
     "late_step": "late_start",
     "late_update_every": "late_accumulation_steps",
+    "validate_every": "evaluate_every",
+    "validation_samples": "evaluate_tokens",
+    "reset_at_files": "reset_at_starts",
+    "reset_documents": "reset_at_starts",
 }
 """Fields by their names in version 0.1, which files and command lines may still use."""
 

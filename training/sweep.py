@@ -20,12 +20,12 @@ from textwrap import shorten
 from typing import Any
 
 import torch
-from speech.config import SpeechConfig
-from text.config import TextConfig
 
 from learner import checkpoints
 from learner.files import read_json, replacing
 from learner.metrics import write_hparams
+from speech.config import SpeechConfig
+from text.config import TextConfig
 from training import UserError
 from training.config import RunConfig, from_plain, to_plain
 from training.console import LiveLine, duration, quantity, say
