@@ -112,7 +112,7 @@ def _prepare_logging() -> None:
 
 def _refuse(message: str) -> NoReturn:
     """Ends the program with one line; the middle of a very long one is left out."""
-    from learner.storage import redact  # here, because --help must be fast
+    from learner.files import redact  # here, because --help must be fast
 
     line = redact(" ".join(message.split()))
     print("compressive:", line if len(line) <= 2000 else f"{line[:1500]} ... {line[-400:]}", file=sys.stderr)

@@ -22,8 +22,9 @@ from actors import ClusterError
 from commands.options import AllowEnv, TrainingOptions, parse_training, user_errors
 from envs import EnvironmentFailed, foreign_code, held_out, limit_calls, prepare, require_consent, tasks
 from learner import checkpoints
+from learner.checkpoints import StorageError
 from learner.communicator import LearnersLost
-from learner.storage import StorageError, is_url
+from learner.files import is_url, require_schema, write_json
 from reports.tables import evaluation_rows, table, task_table
 from training import UserError
 from training.config import RunConfig, core_name, differences, from_plain, read_config, to_plain
@@ -153,7 +154,7 @@ def _read(run: str) -> RunConfig:
         return read_config(Run(run))
     checkpoint = checkpoints.load_latest(run)
     try:
-        checkpoints.require(checkpoint.state, {"config": dict}, "state")
+        require_schema(checkpoint.state, {"config": dict}, "state")
         return from_plain(RunConfig, {**checkpoint.state["config"], "checkpoint_url": run})
     except ValueError as error:
         raise ValueError(f"{checkpoint.path}: {error}") from error
@@ -278,7 +279,7 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     """Evaluates and films the trained agent, and prints the results."""
     config, run = trainer.config, trainer.run
     summary, shown = evaluate_and_film(trainer, console)
-    checkpoints.write_json(run.evaluation_file(), summary)
+    write_json(run.evaluation_file(), summary)
     rows = evaluation_rows(summary)
     rows["frames, steps"] = f"{quantity(trainer.frames)}, {quantity(trainer.learner.steps)}"
     rows["training"] = f"{seconds / 60:.1f} min"

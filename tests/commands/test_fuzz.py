@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from learner import checkpoints
+from learner import serialization
 from speech import audio, synthetic
 from tests.commands import cli
 from tests.commands.fuzz import fault, run_case
@@ -187,7 +187,7 @@ def _change(path: Path, draw: random.Random) -> str:
         key = draw.choice(list(node) if isinstance(node, dict) else range(len(node)))
     node[key] = draw.choice(VALUES)
     if digest is not None:
-        content["sha256"] = checkpoints._digest_json(content)
+        content["sha256"] = serialization.digest(content)
     path.write_text(json.dumps(content))
     return f"{key} = {node[key]!r:.30}"
 
