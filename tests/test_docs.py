@@ -30,7 +30,7 @@ def test_links_lead_to_pages_and_anchors_that_exist(page: Path) -> None:
         if re.match(r"[a-z]+:", link):
             continue
         target = (page.parent / path).resolve() if path else page
-        inside = page.parent != ROOT / "docs" or target.is_relative_to(ROOT / "docs")  # else the site lacks it
+        inside = page.parent != DOCS or target.is_relative_to(DOCS)  # else the site lacks it
         if not (inside and target.is_file() and (not anchor or anchor in anchors(target))):
             broken.append(link)
     assert not broken
@@ -44,8 +44,8 @@ def test_every_page_is_in_the_menu_of_the_site() -> None:
 
 
 def test_every_package_has_an_api_page() -> None:
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks"}
-    assert {path.stem for path in (ROOT / "docs" / "api").glob("*.md")} == packages
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks", "examples"}
+    assert {path.stem for path in (DOCS / "api").glob("*.md")} == packages
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -75,7 +75,7 @@ def test_python_blocks_of_the_readme_run() -> None:
 
 def named_tests() -> Iterator[tuple[str, str]]:
     """File and function of each test that the tables of docs/faults.md name."""
-    for row in (ROOT / "docs" / "faults.md").read_text().splitlines():
+    for row in (DOCS / "faults.md").read_text().splitlines():
         if row.startswith("| ") and not row.startswith("| event "):
             cells = row.split("|")
             assert len(cells) == 5, row
