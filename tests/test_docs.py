@@ -9,9 +9,8 @@ import pytest
 from commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(
-    (ROOT / "docs").rglob("*.md")
-)
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 CODE = re.compile(r"^```.*?^```|^(?: {4}|\t).*?$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 FOLDERS = "agent|envs|actors|learner|training|text|speech|reports|commands|benchmarks|tests|docker|docs|examples"
 
@@ -38,9 +37,7 @@ def test_links_lead_to_pages_and_anchors_that_exist(page: Path) -> None:
 
 def test_every_page_is_in_the_menu_of_the_site() -> None:
     menu = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(menu) == sorted(
-        str(page.relative_to(ROOT / "docs")) for page in PAGES if ROOT / "docs" in page.parents
-    )
+    assert sorted(menu) == sorted(str(page.relative_to(DOCS)) for page in PAGES if DOCS in page.parents)
 
 
 def test_every_package_has_an_api_page() -> None:
