@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from commands import COMMANDS
+from commands.completion import KINDS
+from commands.options import option_names
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -53,6 +55,19 @@ def test_paths_make_targets_and_commands_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:`|^ {4})make ([a-z-]+)", text, re.MULTILINE)) <= targets
     assert set(re.findall(r"(?:`|^ {4}|bin/)compressive ([a-z]+)", text, re.MULTILINE)) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_options_in_command_lines_exist(page: Path) -> None:
+    text = page.read_text().replace("\\\n", " ")
+    for line in re.findall(r"^ {4,}compressive (.+?)(?: +#.*)?$", text, re.MULTILINE):
+        words = line.split()
+        command = next((name for name in (" ".join(words[:2]), words[0]) if name in KINDS), "")
+        trains = [name for name in KINDS if command == "compare" and name.rpartition(" ")[2] in ("launch", "train")]
+        known = {"help"}.union(*(option_names(KINDS[name]) for name in [command, *trains] if name))
+        groups = {name.rpartition(".")[0] for name in known}
+        given = {word.removeprefix("--").partition("=")[0] for word in words if command and word.startswith("--")}
+        assert given <= known | groups, line
 
 
 def test_the_map_names_every_folder() -> None:
