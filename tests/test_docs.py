@@ -64,9 +64,9 @@ def test_options_in_command_lines_exist(page: Path) -> None:
         words = line.split()
         command = next((name for name in (" ".join(words[:2]), words[0]) if name in KINDS), "")
         trains = [name for name in KINDS if command == "compare" and name.rpartition(" ")[2] in ("launch", "train")]
-        known = {"help"}.union(*(option_names(KINDS[name]) for name in [command, *trains] if name))
+        known = {"help", "from"}.union(*(option_names(KINDS[name]) for name in [command, *trains] if name))
         groups = {name.rpartition(".")[0] for name in known}
-        given = {word.removeprefix("--").partition("=")[0] for word in words if command and word.startswith("--")}
+        given = {word.strip("-").partition("=")[0].rstrip("_") for word in words if command and word.startswith("--")}
         assert given <= known | groups, line
 
 
