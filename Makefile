@@ -9,7 +9,7 @@ CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train compare text test test-slow lint format bench clean
+.PHONY: help venv train compare text test test-slow lint format docs bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -54,6 +54,10 @@ lint: venv  ## style and types
 format: venv  ## mend the style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: venv  ## build the documentation and the API reference into site/
+	@$(BIN)/python -c 'import mkdocs, mkdocstrings_handlers.python' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[docs]'
+	$(BIN)/mkdocs build --quiet --strict
 
 NO_SPEED := curves recall rllib nodes soak kill_driver text
 bench: venv  ## side-by-side speed measurements, one JSON object each
