@@ -34,7 +34,7 @@ train: venv  ## train the Compressive Transformer agent on two CPU cores, under 
 	$(BIN)/compressive launch --preset cpu $(ARGS)
 
 compare: venv  ## compare compression rates, an LSTM and a Transformer-XL on a task of memory: 15 runs, 30 to 60 minutes
-	@$(BIN)/python -c 'import ray.tune, matplotlib' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[compare]'
+	@$(BIN)/python -c 'import ray.tune' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[compare]'
 	$(BIN)/compressive compare --preset memory --rates 1 2 4 --cores lstm transformer-xl --seeds 0 1 2 $(ARGS)
 
 text: venv  ## compare language models with xz and bz2 on two CPU cores, under 20 minutes
