@@ -1,4 +1,4 @@
-"""The model of benchmarks/scaling.py: its numbers solve its own equation, and its limits are those one expects."""
+"""The model of benchmarks/scaling.py: its numbers solve its own equation, and it has the expected limits."""
 
 import dataclasses
 import math
@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.scaling import Calls, Loop, Options, table
+from benchmarks.scaling import Calls, Loop, Options
 
 LOOP = Loop(
     unroll_steps=500,
@@ -33,23 +33,16 @@ def test_time_of_the_loop_is_the_sum_of_its_parts(gpus: int, by_reference: bool)
     assert LOOP.gpu_busy(gpus, by_reference) == pytest.approx(LOOP.update_seconds / seconds)
 
 
-def test_a_driver_without_costs_scales_without_limit_and_a_slow_one_bounds_the_rate() -> None:
-    free = dataclasses.replace(
-        LOOP, request_seconds=0, wait_seconds=0, receive_seconds=0, scatter_seconds=0, publish_seconds=0
-    )
-    assert free.gpu_busy(64) == pytest.approx(1)
+def test_the_driver_bounds_the_rate() -> None:
+    costs = ("request_seconds", "wait_seconds", "receive_seconds", "scatter_seconds", "publish_seconds")
+    free = dataclasses.replace(LOOP, **dict.fromkeys(costs, 0.0))
     assert free.steps_per_second(64) == pytest.approx(64 * free.steps_per_second(1))
-    most = LOOP.unroll_steps / (LOOP.receive_seconds + LOOP.scatter_seconds)
     rates = [LOOP.steps_per_second(gpus) for gpus in (1, 2, 8, 64, 10_000)]
     assert rates == sorted(rates)
-    assert rates[-1] < most
+    assert rates[-1] < LOOP.unroll_steps / (LOOP.receive_seconds + LOOP.scatter_seconds)
     assert LOOP.steps_per_second(64, by_reference=True) > 2 * LOOP.steps_per_second(64)
-
-
-def test_half_of_the_time_is_where_it_says() -> None:
     gpus = LOOP.gpus_at_half()
     assert LOOP.gpu_busy(gpus) <= 0.5 < LOOP.gpu_busy(gpus - 1)
-    assert LOOP.gpus_at_half(by_reference=True) > gpus
 
 
 def test_rows_count_actors_and_bytes() -> None:
@@ -74,7 +67,3 @@ def test_calls_are_counted_in_both_directions() -> None:
         loss.backward()
     assert forward.count == 2
     assert backward.count >= 2
-
-
-def test_table_is_markdown() -> None:
-    assert table([{"a_b": 1000, "c": 0.5}]) == "| a b | c |\n|---|---|\n| 1,000 | 0.5 |"
