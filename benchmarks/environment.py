@@ -1,7 +1,6 @@
 """How fast the rooms level runs on one core, its scores by an oracle and at random, and the memory that it asks for.
 
     python -m benchmarks.environment [--num-envs 32] [--episodes 16384]
-    python -m benchmarks.environment --sheet looks.png      # instead, a picture of 24 randomized looks
 
 Speed is that of `RoomsVectorEnv.step`, rendering included, in agent steps a second: the median of short stretches, for
 a random and for the oracle's player, all variants in turns.
@@ -18,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from benchmarks.common import run
 from envs import prepare
 from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv, memory_spans, oracle_actions
-from envs.rooms.level import ROOM_2
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = 360
@@ -35,8 +32,6 @@ class Options:
     """Environments in the batch whose speed is measured."""
     episodes: int = 4096
     """Random episodes whose mean score is measured."""
-    sheet: Path | None = None
-    """Write a picture of randomized looks to this file and measure nothing."""
 
 
 def speeds(num_envs: int, oracle: bool) -> dict[str, int]:
@@ -69,20 +64,6 @@ def score(config: RoomsConfig, episodes: int, oracle: bool) -> dict[str, float]:
     return {"score": round(float(total.mean()), 3), "standard_error": round(error, 3), **choices}
 
 
-def contact_sheet() -> Image.Image:
-    """24 randomized looks from the start and, below, from the entrance of the second room; the first column is the
-    level's own look."""
-    start, arrival = [], []
-    for config, members in ((VARIANTS["full"], 4), (VARIANTS["full-randomised"], 24)):
-        env = RoomsVectorEnv(members, config)
-        start.append(env.reset(seed=0)[0])
-        env.state.room[:], env.state.x[:] = ROOM_2, env.level.arrival[0]
-        arrival.append(env.set_state(env.get_state()))
-    own, drawn = np.stack([start[0], arrival[0]], 1), np.stack([start[1], arrival[1]], 1)
-    rows = np.concatenate([own[:, None], drawn.reshape(4, 6, *drawn.shape[1:])], 1)  # [4, 7, 2, H, W, 3]
-    return Image.fromarray(rows.transpose(0, 2, 3, 1, 4, 5).reshape(4 * 2 * 72, 7 * 96, 3))
-
-
 def start_seconds() -> dict[str, float]:
     """Seconds from starting Python to a compiled environment, with an empty cache and with a full one."""
     seconds = {}
@@ -110,10 +91,7 @@ def describe(config: RoomsConfig, episodes: int, rates: dict[str, int]) -> dict[
 
 
 def main(options: Options) -> dict[str, Any]:
-    """Measures and returns the figures, or writes the picture."""
-    if options.sheet:
-        contact_sheet().save(options.sheet)
-        return {"sheet": str(options.sheet)}
+    """Measures and returns the figures."""
     prepare("rooms:full")
     rates = {player: speeds(options.num_envs, player == "oracle") for player in ("random", "oracle")}
     return {

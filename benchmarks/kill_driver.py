@@ -94,18 +94,13 @@ def last_step(run: Path) -> int | None:
 
 
 class Victim:
-    """A run whose launches are killed, and the results.
-
-    hit: kills by phase. lost: seconds of work that each kill cost. gone: seconds until all processes of a killed
-    program had ended. learning: seconds from start to first update.
-    """
+    """A run whose launches are killed, and the results: `hit`, kills by phase; `seconds`, durations by name."""
 
     def __init__(self, folder: Path, local: bool, options: Options, generator: random.Random) -> None:
         self.run, self.local, self.options, self.random = Run(folder), local, options, generator
         self.hit: Counter[str] = Counter()
-        self.lost: list[float] = []
-        self.gone: list[float] = []
-        self.learning: list[float] = []
+        names = ("of_work_lost", "until_learning", "until_processes_are_gone")
+        self.seconds: dict[str, list[float]] = {name: [] for name in names}
         self.failed: list[str] = []
         self.watchers: list[threading.Thread] = []
 
@@ -140,18 +135,16 @@ class Victim:
         return [row for row in found if row["time"] > since]
 
     def wait_until(self, condition: Callable[[], object], pause: float = 0.05) -> None:
-        """Waits while the program runs. Raises Broken if it ends, or takes longer than `patience`."""
+        """Waits while the program runs. Raises Broken if it ended, or takes longer than `patience`."""
         deadline = time.monotonic() + self.options.patience
-        while not condition():
-            self.require_running()
+        while True:
+            if self.process.poll() is not None:
+                raise Broken(f"ended by itself with status {self.process.returncode}: {self.output()}")
+            if condition():
+                return
             if time.monotonic() > deadline:
                 raise Broken(f"no progress for {self.options.patience:.0f} s: {self.output()}")
             time.sleep(pause)
-
-    def require_running(self) -> None:
-        """Raises Broken if the program ended by itself."""
-        if self.process.poll() is not None:
-            raise Broken(f"ended by itself with status {self.process.returncode}: {self.output()}")
 
     def kill(self, phase: str) -> None:
         """Kills the launch in a phase, and checks what is left."""
@@ -161,10 +154,10 @@ class Victim:
             self.wait_until((self.run.path / ".lock").exists)
         if phase == "checkpoint":
             self.wait_until(lambda: any(self.run.checkpoints.glob("*.tmp")), pause=1e-4)
-        starting, learning = statistics.median(self.learning or [2.0]), 3 * self.options.checkpoint_seconds
-        longest = {"start": starting, "learning": learning, "checkpoint": WRITE_SECONDS}
-        time.sleep(self.random.uniform(0, longest[phase]))
-        self.require_running()
+        starting = statistics.median(self.seconds["until_learning"] or [2.0])
+        longest = {"start": starting, "learning": 3 * self.options.checkpoint_seconds, "checkpoint": WRITE_SECONDS}
+        end = time.monotonic() + self.random.uniform(0, longest[phase])
+        self.wait_until(lambda: time.monotonic() > end, pause=1e-3)
         self.process.kill()
         self.process.wait()
         self.watchers.append(threading.Thread(target=self._watch, args=(self.mark, time.monotonic())))
@@ -177,9 +170,10 @@ class Victim:
         while (left := marked(mark)) and time.monotonic() - killed < ORPHAN_SECONDS:
             last = left
             time.sleep(0.5)
-        self.gone.append(time.monotonic() - killed)
-        if self.gone[-1] > 10:
-            print(f"{self.gone[-1]:.0f} s after a kill there were still: {'; '.join(last)}", file=sys.stderr)
+        seconds = time.monotonic() - killed
+        self.seconds["until_processes_are_gone"].append(seconds)
+        if seconds > 10:
+            print(f"{seconds:.0f} s after a kill there were still: {'; '.join(last)}", file=sys.stderr)
         if left:
             self.failed.append(f"{len(left)} processes left after {ORPHAN_SECONDS:.0f} s")
 
@@ -197,9 +191,10 @@ class Victim:
             times = [row["time"] for row in new]
             update = max((after - before for before, after in pairwise(times)), default=0.0)
             begin = next((row["time"] for row in new if row["step"] == step), times[0])
-            self.lost.append(times[-1] - begin)
-            if self.lost[-1] > self.options.checkpoint_seconds + 2 * update:
-                self.failed.append(f"{self.lost[-1]:.1f} s of work lost, with updates of at most {update:.1f} s")
+            seconds = times[-1] - begin
+            self.seconds["of_work_lost"].append(seconds)
+            if seconds > self.options.checkpoint_seconds + 2 * update:
+                self.failed.append(f"{seconds:.1f} s of work lost, with updates of at most {update:.1f} s")
         print(
             f"{'local' if self.local else 'Ray'}: killed {time.time() - self.begin:5.1f} s after the start, {phase} "
             f"(intended: {intended}); {len(new)} updates, of which {len(lost)} are lost; checkpoint at {step} steps",
@@ -210,7 +205,7 @@ class Victim:
         """Checks that a launch with updates was resumed from the checkpoint, with the very next update."""
         if not new:
             return
-        self.learning.append(new[0]["time"] - self.begin)
+        self.seconds["until_learning"].append(new[0]["time"] - self.begin)
         if self.restored is None:
             return
         if f"resumed from {self.run.checkpoints}/{self.restored:012d}" not in self.output():
@@ -252,13 +247,8 @@ class Victim:
             self.process.kill()
         for watcher in self.watchers:
             watcher.join()
-        return {
-            "kills": sum(self.hit.values()),
-            "hit": dict(self.hit),
-            "seconds_lost": summary(self.lost),
-            "seconds_until_learning": summary(self.learning),
-            "seconds_until_processes_are_gone": summary(self.gone),
-        }
+        seconds = {name: summary(values) for name, values in self.seconds.items()}
+        return {"kills": sum(self.hit.values()), "hit": dict(self.hit), "seconds": seconds}
 
 
 def main(options: Options) -> dict[str, Any]:

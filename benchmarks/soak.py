@@ -18,7 +18,6 @@ Linux only: it reads /proc.
 
 import faulthandler
 import hashlib
-import json
 import math
 import os
 import random
@@ -149,7 +148,7 @@ class Kill(NamedTuple):
 
 
 class Watch(threading.Thread):
-    """Kills processes and takes samples beside the training, from the first update on; ends a program that hangs."""
+    """Kills processes and takes samples beside the training, from the first update on."""
 
     def __init__(self, trainer: SoakTrainer, options: Options) -> None:
         super().__init__(daemon=True)
@@ -170,6 +169,7 @@ class Watch(threading.Thread):
         """Called by the trainer after each update."""
         now, status, own = time.monotonic(), self.trainer.pool.status(), process(Path(f"/proc/{os.getpid()}"))  # type: ignore[union-attr]
         assert own
+        faulthandler.dump_traceback_later(3 * self.options.patience, exit=True)  # if there is no update until then
         self.begin = self.begin or now
         self.longest_gap = max(self.longest_gap, now - (self.last or now))
         self.last, self.texts, self.memory = now, progress.texts, own.memory
@@ -188,22 +188,20 @@ class Watch(threading.Thread):
         return bool(self.begin) and late > (self.options.patience if self.pending else 0)
 
     def run(self) -> None:
-        started, next_sample, next_kill = time.monotonic(), 0.0, math.inf
+        next_sample, next_kill = 0.0, self._pause()
         while not self.finished.wait(0.1):
-            now = time.monotonic()
-            if now - (self.last or started) > 3 * self.options.patience:
-                faulthandler.dump_traceback()
-                print(json.dumps({"benchmark": "soak", "failed": ["hangs"]}), file=sys.__stdout__, flush=True)
-                os._exit(1)
-            if not self.begin or now > self.begin + 60 * self.options.minutes:
+            seconds = time.monotonic() - self.begin
+            if not self.begin or seconds > 60 * self.options.minutes:
                 continue
-            if now >= next_sample:
-                self._sample(now - self.begin)
-                next_sample = now + SAMPLE_SECONDS
-            if now >= next_kill:
+            if seconds >= next_sample:
+                self._sample(seconds)
+                next_sample = seconds + SAMPLE_SECONDS
+            if seconds >= next_kill:
                 self._kill()
-            if self.options.kill_seconds and (now >= next_kill or next_kill == math.inf):
-                next_kill = now + self.options.kill_seconds * self.random.uniform(0.5, 1.5)
+                next_kill = seconds + self._pause()
+
+    def _pause(self) -> float:
+        return self.options.kill_seconds * self.random.uniform(0.5, 1.5) or math.inf
 
     def _kill(self) -> None:
         learner = self.options.learners > 1 and self.random.random() < LEARNER_SHARE
@@ -269,6 +267,7 @@ def soak(options: Options, folder: Path) -> dict[str, Any]:
         try:
             trainer.train(watch.show, lambda: watch.over)
         finally:
+            faulthandler.cancel_dump_traceback_later()
             watch.finished.set()
             watch.join()
     deadline, left = time.monotonic() + options.patience, watch.seen

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from actors import LocalPool, Pool
-from benchmarks.common import cpu_seconds, in_turns, iterate, local_ray, make_batch, make_config, rate, run
+from benchmarks.common import cpu_seconds, in_turns, iterate, local_ray, make_batch, make_config, run
 from envs import make_vector
 from training.config import RunConfig
 from training.factories import interface, make_actor, make_agent, make_learner, make_pool
@@ -40,7 +40,7 @@ class Options:
     env: str | None = None
     """Environment, if not that of the preset."""
     seconds: float = 8.0
-    """Time for each part alone, after a warm-up."""
+    """Time for each part alone."""
     actors: tuple[int, ...] = (1, 2, 4)
     """Numbers of actors of the whole system on Ray."""
     learners: tuple[int, ...] = (1, 2)
@@ -55,9 +55,9 @@ def plural(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number > 1)}"
 
 
-def acting_rates(config: RunConfig, seconds: float) -> dict[str, float]:
-    """Steps a second of the environment, and of an actor."""
-    rows, length = config.actors.envs_per_actor, config.actors.unroll_length
+def part_rates(config: RunConfig, learners: dict[str, Any], options: Options) -> dict[str, float]:
+    """Steps a second of the environment, of an actor, and of learners, weights for the actors included."""
+    rows, length, batch = config.actors.envs_per_actor, config.actors.unroll_length, make_batch(config)
     envs, actor = make_vector(config.env, rows), make_actor(config, 0, 0, 0)
     envs.reset(seed=0)
     random, actions = np.random.default_rng(0), interface(config.env).num_actions
@@ -67,22 +67,13 @@ def acting_rates(config: RunConfig, seconds: float) -> dict[str, float]:
             envs.step(random.integers(actions, size=rows))
         return rows * length
 
-    works = {"environment": act_at_random, "actor": lambda: actor.unroll(length).trajectory.action.numel()}
-    for work in works.values():
-        work()
-    return {name: rate(work, seconds) for name, work in works.items()}
-
-
-def learning_rates(config: RunConfig, learners: dict[str, Any], options: Options) -> dict[str, float]:
-    """Steps a second of learners, weights for the actors included."""
-    batch = make_batch(config)
-
     def learn(learner: Any) -> int:
         learner.update(batch)
         learner.weights()
         return batch.action.numel()
 
-    works = {name: partial(learn, learner) for name, learner in learners.items()}
+    works = {"environment": act_at_random, "actor": lambda: actor.unroll(length).trajectory.action.numel()}
+    works |= {name: partial(learn, learner) for name, learner in learners.items()}
     return in_turns(works, options.seconds, options.turns, warm_up=3)
 
 
@@ -113,7 +104,6 @@ def system_rates(
 def main(options: Options) -> dict[str, Any]:
     """Measures and returns the figures."""
     config = make_config(options.preset, options.core, options.env)
-    alone = acting_rates(config, options.seconds)
     with ExitStack() as stack:
         stack.enter_context(local_ray(sum(options.actors) + sum(options.learners) + 1))
         from learner.group import LearnerGroup
@@ -127,7 +117,7 @@ def main(options: Options) -> dict[str, Any]:
         one: Any = make_learner(config, make_agent(config))
         groups = {size: group(size) for size in {1, *options.learners}}
         learners = {"learner": one} | {f"{plural(size, 'learner')} on Ray": each for size, each in groups.items()}
-        alone |= learning_rates(config, learners, options)
+        alone = part_rates(config, learners, options)
 
         local = LocalPool(partial(make_actor, config, 0), dataclasses.replace(config.actors, num_actors=1))
         systems: dict[str, tuple[Pool, Any]] = {"local": (local, one)}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import cpu_seconds, family, in_turns, kind_of, markdown, processes
+from benchmarks.common import cpu_seconds, family, in_turns, processes
 from benchmarks.kill_driver import marked
 
 BUSY = "import time\nwhile time.process_time() < .3: pass\ntime.sleep(60)"
@@ -50,21 +50,3 @@ def test_family_has_descendants_their_memory_and_cpu_time() -> None:
         child.kill()
         child.wait()
     assert child.pid not in processes()
-
-
-@pytest.mark.parametrize(
-    ("words", "kind"),
-    [
-        (["ray::RemoteActor.__init__"], "RemoteActor"),
-        (["ray::IDLE", ""], "IDLE"),
-        (["/bin/python", "-u", "/ray/log_monitor.py", "--x=1"], "log_monitor.py"),
-        (["/ray/raylet/raylet", "--x"], "raylet"),
-        ([""], "zombie"),
-    ],
-)
-def test_kind_of_a_process(words: list[str], kind: str) -> None:
-    assert kind_of(words) == kind
-
-
-def test_tables_are_markdown() -> None:
-    assert markdown([["a", "b"], ["x", 1000]]) == "| a | b |\n|---|---|\n| x | 1,000 |"

@@ -4,9 +4,8 @@ import dataclasses
 import math
 
 import pytest
-import torch
 
-from benchmarks.scaling import Calls, Loop, Options
+from benchmarks.scaling import Loop, Options
 
 LOOP = Loop(
     unroll_steps=500,
@@ -57,13 +56,3 @@ def test_rows_count_actors_and_bytes() -> None:
     assert one["network_out"] == pytest.approx(weights / 10, abs=1e-3)
     assert many["network_in"] > many["unrolls_gb_per_second"] / 10, "gradients go over the network, too"
     assert LOOP.row(64, options, by_reference=True)["network_in"] < many["network_in"]
-
-
-def test_calls_are_counted_in_both_directions() -> None:
-    weight = torch.ones(3, requires_grad=True)
-    with Calls() as forward:
-        loss = (weight * 2).sum()
-    with Calls() as backward:
-        loss.backward()
-    assert forward.count == 2
-    assert backward.count >= 2
