@@ -54,7 +54,7 @@ def speeds(num_envs: int, oracle: bool) -> dict[str, int]:
 def score(config: RoomsConfig, episodes: int, oracle: bool) -> dict[str, float]:
     """Mean score, its standard error, and choices an episode; images are tiny, because they are not used."""
     blind = RoomsConfig(**{**vars(config), "image_height": 8, "image_width": 8, "hud": False})
-    env, random, total = RoomsVectorEnv(episodes, blind, copy=False), np.random.default_rng(0), np.zeros(episodes)
+    env, random, total = RoomsVectorEnv(episodes, blind), np.random.default_rng(0), np.zeros(episodes)
     env.reset(seed=0)
     for _ in range(blind.episode_steps):
         _, reward, _, _, infos = env.step(oracle_actions(env) if oracle else random.integers(0, 9, episodes))
