@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -147,25 +148,12 @@ class Calls(TorchDispatchMode):
         return function(*arguments, **(keywords or {}))
 
 
-class Replay:
-    """An actor that always has the same unroll ready."""
-
-    def __init__(self, trajectory: Any) -> None:
-        self.trajectory = trajectory
-
-    def set_weights(self, weights: dict[str, Tensor], version: int) -> None:
-        """Does nothing."""
-
-    def unroll(self, length: int) -> Unroll:
-        """The unroll."""
-        return Unroll(self.trajectory, [])
-
-
 def replay_pool(trajectory: Any) -> Pool:
-    """Two actors on Ray that only send an unroll."""
+    """Two actors on Ray that do nothing but send an unroll."""
     from actors.ray_pool import RayPool
 
-    pool = RayPool(cast(Any, lambda *_: Replay(trajectory)), ActorsConfig(num_actors=2, in_flight=2))
+    actor: Any = SimpleNamespace(set_weights=lambda *_: None, unroll=lambda length: Unroll(trajectory, []))
+    pool = RayPool(lambda *_: actor, ActorsConfig(num_actors=2, in_flight=2))
     pool.publish({}, 0)
     return pool
 
@@ -287,26 +275,24 @@ def measure_broadcast(cluster: Any, sizes: list[int], nodes: int) -> dict[int, d
     return {size: {number: publishing(size, number) for number in sorted({1, nodes})} for size in sizes}
 
 
-def make_loop(config: RunConfig, measured: dict[str, float], options: Options, tflops: float) -> Loop:
-    """The model with a GPU of an assumed speed: it calculates, or it waits for the next call."""
-    steps = measured["unroll_steps"] * config.unrolls_per_update
-    calls = measured["calls_per_update"] * options.call_microseconds * 1e-6
-    update_seconds = max(steps * measured["flops_per_step"] / tflops / 1e12, calls)
-    names = {field.name for field in dataclasses.fields(Loop)}
-    fields: dict[str, Any] = {name: value for name, value in measured.items() if name in names}
-    return Loop(batch_unrolls=config.unrolls_per_update, update_seconds=update_seconds, **fields)
-
-
 def compute(config: RunConfig, measured: dict[str, float], options: Options) -> dict[str, Any]:
     """The model's tables for a preset, from its measurements."""
-    loop = make_loop(config, measured, options, options.gpu_tflops)
+    steps = measured["unroll_steps"] * config.unrolls_per_update
+    calls = measured["calls_per_update"] * options.call_microseconds * 1e-6
+    known: dict[str, Any] = {"batch_unrolls": config.unrolls_per_update, **measured}
+    known = {field.name: known[field.name] for field in dataclasses.fields(Loop) if field.name in known}
+
+    def on_gpu(tflops: float) -> Loop:
+        """The loop with a GPU of an assumed speed: it calculates, or it waits for the next call."""
+        return Loop(**known, update_seconds=max(steps * measured["flops_per_step"] / tflops / 1e12, calls))
+
+    loop = on_gpu(options.gpu_tflops)
     designs = {"as_it_is": False, "by_reference": True}
     tables = {name: [loop.row(gpus, options, design) for gpus in options.gpus] for name, design in designs.items()}
     for rows, title in zip(tables.values(), ("as it is", "if learners fetched the unrolls")):
         cells = [[name.replace("_", " ") for name in rows[0]], *(row.values() for row in rows)]
         print(f"\n{config.preset}, {title}\n\n{markdown(cells)}", file=sys.stderr)
     gpu_steps = loop.batch_steps(1) / loop.update_seconds
-    others = {tflops: make_loop(config, measured, options, tflops) for tflops in (1.25, 5.0, 20.0)}
     return {
         "env": config.env,
         "frames_per_step": interface(config.env).action_repeat,
@@ -316,7 +302,7 @@ def compute(config: RunConfig, measured: dict[str, float], options: Options) -> 
         "actors_a_cpu_learner_feeds_on": round(measured["learner_steps_per_second"] / loop.actor_steps_per_second, 2),
         "driver_gb_per_second": round(loop.unroll_bytes / loop.receive_seconds / 1e9, 3),
         "driver_costs_as_much_as_learning_at_gpus": {
-            name: {tflops: other.gpus_at_half(design) for tflops, other in others.items()}
+            name: {tflops: on_gpu(tflops).gpus_at_half(design) for tflops in (1.25, 5.0, 20.0)}
             for name, design in designs.items()
         },
         **tables,

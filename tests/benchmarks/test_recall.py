@@ -6,20 +6,8 @@ import math
 import pytest
 import torch
 
-from benchmarks.recall import (
-    CHANCE,
-    DELAYS,
-    SYMBOLS,
-    TAGS,
-    VARIANTS,
-    Recaller,
-    core_config,
-    measured_streams,
-    reach,
-    recall,
-    train,
-    training_streams,
-)
+from benchmarks import recall as task
+from benchmarks.recall import DELAYS, SYMBOLS, TAGS, VARIANTS, measured_streams, reach, training_streams
 
 
 @pytest.mark.parametrize("draw", [training_streams, measured_streams])
@@ -39,7 +27,7 @@ def test_oracle_finds_the_answer_exactly_a_delay_back(draw) -> None:
 def test_a_cue_is_seen_within_the_reach_and_nowhere_else(name: str) -> None:
     torch.manual_seed(0)
     assert VARIANTS[name].layer_sizes[0].slots == 48, "all variants attend to equally many slots"
-    network, cue = Recaller(VARIANTS[name]).double().eval(), 5
+    network, cue = task.Recaller(VARIANTS[name]).double().eval(), 5
     tokens = measured_streams(1, torch.Generator().manual_seed(3)).tokens
     tokens = torch.cat([tokens, tokens])
     tokens[:, cue] = torch.tensor([0, 1])
@@ -55,9 +43,9 @@ def test_a_cue_is_seen_within_the_reach_and_nowhere_else(name: str) -> None:
 
 def test_training_gets_better_than_chance_and_recall_is_by_delay() -> None:
     # Two long segments, all of which fits into memory: the task in the least time.
-    config = dataclasses.replace(core_config(), segment_size=96, memory_size=96)
-    network, losses = train(config, seed=0, updates=50)
+    config = dataclasses.replace(task.core_config(), segment_size=96, memory_size=96)
+    network, losses = task.train(config, seed=0, updates=50)
     assert sum(losses[-5:]) / 5 < math.log(SYMBOLS) - 0.2
-    by_delay = recall(network, seed=0, rows=16, batches=2)
+    by_delay = task.recall(network, seed=0, rows=16, batches=2)
     assert list(by_delay) == DELAYS.tolist()
-    assert sum(by_delay.values()) / len(DELAYS) > 2 * CHANCE
+    assert sum(by_delay.values()) / len(DELAYS) > 2 * task.CHANCE

@@ -7,18 +7,10 @@ import pytest
 
 from benchmarks.scaling import Loop, Options
 
+SIZES = {"unroll_steps": 500, "unroll_bytes": 10_000_000, "batch_unrolls": 8, "weight_bytes": 30_000_000}
+COSTS = ("request_seconds", "wait_seconds", "receive_seconds", "scatter_seconds", "publish_seconds")
 LOOP = Loop(
-    unroll_steps=500,
-    unroll_bytes=10_000_000,
-    batch_unrolls=8,
-    weight_bytes=30_000_000,
-    actor_steps_per_second=200.0,
-    update_seconds=0.3,
-    request_seconds=4e-4,
-    wait_seconds=4e-7,
-    receive_seconds=5e-3,
-    scatter_seconds=3e-3,
-    publish_seconds=0.02,
+    **SIZES, actor_steps_per_second=200.0, update_seconds=0.3, **dict(zip(COSTS, (4e-4, 4e-7, 5e-3, 3e-3, 0.02)))
 )
 
 
@@ -33,8 +25,7 @@ def test_time_of_the_loop_is_the_sum_of_its_parts(gpus: int, by_reference: bool)
 
 
 def test_the_driver_bounds_the_rate() -> None:
-    costs = ("request_seconds", "wait_seconds", "receive_seconds", "scatter_seconds", "publish_seconds")
-    free = dataclasses.replace(LOOP, **dict.fromkeys(costs, 0.0))
+    free = dataclasses.replace(LOOP, **dict.fromkeys(COSTS, 0.0))
     assert free.steps_per_second(64) == pytest.approx(64 * free.steps_per_second(1))
     rates = [LOOP.steps_per_second(gpus) for gpus in (1, 2, 8, 64, 10_000)]
     assert rates == sorted(rates)
