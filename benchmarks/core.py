@@ -104,7 +104,7 @@ def ours(options: Options, /, *, compiled: bool = False, **fields: Any) -> Subje
     def call(inputs: Tensor, state: Any, forward: Any = core) -> tuple[Tensor, Any, Any]:
         reset = torch.zeros(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
         output = forward(inputs, reset, state)
-        return output.features, detach_state(output.state), sum(output.losses.values())
+        return output.features, detach_state(output.state), sum(loss.value for loss in output.losses.values())
 
     state = filled(call, options, state_to(core.initial_state(options.batch), options.device))
     return Subject(core, partial(call, forward=torch.compile(core, fullgraph=True)) if compiled else call, state)

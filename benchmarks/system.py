@@ -130,7 +130,7 @@ def main(options: Options) -> dict[str, Any]:
         measured = system_rates(systems, config, options)
     rates, cpu = ({name: each[index] for name, each in measured.items()} for index in (0, 1))
 
-    def rounded(values: dict[str, float], divisor: float = 1.0, digits: int = 3) -> dict[str, float]:
+    def rounded(values: dict[str, float], divisor: float = 1.0, digits: int | None = 3) -> dict[str, float]:
         return {name: round(value / divisor, digits) for name, value in values.items()}
 
     return {
@@ -138,9 +138,9 @@ def main(options: Options) -> dict[str, Any]:
         "core": options.core,
         "env": config.env,
         "frames_per_step": interface(config.env).action_repeat,
-        "alone": rounded(alone, digits=0),
+        "alone": rounded(alone, digits=None),
         "learners_over_one": rounded({name: alone[name] for name in learners}, alone["learner"]),
-        "steps_per_second": rounded(rates, digits=0),
+        "steps_per_second": rounded(rates, digits=None),
         "of_environment": rounded(rates, alone["environment"]),
         "over_local": rounded(rates, rates["local"]),
         "cpu_ms_a_step": rounded(cpu, 1e-3, 4),

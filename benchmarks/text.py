@@ -74,7 +74,8 @@ class Options:
 
 def variants(options: Options) -> dict[str, list[str]]:
     """The options of `compressive text train` for each variant, by name; slower ones first."""
-    shared = f"--evaluate-every None --log-every 50 --corpus {options.corpus} --tokens {options.tokens}".split()
+    shared = f"--corpus {options.corpus} --tokens {options.tokens} --learner.device cpu --evaluate-every None".split()
+    shared += ["--log-every", "50", "--checkpoint-seconds", "1e9", "--keep-checkpoints", "1"]
     shared += ["--path", options.path] if options.path else []
     shared += ["--vocabulary", str(options.vocabulary)] if options.tokens == "subwords" else []
     if steps := options.steps:

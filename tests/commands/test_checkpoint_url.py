@@ -13,7 +13,7 @@ import pytest
 from agent import AgentConfig
 from agent.core import LSTMConfig
 from commands import main
-from learner import checkpoints, storage
+from learner import checkpoints
 from tests.commands.cli import TINY, frames, refusal, saved_steps, start, wait_until
 from tests.unreliable import Unreliable
 from training import UserError
@@ -88,7 +88,7 @@ def test_a_run_folder_that_was_copied_behind_a_url(copied: Copied, tmp_path: Pat
 def test_a_url_that_cannot_be_used_is_refused_before_the_first_update(
     url: str, words: list[str], copied: Copied, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Capture
 ) -> None:
-    monkeypatch.setattr(storage, "PAUSES", ())
+    monkeypatch.setattr(checkpoints, "PAUSES", ())
     store = str(copied("store"))
     arguments = ["launch", "--local", "--run", str(tmp_path / "run"), *TINY]
     error = refusal([*arguments, "--checkpoint-url", url.replace("STORE", store)], capfd)
@@ -124,7 +124,7 @@ def test_what_cannot_be_resumed(arguments: list[str], words: list[str], copied: 
 @pytest.fixture
 def unreliable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """The URL of an unreliable store, without patience."""
-    monkeypatch.setattr(storage, "PAUSES", ())
+    monkeypatch.setattr(checkpoints, "PAUSES", ())
     Unreliable.fail(())
     yield f"unreliable://{tmp_path}/run"
     Unreliable.fail(())

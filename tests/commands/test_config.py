@@ -90,7 +90,7 @@ def test_kinds_of_runs(tmp_path: Path) -> None:
 
 
 OURS = ("agent.", "actors.", "learner.", "text.", "speech.", "commands.")
-COMMANDS = ("launch", "evaluate", "visualize", "report", "compare", "status", "text", "speech", "speech_compare")
+COMMANDS = ("launch", "evaluate", "visualize", "report", "compare", "status", "text", "speech")
 
 
 def test_every_number_of_every_option_has_limits() -> None:

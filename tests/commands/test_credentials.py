@@ -11,8 +11,8 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from commands import main
-from learner import checkpoints, storage
-from learner.storage import redact
+from learner import checkpoints
+from learner.files import redact, require_no_secret
 from tests.commands.cli import TINY, frames, refusal
 
 Capture = pytest.CaptureFixture[str]
@@ -45,7 +45,7 @@ HARMLESS = [
 
 @pytest.mark.parametrize("url", HARMLESS)
 def test_other_urls_are_left_alone(url: str) -> None:
-    storage.require_no_secret(url)
+    require_no_secret(url)
     assert redact(f"{url} cannot be read; go on with: --resume {url}").count(url) == 2
 
 
@@ -101,7 +101,7 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     (tmp_path / "store" / "bucket").mkdir(parents=True)
     fsspec.register_implementation("guarded", Guarded, clobber=True)
     monkeypatch.setattr(Guarded, "root", str(tmp_path / "store"))
-    monkeypatch.setattr(storage, "PAUSES", ())
+    monkeypatch.setattr(checkpoints, "PAUSES", ())
     before = dict(fsspec.config.conf)
 
     def configure(**variables: str) -> None:
@@ -146,8 +146,8 @@ def test_warnings_before_another_try_show_no_secret(
 ) -> None:
     guarded(FSSPEC_GUARDED_PASSWORD=SECRET)
     monkeypatch.setattr(Guarded, "broken", True)
-    monkeypatch.setattr(storage, "PAUSES", (0.0,))
-    with pytest.raises(storage.StorageError):
-        storage.Remote("guarded://bucket/run").claim("me")
+    monkeypatch.setattr(checkpoints, "PAUSES", (0.0,))
+    with pytest.raises(checkpoints.StorageError):
+        checkpoints.Checkpoints("guarded://bucket/run").claim("me")
     assert "ConnectionError: PUT https://***@host/" in caplog.text
     assert SECRET not in caplog.text

@@ -13,7 +13,7 @@ from actors import Actor
 from actors.evaluation import ScriptedActor, play_episodes
 from commands import main
 from envs import reference_scores
-from envs.diagnostic import Counting
+from tests.actors.counting import Counting
 from tests.commands.cli import refusal
 
 Capture = pytest.CaptureFixture[str]
@@ -38,7 +38,7 @@ def test_the_oracle_reaches_what_is_on_record(env: str, capfd: Capture) -> None:
 class TwoAndTwenty(Counting):
     """Episodes take 2 steps in even rows, 20 in odd ones."""
 
-    def advance(self, actions: np.ndarray) -> tuple:
+    def act(self, actions: np.ndarray) -> tuple:
         self.count += 1
         over = self.count == np.where(np.arange(self.num_envs) % 2, 20, 2)
         return self.count.astype(float), over, np.zeros_like(over)

@@ -10,6 +10,8 @@ from commands import main
 from envs import guard
 from learner.metrics import last_metrics
 from tests.commands.cli import refusal, run, saved_steps
+from training.run import Run
+from training.sweep import failure
 
 Capture = pytest.CaptureFixture[str]
 FAULTY = "gym:tests.envs.faulty:Faulty-v0"
@@ -111,11 +113,10 @@ def test_the_evaluation_after_training_has_a_limit_too(tmp_path: Path, capfd: Ca
 
 
 def test_a_sweep_says_why_a_trial_failed_not_where(tmp_path: Path) -> None:
-    trials = pytest.importorskip("training.trials", exc_type=ImportError)
     spec = f"{FAULTY},fault=exit,when=init"
     try:
         envs.make_vector(spec, 1)
     except envs.EnvironmentFailed:
-        (tmp_path / trials.ERROR).write_text(traceback.format_exc())
+        Run(tmp_path).error_file.write_text(traceback.format_exc())
     said = f"envs.guard.EnvironmentFailed: environment {spec} failed while it was made: SystemExit: 0"
-    assert trials.failure(tmp_path) == said
+    assert failure(Run(tmp_path)) == said

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from commands import main, sweep
+from commands import main
 from envs import foreign_code, require_consent
 from learner import checkpoints
 from tests.commands.cli import refusal, saved_steps
+from training import sweep
 from training.config import read_config
+from training.run import Run
 
 Capture = pytest.CaptureFixture[str]
 EVIL = """
@@ -38,7 +40,7 @@ def forged(
     last = checkpoints.load_latest(folder)
     checkpoints.save((tmp_path / "url").as_uri(), last.step, last.parts, last.state | {"config": config}, 1)
     (tmp_path / "sweep").mkdir()
-    sweep.write(tmp_path / "sweep", {"a": read_config(folder), "b": read_config(folder)}, "compressive compare")
+    sweep.write(tmp_path / "sweep", {name: read_config(Run(folder)) for name in "ab"}, "compressive compare")
     return folder, env
 
 

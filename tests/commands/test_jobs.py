@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from training.ray_metrics import gauge_name
 
 from learner.metrics import last_metrics, read_metrics
 from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, refusal, saved_steps, wait_until
-from training.ray_metrics import gauge_name
 
 ROOT = Path(__file__).parents[2]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]

@@ -10,9 +10,9 @@ import pytest
 from commands import main
 from learner import checkpoints
 from tests.commands.cli import TINY, frames, refusal, saved_steps
+from training.console import LiveLine
 from training.impala import Trainer
 from training.run import claim
-from training.sequence import SequenceDisplay
 
 Capture = pytest.CaptureFixture[str]
 
@@ -120,10 +120,10 @@ def test_a_run_of_text_that_was_moved(
     corpus.mkdir()
     for index in range(30):
         (corpus / f"{index}.txt").write_text(f"def function_{index}(x):\n    return x + {index}\n" * 20)
-    at_call(5, SequenceDisplay, "update", move(run, other, again), monkeypatch)
+    at_call(5, LiveLine, "update", move(run, other, again), monkeypatch)
     error = refusal(["text", "train", *TEXT, f"--path={corpus}", f"--run={run}", "--learner.steps=40"], capfd)
     assert (
-        f"{run} was moved to {other} while it was in use; go on with: compressive text train --resume {other}" in error
+        f"{run} was moved to {other} while it was in use; resume with: compressive text train --resume {other}" in error
     )
     assert saved_steps(other)[-1] > 0
     assert list(run.iterdir()) == [] if again else not run.exists()

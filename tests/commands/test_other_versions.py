@@ -122,7 +122,7 @@ def test_actors_of_another_version(copied: Copied, capfd: Capture) -> None:
     folder = copied()
     last = folder / "checkpoints" / f"{saved_steps(folder)[-1]:012d}"
     tensors = load_file(last / "actors.safetensors")
-    tensors["0/moment/reward"] = tensors["0/moment/reward"].double()
+    tensors["0/env_output/reward"] = tensors["0/env_output/reward"].double()
     data = save(tensors)
 
     def change(content: Any) -> None:
@@ -133,4 +133,6 @@ def test_actors_of_another_version(copied: Copied, capfd: Capture) -> None:
     (last / "actors.safetensors").write_bytes(data)
     forge(last, change)
     error = refusal(["launch", "--local", "--resume", str(folder), "--frames=1000000"], capfd)
-    assert f"{last} does not fit: actors: 0/moment/reward: expected torch.float32 [2], got torch.float64 [2]" in error
+    assert (
+        f"{last} does not fit: actors: 0/env_output/reward: expected torch.float32 [2], got torch.float64 [2]" in error
+    )

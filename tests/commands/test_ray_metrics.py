@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from ray.util.metrics import Gauge
+from training.ray_metrics import RayGauges, gauge_name
 
 from learner.metrics import MetricsWriter
 from training.impala import make_mirror
-from training.ray_metrics import RayGauges, gauge_name
 
 
 @pytest.fixture

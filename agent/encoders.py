@@ -1,0 +1,167 @@
+"""Encoders of observations: images (IMPALA's deep and shallow networks, and a small one), vectors and instructions.
+
+Observations are scaled here and nowhere else (docs/decisions.md gives the reasons). A new torso for images is one
+function and one line in `TORSOS`.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from agent.core import Mean
+
+EMBEDDING_SIZE, INSTRUCTION_SIZE = 20, 64
+
+
+def scale(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """uint8 images [N, height, width, channels] to [N, channels, height, width] in [-2, 2]."""
+    # NHWC memory is channels_last: the permuted view needs no copy.
+    return images.to(dtype).sub_(127.5).mul_(1 / 63.75).permute(0, 3, 1, 2)
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 x 3 convolutions on a ReLU'd copy of the stream."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        convolutions = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
+        self.branch = nn.Sequential(nn.ReLU(), convolutions[0], nn.ReLU(), convolutions[1])
+
+    def forward(self, stream: Tensor) -> Tensor:
+        return stream + self.branch(stream)
+
+
+def deep_layers(channels: int) -> list[nn.Module]:
+    """IMPALA's deep network (Espeholt et al. 2018, figure 3): sections of 16, 32, 32 channels, two blocks each."""
+    layers: list[nn.Module] = []
+    for width in (16, 32, 32):
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
+        layers += [ResidualBlock(width), ResidualBlock(width)]
+        channels = width
+    return [*layers, nn.ReLU()]
+
+
+def shallow_layers(channels: int) -> list[nn.Module]:
+    """IMPALA's shallow network (Espeholt et al. 2018, figure 3), padded so that it accepts images of any size."""
+    return [nn.Conv2d(channels, 16, 8, 4, padding=4), nn.ReLU(), nn.Conv2d(16, 32, 4, 2, padding=2), nn.ReLU()]
+
+
+def small_layers(channels: int) -> list[nn.Module]:
+    """Three strided convolutions for images of about 24 x 32 pixels on a CPU."""
+    layers: list[nn.Module] = []
+    for width, kernel, stride in ((16, 4, 2), (32, 3, 2), (32, 3, 1)):
+        layers += [nn.Conv2d(channels, width, kernel, stride, padding=1), nn.ReLU()]
+        channels = width
+    return layers
+
+
+TORSOS: dict[str, Callable[[int], list[nn.Module]]] = {
+    "deep": deep_layers,
+    "shallow": shallow_layers,
+    "small": small_layers,
+}
+
+
+class Vision(nn.Module):
+    """The convolutions of a torso in `TORSOS`, then one linear layer with a ReLU."""
+
+    def __init__(self, name: str, image_shape: Sequence[int], size: int) -> None:
+        super().__init__()
+        if len(image_shape) != 3:
+            raise ValueError(f"image_shape: expected [height, width, channels], got {list(image_shape)}")
+        height, width, channels = image_shape
+        if min(height, width) < 2:
+            raise ValueError(f"image_shape: expected 2 x 2 pixels or more, got {list(image_shape)}")
+        self.image_shape = tuple(image_shape)
+        self.convolutions = nn.Sequential(*TORSOS[name](channels))
+        with torch.no_grad():
+            flat = self.convolutions(torch.zeros(1, channels, height, width)).numel()
+        self.linear = nn.Linear(flat, size)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 images [N, height, width, channels] to features [N, size]."""
+        _check_observation(images, torch.uint8, self.image_shape)
+        return torch.relu(self.linear(self.convolutions(scale(images, self.linear.weight.dtype)).flatten(1)))
+
+
+class VectorTorso(nn.Module):
+    """Two linear layers with ReLUs, on sign(x) log(1 + |x|) of the vector.
+
+    That is nearly x for small values and bounds the effect of large ones (DreamerV3, Hafner et al. 2023).
+    """
+
+    def __init__(self, vector_size: int, size: int) -> None:
+        super().__init__()
+        self.vector_size = vector_size
+        self.layers = nn.Sequential(nn.Linear(vector_size, size), nn.ReLU(), nn.Linear(size, size), nn.ReLU())
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """float32 vectors [N, vector_size] to features [N, size]."""
+        _check_observation(vectors, torch.float32, (self.vector_size,))
+        squashed = vectors.sign() * vectors.abs().log1p()
+        return self.layers(squashed.to(next(self.layers.parameters()).dtype))
+
+
+def _check_observation(observation: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if observation.shape[1:] != shape or observation.dtype != dtype:
+        expected = f"{str(dtype).removeprefix('torch.')} [N, {', '.join(map(str, shape))}]"
+        raise ValueError(f"observation: expected {expected}, got {observation.dtype} {list(observation.shape)}")
+
+
+def make_torso(name: str, observation_shape: Sequence[int], size: int) -> nn.Module:
+    """The torso for an observation shape: `VectorTorso` for vectors, the one of `TORSOS` for images.
+
+    Raises:
+        ValueError: if there is no such torso, or the shape is neither that of a vector nor that of an image.
+    """
+    if name not in TORSOS:
+        raise ValueError(f"torso: expected one of {', '.join(TORSOS)}, got {name!r}")
+    if len(observation_shape) == 1:
+        return VectorTorso(observation_shape[0], size)
+    return Vision(name, observation_shape, size)
+
+
+class InstructionEncoder(nn.Module):
+    """An embedding and an LSTM over the words; sizes as in the code of IMPALA (Espeholt et al. 2018, figure 3).
+
+    Args:
+        vocabulary: number of word ids, including 0 for no word.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, EMBEDDING_SIZE, padding_idx=0)
+        self.lstm = nn.LSTM(EMBEDDING_SIZE, INSTRUCTION_SIZE, batch_first=True)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Words [N, W] int64, padded with 0 at the end, to the LSTM's output [N, INSTRUCTION_SIZE] at the last word.
+
+        Zeros where there is no word. Equal instructions are encoded once, because an episode has few different ones;
+        counting them waits for the GPU.
+        """
+        words, index = torch.unique(words, dim=0, return_inverse=True)
+        outputs, _ = self.lstm(self.embedding(words))
+        length = (words != 0).sum(dim=1)
+        last = outputs[torch.arange(len(words), device=words.device), (length - 1).clamp(min=0)]
+        return last.masked_fill((length == 0)[:, None], 0.0)[index]
+
+
+class Reconstruction(nn.Module):
+    """Predicts a small version of the image from the core's features: an auxiliary loss for vision and core.
+
+    MERLIN (Wayne et al. 2018) and RMA (Hung et al. 2019) train their memory agents with the reconstruction of
+    observations too; here the decoder is one linear layer.
+    """
+
+    def __init__(self, model_size: int, channels: int, height: int = 6, width: int = 8) -> None:
+        super().__init__()
+        self.size = (height, width)
+        self.decoder = nn.Linear(model_size, channels * height * width)
+
+    def forward(self, features: Tensor, images: Tensor) -> Mean:
+        """The squared error over all pixels; features [N, D], images uint8 [N, height, width, channels]."""
+        pictures = F.adaptive_avg_pool2d(scale(images, features.dtype), self.size).flatten(1)
+        total = F.mse_loss(self.decoder(features), pictures, reduction="sum")
+        return Mean(total[None], torch.tensor([pictures.numel()], device=total.device))
