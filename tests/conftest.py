@@ -17,8 +17,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     fixtures = set(getattr(item, "fixturenames", ()))
     if item.get_closest_marker("ray"):
         item.add_marker(pytest.mark.xdist_group("ray" if fixtures & {"cluster", "make_pool"} else "clusters"))
-    elif "finished" in fixtures:
-        item.add_marker(pytest.mark.xdist_group("finished"))
+    for shared in ("finished", "straight"):
+        if shared in fixtures:
+            item.add_marker(pytest.mark.xdist_group(shared))
 
 
 @pytest.fixture
