@@ -30,7 +30,7 @@ from learner import checkpoints
 from learner.diagnostics import attention_mass
 from learner.learner import Learner
 from learner.metrics import MetricsWriter
-from learner.storage import Remote
+from learner.storage import Remote, StorageError
 from training import UserError, loop
 from training.charts import CHARTS
 from training.config import RunConfig, to_plain
@@ -190,7 +190,7 @@ class Trainer:
                     self._start(stack)
                     loop.train(self, show, checkpoint_seconds=self.config.checkpoint_seconds)
                 self.save_new()
-            except FloatingPointError:
+            except (FloatingPointError, StorageError):
                 raise
             except Exception:
                 self._rescue()
