@@ -20,13 +20,14 @@ venv: $(READY)  ## create .venv with everything that training and tests need
 # Without a GPU the CPU build of torch is taken, from wherever pip finds one, so that no CUDA packages are downloaded.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 11) <= v <= (3, 13) and f"Python 3.11 to 3.13 is needed, {sys.executable} is {v[0]}.{v[1]}; name another: make PYTHON=python3.12")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); \
+		echo "could not create $(VENV); on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into $(VENV) (once; a few minutes)"
 	@if ! command -v nvidia-smi >/dev/null 2>&1 && ! $(BIN)/python -c 'import torch' 2>/dev/null; then \
 		if $(BIN)/pip install --quiet --dry-run --no-deps --report - $(TORCH) | grep -q '+cpu'; \
-		then $(BIN)/pip install --quiet $(TORCH); \
-		else $(BIN)/pip install --quiet --extra-index-url $(CPU_INDEX) $(TORCH); fi; fi
-	@$(BIN)/pip install --quiet --editable '.[dev]'
+		then $(BIN)/pip install $(TORCH); \
+		else $(BIN)/pip install --extra-index-url $(CPU_INDEX) $(TORCH); fi; fi
+	@$(BIN)/pip install --editable '.[dev]'
 	@touch $@
 
 train: venv  ## train the Compressive Transformer agent on two CPU cores, under 10 minutes

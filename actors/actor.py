@@ -1,9 +1,10 @@
 """One actor: environments stepped together, one memory state per environment, batched inference.
 
-The same object unrolls trajectories for learning and plays episodes for evaluation and video. Where actors are placed
-(this process, Ray) is the business of the pools.
+The same object unrolls trajectories for learning and plays episodes for evaluation and recording. Pools place actors in
+this process or on Ray.
 """
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,14 +21,14 @@ from envs import guard
 
 @dataclass(frozen=True)
 class Episode:
-    """What is worth knowing of a finished episode.
+    """Statistics of a finished episode.
 
     score: sum of the environment's own rewards.
     steps: agent steps (actions that took effect).
     environment: index of the environment in its actor.
-    actor_id, version: who acted, and the learner version of the weights at the end.
+    actor_id, version: the actor, and the learner version of its weights at the end.
     metrics: the counters that the environment names in `metadata["episode_metrics"]`.
-    task: what was played, as its actor calls it.
+    task: name of the environment, given to the actor.
     """
 
     score: float
@@ -46,8 +47,8 @@ class Unroll(NamedTuple):
     episodes: list[Episode]
 
 
-class Moment(NamedTuple):
-    """What the environments say at one step; fields as in `agent.trajectory`, without the time axis."""
+class EnvOutput(NamedTuple):
+    """Output of the environments at one step, [B, ...]; fields as in `Trajectory`, without the time axis."""
 
     observation: Tensor | Observation
     last_action: Tensor
@@ -57,10 +58,10 @@ class Moment(NamedTuple):
 
 
 class Player:
-    """Environments and the count of their episodes, whoever chooses the actions.
+    """Environments and statistics of their episodes; subclasses choose the actions.
 
-    All its methods that call the environments raise `envs.EnvironmentFailed` for what these raise, or where they exit,
-    and `envs.EnvironmentHung` where they take longer than `envs.limit_calls` allows.
+    All methods that call the environments raise `envs.EnvironmentFailed` if these raise or exit, and
+    `envs.EnvironmentHung` if they take longer than `envs.limit_calls` allows.
 
     Args:
         envs: a vector environment that resets on the next step, with Discrete actions.
@@ -77,11 +78,11 @@ class Player:
         self.lengths = np.zeros(envs.num_envs, dtype=np.int64)
 
     def play(self) -> list[Episode]:
-        """One step; returns the episodes that ended."""
+        """Chooses actions and steps once; returns the episodes that ended."""
         raise NotImplementedError
 
     def reset_envs(self, seed: int) -> Any:
-        """Begins an episode everywhere and returns what is observed."""
+        """Begins an episode everywhere and returns the observation."""
         with guard.calling(self.name, "in reset"):
             return self.envs.reset(seed=seed)[0]
 
@@ -94,36 +95,36 @@ class Player:
         was_over, self.last_action = self.over, action
         with guard.calling(self.name, "in step", action):
             observation, reward, terminated, truncated, infos = self.envs.step(action)
-            if not (np.abs(reward) <= np.finfo(np.float32).max).all():  # nor NaN
+            if not (np.abs(reward) <= np.finfo(np.float32).max).all():  # false for NaN, too
                 raise ValueError(f"expected finite rewards, got {reward}")
             self.over = np.logical_or(terminated, truncated)
             self.scores += reward
             self.lengths += ~was_over
-            ended = np.flatnonzero(self.over)
+            ended = np.flatnonzero(self.over).tolist()
             counters = [{name: float(infos[name][index]) for name in self.episode_metrics} for index in ended]
-        episodes = []
-        for index, metrics in zip(ended, counters):
-            score, steps = float(self.scores[index]), int(self.lengths[index])
-            episodes.append(Episode(score, steps, int(index), self.actor_id, self.version, metrics, self.task))
+        episodes = [
+            Episode(float(self.scores[i]), int(self.lengths[i]), i, self.actor_id, self.version, metrics, self.task)
+            for i, metrics in zip(ended, counters)
+        ]
         self.scores[self.over] = 0
         self.lengths[self.over] = 0
         return observation, reward, terminated, episodes
 
 
 class Actor(Player):
-    """Environments, their memory, and a copy of the agent's weights.
+    """Environments, their memory states, and a copy of the agent's weights.
 
     Args:
-        envs: as in `Player`; it shows images or vectors, or a Dict of such an "image" and an "instruction".
-        agent: the network; the actor never changes it except by `set_weights`.
-        actor_id: goes into trajectories and seeds.
-        seed: of the environments and of the choice of actions, together with `actor_id`.
-        sample: choose from the policy; if False, its most probable action.
-        device: where the network and the memory are; all else, and every trajectory, is on the CPU.
-        task: name of what is played; goes into episodes.
+        envs: as in `Player`; observations are images or vectors, or a Dict of such an "image" and an "instruction".
+        agent: the network; only `set_weights` changes it.
+        actor_id: of the actor, in trajectories and episodes.
+        seed: of the environments and of sampled actions, together with `actor_id`.
+        sample: sample actions from the policy; if False, take its most probable action.
+        device: of the network and the memory; all else, and every trajectory, is on the CPU.
+        task: as in `Episode`.
 
     Raises:
-        ValueError: if the environment's spaces or its way of resetting are not supported.
+        ValueError: if the environment's spaces or autoreset mode are not supported.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class Actor(Player):
         self.generator = torch.Generator().manual_seed(int(action_seed >> 1))
         observation = self.reset_envs(int(env_seed % 2**31))
         rows = envs.num_envs
-        self.moment = Moment(
+        self.env_output = EnvOutput(
             observation=to_tensors(observation),
             last_action=torch.full((rows,), -1),
             reward=torch.zeros(rows),
@@ -155,18 +156,18 @@ class Actor(Player):
         self.core_state = state_to(agent.initial_state(rows), device)
 
     def set_weights(self, weights: dict[str, Tensor], version: int) -> None:
-        """Takes the learner's weights; call it between unrolls only, for cached projections depend on them."""
+        """Loads the learner's weights. Only between unrolls: cached projections depend on them."""
         self.agent.load_state_dict(weights)
         self.version = version
 
     @torch.no_grad()
     def act(self, state: State, return_attention: bool = False) -> tuple[Tensor, AgentOutput]:
-        """Chooses an action for the present moment: actions [B] and the agent's output for T = 1."""
-        now = map_state(lambda leaf: leaf[:, None].to(self.device), self.moment)
+        """Chooses actions [B] for the present output of the environments; also returns the agent's output (T = 1)."""
+        now = map_state(lambda leaf: leaf[:, None].to(self.device), self.env_output)
         output = self.agent(now.observation, now.last_action, now.reward, now.reset, state, return_attention)
         scores = output.policy_logits[:, 0].cpu()
         if self.sample:
-            # Gumbel's trick: the argmax of logits plus Gumbel noise is a sample of the softmax.
+            # Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample of the softmax.
             uniform = torch.rand(scores.shape, generator=self.generator)
             scores = scores - (-uniform.clamp_min(1e-20).log()).log()
         return scores.argmax(dim=-1), output
@@ -175,7 +176,7 @@ class Actor(Player):
         """Steps every environment with `action` [B] int64 and returns the episodes that ended."""
         resets = torch.from_numpy(self.over)
         observation, reward, terminated, episodes = self.step_envs(action.numpy())
-        self.moment = Moment(
+        self.env_output = EnvOutput(
             observation=to_tensors(observation),
             last_action=action.masked_fill(resets, -1),
             reward=torch.from_numpy(np.asarray(reward, np.float32)),
@@ -186,11 +187,11 @@ class Actor(Player):
 
     @torch.no_grad()
     def unroll(self, length: int) -> Unroll:
-        """Acts for `length` steps from where the last unroll ended.
+        """Acts for `length` steps from the end of the last unroll.
 
-        The core's state must be at a segment's start again afterwards, so `length` is a multiple of the segment.
+        `length` is a multiple of the core's segment size: every trajectory starts at a segment's start.
         """
-        moments, actions, logits, episodes = [self.moment], [], [], []
+        outputs, actions, logits, episodes = [self.env_output], [], [], []
         begin = self.core_state
         state = self.agent.core.with_cache(begin)
         for _ in range(length):
@@ -199,10 +200,10 @@ class Actor(Player):
             actions.append(action)
             logits.append(output.policy_logits[:, 0])
             episodes += self.step(action)
-            moments.append(self.moment)
+            outputs.append(self.env_output)
         self.core_state = self.agent.core.without_cache(state)
         rows = self.envs.num_envs
-        observed = map_state(lambda *steps: torch.stack(steps, dim=1), *moments)
+        observed = map_state(lambda *steps: torch.stack(steps, dim=1), *outputs)
         trajectory = Trajectory(
             **observed._asdict(),
             action=torch.stack(actions, dim=1),
@@ -214,17 +215,17 @@ class Actor(Player):
         return Unroll(trajectory, episodes)
 
     def play(self) -> list[Episode]:
-        """One step without keeping a trajectory, for evaluation; returns the episodes that ended."""
+        """One step without a trajectory, for evaluation; returns the episodes that ended."""
         action, output = self.act(self.core_state)
         self.core_state = output.state
         return self.step(action)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that `load_state_dict` needs to go on exactly here, weights apart.
+        """All that `load_state_dict` needs to resume exactly, except weights.
 
-        Environments without `get_state` begin new episodes, with fresh memory, when they are resumed.
+        Environments without `get_state` begin new episodes, with empty memory, when they are resumed.
         """
-        arrays = self._moment_arrays()
+        arrays = {f"env_output/{name}": value for name, value in self._named_outputs()}
         arrays |= {f"core/{index}": leaf for index, leaf in enumerate(leaves(self.core_state))}
         arrays["generator"] = self.generator.get_state()
         for name in ("over", "scores", "lengths"):
@@ -233,32 +234,31 @@ class Actor(Player):
             arrays |= {f"envs/{name}": torch.from_numpy(array) for name, array in self.envs.get_state().items()}
         return arrays
 
-    def _moment_arrays(self) -> dict[str, Tensor]:
-        """The present moment's tensors by name, in the order of its leaves."""
-        fields = self.moment._asdict()
-        if isinstance(self.moment.observation, Observation):
-            fields = self.moment.observation._asdict() | fields
-            del fields["observation"]
-        return {f"moment/{name}": value for name, value in fields.items()}
+    def _named_outputs(self) -> list[tuple[str, Tensor]]:
+        """The tensors of `env_output` with their names, in the order of its leaves."""
+        names = list(EnvOutput._fields)
+        if isinstance(self.env_output.observation, Observation):
+            names[:1] = Observation._fields
+        return list(zip(names, leaves(self.env_output), strict=True))
 
     def load_state_dict(self, arrays: dict[str, Tensor]) -> None:
-        """Goes on where the actor that made `arrays` stood."""
+        """Resumes from the `state_dict` of an actor."""
         self.generator.set_state(arrays["generator"])
         if not hasattr(self.envs, "get_state"):
             return
         self.envs.set_state(  # type: ignore[attr-defined]
             {name.removeprefix("envs/"): array.numpy() for name, array in arrays.items() if name.startswith("envs/")}
         )
-        parts = iter([arrays[name] for name in self._moment_arrays()])
-        self.moment = map_state(lambda _: next(parts), self.moment)
-        saved = iter(arrays[f"core/{index}"] for index in range(sum(1 for _ in leaves(self.core_state))))
+        outputs = iter([arrays[f"env_output/{name}"] for name, _ in self._named_outputs()])
+        self.env_output = map_state(lambda _: next(outputs), self.env_output)
+        saved = (arrays[f"core/{index}"] for index in itertools.count())
         self.core_state = state_to(map_state(lambda _: next(saved), self.core_state), self.device)
         for name in ("over", "scores", "lengths"):
             setattr(self, name, arrays[name].numpy().copy())
 
 
 def check_environment(envs: VectorEnv) -> None:
-    """Raises a ValueError where an environment's spaces or way of resetting are not supported."""
+    """Raises a ValueError if an environment's spaces or autoreset mode are not supported."""
     mode = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
     if mode != AutoresetMode.NEXT_STEP:
         raise ValueError(f"autoreset_mode: expected {AutoresetMode.NEXT_STEP}, got {mode}")
@@ -278,7 +278,7 @@ def check_environment(envs: VectorEnv) -> None:
 
 
 def to_tensors(observation: np.ndarray | dict[str, np.ndarray]) -> Tensor | Observation:
-    """What a vector environment shows, as tensors of their own."""
+    """A vector environment's observation as tensors that share no memory with it."""
     if isinstance(observation, dict):
         return Observation(*(torch.from_numpy(np.array(observation[name])) for name in Observation._fields))
     return torch.from_numpy(np.array(observation))

@@ -1,7 +1,4 @@
-"""Evaluation: complete episodes, by the same actor that trains or by a scripted policy, and what they say together.
-
-Both kinds of player are counted alike, so their scores can be compared.
-"""
+"""Evaluation: complete episodes of an actor or of a scripted policy, and their statistics."""
 
 from collections.abc import Callable
 
@@ -15,34 +12,17 @@ from actors.pool import MAX_EPISODE_STEPS
 from envs import EnvironmentFailed
 
 
-def oracle(envs: VectorEnv, generator: np.random.Generator) -> NDArray[np.int64]:
-    """The best actions [N], from the environments' own state (`oracle_actions`)."""
-    return envs.oracle_actions()  # type: ignore[attr-defined]
-
-
-def uniform(envs: VectorEnv, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Uniform random actions [N]."""
-    return generator.integers(envs.single_action_space.n, size=envs.num_envs)  # type: ignore[attr-defined]
-
-
-POLICIES: dict[str, Callable[[VectorEnv, np.random.Generator], NDArray[np.int64]]] = {
-    "oracle": oracle,
-    "random": uniform,
-}
-"""Policies that need no network."""
-
-
 class ScriptedActor(Player):
-    """Environments played by one of `POLICIES`, without a network.
+    """Environments played by a policy without a network.
 
     Args:
         envs: as in `Player`.
-        policy: name in `POLICIES`.
+        policy: "oracle" (the environments' own `oracle_actions`) or "random" (uniform).
         seed: of the environments and of random actions.
-        task: name of what is played; goes into episodes.
+        task: as in `Episode`.
 
     Raises:
-        ValueError: if the environment has no oracle, but is to be played by it.
+        ValueError: if the policy is the oracle and the environment has none.
     """
 
     def __init__(self, envs: VectorEnv, policy: str, seed: int, task: str = "") -> None:
@@ -51,18 +31,21 @@ class ScriptedActor(Player):
                 f"{task or envs}: expected an environment that has an oracle (rooms, diagnostic), got none"
             )
         super().__init__(envs, actor_id=0, task=task)
-        self.choose = POLICIES[policy]
+        self.policy = policy
         env_seed, action_seed = np.random.SeedSequence(seed).generate_state(2, np.uint64)
         self.generator = np.random.default_rng(action_seed)
         self.reset_envs(int(env_seed % 2**31))
 
     def play(self) -> list[Episode]:
-        """One step; returns the episodes that ended."""
-        return self.step_envs(self.choose(self.envs, self.generator))[-1]
+        if self.policy == "oracle":
+            actions = self.envs.oracle_actions()  # type: ignore[attr-defined]
+        else:
+            actions = self.generator.integers(self.envs.single_action_space.n, size=self.envs.num_envs)  # type: ignore[attr-defined]
+        return self.step_envs(actions)[-1]
 
 
 def check_length(actor: Player, counted: NDArray[np.bool_], max_steps: int) -> None:
-    """Raises an EnvironmentFailed where an episode has not ended after `max_steps`, of the environments counted [N]."""
+    """Raises an EnvironmentFailed if an episode in the environments `counted` [N] has not ended after `max_steps`."""
     for index in np.flatnonzero(counted & (actor.lengths >= max_steps)):
         raise EnvironmentFailed(
             f"environment {actor.name}: expected episodes of at most {max_steps} steps "
@@ -77,19 +60,18 @@ def play_episodes(
     progress: Callable[[int], None] | None = None,
     max_steps: int = MAX_EPISODE_STEPS,
 ) -> list[Episode]:
-    """Plays at least `episodes` complete episodes, equally many in every environment.
+    """Plays at least `episodes` complete episodes, the same number in every environment.
 
-    Counting the first episodes of each environment, rather than the first to end, keeps short ones from being
-    over-represented.
+    The first episodes of each environment count, not the first to end, which would over-represent short ones.
 
     Args:
-        actor: one at the beginning of its environments' first episodes.
+        actor: at the start of its environments' first episodes.
         episodes: rounded up to a multiple of the number of environments.
-        progress: called with the number of episodes counted so far.
-        max_steps: of an episode; one that is longer is taken for one that never ends.
+        progress: called with the number of episodes so far.
+        max_steps: of an episode.
 
     Raises:
-        EnvironmentFailed: if there is such an episode, or environments fail.
+        EnvironmentFailed: if an episode is longer, or environments fail.
     """
     if episodes < 1:
         raise ValueError(f"episodes: expected 1 or more, got {episodes}")
@@ -119,7 +101,7 @@ def mean_interval(values: np.ndarray, seed: int = 0, resamples: int = 2000) -> t
 
 
 def correct_fraction(episodes: list[Episode]) -> float:
-    """Correct choices over all choices; NaN where none was made or the environment does not count them."""
+    """Correct choices over all choices; NaN if there were none or the environment does not count them."""
     correct = sum(episode.metrics.get("correct_choices", 0) for episode in episodes)
     wrong = sum(episode.metrics.get("wrong_choices", 0) for episode in episodes)
     return correct / (correct + wrong) if correct + wrong else float("nan")

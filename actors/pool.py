@@ -1,7 +1,7 @@
-"""The interface behind which actors are placed, and the pool that acts in this process.
+"""The interface of pools of actors, and the pool that acts in this process.
 
-A pool hands out unrolls, oldest first, and holds only a bounded number of them: actors wait for the learner, never the
-other way round with a growing queue. `ray_pool.py` places the same actors on a Ray cluster.
+A pool returns unrolls, oldest first, and holds a bounded number of them: actors wait for the learner instead of filling
+a queue. `ray_pool.py` places the same actors on a Ray cluster.
 """
 
 from abc import ABC, abstractmethod
@@ -17,39 +17,39 @@ from agent.fields import Above0, AtLeast0, Checked, Positive, Several, Size, Thr
 from envs.guard import STEP_SECONDS
 
 MAX_EPISODE_STEPS = 100_000
-"""Agent steps of an episode beyond which evaluation takes it for endless. Half an hour of DeepMind Lab is 27,000."""
+"""Longest episode in evaluations, agent steps. Half an hour of DeepMind Lab is 27,000."""
 
 
 @dataclass(frozen=True)
 class ActorsConfig(Checked):
-    """How acting is spread out."""
+    """How actors are distributed."""
 
     num_actors: Several = 2
-    """Actor processes (with --local: actors that take turns in this process). Learning begins when all are up."""
+    """Actor processes (with --local: actors that take turns in this process). Learning starts when all are up."""
     max_actors: Several | None = None
-    """Elastic: more actors join whenever the cluster has room, up to this many; None for num_actors and no more."""
+    """Elastic: up to this many actors join whenever the cluster has room; None for num_actors."""
     envs_per_actor: Several = 32
     """Environments that an actor steps together."""
     unroll_length: Size = 64
     """Steps of a trajectory (T); a multiple of the core's segment_size."""
     in_flight: Literal[1, 2] = 1
-    """Unrolls that an actor may have asked for or finished before the learner takes one: 1 or 2."""
+    """Unrolls that may be requested of an actor or finished before the learner takes one: 1 or 2."""
     threads: Threads = 1
     """CPU threads of an actor process."""
     cpus: AtLeast0 = 1.0
-    """CPUs of the cluster that an actor takes up."""
+    """CPUs of the cluster for each actor."""
     gpus: AtLeast0 = 0.0
-    """GPUs of the cluster that an actor takes up, such as 0.25; with any, its network is on the GPU."""
+    """GPUs of the cluster for each actor, such as 0.25; if not 0, its network is on the GPU."""
     resources: tuple[str, ...] = ()
-    """Other resources of the cluster that an actor takes up, NAME=AMOUNT as `ray start` takes them."""
+    """Other resources of the cluster for each actor, NAME=AMOUNT as `ray start` takes them."""
     labels: tuple[str, ...] = ()
     """Labels that an actor's node must have, KEY=VALUE as `ray start` takes them, or KEY=!VALUE that it must not."""
     placement: Literal["pack", "spread"] = "pack"
-    """Whether actors fill one node after the other or spread over all."""
+    """Whether actors fill one node after another or spread over all."""
     step_seconds: Above0 = STEP_SECONDS
-    """Longest time that a step, or the reset, of all of an actor's environments may take, and making them."""
+    """Longest time to make, reset or step all of an actor's environments."""
     max_episode_steps: Positive = MAX_EPISODE_STEPS
-    """Agent steps of an episode beyond which an evaluation or a video ends with an error, as it never would."""
+    """Agent steps of an episode after which an evaluation or a video ends with an error."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,21 +61,21 @@ class ActorsConfig(Checked):
 
     @property
     def most_actors(self) -> int:
-        """Actors that there may be at a time."""
+        """Greatest number of actors at a time."""
         return self.max_actors or self.num_actors
 
     @property
     def count(self) -> str:
-        """The number of actors in words: "2", or "4..16" where it is elastic."""
+        """The number of actors as text: "2", or "4..16" if it is elastic."""
         return f"{self.num_actors}" if self.most_actors == self.num_actors else f"{self.num_actors}..{self.most_actors}"
 
     @property
     def device(self) -> str:
-        """Where an actor's network is."""
+        """The device of an actor's network."""
         return "cuda" if self.gpus else "cpu"
 
     def ray_options(self) -> dict[str, Any]:
-        """What an actor needs of a cluster and where it may be, as options of a Ray actor."""
+        """Resources and placement of an actor, as options of a Ray actor."""
         options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus}
         if self.resources:
             amounts = pairs("resources", self.resources)
@@ -91,25 +91,23 @@ class ActorsConfig(Checked):
 
 
 def pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
-    """The pairs of texts such as "key=value".
-
-    Raises:
-        ValueError: names the field `name` and the text that is none.
-    """
-    split = [text.partition("=") for text in texts]
-    for text, (key, equals, value) in zip(texts, split):
-        if not (key and equals and value):
+    """The dict of texts such as "key=value". Raises a ValueError naming the field `name` and a text of another form."""
+    found = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        if not (key and value):
             raise ValueError(f"{name}: expected KEY=VALUE, got {text!r}")
-    return {key: value for key, _, value in split}
+        found[key] = value
+    return found
 
 
 MakeActor = Callable[[int, int], Actor]
-"""Builds an actor from its id and its incarnation (0 at first, one more after every restart)."""
+"""Builds an actor from its id and its incarnation (0, plus one for every restart)."""
 
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """alive: actors that are up. restarts: actors replaced so far. waiting: finished unrolls not yet taken."""
+    """alive: actors that are up. restarts: actors replaced so far. waiting: finished unrolls not taken yet."""
 
     alive: int
     restarts: int
@@ -117,34 +115,34 @@ class PoolStatus:
 
 
 class ClusterError(RuntimeError):
-    """Actors cannot run any more for a reason outside the program: their deaths, or the loss of the cluster."""
+    """Actors cannot run for a reason outside the program: their deaths, or the loss of the cluster."""
 
 
 class Pool(ABC):
-    """Hands out unrolls of the same actors, wherever these are; a context manager that stops them."""
+    """Returns unrolls of a set of actors; a context manager that stops them."""
 
     @abstractmethod
     def publish(self, weights: dict[str, Tensor], version: int) -> None:
-        """Makes weights available to unrolls that begin from now on."""
+        """Sets the weights of unrolls that begin from now on."""
 
     @abstractmethod
     def get(self, check: Callable[[], object] = lambda: None) -> Unroll:
-        """The oldest finished unroll; waits for one.
+        """Returns the oldest finished unroll; waits for one.
 
         Args:
-            check: called several times a second while other processes are waited for; what it raises ends the wait.
+            check: called several times a second while waiting for other processes; may raise to end the wait.
         """
 
     @abstractmethod
     def status(self) -> PoolStatus:
-        """How the actors are."""
+        """Counts of actors and unrolls."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The actors' state for exact resumption, where the pool can give one; else empty."""
+        """The actors' state for exact resumption; empty if the pool cannot resume exactly."""
         return {}
 
     def load_state_dict(self, arrays: dict[str, Tensor]) -> None:  # noqa: B027
-        """Goes on from `state_dict`."""
+        """Resumes from `state_dict`."""
 
     def close(self) -> None:  # noqa: B027
         """Stops the actors."""

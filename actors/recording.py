@@ -1,7 +1,6 @@
-"""Recording: episodes step by step, with what the agent saw, did, expected, earned and attended to.
+"""Recordings of episodes: observations, actions, values, rewards and attention of every step.
 
-They are played by an ordinary actor with one environment, so what is seen is what was evaluated. How a recording is
-shown is not decided here: `video.py` makes a film of it, `commands` a page.
+An ordinary actor plays them. `reports/` makes videos and pages of recordings.
 """
 
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ from agent.trajectory import image_of
 
 
 class Attention(NamedTuple):
-    """Where one layer's attention goes at each step of an episode. T steps, H heads, S key slots.
+    """Attention of one layer at each step of an episode. T steps, H heads, S key slots.
 
-    sizes: how many of the slots are compressed memory, memory and segment; they come in this order, oldest first.
-    weights: [T, H, S] float32, which add up to 1 over the slots.
-    steps: [T, S, 2] int64, the first and the last step of the episode that a slot holds; -1 where it holds none.
+    sizes: numbers of slots of compressed memory, memory and segment, which are in this order, oldest first.
+    weights: [T, H, S] float32, with sum 1 over the slots.
+    steps: [T, S, 2] int64, the first and the last step of the episode in a slot; -1 if there is none.
     """
 
     sizes: tuple[int, int, int]
@@ -32,13 +31,13 @@ class Attention(NamedTuple):
     def by_step(self) -> np.ndarray:
         """Mean over heads of the attention of each step to each step of the episode, [T, T].
 
-        What goes to a compressed slot is shared out equally among the steps that it holds.
+        The attention to a compressed slot is divided equally among its steps.
         """
         time = len(self.weights)
         first, last = self.steps[..., 0], self.steps[..., 1]
         held = first >= 0
         share = np.where(held, self.weights.mean(axis=1) / (last - first + 1), 0.0)
-        # A slot adds its share from its first step on and takes it away after its last.
+        # The cumulative sum adds a slot's share at its first step and removes it after its last.
         changes = np.zeros((time, time + 1))
         rows = np.broadcast_to(np.arange(time)[:, None], first.shape)[held]
         np.add.at(changes, (rows, first[held]), share[held])
@@ -51,15 +50,15 @@ class Recording:
     """One episode. T steps, L layers, H heads.
 
     episode: its score and counters.
-    observations: what was seen before each action; of images [T, height, width, channels] uint8.
-    actions, values, rewards: [T] what was done, the value expected before (in the learner's units) and the reward that
-        followed (in the environment's).
-    attention: one a layer; none for cores without attention.
+    observations: before each action: [T, D] float32, or [T, height, width, channels] uint8.
+    actions, values, rewards: [T] the action, the value before it (in the learner's units) and the reward after it (in
+        the environment's).
+    attention: one per layer; empty for cores without attention.
     mass: [T, L, H, 3] the attention on each of `agent.core.ATTENTION_KINDS`.
-    poses: [T, 4] x, y, yaw in degrees and room before each action, where the environment tells; see `floor_plan`.
+    poses: [T, 4] x, y, yaw in degrees and room before each action; None if the environment has no `poses`.
     action_names: one for each action.
-    fps: agent steps a second, for real time.
-    floor_plan: what `poses` can be drawn on; see `envs.rooms.level.floor_plan`.
+    fps: agent steps per second of real time.
+    floor_plan: to draw `poses` on; see `envs.rooms.level.floor_plan`.
     """
 
     episode: Episode
@@ -76,29 +75,16 @@ class Recording:
 
     @property
     def returns(self) -> np.ndarray:
-        """[T] the score before each action."""
+        """[T] the sum of rewards before each action."""
         return np.concatenate([[0.0], self.rewards.cumsum()[:-1]])
-
-
-class _Step(NamedTuple):
-    """One step of a recording, fields as there."""
-
-    observation: np.ndarray
-    action: int
-    value: float
-    reward: float
-    weights: tuple[np.ndarray, ...]
-    slots: tuple[np.ndarray, ...]
-    mass: np.ndarray
-    pose: np.ndarray | None
 
 
 @torch.no_grad()
 def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_STEPS) -> list[Recording]:
-    """Plays complete episodes in the actor's first environment, from the beginning of one.
+    """Plays and records complete episodes in the actor's first environment.
 
     Args:
-        actor: with one environment or more, at the beginning of an episode.
+        actor: at the start of an episode.
         episodes: how many to play.
         max_steps: as in `play_episodes`.
     """
@@ -106,10 +92,10 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
     actor.core_state = core.with_cache(actor.core_state)
     poses = getattr(actor.envs, "poses", None)
     recordings: list[Recording] = []
-    steps: list[_Step] = []
+    steps: list[tuple[Any, ...]] = []  # see `_join`
     while len(recordings) < episodes:
-        resets = bool(actor.over[0])  # the environment only resets in this step: it belongs to no episode
-        observation, before = image_of(actor.moment.observation)[0].numpy(), actor.core_state
+        resets = bool(actor.over[0])  # this step only resets the environment: it belongs to no episode
+        observation, before = image_of(actor.env_output.observation)[0].numpy(), actor.core_state
         pose = None if poses is None else poses()[0]
         action, output = actor.act(before, return_attention=True)
         actor.core_state = output.state
@@ -118,8 +104,8 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
         if resets:
             continue
         weights, slots, mass = _attention(core, before, output.attention, len(steps))
-        value, reward = float(output.value[0, 0]), float(actor.moment.reward[0])
-        steps.append(_Step(observation, int(action[0]), value, reward, weights, slots, mass, pose))
+        value, reward = float(output.value[0, 0]), float(actor.env_output.reward[0])
+        steps.append((observation, int(action[0]), value, reward, weights, slots, mass, pose))
         for episode in ended:
             if episode.environment == 0:
                 recordings.append(_join(steps, episode, actor))
@@ -130,12 +116,12 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
 def _attention(
     core: torch.nn.Module, state: State, weights: tuple[torch.Tensor, ...] | None, step: int
 ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], np.ndarray]:
-    """Of the first row at a step of its episode, given the state before: weights, steps of slots and mass by kind."""
+    """Weights, steps of slots and mass by kind of the first row at a step of its episode, given the state before."""
     if weights is None or not isinstance(core, CompressiveTransformer):
         return (), (), np.zeros((0, 0, 3))
     slots = []
     for layer in range(len(weights)):
-        ages = core.slot_ages(layer, state.phase, state).cpu()
+        ages = core.slot_ages(layer, state.offset, state).cpu()
         ages = ages[0] if ages.ndim == 3 else ages
         absent = (ages[:, 1] > step) | (ages[:, 1] < 0)
         slots.append((step - ages).clamp(min=0).masked_fill(absent[:, None], -1).numpy())
@@ -143,26 +129,23 @@ def _attention(
     return tuple(layer[0, :, 0].cpu().numpy() for layer in weights), tuple(slots), mass
 
 
-def _join(steps: list[_Step], episode: Episode, actor: Actor) -> Recording:
-    metadata, core = actor.envs.metadata, actor.agent.core
-    attention = []
+def _join(steps: list[tuple[Any, ...]], episode: Episode, actor: Actor) -> Recording:
+    metadata, core, attention = actor.envs.metadata, actor.agent.core, []
+    observations, actions, values, rewards, weights, slots, mass, poses = zip(*steps)
     if isinstance(core, CompressiveTransformer):
-        for index, layer in enumerate(core.layers):
+        for layer, layer_weights, layer_slots in zip(core.layers, zip(*weights), zip(*slots)):
             sizes = (layer.sizes.compressed, layer.sizes.memory, layer.sizes.segment)
-            weights, slots = (np.stack(parts) for parts in zip(*((s.weights[index], s.slots[index]) for s in steps)))
-            attention.append(Attention(sizes, weights, slots))
-    names = metadata.get("action_names") or map(str, range(actor.agent.num_actions))
-    poses = [step.pose for step in steps if step.pose is not None]
+            attention.append(Attention(sizes, np.stack(layer_weights), np.stack(layer_slots)))
     return Recording(
         episode=episode,
-        observations=np.stack([step.observation for step in steps]),
-        actions=np.array([step.action for step in steps]),
-        values=np.array([step.value for step in steps], np.float32),
-        rewards=np.array([step.reward for step in steps], np.float32),
+        observations=np.stack(observations),
+        actions=np.array(actions),
+        values=np.array(values, np.float32),
+        rewards=np.array(rewards, np.float32),
         attention=tuple(attention),
-        mass=np.stack([step.mass for step in steps]),
-        poses=np.stack(poses) if poses else None,
-        action_names=tuple(names),
+        mass=np.stack(mass),
+        poses=None if poses[0] is None else np.stack(poses),
+        action_names=tuple(metadata.get("action_names") or map(str, range(actor.agent.num_actions))),
         fps=float(metadata.get("render_fps", 15)),
         floor_plan=metadata.get("floor_plan"),
     )

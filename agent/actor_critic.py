@@ -1,9 +1,5 @@
-"""The actor-critic: torso, instruction, last action and last reward, a recurrent core, and the policy and value heads.
+"""The actor-critic: encoders of observation, last action and last reward, a recurrent core, policy and value heads."""
 
-Only the network lives here. Sampling actions is the actors' business, losses are the learner's.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,58 +7,49 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.core import CompressiveTransformerConfig, CoreConfig, State, make_core
+from agent.core import CompressiveTransformerConfig, CoreConfig, Mean, State, make_core
+from agent.encoders import INSTRUCTION_SIZE, InstructionEncoder, Reconstruction, make_torso
 from agent.fields import AtLeast0, Checked, Size
-from agent.instruction import INSTRUCTION_SIZE, InstructionEncoder
 from agent.trajectory import Observation
-from agent.vision import Reconstruction, make_torso
 
 
 @dataclass(frozen=True)
 class AgentConfig(Checked):
-    """The network, apart from what the environment decides (observation shape, number of actions)."""
+    """The network; the environment determines observation shape, number of actions and vocabulary."""
 
     torso: str = "deep"
-    """Network for images: deep or shallow (IMPALA's two) or small. Vectors always go through two linear layers."""
+    """Network for images: deep or shallow (IMPALA's two) or small. Vectors always use two linear layers."""
     torso_size: Size = 256
     """Features of the torso."""
     core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
     """The recurrent core."""
     reconstruction_cost: AtLeast0 = 0.0
-    """Weight of an auxiliary loss: the image must be drawn, 6 x 8 pixels, from the core's features; 0 for none. A mean
-    over steps, whatever the learner's reduction. Vectors have no such loss."""
+    """Weight of an auxiliary loss: to predict the image, at 6 x 8 pixels, from the core's features; 0 for none. A mean
+    over steps for both reductions of the learner. Vectors have no such loss."""
     instruction: bool = False
-    """Read the environment's instructions with IMPALA's LSTM: on where it shows any, off where it does not."""
+    """Encode the environment's instructions with IMPALA's LSTM; set if and only if the environment has instructions."""
 
 
 class AgentOutput(NamedTuple):
-    """What the agent returns for inputs of B rows and T steps.
+    """The output for B rows and T steps; `state`, `losses` and `attention` are those of `agent.core.CoreOutput`.
 
     policy_logits: [B, T, A].
     value: [B, T], in units of the (clipped, scaled) reward that the learner trains on.
-    state: the core's state after the last step.
-    losses: the core's, as in `agent.core.CoreOutput`, and "reconstruction" of images if the config asks for it.
-    attention: as in `agent.core.CoreOutput`.
+    losses: also "reconstruction", if the config asks for it.
     """
 
     policy_logits: Tensor
     value: Tensor
     state: State
-    losses: dict[str, Tensor]
+    losses: dict[str, Mean]
     attention: tuple[Tensor, ...] | None
 
 
 class Agent(nn.Module):
-    """Maps observations and what led to them to policy and value; the caller keeps the memory, which is the state.
+    """Maps observations, last actions and last rewards to policy and value; the caller keeps the state.
 
-    Args:
-        config: the network.
-        observation_shape: of an image or a vector.
-        num_actions: how many actions there are.
-        vocabulary: how many ids the words of an instruction may have; 0 if the environment shows none.
-
-    Raises:
-        ValueError: if the network does not fit the environment.
+    `observation_shape` is that of an image or a vector; `vocabulary` is the number of word ids of instructions, 0 if
+    the environment has none. Raises ValueError if the network does not fit the environment.
     """
 
     def __init__(
@@ -70,8 +57,8 @@ class Agent(nn.Module):
     ) -> None:
         super().__init__()
         if config.instruction != bool(vocabulary):
-            shows = "an environment with instructions" if vocabulary else "an environment without any"
-            raise ValueError(f"instruction: expected {bool(vocabulary)} in {shows}, got {config.instruction}")
+            kind = "an environment with instructions" if vocabulary else "an environment without instructions"
+            raise ValueError(f"instruction: expected {bool(vocabulary)} in {kind}, got {config.instruction}")
         self.config = config
         self.num_actions = num_actions
         model_size = config.core.model_size
@@ -82,8 +69,8 @@ class Agent(nn.Module):
         self.core = make_core(config.core)
         self.policy = nn.Linear(model_size, num_actions)
         self.value = nn.Linear(model_size, 1)
-        draws = config.reconstruction_cost > 0 and len(observation_shape) == 3
-        self.reconstruction = Reconstruction(model_size, observation_shape[-1]) if draws else None
+        reconstructs = config.reconstruction_cost > 0 and len(observation_shape) == 3
+        self.reconstruction = Reconstruction(model_size, observation_shape[-1]) if reconstructs else None
         # Near-uniform first policy and near-zero first values, whatever the core's scale.
         for head in (self.policy, self.value):
             nn.init.normal_(head.weight, std=0.01)
@@ -97,10 +84,6 @@ class Agent(nn.Module):
         """The parameters that only the compression loss trains."""
         return self.core.compression_parameters()
 
-    def share_batch(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Other processes have the other rows of a batch; losses are then parts. See `agent.core.contract.Core`."""
-        self.core.share_batch(total)
-
     def forward(
         self,
         observation: Tensor | Observation,
@@ -110,15 +93,14 @@ class Agent(nn.Module):
         state: State,
         return_attention: bool = False,
     ) -> AgentOutput:
-        """Consumes T steps of B rows.
+        """Consumes T steps of B rows; `state` is the core's state before them.
 
         Args:
             observation: [B, T, height, width, channels] uint8 or [B, T, features] float32; with instructions, an
                 `Observation` with axes [B, T].
-            last_action: [B, T] int64, -1 where there is none.
-            last_reward: [B, T], as the environment gave it; the network sees it clipped to +-1 (as IMPALA does).
-            reset: [B, T] bool, where an episode begins.
-            state: the core's state before the first step.
+            last_action: [B, T] int64, -1 for none.
+            last_reward: [B, T], as returned by the environment; clipped to +-1 for the network (as in IMPALA).
+            reset: [B, T] bool, true at episode starts.
             return_attention: also return attention weights (slower).
 
         Raises:
@@ -129,7 +111,7 @@ class Agent(nn.Module):
         batch, time = reset.shape
         image, words = observation if isinstance(observation, Observation) else (observation, None)
         if (words is None) != (self.instruction is None):
-            expected = "images alone" if self.instruction is None else "an Observation with instructions"
+            expected = "images without instructions" if words is not None else "an Observation with instructions"
             raise ValueError(f"observation: expected {expected}, got {type(observation).__name__}")
         if image.shape[:2] != reset.shape:
             raise ValueError(f"observation: expected leading axes [{batch}, {time}], got {list(image.shape)}")
@@ -138,7 +120,7 @@ class Agent(nn.Module):
                 raise ValueError(f"{name}: expected [{batch}, {time}], got {list(value.shape)}")
         language = []
         if self.instruction is not None and words is not None:
-            # First of all: on a GPU this waits for the device, which has nothing to do yet.
+            # First, because it waits for the GPU, which has no work yet.
             language = [self.instruction(words.flatten(0, 1)).unflatten(0, (batch, time))]
         seen = self.vision(image.flatten(0, 1)).unflatten(0, (batch, time))
         action = F.one_hot(last_action + 1, self.num_actions + 1)[..., 1:].to(seen.dtype)
@@ -146,8 +128,6 @@ class Agent(nn.Module):
         inputs = self.joint(torch.cat([seen, action, reward, *language], dim=-1))
         features, state, losses, attention = self.core(inputs, reset, state, return_attention)
         if self.reconstruction is not None and torch.is_grad_enabled():
-            reconstruction = self.reconstruction(features.flatten(0, 1), image.flatten(0, 1))
-            count = reconstruction.new_full((), batch * time)
-            share = count / self.core.total(count)
-            losses = {**losses, "reconstruction": share * (self.config.reconstruction_cost * reconstruction)}
+            total, count = self.reconstruction(features.flatten(0, 1), image.flatten(0, 1))
+            losses = {**losses, "reconstruction": Mean(self.config.reconstruction_cost * total, count)}
         return AgentOutput(self.policy(features), self.value(features).squeeze(-1), state, losses, attention)

@@ -1,7 +1,7 @@
-"""Configurations whose values are checked against the types of their fields, which state limits as well.
+"""Configurations whose fields are checked against their types and limits.
 
-A dataclass that inherits `Checked` refuses the same values from a command line, a `config.json` and Python. How fields
-depend on each other, each class checks itself.
+A dataclass that inherits `Checked` accepts the same values from a command line, a `config.json` and Python. Relations
+between fields are checked by the class itself.
 """
 
 import math
@@ -16,7 +16,7 @@ _LARGEST = 3.4e38
 
 
 class Range(NamedTuple):
-    """Numbers from `least` to `most`, of which `above` leaves out the least and `below` the most."""
+    """Numbers from `least` to `most`; `above` excludes the least and `below` the most."""
 
     least: float
     most: float = math.inf
@@ -28,7 +28,7 @@ class Range(NamedTuple):
         return least and (value < self.most if self.below else value <= self.most) and abs(value) <= _LARGEST
 
     def expected(self, value: Any) -> str:
-        """The limits in words, of which a value may have broken one."""
+        """The limits in words, for a value outside them."""
         if isinstance(self.most, int):
             return f"at most {self.most}" if value > self.most else f"{self.least} or more"
         if math.isfinite(self.most):
@@ -37,19 +37,13 @@ class Range(NamedTuple):
         return finite + ("a positive number" if self.above else f"{self.least:g} or more")
 
 
-Positive = Annotated[int, Range(1, 2**63 - 1)]
-"""How much is to be done: frames, steps, episodes."""
-Count = Annotated[int, Range(0, 2**63 - 1)]
-"""The same where it may be nothing; and seeds, as torch and numpy both take them."""
-Size = Annotated[int, Range(1, 2**24)]
-"""What a tensor has along an axis: features, steps, rows."""
-Slots = Annotated[int, Range(0, 2**24)]
-"""The same where there may be none."""
-Several = Annotated[int, Range(1, 2**16)]
-"""What there is side by side: processes, environments, checkpoints."""
+Positive = Annotated[int, Range(1, 2**63 - 1)]  # frames, steps, episodes
+Count = Annotated[int, Range(0, 2**63 - 1)]  # the same with 0; seeds that both torch and numpy accept
+Size = Annotated[int, Range(1, 2**24)]  # a tensor's features, steps or rows
+Slots = Annotated[int, Range(0, 2**24)]  # the same with 0
+Several = Annotated[int, Range(1, 2**16)]  # processes, environments, checkpoints
 Layers = Annotated[int, Range(1, 1000)]
-Threads = Annotated[int, Range(1, 1024)]
-"""CPU threads: to start 100,000 ends the process with a segmentation fault."""
+Threads = Annotated[int, Range(1, 1024)]  # starting 100,000 threads ends the process with a segmentation fault
 AtLeast0 = Annotated[float, Range(0)]
 Above0 = Annotated[float, Range(0, above=True)]
 Fraction = Annotated[float, Range(0, 1.0)]
@@ -60,13 +54,13 @@ _WORDS = {int: "an integer", float: "a number", bool: "True or False", str: "tex
 
 
 class Checked:
-    """Base of dataclasses. A `__post_init__` of theirs calls this one first."""
+    """Base of dataclasses. A subclass's own `__post_init__` calls this one first."""
 
     def __post_init__(self) -> None:
         """Checks every field.
 
         Raises:
-            ValueError: names the first field whose value is not of its type or not within its limits. Numbers must be
+            ValueError: names the first field whose value is not of its type or outside its limits. Numbers must be
                 finite in float32, texts and paths UTF-8 without NUL.
         """
         for name, kind in typing.get_type_hints(type(self), include_extras=True).items():
@@ -76,7 +70,7 @@ class Checked:
 
 
 def _expected(value: Any, kind: Any) -> str:
-    """What a value of a type is, in words; empty if this is one."""
+    """The values of a type, in words; empty if the value is one of them."""
     if not _is(value, kind):
         return _words(kind)
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
@@ -96,7 +90,7 @@ def _expected(value: Any, kind: Any) -> str:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type, apart from limits and from what is in a tuple."""
+    """Whether a value is of a type, without limits and elements of tuples."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin in _UNIONS:
         return any(_is(value, part) for part in parts)

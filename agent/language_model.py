@@ -1,13 +1,12 @@
-"""Language models of any discrete sequence, text or quantised sound: embedding, recurrent core, softmax.
+"""Language models of any discrete sequence, text or quantized sound: embedding, recurrent core, softmax.
 
-Large vocabularies have the adaptive input of Baevski and Auli (2019) and the adaptive softmax of Grave et al. (2017),
-of one table if they are tied. What the tokens stand for, and how they are trained or drawn, is the business of others.
+Large vocabularies have the adaptive input of Baevski and Auli (2019) and the adaptive softmax of Grave et al. (2017).
 
 Axes: B batch, T time, V vocabulary, D features (model_size).
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,32 +14,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.core import Core, State
+from agent.core import Core, Mean, State
 
 IGNORE = -1
-"""A target that is not predicted: its loss is 0."""
+"""A target without loss."""
 
 
 class SequenceOutput(NamedTuple):
-    """What the model returns for B rows of T tokens.
+    """The output for B rows of T tokens. `state`, `losses` and `attention` are those of `agent.core.CoreOutput`.
 
-    nll: [B, T] negative log-likelihood of the targets in nats, 0 where they are to be ignored; None without targets.
-    log_probs: [B, T, V] log-probabilities of the next token; None with targets, as they may be too many to compute.
-    state: the core's state after the last token.
-    losses, attention: the core's, as in `agent.core.CoreOutput`.
+    nll: [B, T] negative log-likelihood of the targets in nats, 0 for ignored ones; None without targets.
+    log_probs: [B, T, V] log-probabilities of the next token; None with targets.
     """
 
     nll: Tensor | None
     log_probs: Tensor | None
     state: State
-    losses: dict[str, Tensor]
+    losses: dict[str, Mean]
     attention: tuple[Tensor, ...] | None
 
 
 class TokenTable(nn.Module):
-    """One vector a token. Behind each cut-off vectors are narrower by `divisor`, and projected to `model_size`.
+    """One vector for each token. After each cut-off vectors are narrower by `divisor`, and projected to `model_size`.
 
-    Tokens are sorted by frequency, the most frequent first, where there are cut-offs.
+    With cut-offs, tokens must be sorted by frequency, the most frequent first.
     """
 
     def __init__(self, vocabulary: int, model_size: int, cutoffs: Sequence[int] = (), divisor: int = 4) -> None:
@@ -51,14 +48,14 @@ class TokenTable(nn.Module):
         sizes = [max(1, model_size // divisor**index) for index in range(len(bounds) - 1)]
         self.model_size = model_size
         self.bounds = list(pairwise(bounds))
-        # Of unit variance once they are scaled and projected, and so are the first logits.
+        # Scaled and projected vectors have unit variance, and so have the first logits.
         self.vectors = nn.ParameterList(
             torch.randn(end - begin, size) * size**-0.5 for (begin, end), size in zip(self.bounds, sizes)
         )
         self.projections = nn.ParameterList(torch.randn(size, model_size) * model_size**-0.5 for size in sizes[1:])
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embeds tokens [B, T]: [B, T, D], of unit variance at first."""
+        """Embeds tokens [B, T]: [B, T, D]."""
         if len(self.bounds) == 1:
             return F.embedding(tokens, self.vectors[0]) * self.model_size**0.5
         flat = tokens.flatten()
@@ -79,9 +76,9 @@ class TokenTable(nn.Module):
 
 
 class AdaptiveSoftmax(nn.Module):
-    """log p(token) = log p(its cluster) + log p(token | cluster); without cut-offs the ordinary softmax.
+    """log p(token) = log p(its cluster) + log p(token | cluster), as in Grave et al. (2017).
 
-    As in Grave et al. (2017) the most frequent tokens share one softmax with one entry for each rarer cluster.
+    The most frequent tokens share a softmax with an entry for each rarer cluster; without cut-offs it is the only one.
     """
 
     def __init__(self, vocabulary: int, model_size: int, num_clusters: int) -> None:
@@ -104,11 +101,10 @@ class AdaptiveSoftmax(nn.Module):
         """Log-probabilities [..., V] of every token."""
         first = table.bounds[0][1]
         head = self._head(features, table)
-        tails = [
-            head[..., first + cluster - 1, None] + self._tail(features, table, cluster)
-            for cluster in range(1, len(table.bounds))
-        ]
-        return torch.cat([head[..., :first], *tails], dim=-1)
+        parts = [head[..., :first]]
+        for cluster in range(1, len(table.bounds)):
+            parts.append(head[..., first + cluster - 1, None] + self._tail(features, table, cluster))
+        return torch.cat(parts, dim=-1)
 
     def nll(self, features: Tensor, targets: Tensor, table: TokenTable) -> Tensor:
         """Negative log-likelihoods [N] of targets [N], given features [N, D]; tails are computed where needed."""
@@ -116,7 +112,7 @@ class AdaptiveSoftmax(nn.Module):
         head = self._head(features, table)
         chosen = head.gather(1, targets.clamp(max=first - 1)[:, None]).squeeze(1)
         for cluster, (begin, end) in enumerate(table.bounds[1:], start=1):
-            # Nothing is skipped where it is empty: learners that share a batch must have the same gradients.
+            # Empty clusters are not skipped: learners that share a batch must have the same gradients.
             index = ((targets >= begin) & (targets < end)).nonzero().squeeze(1)
             inside = self._tail(features[index], table, cluster).gather(1, (targets[index] - begin)[:, None]).squeeze(1)
             chosen = chosen.index_copy(0, index, head[index, first + cluster - 1] + inside)
@@ -124,18 +120,18 @@ class AdaptiveSoftmax(nn.Module):
 
 
 class SequenceModel(nn.Module):
-    """Maps tokens and a state to what the next tokens are, and the next state; sampling is the same call with T = 1.
+    """Predicts the next tokens, given tokens and a state; sampling is the same call with T = 1.
 
     Args:
-        core: what remembers; its config has a `model_size`.
-        vocabulary: tokens are 0 to vocabulary - 1.
-        cutoffs: where clusters of rarer tokens begin, ascending; none for one full softmax.
-        divisor: how much narrower the vectors of each cluster are than those of the one before.
+        core: the recurrent core.
+        vocabulary: number of tokens (V).
+        cutoffs: first tokens of the clusters of rarer tokens, ascending; none for one full softmax.
+        divisor: ratio of the vector sizes of consecutive clusters.
         tied: whether input and output share one table of vectors.
         dropout: on embeddings and on the core's features while training.
 
     Raises:
-        ValueError: if a value is impossible.
+        ValueError: if a value is out of range.
     """
 
     def __init__(
@@ -167,16 +163,8 @@ class SequenceModel(nn.Module):
         """The parameters that only the compression loss trains."""
         return self.core.compression_parameters()
 
-    def share_batch(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Other processes have the other rows of a batch. See `agent.core.contract.Core`."""
-        self.core.share_batch(total)
-
     def resized(self, **sizes: Any) -> "SequenceModel":
-        """A copy whose core has other memory sizes and the same weights; see `CompressiveTransformer.resized`.
-
-        Raises:
-            ValueError: if the core has no memory that can be resized, or not to these sizes.
-        """
+        """A copy with other memory sizes, see `CompressiveTransformer.resized`; raises ValueError for other cores."""
         if not hasattr(self.core, "resized"):
             raise ValueError(f"{', '.join(sizes)}: expected a core with a memory, got {type(self.core).__name__}")
         resized = copy.deepcopy(self)
@@ -191,13 +179,12 @@ class SequenceModel(nn.Module):
         targets: Tensor | None = None,
         return_attention: bool = False,
     ) -> SequenceOutput:
-        """Consumes T tokens of B rows.
+        """Consumes T tokens of B rows; `state` is the core's state before them.
 
         Args:
             tokens: [B, T] int64.
-            reset: [B, T] bool, true where a document begins: all before it is forgotten first.
-            state: the core's state before the first token.
-            targets: [B, T] int64, the token that follows each, or `IGNORE`.
+            reset: [B, T] bool, true at the start of a document.
+            targets: [B, T] int64, the next tokens, or `IGNORE`.
             return_attention: also return attention weights (slower).
 
         Raises:
@@ -220,5 +207,5 @@ class SequenceModel(nn.Module):
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """In float32 at least, whatever autocast made of the logits."""
+    """In float32 at least, also under autocast."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)

@@ -1,4 +1,4 @@
-"""Networks are built only if they fit into the machine's memory: a size with too many digits is refused in one line."""
+"""Builds networks that fit into the machine's memory, and refuses others with a clear error."""
 
 import dataclasses
 import os
@@ -14,7 +14,7 @@ Network = TypeVar("Network", bound=Any)
 
 
 def machine_memory() -> int:
-    """Bytes of memory that this machine, or the control group (container) that the process is in, has."""
+    """Bytes of memory of this machine, or of the process's control group (container)."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -23,17 +23,15 @@ def machine_memory() -> int:
 
 
 def build_network(build: Callable[[], Network], config: Any, rows: int = 1) -> Network:
-    """What `build` makes of a configuration, unless it is too large.
+    """Calls `build` unless weights, gradients, Adam's two moments and the state of `rows` rows exceed the memory.
 
-    Counted are four times the weights, for gradients and Adam's two moments are as large, and the state of `rows` rows.
-    A network that may be too large is made on the meta device first, which allocates nothing, but imports torch's
-    compiler: one or two seconds.
+    A network that may be too large is first built on the meta device: it allocates nothing, but takes a second or two.
 
     Raises:
-        ValueError: if more than the machine's memory is needed.
+        ValueError: if the network needs more than the machine's memory.
     """
     memory = machine_memory()
-    # No layer has more than 64 matrices of the largest size: 16 bytes a number with gradient and moments.
+    # No layer has more than 64 matrices of the largest size; 16 bytes for each number, its gradient and moments.
     sizes = list(_numbers(dataclasses.asdict(config)))
     if 16 * (64 + rows) * getattr(getattr(config, "core", config), "num_layers", 1) * max(256, *sizes) ** 2 > memory:
         with torch.device("meta"):

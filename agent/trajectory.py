@@ -1,28 +1,25 @@
-"""The one definition of what travels from actors to learners.
+"""Trajectories: the data that actors send to learners.
 
-Only the data and operations on its axes live here; who fills a trajectory is the business of `actors`, what is learned
-from it that of `learner`.
-
-With B rows (environments), T steps, A actions; every tensor is batch first. What the environment says is there at T + 1
-points in time: the last is the bootstrap, and the first of the next trajectory of the same environment.
+B rows (environments), T steps, A actions; every tensor is batch first. Outputs of the environment have T + 1 entries:
+the last is the bootstrap, and also the first of the next trajectory of the same environment.
 
 | field         | shape [dtype]                  | meaning |
 |---------------|--------------------------------|---------------------------------------------------------------------|
-| observation   | [B, T+1, ...] uint8 or float32 | what the actor saw at step t; an `Observation` with instructions |
-| last_action   | [B, T+1] int64                 | the action that led to it; -1 where an episode begins |
-| reward        | [B, T+1] float32               | the reward that came with it, as the environment gave it |
+| observation   | [B, T+1, ...] uint8 or float32 | at step t; an `Observation` if there are instructions |
+| last_action   | [B, T+1] int64                 | the action that led to it; -1 at an episode start |
+| reward        | [B, T+1] float32               | the reward that came with it, as the environment returned it |
 | discount      | [B, T+1] float32               | 0 where the environment terminated at step t, else 1  |
-| reset         | [B, T+1] bool                  | the observation begins an episode |
-| action        | [B, T] int64                   | what the behaviour policy chose on seeing it |
+| reset         | [B, T+1] bool                  | true at an episode start |
+| action        | [B, T] int64                   | the action that the behaviour policy chose |
 | policy_logits | [B, T, A] float32              | the behaviour policy's logits |
 | core_state    | state of B rows                | the recurrent state before step 0: once, never per step |
-| actor_id      | [B] int64                      | which actor acted |
-| version       | [B] int64                      | learner version of the weights that it acted with |
+| actor_id      | [B] int64                      | the actor |
+| version       | [B] int64                      | learner version of the acting weights |
 
 Episodes reset on the *next* step (gymnasium's `AutoresetMode.NEXT_STEP`): the step after an episode's last observation
 ignores its action and returns the first observation of the next episode. So where `reset[t + 1]` is true, step t is the
-last observation of an episode; its action took no effect, `reward[t + 1]` is 0, and it counts neither as a step nor in
-any loss (see `acted`). A truncated episode bootstraps from the value of that last observation.
+last observation of an episode; its action has no effect, `reward[t + 1]` is 0, and it counts neither as a step nor in
+any loss (see `loss_mask`). A truncated episode bootstraps from the value of that last observation.
 """
 
 from typing import NamedTuple
@@ -34,7 +31,7 @@ from agent.core.state import State, leaves
 
 
 class Observation(NamedTuple):
-    """What an environment with instructions shows, in place of the image alone.
+    """The observation of an environment with instructions.
 
     image: [..., height, width, channels] uint8.
     instruction: [..., W] int64, ids of words, padded with 0.
@@ -65,8 +62,8 @@ class Trajectory(NamedTuple):
     version: Tensor
 
 
-def acted(trajectory: Trajectory) -> Tensor:
-    """Where the action of step t took effect: [B, T] bool, false at the last observation of an episode."""
+def loss_mask(trajectory: Trajectory) -> Tensor:
+    """[B, T] bool: true where the action of step t had an effect, false at the last observation of an episode."""
     return ~trajectory.reset[:, 1:]
 
 
@@ -82,10 +79,10 @@ _TIMED = {
 
 
 def validate(trajectory: Trajectory) -> tuple[int, int]:
-    """Checks ranks, sizes and dtypes and returns (B, T).
+    """Checks ranks, sizes and dtypes; returns (B, T).
 
     Raises:
-        ValueError: names the field, what was expected and what came.
+        ValueError: names the field, the expected and the actual shape or dtype.
     """
     if trajectory.action.ndim != 2 or trajectory.action.shape[1] < 1:
         raise ValueError(f"action: expected [B, T >= 1], got {list(trajectory.action.shape)}")

@@ -25,7 +25,6 @@ ROWS, TURNS = 16, 5
 SPECS = (
     "diagnostic:recall",
     "diagnostic:tmaze",
-    "diagnostic:counting",
     "rooms:small",
     "dm:envs.dm:RoomsDmEnv,config=small",
     "gym:CartPole-v1",

@@ -165,7 +165,7 @@ def learning(core: CompressiveTransformer, options: Options, compiled: bool = Fa
         with torch.autocast(options.device, torch.bfloat16) if options.autocast else nullcontext():
             output = call(inputs, reset, detach_state(state))
         state = output.state
-        (output.features.float().square().mean() + sum(output.losses.values())).backward()
+        (output.features.float().square().mean() + sum(loss.value for loss in output.losses.values())).backward()
         return reset.numel()
 
     return update

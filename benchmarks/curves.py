@@ -15,7 +15,8 @@ import matplotlib
 import tyro
 
 from learner.metrics import read_metrics
-from training.config import read_config
+from training.config import core_name, read_config
+from training.run import Run
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
@@ -40,7 +41,7 @@ def main(options: Options) -> dict[str, float | None]:
     reached: dict[str, float | None] = {}
     named: set[str] = set()
     for run in options.runs:
-        core = read_config(run).core_name
+        core = core_name(read_config(Run(run)))
         rows = [row for row in read_metrics(run) if row.get("episode/correct_choices") is not None]
         frames = [row["learner/frames"] / 1e6 for row in rows]
         correct = [100 * row["episode/correct_choices"] for row in rows]

@@ -27,7 +27,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv, memory_spans, oracle_actions, warm_up  # noqa: E402
+from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv, memory_spans, oracle_actions  # noqa: E402
 from envs.rooms.level import ROOM_2  # noqa: E402
 
 
@@ -50,7 +50,7 @@ def speeds(configs: dict[str, RoomsConfig], num_envs: int, oracle: bool, steps: 
 def score(config: RoomsConfig, episodes: int, oracle: bool) -> dict[str, float]:
     """Mean score, its standard error, and choices an episode; the picture is made tiny, for it is not looked at."""
     blind = RoomsConfig(**{**vars(config), "image_height": 8, "image_width": 8, "hud": False})
-    env = RoomsVectorEnv(episodes, blind, copy=False)
+    env = RoomsVectorEnv(episodes, blind)
     env.reset(seed=0)
     rng = np.random.default_rng(0)
     total = np.zeros(episodes)
@@ -93,7 +93,7 @@ def compile_seconds() -> dict[str, float]:
         for name in ("cold", "cached"):
             begin = time.perf_counter()
             subprocess.run(
-                [sys.executable, "-c", "from envs.rooms import warm_up; warm_up()"],
+                [sys.executable, "-c", "from envs.rooms import RoomsVectorEnv; RoomsVectorEnv(1).reset()"],
                 cwd=ROOT,
                 env={**os.environ, "NUMBA_CACHE_DIR": folder},
                 check=True,
@@ -111,7 +111,7 @@ def main() -> None:
     if arguments.sheet:
         contact_sheet().save(arguments.sheet)
         return
-    warm_up()
+    RoomsVectorEnv(1).reset()
     report: dict[str, object] = {
         "machine": {"processor": platform.processor() or platform.machine(), "python": platform.python_version()},
         "num_envs": arguments.num_envs,

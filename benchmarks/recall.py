@@ -132,7 +132,7 @@ class Recaller(nn.Module):
         """Scores of the symbols [B, T, SYMBOLS] at each step of new streams [B, T], and the compression loss."""
         reset = torch.zeros_like(tokens, dtype=torch.bool)
         output = self.core(self.embedding(tokens), reset, self.core.initial_state(len(tokens)))
-        return self.read_out(output.features), sum(output.losses.values(), torch.zeros(()))
+        return self.read_out(output.features), sum((loss.value for loss in output.losses.values()), torch.zeros(()))
 
 
 def train(

@@ -44,7 +44,7 @@ from rich.console import Console
 from actors import Pool, Unroll
 from agent import Trajectory
 from agent.core import leaves
-from agent.trajectory import acted
+from agent.trajectory import loss_mask
 from commands import launch
 from envs import prepare
 from learner import checkpoints
@@ -190,7 +190,7 @@ class Ledger:
         name = digest(leaves((trajectory.actor_id, trajectory.observation, trajectory.reward, trajectory.action)))
         self.repeated += name in self.seen
         self.seen.add(name)
-        self.steps += int(acted(trajectory).sum())
+        self.steps += int(loss_mask(trajectory).sum())
         self.episodes += len(unroll.episodes)
         first, goes_on = actor not in self.ends, self.ends.get(actor) == moment(trajectory, 0)
         self.ends[actor] = moment(trajectory, -1)

@@ -32,12 +32,12 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from learner import checkpoints
-from learner.communicator import DataParallel
-from learner.sequence_learner import Progress, train
-from text.corpora import Corpus, load, open_tokens
-from text.presets import TextConfig, make_preset
-from training.text_runs import TextJob, measure, prepare, write_tokenizer
+from text.config import TextConfig, make_preset
+from text.corpora import Corpus, load
+from text.modality import Text
+from training.loop import Progress
+from training.run import Run
+from training.sequence import SequenceTrainer, train_run
 
 TABLE_5 = (
     ("convolution", "bptt"),
@@ -119,7 +119,10 @@ def _shared(config: TextConfig, options: Options) -> TextConfig:
         tokens=options.tokens,
         vocabulary=None if options.tokens == "bytes" else options.vocabulary,
         evaluate_every=None,
-        learner=learner,
+        log_every=50,
+        checkpoint_seconds=1e9,
+        keep_checkpoints=1,
+        learner=dataclasses.replace(learner, device="cpu"),
     )
 
 
@@ -139,29 +142,28 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def run(name: str, config: TextConfig, tokens: Path, folder: Path) -> dict[str, Any]:
+def run(name: str, config: TextConfig, folder: Path) -> dict[str, Any]:
     """Trains and measures one model in this process."""
     torch.set_num_threads(1)
-    job = TextJob(config, folder, tokens)
-    learner = job.make_learner(DataParallel(), "cpu")
-    shown = [time.monotonic()]
+    shown, started = [time.monotonic()], [0.0, 0.0]
+    trainers: list[SequenceTrainer] = []
+
+    def start(trainer: SequenceTrainer) -> None:
+        trainers.append(trainer)
+        started[:] = time.monotonic(), time.process_time()
 
     def show(progress: Progress) -> None:
+        ended[:] = time.monotonic(), time.process_time()
         if time.monotonic() - shown[0] > 30:
             shown[0] = time.monotonic()
-            bits = progress.nll / 0.6931471805599453
-            share = f"{100 * progress.step / progress.total:3.0f} %"
-            print(f"{name:<28} seed {config.seed}  {share}  train {bits:.3f}", file=sys.stderr, flush=True)
+            share = f"{100 * progress.done / progress.total:3.0f} %"
+            print(f"{name:<28} seed {config.seed}  {share}  {progress.texts[1]}", file=sys.stderr, flush=True)
 
-    text = open_tokens(tokens)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(folder, text)
-    checkpoints.write_json(folder / "config.json", job.plain())
-    begin, used = time.monotonic(), time.process_time()
-    train(learner, folder, job.plain(), log_every=50, checkpoint_seconds=1e9, keep=1, show=show)
-    seconds, used = time.monotonic() - begin, time.process_time() - used
-    found = measure(config, learner.model, text, "test", config.evaluate_rows, learner.step)
-    checkpoints.write_json(folder / "evaluation.json", found)
+    ended = [0.0, 0.0]
+    found = train_run(config, Run(folder), new=True, start=start, show=show)
+    assert found is not None
+    learner = trainers[0].learner
+    seconds, used = (after - before for after, before in zip(ended, started))
     return {
         "name": name,
         "seed": config.seed,
@@ -207,7 +209,7 @@ def main(options: Options) -> None:
     configs = variants(options)
     print(f"preparing {options.corpus}", file=sys.stderr)
     first = next(iter(configs.values()))
-    folder, tokens = prepare(first)
+    data = Text.prepare(first)
     begin, stamp = time.monotonic(), time.strftime("%Y%m%d-%H%M%S")
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in configs}
     spawn = multiprocessing.get_context("spawn")
@@ -217,7 +219,6 @@ def main(options: Options) -> None:
                 run,
                 name,
                 dataclasses.replace(config, seed=seed),
-                folder,
                 options.out / stamp / f"{name.replace(', ', '-')}-{seed}",
             )
             for seed in options.seeds
@@ -237,7 +238,7 @@ def main(options: Options) -> None:
     for runs in results.values():
         runs.sort(key=lambda each: each["seed"])
     learner = configs["transformer-xl"].learner
-    test = tokens.splits["test"]
+    test = data.splits["test"]
     title = (
         f"{options.corpus}: {test.bytes:,} held-out bytes after {learner.steps} steps of "
         f"{learner.batch_size * learner.sequence_length} tokens; {time.monotonic() - begin:.0f} s in all"
@@ -247,7 +248,7 @@ def main(options: Options) -> None:
     if options.log:
         with options.log.open("a") as file:
             file.write(f"\n{text}\n")
-    summary = {"corpus": options.corpus, "digest": tokens.digest, "compressors": bits, "models": results}
+    summary = {"corpus": options.corpus, "digest": data.digest, "compressors": bits, "models": results}
     print(json.dumps({"benchmark": "text", "compare": options.compare, **summary}))
 
 

@@ -31,6 +31,7 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
   status     show the progress of a run: scores, actors, policy lag, last checkpoint
   text       train, evaluate and sample language models on the same core
   speech     train, evaluate and sample models of raw waveforms on the same core
+  completion print a script for the completion of commands and options in bash and zsh
 
 `compressive COMMAND --help` explains a command's options. To begin:
 
@@ -40,7 +41,7 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
 
   compressive --version              the version of this program
 """
-COMMANDS = {name: name for name in ("launch", "evaluate", "visualize", "report", "compare", "status")}
+COMMANDS = {name: name for name in ("launch", "evaluate", "visualize", "report", "compare", "status", "completion")}
 COMMANDS |= {"text": "sequence", "speech": "sequence"}
 """Modules of commands by the name of the command, which is that of the function as well."""
 
@@ -65,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise UserError(f"expected a command out of {', '.join(COMMANDS)}, got {name!r} ({hint})")
         if not {"-h", "--help"} & set(rest):
             _prepare_logging()
+        # The user's own environments are found in the working directory. It is last, so that it hides no package.
+        sys.path += [path for path in (str(Path(__file__).parents[1]), os.getcwd()) if path not in ("", *sys.path)]
         command: Callable[[Sequence[str]], None] = getattr(importlib.import_module(f"commands.{COMMANDS[name]}"), name)
         command(rest)
         sys.stdout.flush()
@@ -109,7 +112,7 @@ def _prepare_logging() -> None:
 
 def _refuse(message: str) -> NoReturn:
     """Ends the program with one line; the middle of a very long one is left out."""
-    from learner.storage import redact  # here, because --help must be fast
+    from learner.files import redact  # here, because --help must be fast
 
     line = redact(" ".join(message.split()))
     print("compressive:", line if len(line) <= 2000 else f"{line[:1500]} ... {line[-400:]}", file=sys.stderr)

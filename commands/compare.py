@@ -1,83 +1,86 @@
-"""`compressive compare`: a sweep of runs on Ray Tune, which goes on where it stopped, and the report about them."""
+"""`compressive compare`: a sweep of runs of one kind on Ray Tune, which can be resumed, and the report about them."""
 
+import contextlib
 import dataclasses
+import functools
 import importlib.util
-import math
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
+import torch
 import tyro
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from agent.fields import AtLeast0, Checked, Count, Range
-from commands.evaluate import permissions
-from commands.launch import start_ray
-from commands.options import AllowEnv, user_errors
-from commands.options import parse as parse_options
+from agent.fields import AtLeast0, Checked, Count, Range, Several
+from commands.launch import permissions
+from commands.options import AllowEnv, NewFolder, TrainingOptions, parse, parse_training, user_errors
 from envs import require_consent
-from reports.comparison import Comparison, Run, read_run
+from reports.comparison import Comparison, FinishedRun, read_run
+from reports.comparison_page import score_table, write_report
+from reports.report import PRESETS
 from training import UserError, sweep
-from training.config import RunConfig, to_plain
-from training.console import LiveLine, quantity, say, say_all
-from training.run import locked
+from training.config import to_plain
+from training.console import LiveLine, say, say_all
+from training.run import Folder, Run, absolute
 from training.signals import stop_on_signals
 
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 Words = tuple[str, ...]
-GRID = ("preset", "cores", "rates", "vary", "seeds")
-"""Options that say what a sweep consists of."""
+GRID = ("kind", "preset", "cores", "rates", "vary", "seeds")
+"""Options that define a sweep."""
 
 
 @dataclass(frozen=True)
 class Options(Checked):
-    """Trains each variant of an agent with several seeds, as many at a time as there is room for, and compares them.
+    """Trains variants of an agent, or of a model of text or speech, with several seeds each, and compares them.
 
-    All options of `compressive launch` hold for every run (--frames, --env, --learner.discount, ...). The same command
-    again goes on where it stopped: finished runs are not done anew, others go on from their last checkpoint.
+    As many runs are trained at a time as there is room for. All options of the command that trains one hold for every
+    run (--frames, --env, --learner.discount, ...). The same command again resumes the sweep: finished runs are kept,
+    the others are resumed from their last checkpoint.
 
-      compressive compare --rates 1 2 4 --cores lstm transformer-xl     the paper's Figure 5, with two baselines
+      compressive compare --rates 1 2 4 --cores lstm transformer-xl     Figure 5 of the paper, with two baselines
       compressive compare --vary agent.core.compression mean max convolution
       compressive compare --cores gru lstm --vary learner.discount 0.9 0.99 --frames 1000000 --seeds 0 1
-      compressive compare --resume runs/compare-cpu                     go on with the sweep in this folder
+      compressive compare --kind speech --cores compressive transformer-xl lstm wavenet --seeds 0     section 5.6
+      compressive compare --kind text --cores compressive lstm --corpus folder --path ~/books
+      compressive compare --resume runs/compare-cpu                     resume the sweep in this folder
       compressive compare --from runs/A runs/B runs/C                   only compare finished runs
     """
 
+    kind: Literal["launch", "text", "speech"] = "launch"
+    """Which command trains a run: launch (agents), text train or speech train."""
     preset: str = "cpu"
-    """Where all other defaults come from; see `compressive launch --help`."""
+    """Where all other defaults come from; see --help of the command that trains."""
     cores: Annotated[Words, tyro.conf.arg(metavar="CORE [CORE ...]")] = ()
-    """Cores to compare; without any, the compressive one."""
+    """Cores to compare; if not given, the compressive one."""
     rates: Annotated[Words, tyro.conf.arg(metavar="RATE [RATE ...]")] = ()
     """Compression rates of the compressive core."""
     vary: Annotated[tyro.conf.UseAppendAction[tuple[Words, ...]], tyro.conf.arg(metavar="FIELD VALUE [VALUE ...]")] = ()
     """Any other field of the configuration and its values; may be given several times, for all combinations. Fields
-    of a core are varied in the cores that have them."""
+    of a core are varied for the cores that have them."""
     seeds: Annotated[tuple[Count, ...], tyro.conf.arg(metavar="SEED [SEED ...]")] = (0, 1, 2)
     """A run of each variant with each of these seeds."""
-    folder: Folder = None
-    """Where runs and the report go; if not given, runs/compare-PRESET, or with --from runs/comparison."""
-    resume: Folder = None
-    """Go on with the sweep in this folder."""
+    folder: NewFolder = None
+    """Where runs and the report go; by default runs/compare-PRESET (compare-KIND-PRESET), or runs/comparison."""
+    resume: NewFolder = None
+    """Resume the sweep in this folder."""
     runs: Annotated[tuple[Path, ...], tyro.conf.arg(name="from", metavar="DIR [DIR ...]")] = ()
-    """Train nothing: compare these finished runs."""
+    """Train nothing: compare these finished runs, all of one kind."""
     threshold: float | None = None
-    """A score; the report says how many frames it takes to reach it. Default: 75 %, where scores are normalised."""
+    """A score; the report says when runs reach it. By default 75 % for normalised scores, and none for others."""
     cpus_per_trial: Annotated[float, Range(0, 1024.0, above=True)] = 1.0
-    """CPUs, and threads of torch, of a run; as many runs go on at a time as the machine or cluster has room for."""
+    """CPUs, and threads of torch, of a run; as many are trained at a time as the machine or cluster has room for."""
     gpus_per_trial: AtLeast0 = 0.0
     """GPUs of a run, such as 0.25."""
     remote_actors: bool = False
-    """Each run has its actors in processes of their own, as with `launch` without --local, placed together with it;
-    otherwise it acts and learns in one process."""
+    """Agents: each run has its actors in processes of their own, as with `launch` without --local, placed together
+    with it; otherwise it acts and learns in one process."""
     ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
-    """Join the Ray cluster at this address; the folder must be one that its nodes share."""
+    """Join the Ray cluster at this address; all its nodes must share the folder."""
     allow_env: AllowEnv = None
     """With --from or --resume: run the code of this environment, such as dm:my_module:Env, if runs name it; several
     are joined by commas."""
@@ -87,114 +90,144 @@ class Options(Checked):
         if not self.seeds:
             raise ValueError("seeds: expected numbers, got none")
         if self.resume and (self.folder or self.runs):
-            raise ValueError("--resume goes on in a folder, --folder and --from name others: give only one of them")
+            raise ValueError("--resume names a folder, and so do --folder and --from: give only one of them")
         fields = [field for field in dataclasses.fields(self) if field.name in GRID]
         given = [f"--{field.name}" for field in fields if getattr(self, field.name) != field.default]
-        if given and self.resume:
-            raise ValueError(f"--resume: expected the sweep as it was begun, got {', '.join(given)}")
-        if given and self.runs:
-            raise ValueError(f"--from: expected runs that are finished as they are, got {', '.join(given)}")
+        if given and (self.resume or self.runs):
+            raise ValueError(f"{self.source}, got {', '.join(given)}")
+
+    @property
+    def source(self) -> str:
+        """What is expected with --resume or --from."""
+        return "--from: expected finished runs as they are" if self.runs else "--resume: expected the sweep as it began"
 
 
 def compare(arguments: Sequence[str]) -> None:
     """Runs the command."""
-    options, rest = parse_options(
-        Options,
-        "compressive compare",
-        args=list(arguments),
-        return_unknown_args=True,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
-    _require("matplotlib")
-    console = Console()
+    options: Options
+    options, rest = parse(Options, "compressive compare", arguments, return_unknown_args=True)
+    console, command = Console(), shlex.join(["compressive", "compare", *arguments])
+    if rest and (options.runs or options.resume):
+        raise UserError(f"{options.source}, got {' '.join(rest)}")
     if options.runs:
-        if rest:
-            raise UserError(f"--from: expected runs that are finished as they are, got {' '.join(rest)}")
         folder = options.folder or Path("runs/comparison")
-        for kind, file in (("sweep", sweep.FILE), ("run", "config.json")):  # which has a report of its own
+        for kind, file in (("sweep", sweep.FILE), ("run", Run(folder).config_file.name)):  # they have their own report
             if (folder / file).exists():
                 raise UserError(f"{folder} holds a {kind}: expected another folder, --folder DIR, for this report")
-        runs = [read_run(run, options.allow_env) for run in options.runs]
-        _report(folder, runs, {}, options, shlex.join(arguments), console)
+        _report(folder, [read_run(run, options.allow_env) for run in options.runs], {}, options, command, console)
         return
-    if options.resume and rest:
-        raise UserError(f"--resume: expected the sweep as it was begun, got {' '.join(rest)}")
-    folder = (options.resume or options.folder or Path(f"runs/compare-{options.preset}")).absolute()
-    command = shlex.join(["compressive", "compare", *arguments])
+    name = options.preset if options.kind == "launch" else f"{options.kind}-{options.preset}"
+    folder = (options.resume or options.folder or Path(f"runs/compare-{name}")).absolute()
     if options.resume:
         trials, command = sweep.read(options.resume)
         with user_errors():
             for config in trials.values():
-                require_consent(config.env, options.allow_env)
+                if config.kind == "launch":
+                    require_consent(config.env, options.allow_env)
     else:
-        trials = sweep.make_trials(
-            options.preset, options.cores, options.rates, options.seeds, [(v[0], v[1:]) for v in options.vary], rest
-        )
+        axes = [(words[0], words[1:]) for words in options.vary]
+        grid = options.preset, options.cores, options.rates, options.seeds, axes, rest
+        trials = sweep.make_trials(sweep.CONFIGS[options.kind], _parser(options.kind), *grid)
         _require_runnable(trials, options)
         command = _begin(folder, trials, command)
-    missing = _train(folder, trials, options, console)
-    finished = [read_run(folder / name, config.env) for name, config in trials.items() if name not in missing]
-    _report(folder, finished, missing, options, command.removeprefix("compressive compare "), console)
+    failed = _train(folder, trials, options, console)
+    finished, missing = [], {}
+    for name, config in trials.items():
+        try:
+            finished.append(read_run(folder / name, getattr(config, "env", None)))
+        except UserError as error:
+            missing[name] = sweep.failure(Run(folder / name)) or failed.get(name) or str(error)
+            say(console, f"missing {name}: {missing[name]}", "red")
+    if not finished:
+        raise UserError(f"no run finished; each has its reason in {folder}/*/{Run(folder).error_file.name}")
+    _report(folder, finished, missing, options, command, console)
     if missing:
         sys.exit(1)
 
 
-def _require(*packages: str) -> None:
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            raise UserError(f"compare needs {package}: pip install -e '.[compare]'")
+def _parser(kind: str) -> Callable[[list[str]], Any]:
+    """Reads the words of a command that trains into a configuration."""
+    if kind == "launch":
+        from commands import launch
+
+        return lambda words: launch.parse(words).config
+    config = sweep.CONFIGS[kind]
+    options = dataclasses.make_dataclass("Options", [], bases=(config, TrainingOptions), frozen=True)
+
+    def read(words: list[str]) -> Any:
+        found = parse_training(options, f"compressive {kind} train", words, PRESETS[kind], ()).config_of(config)
+        with user_errors():
+            return found.located(absolute)
+
+    return read
 
 
-def _require_runnable(trials: Mapping[str, RunConfig], options: Options) -> None:
+def _require_runnable(trials: Mapping[str, Any], options: Options) -> None:
     """Raises a UserError for what would make every trial fail."""
+    for config in trials.values():
+        if config.learners > 1:
+            raise UserError(f"learners: expected 1 in a sweep, got {config.learners}")
+    if options.kind != "launch":
+        from training.sequence import open_data
+
+        if options.remote_actors:
+            raise UserError(f"--remote-actors: expected runs of agents, which have actors, got {options.kind}")
+        names = "corpus", "path", "tokens", "vocabulary"
+        with user_errors():
+            for config in {str([getattr(each, name, "") for name in names]): each for each in trials.values()}.values():
+                open_data(config)
+        return
     from training.impala import Trainer
 
     for config in {config.env: config for config in trials.values()}.values():
-        if config.learners > 1:
-            raise UserError(f"learners: expected 1 in a sweep, got {config.learners}")
         if not options.remote_actors and config.actors.max_actors is not None:
             raise UserError(f"actors: expected one number without --remote-actors, got {config.actors.count}")
-        try:
-            Trainer(config, Path(), local=not options.remote_actors)
-        except (ValueError, ImportError) as error:
-            raise UserError(str(error)) from error
+        with user_errors():
+            Trainer(config, Run(""), local=not options.remote_actors)
 
 
-def _begin(folder: Path, trials: dict[str, RunConfig], command: str) -> str:
-    """Makes the folder of a sweep, or finds the same sweep in it; returns the command that began it."""
+def _begin(folder: Path, trials: dict[str, Any], command: str) -> str:
+    """Creates the folder of a sweep, or finds the same sweep in it; returns the command that began it."""
     if (folder / sweep.FILE).is_file():
         old, first = sweep.read(folder)
         if {name: to_plain(config) for name, config in old.items()} != {n: to_plain(c) for n, c in trials.items()}:
             raise UserError(f"{folder} holds another sweep ({first}): expected a new folder, --folder DIR")
         return first
-    try:
+    with _written(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.name != ".lock" for path in folder.iterdir()):
             raise UserError(f"{folder} is not empty and holds no sweep: expected a new folder, --folder DIR")
         sweep.write(folder, trials, command)
-    except OSError as error:
-        raise UserError(f"{folder}: expected a folder that can be written to, got: {error.strerror}") from error
     return command
 
 
-def _train(folder: Path, trials: dict[str, RunConfig], options: Options, console: Console) -> dict[str, str]:
-    """Trains all trials that are not finished; returns what is missing in the end, and why."""
-    _require("pandas", "pyarrow")  # which ray[tune] brings
-    from training.trials import STOP, Resources, Stopped, Watch, failure, is_finished, run_trials
+@contextlib.contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{folder}: expected a folder that can be written to, got: {error.strerror}") from error
 
-    resources = Resources(options.cpus_per_trial, options.gpus_per_trial, options.remote_actors)
-    with locked(folder):
-        finished = {name for name, config in trials.items() if is_finished(folder / name, config)}
-        todo = [name for name in trials if name not in finished]
-        allowed = permissions(*(config.env for config in trials.values()))
+
+def _train(folder: Path, trials: dict[str, Any], options: Options, console: Console) -> dict[str, str]:
+    """Trains all trials that are not finished; returns why others failed."""
+    for package in ("pandas", "pyarrow"):  # which ray[tune] installs
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"compare needs {package}: pip install -e '.[compare]'")
+    from training.cluster import start_ray
+
+    with Folder(folder).lock():
+        todo = [name for name, config in trials.items() if not sweep.is_finished(Run(folder / name), config)]
+        allowed = permissions(*(config.env for config in trials.values() if config.kind == "launch"))
         again = f"compressive compare --resume {shlex.quote(str(folder))}{allowed}"
-        lines = {"folder": str(folder), "runs": f"{len(trials)}, {len(finished)} of them finished"}
-        say_all(console, lines | ({"stop": f"Ctrl-C, then go on with: {again}"} if todo else {}))
+        lines = {"folder": str(folder), "runs": f"{len(trials)}, {len(trials) - len(todo)} of them finished"}
+        say_all(console, lines | ({"stop": f"Ctrl-C, then resume with: {again}"} if todo else {}))
         if not todo:
             return {}
-        (folder / STOP).unlink(missing_ok=True)
         cpus = os.cpu_count() or 1
-        needed = sum(bundle.get("CPU", 0) for bundle in resources.bundles(trials[todo[0]]))
+        numbers = options.cpus_per_trial, options.gpus_per_trial, options.remote_actors
+        bundles = sweep.bundles_of(trials[todo[0]], *numbers)
+        needed = sum(bundle.get("CPU", 0) for bundle in bundles)
         if options.ray_address is None and needed > cpus:
             raise UserError(f"cpus-per-trial: expected at most the {cpus} CPUs of this machine, got {needed:g}")
         with (
@@ -202,52 +235,69 @@ def _train(folder: Path, trials: dict[str, RunConfig], options: Options, console
             stop_on_signals() as stop,
             LiveLine(console, "comparing", "the first run") as line,
         ):
-            watch = Watch(line, stop, folder, {name: config.frames for name, config in trials.items()}, finished)
-            with suppress(Stopped):
-                run_trials(folder, trials, sweep.differences(trials), todo, resources, watch)
+            train = functools.partial(_train_run, local=not options.remote_actors)
+            failed = sweep.run_trials(folder, trials, train, bundles, line, stop)
         if stop.requested:
-            say(console, f"stopped; go on with: {again}")
+            say(console, f"stopped; resume with: {again}")
             sys.exit(128 + (stop.signal or 0))
-        left = [name for name in todo if not is_finished(folder / name, trials[name])]
-        return {name: failure(folder / name) or watch.failed.get(name, "it did not finish") for name in left}
+        return failed
+
+
+def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
+    """Trains or resumes a run, and evaluates it; see `training.sweep.run_trials`."""
+    if config.kind != "launch":
+        from training import sequence
+
+        return sequence.train_run(config, run, **options)
+    from commands.launch import evaluate_and_film
+    from training import impala
+
+    def finish(trainer: impala.Trainer) -> dict[str, Any]:
+        return evaluate_and_film(trainer, Console(quiet=True))[0]
+
+    return impala.train_run(config, run, local=local, finish=finish, **options)
 
 
 def _report(
-    folder: Path, runs: list[Run], missing: dict[str, str], options: Options, command: str, console: Console
+    folder: Path,
+    runs: list[FinishedRun],
+    missing: dict[str, str],
+    options: Options,
+    command: str,
+    console: Console,
 ) -> None:
     """Writes the report of finished runs and prints its table."""
-    from reports.comparison_page import write_report
-
-    for name, reason in missing.items():
-        say(console, f"missing {name}: {reason}", "red")
-    if not runs:
-        raise UserError(f"no run finished; each has its reason in {folder}/*/error.txt")
     comparison = Comparison(runs, options.threshold)
-    try:
-        with console.status("drawing"):
-            page = write_report(folder, comparison, missing, f"compressive compare {command}")
-    except OSError as error:
-        raise UserError(f"{folder}: expected a folder that can be written to, got: {error.strerror}") from error
+    with _written(folder), console.status("drawing"):
+        page = write_report(folder, comparison, missing, command)
     console.print(score_table(comparison))
     for caution in comparison.cautions:
         say(console, caution, "yellow")
     say_all(console, {"report": str(page)})
 
 
-def score_table(comparison: Comparison) -> Table:
-    """The variants' final scores and frames to the threshold, as far as a terminal has room for them."""
-    built = Table("variant", "runs", comparison.scale_text, "correct %", "frames to threshold", "steps/s")
-    for variant in comparison.variants:
-        score = variant.score
-        interval = "" if math.isnan(score.low) else f"  [{score.low:.2f}, {score.high:.2f}]"
-        reached = [frames for frames in variant.reached if frames is not None]
-        mean = f"{quantity(sum(reached) / len(reached))} ({len(reached)} of {len(variant.runs)})" if reached else "-"
-        built.add_row(
-            Text(variant.name),
-            str(len(variant.runs)),
-            f"{score.value:.2f}{interval}",
-            "-" if variant.correct is None else f"{variant.correct:.1f}",
-            mean,
-            quantity(variant.steps_per_second),
-        )
-    return built
+@dataclass(frozen=True)
+class SpeechOptions(Checked):
+    """Compares models of one size on one corpus, as `compare --kind speech` does, which has more options."""
+
+    run: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder of the comparison, with a run for each model."""
+    preset: str = "cpu"
+    """cpu or paper."""
+    cores: Words = ("compressive", "transformer-xl", "lstm", "wavenet")
+    """Which models."""
+    seed: Count = 0
+    """Seed of weights and dropout."""
+    parallel: Several = 2
+    """Models trained at once; they share the CPUs, or the GPU."""
+
+
+def speech_compare(arguments: Sequence[str]) -> None:
+    """Runs `compressive speech compare` of version 0.1 as `compressive compare`."""
+    options: SpeechOptions
+    options, rest = parse(SpeechOptions, "compressive speech compare", arguments, return_unknown_args=True)
+    share = {"cpus": (os.cpu_count() or 1) / options.parallel}
+    share |= {"gpus": 1 / options.parallel} if torch.cuda.is_available() else {}
+    words = [word for name, part in share.items() for word in (f"--{name}-per-trial", f"{part:g}")]
+    grid = ["--preset", options.preset, "--cores", *options.cores, "--seeds", str(options.seed)]
+    compare(["--kind", "speech", "--folder", str(options.run), *grid, *words, *rest])

@@ -13,8 +13,7 @@ from actors import ActorsConfig
 from agent.fields import Count, Positive
 from commands.options import PlayOptions, parse, user_errors
 from envs import limit_calls, prepare, tasks
-from learner import checkpoints
-from learner.files import require_output
+from learner.files import format_json, require_output
 from reports.tables import evaluation_rows, evaluation_table, table, task_table
 from training import UserError
 from training.config import core_name
@@ -122,7 +121,7 @@ def _play_script(options: Options, console: Console) -> dict[str, Any]:
 def _print(evaluated: list[dict[str, Any]], options: Options, console: Console) -> None:
     """Prints summaries as JSON, one as a table of its own, or several as rows of one table."""
     if options.json:
-        print(checkpoints.format_json(evaluated, indent=2))
+        print(format_json(evaluated, indent=2))
         return
     if len(evaluated) > 1:
         console.print(evaluation_table(evaluated))

@@ -22,12 +22,13 @@ from actors import ClusterError
 from commands.options import AllowEnv, TrainingOptions, parse_training, user_errors
 from envs import EnvironmentFailed, foreign_code, held_out, limit_calls, prepare, require_consent, tasks
 from learner import checkpoints
+from learner.checkpoints import StorageError
 from learner.communicator import LearnersLost
-from learner.storage import StorageError, is_url
+from learner.files import is_url, require_schema, write_json
 from reports.tables import evaluation_rows, table, task_table
 from training import UserError
 from training.config import RunConfig, core_name, differences, from_plain, read_config, to_plain
-from training.console import LiveLine, counting, quantity, say, say_all, say_skipped
+from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.evaluation import play, record, summarize
 from training.factories import interface
 from training.impala import Trainer
@@ -91,7 +92,7 @@ class Options(RunConfig, TrainingOptions):
         where = " --local" if self.local else ""
         if self.ray_address:
             where = f" --ray-address {shlex.quote(self.ray_address)}"
-        return f"compressive launch --resume {shlex.quote(str(run))}{where}{permissions(self.env)}"
+        return f"{program()} launch --resume {shlex.quote(str(run))}{where}{permissions(self.env)}"
 
 
 def permissions(*envs: str) -> str:
@@ -153,7 +154,7 @@ def _read(run: str) -> RunConfig:
         return read_config(Run(run))
     checkpoint = checkpoints.load_latest(run)
     try:
-        checkpoints.require(checkpoint.state, {"config": dict}, "state")
+        require_schema(checkpoint.state, {"config": dict}, "state")
         return from_plain(RunConfig, {**checkpoint.state["config"], "checkpoint_url": run})
     except ValueError as error:
         raise ValueError(f"{checkpoint.path}: {error}") from error
@@ -252,7 +253,7 @@ def _describe(options: Options, trainer: Trainer, console: Console) -> None:
         "actors": f"{config.actors.count} x {config.actors.envs_per_actor} environments "
         f"{'in this process' if options.local else 'on Ray'}",
         **({"checkpoints": config.checkpoint_url} if config.checkpoint_url else {}),
-        "curves": f"tensorboard --logdir {shlex.quote(str(run.path.parent))}",
+        "curves": f"{program('tensorboard')} --logdir {shlex.quote(str(run.path.parent))}",
         "stop": f"Ctrl-C, then resume with: {options.again(run.path)}",
     }
     say_all(console, lines)
@@ -278,7 +279,7 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     """Evaluates and films the trained agent, and prints the results."""
     config, run = trainer.config, trainer.run
     summary, shown = evaluate_and_film(trainer, console)
-    checkpoints.write_json(run.evaluation_file(), summary)
+    write_json(run.evaluation_file(), summary)
     rows = evaluation_rows(summary)
     rows["frames, steps"] = f"{quantity(trainer.frames)}, {quantity(trainer.learner.steps)}"
     rows["training"] = f"{seconds / 60:.1f} min"
@@ -290,9 +291,9 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     say_all(
         console,
         {
-            "curves": f"tensorboard --logdir {quoted}",
-            "again": f"compressive evaluate {quoted}{allowed}",
-            "report": f"compressive report {quoted}{allowed}",
+            "curves": f"{program('tensorboard')} --logdir {quoted}",
+            "again": f"{program()} evaluate {quoted}{allowed}",
+            "report": f"{program()} report {quoted}{allowed}",
         },
     )
 
@@ -307,7 +308,6 @@ def evaluate_and_film(trainer: Trainer, console: Console) -> tuple[dict[str, Any
     summary = summarize(episodes, held_out(config.env))
     if config.video_episodes and interface(config.env).filmable:
         from reports.episode import show
-
         from reports.tensorboard import log_recordings
 
         recordings = record(config, agent, config.video_episodes)

@@ -16,7 +16,7 @@ import tyro
 
 from actors import ActorsConfig
 from agent.fields import Above0, Checked, Positive, Threads
-from learner.storage import StorageError
+from learner.checkpoints import StorageError
 from training import UserError
 from training.config import RENAMED, core_name, differences, read_config, to_plain
 from training.run import Run
@@ -182,20 +182,20 @@ def _condense(frame: str, kind: Any) -> str:
 
 def _similar(option: str, kind: Any) -> list[str]:
     """Options that an unknown one may stand for: with the same initials, as --lr, or spelled alike."""
-    wanted, names = option.removeprefix("--").rpartition(".")[2], list(dict.fromkeys(_names(kind)))
+    wanted, names = option.removeprefix("--").rpartition(".")[2], list(dict.fromkeys(option_names(kind)))
     lasts = {name: name.rpartition(".")[2] for name in names}
     initials = [name for name, last in lasts.items() if "".join(part[0] for part in last.split("-")) == wanted]
     close = difflib.get_close_matches(wanted, lasts.values(), 2)
     return [f"--{name}" for name in initials or [name for name, last in lasts.items() if last in close]][:3]
 
 
-def _names(kind: Any, prefix: str = "") -> Iterator[str]:
+def option_names(kind: Any, prefix: str = "") -> Iterator[str]:
     """Names of all options of a dataclass, as in "agent.core.memory-size"."""
     for name, hint in typing.get_type_hints(kind).items():
         parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         groups = [part for part in parts if dataclasses.is_dataclass(part)]
         for group in groups:
-            yield from _names(group, f"{prefix}{name}.")
+            yield from option_names(group, f"{prefix}{name}.")
         if not groups:
             yield f"{prefix}{name.strip('_')}".replace("_", "-")
 

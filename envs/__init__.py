@@ -1,8 +1,8 @@
-"""Everything an agent senses. `make_vector` turns a spec such as "rooms:small" into a batch of environments.
+"""Environments: all that an agent observes. `make_vector` turns a spec such as "rooms:small" into a batch of them.
 
 A spec is "kind:name" or "kind:name,field=value,..."; several, joined by commas, are several tasks. The level is
-in `rooms/`, DeepMind Lab in `dmlab.py`, other libraries in `gym.py` and `dm.py`, small tasks in `diagnostic.py`; what
-scores mean is in `scores.py`, what happens when an environment raises or hangs in `guard.py`.
+in `rooms/`, DeepMind Lab in `dmlab.py`, other libraries in `gym.py` and `dm.py`, small tasks in `diagnostic.py`;
+`scores.py` has reference scores, `guard.py` handles environments that raise or hang.
 """
 
 import importlib
@@ -12,30 +12,16 @@ from envs.guard import EnvironmentFailed, EnvironmentHung, limit_calls
 
 if TYPE_CHECKING:
     from envs.registry import foreign_code, held_out, make_vector, parse_spec, prepare, require_consent, tasks
-    from envs.scores import human_normalised, mean_normalised, oracle_normalised, reference_scores
+    from envs.scores import mean_normalised, reference_scores
 
-__all__ = [
-    "EnvironmentFailed",
-    "EnvironmentHung",
-    "foreign_code",
-    "held_out",
-    "human_normalised",
-    "limit_calls",
-    "make_vector",
-    "mean_normalised",
-    "oracle_normalised",
-    "parse_spec",
-    "prepare",
-    "reference_scores",
-    "require_consent",
-    "tasks",
-]
+__all__ = ["EnvironmentFailed", "EnvironmentHung", "limit_calls"]
+__all__ += ["foreign_code", "held_out", "make_vector", "parse_spec", "prepare", "require_consent", "tasks"]
+__all__ += ["mean_normalised", "reference_scores"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the registry and the scores when they are first asked for: they need numba, which takes 60 MB."""
-    if name in __all__:
-        for module in ("envs.registry", "envs.scores"):
-            if hasattr(found := importlib.import_module(module), name):
-                return getattr(found, name)
-    raise AttributeError(f"module 'envs' has no attribute {name!r}")
+    """Imports the registry and the scores on first use: they need numba, which takes 60 MB."""
+    if name not in __all__:
+        raise AttributeError(f"module 'envs' has no attribute {name!r}")
+    module = "envs.scores" if name in ("mean_normalised", "reference_scores") else "envs.registry"
+    return getattr(importlib.import_module(module), name)

@@ -1,9 +1,4 @@
-"""dm_env both ways: any `dm_env.Environment` as a `gymnasium.Env`, and the rooms level as a `dm_env.Environment`.
-
-How observations become what a network takes is the business of `gym.adapt`, as for every other environment.
-"""
-
-from __future__ import annotations
+"""dm_env both ways: any `dm_env.Environment` as a `gymnasium.Env`, and the rooms level as a `dm_env.Environment`."""
 
 import functools
 import importlib
@@ -29,22 +24,22 @@ class DmEnv(gymnasium.Env[Any, Any]):
     """A `dm_env.Environment` as a `gymnasium.Env`.
 
     An episode's last step is truncated where its discount is not 0, else terminated; discounts within an episode are
-    not passed on. dm_env seeds environments when they are made, so `reset` with a seed makes a new one, provided that
-    `make` takes a seed.
+    ignored. dm_env seeds environments when they are made, so `reset` with a seed makes a new one if `make` takes a
+    seed.
 
     Args:
-        make: makes an environment, from `seed` if it has such a parameter. For one that exists: `lambda: environment`.
+        make: makes an environment, with a parameter `seed` if it can be seeded. For an existing one use
+            `lambda: environment`.
         name: for messages.
 
     Raises:
-        ValueError: for specs that are no arrays, such as strings, and for what is no environment.
+        ValueError: for specs that are not arrays of numbers, and if `make` does not return an environment.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium's own convention)
 
     def __init__(self, make: Callable[..., dm_env.Environment], name: str = "DmEnv") -> None:
         self._make = make
-        self._seeded = "seed" in inspect.signature(make).parameters
         self._environment = make()
         if not hasattr(self._environment, "observation_spec"):
             raise ValueError(f"{name}: expected a dm_env.Environment, got a {type(self._environment).__name__}")
@@ -52,15 +47,15 @@ class DmEnv(gymnasium.Env[Any, Any]):
         self.action_space = to_space(self._environment.action_spec(), name)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; without a seed, the environment's random stream goes on."""
+        """Begins an episode; without a seed, the environment's random stream continues."""
         super().reset(seed=seed)
-        if seed is not None and self._seeded:
+        if seed is not None and "seed" in inspect.signature(self._make).parameters:
             self._environment.close()
             self._environment = self._make(seed=seed)
         return _as_arrays(self.observation_space, self._environment.reset().observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One step. Raises RuntimeError where the environment begins an episode instead, as after the end of one."""
+        """One step. Raises RuntimeError if the environment begins an episode instead, as it does after the end."""
         timestep = self._environment.step(_as_arrays(self.action_space, action))
         if timestep.first():
             raise RuntimeError("step() before reset() or after the episode ended: call reset()")
@@ -70,7 +65,7 @@ class DmEnv(gymnasium.Env[Any, Any]):
         return observation, reward, timestep.last() and not truncated, truncated, {}
 
     def close(self) -> None:
-        """Let go of the environment."""
+        """Closes the environment."""
         self._environment.close()
 
 
@@ -87,11 +82,9 @@ def to_space(spec: Any, name: str = "spec") -> spaces.Space[Any]:
     if isinstance(spec, specs.BoundedArray):
         low, high = (np.broadcast_to(bound, spec.shape) for bound in (spec.minimum, spec.maximum))
         return spaces.Box(low, high, dtype=spec.dtype.type)
-    if spec.dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, spec.shape, spec.dtype.type)
-    if spec.dtype.kind == "b":
-        return spaces.Box(0, 1, spec.shape, np.bool_)
-    return spaces.Box(np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max, spec.shape, spec.dtype.type)
+    known: dict[str, Any] = {"f": (-np.inf, np.inf), "b": (0, 1)}
+    least, most = known.get(spec.dtype.kind) or (np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max)
+    return spaces.Box(least, most, spec.shape, spec.dtype.type)
 
 
 def _as_arrays(space: spaces.Space[Any], value: Any) -> Any:
@@ -108,22 +101,20 @@ class RoomsDmEnv(dm_env.Environment):
 
     Args:
         config: a `RoomsConfig` or the name of a variant.
-        seed: of the random stream from which all episodes come; None takes the system's entropy.
+        seed: of the random stream of all episodes; None for a random one.
     """
 
     def __init__(self, config: RoomsConfig | str = "full", seed: int | None = None) -> None:
-        self._env = RoomsEnv(config)
-        self._seed = seed
-        self._over = True
+        self._env, self._seed, self._over = RoomsEnv(config), seed, True
 
     def reset(self) -> dm_env.TimeStep:
-        """Begin an episode."""
+        """Begins an episode."""
         observation, _ = self._env.reset(seed=self._seed)
-        self._seed, self._over = None, False  # from here the stream goes on
+        self._seed, self._over = None, False  # later episodes continue the stream
         return dm_env.restart(observation)
 
     def step(self, action: int) -> dm_env.TimeStep:
-        """One agent step; before the first episode and after the end of one, the beginning of the next."""
+        """One agent step; before the first episode and after the end of one, the start of the next."""
         if self._over:
             return self.reset()
         observation, reward, self._over, _, _ = self._env.step(action)
@@ -131,19 +122,18 @@ class RoomsDmEnv(dm_env.Environment):
 
     def observation_spec(self) -> specs.BoundedArray:
         """The view, pixels."""
-        shape = self._env.observation_space.shape
-        return specs.BoundedArray(shape, np.uint8, 0, 255, name="view")
+        return specs.BoundedArray(self._env.observation_space.shape, np.uint8, 0, 255, name="view")
 
     def action_spec(self) -> specs.DiscreteArray:
-        """The nine actions of `envs.rooms.level.ACTION_NAMES`."""
+        """Indices of `lab_interface.NINE`."""
         return specs.DiscreteArray(int(self._env.action_space.n), name="action")  # type: ignore[attr-defined]
 
 
 def make(name: str, num_envs: int, /, *, processes: int = 1, **fields: Any) -> VectorEnv:
-    """A batch of the `dm_env.Environment` that "module:constructor" makes of the fields, adapted for an agent.
+    """A batch of the `dm_env.Environment` that "module:constructor" makes with the fields, as `gym.adapt` shows it.
 
-    The constructor is a subclass of `dm_env.Environment`, or a function that is annotated to return one. Where it takes
-    a `seed`, its episodes follow the seed of the batch. See `gym.make` for the rest.
+    The constructor is a subclass of `dm_env.Environment`, or a function that is annotated to return one. If it takes
+    a `seed`, its episodes depend on the seed of the batch. See `gym.make` for the rest.
     """
     return batch(functools.partial(make_env, name, **fields), num_envs, processes)
 
@@ -152,11 +142,11 @@ def make_env(name: str, /, **fields: Any) -> gymnasium.Env[Any, Any]:
     """One environment; see `make`."""
     module, _, constructor = name.partition(":")
     if not module or not constructor:
-        raise ValueError(f"expected a module and what makes an environment in it, as in dm:module:Class, got dm:{name}")
+        raise ValueError(f"expected a module and a constructor in it, as in dm:module:Class, got dm:{name}")
     try:
         make = getattr(importlib.import_module(module), constructor)
     except (AttributeError, TypeError, ValueError) as error:
-        if is_foreign(error):  # of the module's own code
+        if is_foreign(error):  # raised by the module's own code
             raise
         raise ValueError(f"environment dm:{name}: {error}") from error
     if not _makes_environments(make):  # before anything is called: "dm:os:system,command=..."
@@ -172,7 +162,7 @@ def make_env(name: str, /, **fields: Any) -> gymnasium.Env[Any, Any]:
 
 
 def _makes_environments(make: Any) -> bool:
-    """Whether something is an environment's class, or a function of Python that says it returns an environment."""
+    """Whether `make` is a subclass of `dm_env.Environment` or a Python function annotated to return one."""
     if inspect.isfunction(make):
         try:
             make = typing.get_type_hints(make).get("return")

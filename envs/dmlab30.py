@@ -1,16 +1,13 @@
-"""The thirty levels of DMLab-30: what is trained on, what is tested on, and what people and random actions score there.
+"""The thirty levels of DMLab-30: their training and test versions and the scores of people and of random actions.
 
-A table of facts, published with the code of IMPALA (Espeholt et al. 2018): github.com/google-deepmind/scalable_agent,
-`dmlab30.py`. Nothing here runs an environment.
+Published with the code of IMPALA (Espeholt et al. 2018): github.com/google-deepmind/scalable_agent, `dmlab30.py`.
 """
-
-from __future__ import annotations
 
 from typing import NamedTuple
 
 
 class Level(NamedTuple):
-    """A level for training, the one it is tested on (mostly the same), and scores an episode on the latter."""
+    """A level for training, its test version (mostly the same), and scores per episode on the latter."""
 
     train: str
     test: str
@@ -56,5 +53,5 @@ PATH = "contributed/dmlab30/"
 
 
 def find(level: str) -> Level | None:
-    """The level of a name, with or without its path; None if it is none of DMLab-30."""
+    """The level of a name, with or without its path; None if it is not in DMLab-30."""
     return BY_NAME.get(level.removeprefix(PATH))

@@ -1,10 +1,6 @@
-"""Calls into environments, which are code of others: an error names the environment, the call and the place, and a call
-that does not return is interrupted.
-
-Every call goes through `calling`, in whatever process: an exit is an error like any other there.
+"""Calls into environments, which are foreign code: an error names the environment, the call and the place, and a call
+that does not return is interrupted. Every such call, in every process, is made within `calling`.
 """
-
-from __future__ import annotations
 
 import ctypes
 import faulthandler
@@ -13,24 +9,21 @@ import signal
 import sys
 import threading
 import traceback
-from types import TracebackType
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-STEP_SECONDS = 300.0
-"""Longest time that a call may take, unless `limit_calls` says otherwise: the first one may compile."""
-GRACE_SECONDS = 10.0
-"""Time that an interrupted call has to return before its process is ended."""
-FRAMES = 4
-"""Of a traceback, shown in errors."""
+STEP_SECONDS = 300.0  # longest duration of a call, unless `limit_calls` sets another: the first one may compile
+GRACE_SECONDS = 10.0  # for an interrupted call to return before its process is ended
+FRAMES = 4  # of a traceback that errors show
+#: Packages whose frames are not an environment's code, except for gymnasium's own environments.
 OURS = {"envs", "actors", "commands", "gymnasium", *sys.stdlib_module_names}
-"""Packages whose frames are on the way to an environment's code, apart from gymnasium's own environments."""
 
 
 class EnvironmentFailed(RuntimeError):
-    """An environment raised or exited; the message, of several lines, has its name, the call and the place."""
+    """An environment raised or exited; the message has its name, the call and, on further lines, the place."""
 
 
 class EnvironmentHung(EnvironmentFailed):
@@ -38,29 +31,29 @@ class EnvironmentHung(EnvironmentFailed):
 
 
 class Interrupted(BaseException):
-    """Raised within a call that takes too long. No Exception, so that few environments catch it."""
+    """Raised within a call that takes too long. Not an Exception, so that few environments catch it."""
 
 
 _limit = STEP_SECONDS
-_calls: dict[int, calling] = {}  # by thread
+_calls: dict[int, "calling"] = {}  # by thread
 _watchdog: threading.Thread | None = None
 
 
 def limit_calls(seconds: float) -> None:
-    """Sets the longest time that a call into environments may take in this process, making a batch or stepping it."""
+    """Sets the longest duration of a call into environments in this process: making, resetting or stepping a batch."""
     global _limit
     _limit = seconds
 
 
 class calling:
-    """Context of one call into environments: turns what it raises into `EnvironmentFailed` or `EnvironmentHung`.
+    """Context of one call into environments: raises `EnvironmentFailed` or `EnvironmentHung` for its errors.
 
-    Ctrl-C stays what it is. So do, while environments are made, ValueErrors and ImportErrors in which none of their
-    code takes part: they are about the user's options.
+    Ctrl-C passes. So do, while environments are made, ValueErrors and ImportErrors that their code did not raise: they
+    are about the user's options.
 
     Args:
         task: the environment's spec.
-        when: what is done: "while it was made", "in reset", "in step" or "in close".
+        when: the call: "while it was made", "in reset", "in step" or "in close".
         actions: of a step.
     """
 
@@ -71,10 +64,9 @@ class calling:
         self.waited, self.interrupted = 0.0, False
 
     def __str__(self) -> str:
-        with_actions = ""
-        if self.actions is not None:
-            with_actions = f" with actions {np.array2string(np.asarray(self.actions), max_line_width=10**6)}"
-        return f"{self.when}{with_actions}"
+        if self.actions is None:
+            return self.when
+        return f"{self.when} with actions {np.array2string(np.asarray(self.actions), max_line_width=10**6)}"
 
     def __enter__(self) -> None:
         if _watchdog is None or not _watchdog.is_alive():  # a fork has none
@@ -83,22 +75,20 @@ class calling:
         self.outer = _calls.get(self.thread)
         _calls[self.thread] = self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if self.outer is None:
             del _calls[self.thread]
         else:
             _calls[self.thread] = self.outer
-        if self.interrupted:  # what is still under way to another thread must not arrive later
+        if self.interrupted:  # cancels an exception that was set for this thread and not raised yet
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), None)
         if error is None or isinstance(error, (KeyboardInterrupt, GeneratorExit, EnvironmentFailed)):
             return
         if isinstance(error, Interrupted):
             expected = f"expected it to return within {_limit:g} s (step-seconds)"
             raise EnvironmentHung(f"environment {self.task} hangs {self}: {expected}{_place(error)}") from error
-        options = isinstance(error, (ValueError, ImportError)) and not is_foreign(error)
-        if self.when == "while it was made" and options:
+        making = self.when == "while it was made"
+        if making and isinstance(error, (ValueError, ImportError)) and not is_foreign(error):
             return
         said = traceback.format_exception_only(error)
         text = "".join(said[:1] if _notes(error) else said).strip()  # such notes are the place
@@ -106,27 +96,20 @@ class calling:
 
 
 def close(envs: VectorEnv, task: str) -> None:
-    """Closes environments. What goes wrong is raised, unless there is an error already that led here."""
+    """Closes environments. Errors are ignored while another error is being handled."""
     failing = sys.exc_info()[1] is not None
-    try:
-        with calling(task, "in close"):
-            envs.close()
-    except EnvironmentFailed:
-        if not failing:
-            raise
+    with suppress(EnvironmentFailed) if failing else nullcontext(), calling(task, "in close"):
+        envs.close()
 
 
 def is_foreign(error: BaseException) -> bool:
-    """Whether an environment's code took part in an error, here or in a process of its own."""
-    return bool(_notes(error)) or any(not _is_ours(frame.f_globals) for frame, _ in _walk(error))
-
-
-def _walk(error: BaseException) -> list[tuple[Any, int]]:
-    return list(traceback.walk_tb(error.__traceback__))
+    """Whether an environment's code raised an error or called what raised it, in this process or another."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return bool(_notes(error)) or any(not _is_ours(frame.f_globals) for frame, _ in frames)
 
 
 def _is_ours(names: dict[str, Any]) -> bool:
-    """Whether a frame with these globals is on the way to an environment's code, rather than part of it."""
+    """Whether a frame with these globals is not an environment's code."""
     package, _, rest = str(names.get("__name__")).partition(".")
     if package == "gymnasium" and rest.startswith("envs."):
         return rest == "envs.registration"
@@ -140,10 +123,11 @@ def _notes(error: BaseException) -> list[str]:
 
 
 def _place(error: BaseException) -> str:
-    """The last frames of an environment's code in an error, as lines that begin with a line's end."""
+    """The last frames of an environment's code in an error, each line preceded by a newline."""
     if lines := _notes(error):
         return "".join(f"\n  {line}" for line in [lines[0], *lines[1:][-2 * FRAMES :]])
-    frames = [entry for entry in _walk(error) if entry[0].f_globals is not globals()]  # not the interruption itself
+    walk = traceback.walk_tb(error.__traceback__)
+    frames = [entry for entry in walk if entry[0].f_globals is not globals()]  # not `_interrupt_here`
     first = next((index for index, (frame, _) in enumerate(frames) if not _is_ours(frame.f_globals)), 0)
     return _lines(traceback.StackSummary.extract(iter(frames[first:][-FRAMES:])))
 
@@ -152,12 +136,11 @@ def _lines(summary: traceback.StackSummary) -> str:
     return "\n" + "".join(summary.format()).rstrip() if summary else ""
 
 
-_SIGNAL = signal.SIGURG
-"""Wakes the main thread from whatever it waits for. Nothing else uses it, and by default it does nothing."""
+_SIGNAL = signal.SIGURG  # interrupts the main thread's waits; no other code uses it, and by default it is ignored
 
 
 def _start() -> None:
-    """Starts the process's watchdog. From the main thread on which environments are called that can be woken up."""
+    """Starts the process's watchdog. Started from the main thread, it can also interrupt that thread's waits."""
     global _watchdog
     if threading.current_thread() is threading.main_thread():
         signal.signal(_SIGNAL, _interrupt_here)
@@ -168,10 +151,10 @@ def _start() -> None:
 
 
 def _watch(last_resort: bool) -> None:
-    """Looks at all calls now and then. Counts its own looks, not the time: that goes on while a process is stopped.
+    """Checks all calls periodically. Counts its own checks: the clock does not stop while a process is stopped.
 
-    A call that never lets go of Python's lock stops this thread, too. Then a timer of CPU time, which this thread
-    winds up at every look, ends the process: SIGPROF, after showing the stack.
+    A call that never releases Python's lock stops this thread, too. Then a timer of CPU time, which this thread resets
+    at every check, ends the process by SIGPROF after showing the stack.
     """
     never = threading.Event()
     while True:
@@ -191,9 +174,8 @@ def _watch(last_resort: bool) -> None:
 def _interrupt(call: calling) -> None:
     if call.thread == threading.main_thread().ident and signal.getsignal(_SIGNAL) is _interrupt_here:
         signal.pthread_kill(call.thread, _SIGNAL)
-    else:  # arrives when the thread is back from where it waits
-        raised = ctypes.py_object(Interrupted)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), raised)
+    else:  # is raised once the thread runs Python code again
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), ctypes.py_object(Interrupted))
 
 
 def _interrupt_here(number: int, frame: Any) -> None:
@@ -203,10 +185,9 @@ def _interrupt_here(number: int, frame: Any) -> None:
 
 
 def _give_up(call: calling) -> None:
-    """Ends the process, for code that does not return to Python cannot be interrupted."""
-    frame = sys._current_frames().get(call.thread)
-    stack = list(traceback.walk_stack(frame))[:FRAMES][::-1]
-    where = _lines(traceback.StackSummary.extract(iter(stack)))
+    """Ends the process: code that does not return to Python cannot be interrupted."""
+    stack = list(traceback.walk_stack(sys._current_frames().get(call.thread)))[:FRAMES]
+    where = _lines(traceback.StackSummary.extract(iter(stack[::-1])))
     ends = f"it did not return within {_limit:g} s (step-seconds) and cannot be interrupted: this process ends"
     os.write(2, f"compressive: environment {call.task} hangs {call}; {ends}{where}\n".encode(errors="replace"))
     os._exit(1)

@@ -1,10 +1,7 @@
-"""Any gymnasium id as a batch of environments whose observations are images or vectors and whose actions are numbered.
+"""Any gymnasium id as a batch of environments that show images or vectors and have numbered actions.
 
-`adapt` does this for a single environment, whatever it comes from; MiniGrid's symbols have their own wrapper. Packages
-that register ids when they are imported are in `PACKAGES`.
+`adapt` converts a single environment of any origin. `PACKAGES` lists packages that register ids when imported.
 """
-
-from __future__ import annotations
 
 import functools
 import importlib
@@ -26,14 +23,14 @@ Env = gymnasium.Env[Any, Any]
 
 
 class Package(NamedTuple):
-    """What registers ids that begin with `prefixes`, and how it is installed."""
+    """A package that registers ids that begin with `prefixes`, and the command that installs it."""
 
     prefixes: tuple[str, ...]
     installation: str
 
 
 EXTRA = "pip install -e '.[envs]'"
-#: By name of the module. memory-gym pins releases of gymnasium and pygame that are not ours, yet works with ours.
+#: By name of the module. memory-gym pins other releases of gymnasium and pygame, but works with these.
 PACKAGES: dict[str, Package] = {
     "minigrid": Package(("MiniGrid-", "BabyAI-"), EXTRA),
     "popgym": Package(("popgym-",), EXTRA),
@@ -43,7 +40,7 @@ PACKAGES: dict[str, Package] = {
     ),
 }
 
-#: One-hot bits of a cell of MiniGrid's view: what it is (11 kinds), its colour (6) and its state (3).
+#: One-hot bits of a cell of MiniGrid's view: its kind (11), colour (6) and state (3).
 MINIGRID_BITS = (11, 6, 3)
 
 
@@ -54,10 +51,10 @@ def make(name: str, num_envs: int, /, *, processes: int = 1, **fields: Any) -> V
         name: as in `gymnasium.make`, for instance "CartPole-v1" or "package:Id-v0", which imports the package first.
         num_envs: how many.
         processes: how many processes share them; 1 is this one.
-        fields: of the environment, and what `gymnasium.make` takes itself, such as max_episode_steps.
+        fields: arguments of the environment and of `gymnasium.make`, such as max_episode_steps.
 
     Raises:
-        ValueError: if there is no such id or field, or its spaces are not supported.
+        ValueError: if there is no such id or field, or the spaces are not supported.
         ImportError: if a package is missing.
     """
     return batch(functools.partial(make_env, name, **fields), num_envs, processes)
@@ -73,7 +70,7 @@ def make_env(name: str, /, *, view: str = "symbols", **fields: Any) -> Env:
     except gymnasium.error.Error as error:
         raise ValueError(f"environment gym:{name}: {error}") from error
     except (TypeError, ValueError, ImportError) as error:
-        original = error if is_foreign(error) else error.__cause__  # gymnasium raises some anew
+        original = error if is_foreign(error) else error.__cause__  # gymnasium wraps some
         if original and is_foreign(original) and not any(f"argument '{field}'" in str(error) for field in fields):
             raise original from None
         if isinstance(error, ImportError):
@@ -87,7 +84,7 @@ def make_env(name: str, /, *, view: str = "symbols", **fields: Any) -> Env:
 
 
 def _register(name: str) -> None:
-    """Imports the package that registers an id. One that the id itself names is imported by gymnasium."""
+    """Imports the package that registers an id. Gymnasium imports a package that the id itself names."""
     for module, package in PACKAGES.items():
         if name.startswith(package.prefixes):
             os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
@@ -99,14 +96,14 @@ def _register(name: str) -> None:
 
 
 def adapt(env: Env, name: str) -> Env:
-    """The environment with observations that a network takes: images as they are, all else as vectors.
+    """The environment with images as they are and all other observations as vectors.
 
-    An image is a Box of uint8 [height, width, channels], or [height, width], which gets its axis of channels. Every
-    other Box, Discrete, MultiDiscrete, MultiBinary, and Tuples and Dicts of these become one float32 vector, in which
-    whole numbers are one-hot (gymnasium's `flatten`).
+    An image is a Box of uint8 [height, width, channels], or [height, width], to which an axis of channels is added.
+    Every other Box, Discrete, MultiDiscrete, MultiBinary, and Tuples and Dicts of these become one float32 vector, in
+    which whole numbers are one-hot (gymnasium's `flatten`).
 
     Raises:
-        ValueError: if the observations are of another kind, or the actions are not Discrete from 0.
+        ValueError: for observations of another kind, and actions other than Discrete from 0.
     """
     actions, space = env.action_space, env.observation_space
     if not isinstance(actions, spaces.Discrete) or actions.start != 0:
@@ -120,7 +117,7 @@ def adapt(env: Env, name: str) -> Env:
         return env
     try:
         flat: Any = spaces.flatten_space(space)
-    except NotImplementedError:  # of a package's own kind
+    except NotImplementedError:  # a package's own kind of space
         flat = None
     if not isinstance(flat, spaces.Box):
         raise ValueError(
@@ -132,7 +129,7 @@ def adapt(env: Env, name: str) -> Env:
 
 
 def _minigrid(env: Env, name: str, view: str) -> Env:
-    """The agent's view alone, [7, 7] cells or [56, 56, 3] pixels. The compass and the mission are left out."""
+    """MiniGrid without compass and mission: only the agent's view, [7, 7] cells or [56, 56, 3] pixels."""
     from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
 
     if view not in ("symbols", "pixels"):
@@ -143,21 +140,14 @@ def _minigrid(env: Env, name: str, view: str) -> Env:
     if view == "pixels":
         return ImgObsWrapper(RGBImgPartialObsWrapper(env))
     env = ImgObsWrapper(env)
-    cells = int(np.prod(env.observation_space.shape[:2]))  # type: ignore[index]
-    return TransformObservation(env, one_hot_cells, spaces.Box(0, 1, (cells * sum(MINIGRID_BITS),), np.float32))
+    bits = int(np.prod(env.observation_space.shape[:2])) * sum(MINIGRID_BITS)  # type: ignore[index]
+    return TransformObservation(env, one_hot_cells, spaces.Box(0, 1, (bits,), np.float32))
 
 
 def one_hot_cells(cells: NDArray[np.uint8]) -> NDArray[np.float32]:
     """MiniGrid's symbols [H, W, 3], (kind, colour, state), as a float32 vector with `MINIGRID_BITS` bits a cell."""
-    bits = np.zeros(cells.size // 3 * sum(MINIGRID_BITS), np.float32)
-    bits[_first_bits(cells.size // 3) + cells.ravel()] = 1
-    return bits
-
-
-@functools.cache
-def _first_bits(cells: int) -> NDArray[np.intp]:
-    """Where the bits of each symbol begin, [cells * 3]."""
-    return np.add.outer(np.arange(cells) * sum(MINIGRID_BITS), np.cumsum((0, *MINIGRID_BITS[:-1]))).ravel()
+    bits = (cells[..., index, None] == np.arange(size) for index, size in enumerate(MINIGRID_BITS))
+    return np.concatenate(list(bits), axis=-1).ravel().astype(np.float32)
 
 
 def _line(space: spaces.Space[Any]) -> str:

@@ -1,10 +1,7 @@
 """A folder of compiled levels that all environments of a machine share, for `deepmind_lab.Lab(..., level_cache=...)`.
 
-Lab compiles a map for seconds where a level makes a new one for each episode; what one process compiled, others copy.
-Nothing here knows DeepMind Lab: a key and a file are all there is.
+Lab needs seconds to compile a map where a level makes a new one for each episode; other processes copy the result.
 """
-
-from __future__ import annotations
 
 import fcntl
 import hashlib
@@ -21,18 +18,18 @@ _SUFFIX, _TEMPORARY = ".pk3", ".tmp"
 
 
 def default_folder() -> Path:
-    """Where levels are kept: under XDG_CACHE_HOME, or ~/.cache."""
+    """The folder of the cache, under XDG_CACHE_HOME or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "compressive-impala" / "levels"
 
 
 class LevelCache:
-    """Files by key, at most `max_bytes` of them at any time; those not used for longest give way.
+    """Files by key, at most `max_bytes` of them at any time; the least recently used are removed.
 
-    Any number of processes may use a folder at once, and each may be killed at any time: a file is there whole or not
-    at all. Errors of the disk never reach the caller, whose episode can do without: nothing is written after one.
+    Any number of processes may use a folder at once, and each may be killed at any time: a file exists complete or not
+    at all. Disk errors are logged, not raised, and the cache is not written to after one: Lab works without it.
 
     Args:
-        folder: on a local disk; made when it is first written to.
+        folder: on a local disk; made by the first write.
         max_bytes: of all levels together.
     """
 
@@ -41,11 +38,10 @@ class LevelCache:
         self.max_bytes = max_bytes
 
     def fetch(self, key: str, path: str) -> bool:
-        """Copies the level of a key to `path`; False if there is none."""
+        """Copies the level of a key to `path`; returns False if there is none."""
         try:
-            with self._file(key).open("rb") as cached, open(path, "wb") as copy:
-                os.utime(cached.fileno())  # the modification time is the time of the last use
-                shutil.copyfileobj(cached, copy)
+            shutil.copyfile(self._file(key), path)
+            os.utime(self._file(key))  # the modification time is the time of the last use
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -56,7 +52,7 @@ class LevelCache:
         return True
 
     def write(self, key: str, path: str) -> None:
-        """Keeps a copy of the level at `path`, unless the key has one or it is too large."""
+        """Copies the level at `path` into the cache, unless the key has one or it is too large."""
         file = self._file(key)
         temporary = file.with_suffix(_TEMPORARY)
         try:
@@ -81,7 +77,7 @@ class LevelCache:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Within, no other process writes; the lock of a process that dies is free."""
+        """Excludes other writing processes. The lock of a process that dies is released."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         with os.fdopen(lock, "r+b"):
@@ -89,7 +85,7 @@ class LevelCache:
             yield
 
     def _make_room(self, size: int) -> None:
-        """Removes what killed writers left, and the levels used least lately until `size` more bytes fit."""
+        """Removes partial files of killed writers, and the least recently used levels until `size` more bytes fit."""
         for left in self.folder.glob(f"*{_TEMPORARY}"):
             left.unlink()
         levels = [(file, file.stat()) for file in self.folder.glob(f"*{_SUFFIX}")]

@@ -1,14 +1,14 @@
-"""Copies of one `gymnasium.Env` as a batch, in this process or shared out over several.
+"""Copies of one `gymnasium.Env` as a batch, in this process or divided over several.
 
 Gymnasium's `AsyncVectorEnv` starts a process for every environment; an actor steps dozens. Here each process steps its
-share as a `SyncVectorEnv`, so a step costs one message a process. Actors are processes already: this is for
+share as a `SyncVectorEnv`, so a step costs one message per process. Actors are processes already: this is for
 environments so slow that one actor's need more than one core.
 """
 
-from __future__ import annotations
-
+import itertools
 import multiprocessing
 import os
+import pickle
 import threading
 import time
 import traceback
@@ -27,16 +27,16 @@ from envs.guard import Interrupted
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 JOIN_SECONDS = 5.0
-"""Time that a process has to close its environments before it is killed."""
+"""Time for a process to close its environments before it is killed."""
 
 
 def batch(make: MakeEnv, num_envs: int, processes: int = 1) -> VectorEnv:
-    """`num_envs` environments of `make`, which reset on the next step.
+    """`num_envs` environments, which reset on the next step.
 
     Args:
-        make: makes one environment; for several processes something that can be pickled.
+        make: makes one environment; picklable if there are several processes.
         num_envs: how many.
-        processes: how many processes share them; 1 is this one. Never more than there are environments.
+        processes: how many processes share them, at most `num_envs`; 1 is this process.
     """
     if not isinstance(processes, int) or processes < 1:
         raise ValueError(f"processes: expected an integer of at least 1, got {processes!r}")
@@ -49,19 +49,19 @@ def batch(make: MakeEnv, num_envs: int, processes: int = 1) -> VectorEnv:
 
 
 class ProcessVectorEnv(VectorEnv):
-    """A batch whose environments are shared out over processes; it does what the batch in one process does.
+    """A batch divided over processes; it does what the batch in one process does.
 
-    The infos hold the counters that `metadata["episode_metrics"]` names, and nothing else. An error in a process is
-    raised here, as itself, with a note of where it was raised. The processes end with the one that made them, however
-    that ends; signals to the terminal's group, such as Ctrl-C, do not reach them. Where waiting for them takes too
-    long (see `envs.guard`), they are killed.
+    The infos hold only the counters that `metadata["episode_metrics"]` names. An error in a process is raised here, as
+    itself, with a note of where it was raised. The processes end with the one that made them, also if that is killed;
+    signals to the terminal's group, such as Ctrl-C, do not reach them. They are killed where a call takes too long
+    (see `envs.guard`).
 
     Raises:
         RuntimeError: from any call, when a process has died or an environment exited.
     """
 
     def __init__(self, make: MakeEnv, num_envs: int, processes: int) -> None:
-        # Not forked: a fork of a process with threads may hang, and would keep our ends of the others' pipes open.
+        # Not forked: a fork of a process with threads may hang, and would keep the other processes' pipes open.
         context = multiprocessing.get_context("spawn")
         self.num_envs = num_envs
         self._shares = [len(share) for share in np.array_split(np.arange(num_envs), processes)]
@@ -83,7 +83,7 @@ class ProcessVectorEnv(VectorEnv):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray, dict[str, Any]]:
-        """Begin an episode everywhere. Environment i has seed + i, or its own seed of a list."""
+        """Begins an episode everywhere. Environment i has seed + i, or the ith seed of a sequence."""
         if options:
             raise ValueError(f"options: expected none, got {options}")
         if seed is None or isinstance(seed, (int, np.integer)):
@@ -92,16 +92,14 @@ class ProcessVectorEnv(VectorEnv):
             seeds = seed
         if len(seeds) != self.num_envs:
             raise ValueError(f"seed: expected {self.num_envs} seeds, got {len(seeds)}")
-        begins = [0, *self._splits.tolist()]
-        observations, infos = self._call(
-            "reset", [seeds[begin : begin + share] for begin, share in zip(begins, self._shares)]
-        )
+        rest = iter(seeds)
+        observations, infos = self._call("reset", [list(itertools.islice(rest, share)) for share in self._shares])
         return np.concatenate(observations), self._infos(infos)
 
     def step(
         self, actions: NDArray[np.integer]
     ) -> tuple[NDArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """One step everywhere, in all processes at a time."""
+        """One step everywhere, in all processes at once."""
         if len(actions) != self.num_envs:
             raise ValueError(f"actions: expected {self.num_envs}, got {len(actions)}")
         *parts, infos = self._call("step", np.split(np.asarray(actions), self._splits))
@@ -109,11 +107,11 @@ class ProcessVectorEnv(VectorEnv):
         return observation, reward, terminated, truncated, self._infos(infos)
 
     def _call(self, name: str, arguments: Sequence[Any]) -> list[Any]:
-        """What each process says to a call, transposed: for every value that is returned, the parts of all."""
+        """Makes a call in all processes; for each value that it returns, the parts of all processes."""
         if self.closed:
             raise RuntimeError(f"{name}() after close()")
         for pipe, argument in zip(self._pipes, arguments):
-            with suppress(ConnectionError):  # of one that has died; its answer says so
+            with suppress(ConnectionError):  # the process has died; `_answer` raises
                 pipe.send((name, argument))
         return list(zip(*(self._answer(index) for index in range(len(self._pipes)))))
 
@@ -125,8 +123,8 @@ class ProcessVectorEnv(VectorEnv):
             code = self.processes[index].exitcode
             raise RuntimeError(f"environment process {index} of {len(self.processes)} died, status {code}") from None
         except Interrupted as error:
-            left = range(index, len(self.processes))  # the others have answered
-            silent = [f"{i} (pid {self.processes[i].pid})" for i in left if not self._pipes[i].poll()]
+            left = list(enumerate(self.processes))[index:]  # the others have answered
+            silent = [f"{i} (pid {process.pid})" for i, process in left if not self._pipes[i].poll()]
             error.add_note(f"in environment process {', '.join(silent)} of {len(self.processes)}, which do not answer")
             for process in self.processes:
                 process.kill()
@@ -141,7 +139,7 @@ class ProcessVectorEnv(VectorEnv):
         return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
     def close_extras(self, **_: Any) -> None:
-        """Let the processes end, and end those that do not."""
+        """Closes the environments and ends the processes."""
         for pipe in self._pipes:
             pipe.close()
         for process in self.processes:
@@ -152,7 +150,7 @@ class ProcessVectorEnv(VectorEnv):
 
 
 def _serve(pipe: Connection, make: MakeEnv, num_envs: int) -> None:
-    """What a process does: steps its share as it is told, until nobody can tell it any more."""
+    """Runs in a process: steps its share of the environments on request until the pipe is closed."""
     os.setsid()
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     envs = None
@@ -160,8 +158,11 @@ def _serve(pipe: Connection, make: MakeEnv, num_envs: int) -> None:
         envs = batch(make, num_envs)
         metrics = [prefix + name for name in envs.metadata["episode_metrics"] for prefix in ("", "_")]
         pipe.send((True, (envs.single_observation_space, envs.single_action_space, envs.metadata)))
-        while (call := _receive(pipe)) is not None:
-            name, argument = call
+        while True:
+            try:
+                name, argument = pipe.recv()
+            except (EOFError, ConnectionError):
+                return
             *values, infos = envs.reset(seed=argument) if name == "reset" else envs.step(argument)
             pipe.send((True, (*values, {metric: infos[metric] for metric in metrics})))
     except BaseException as error:  # also an exit
@@ -174,29 +175,17 @@ def _serve(pipe: Connection, make: MakeEnv, num_envs: int) -> None:
 
 
 def _end_with(parent: Any) -> None:
-    """Ends this process after another, even if its environments hang."""
+    """Ends this process after its parent, even if its environments hang."""
     parent.join()
     time.sleep(JOIN_SECONDS)
     os._exit(1)
 
 
-def _receive(pipe: Connection) -> tuple[str, Any] | None:
-    try:
-        return pipe.recv()
-    except (EOFError, ConnectionError):
-        return None
-
-
 def _portable(error: BaseException) -> Exception:
-    """The error, or one that says the same where it cannot be sent, or is none, such as an exit."""
-    from multiprocessing.reduction import ForkingPickler
-
-    try:
-        ForkingPickler.loads(ForkingPickler.dumps(error))
-        if isinstance(error, Exception):
-            return error
-        raise TypeError("no Exception")
-    except Exception:
-        substitute = RuntimeError(f"{type(error).__name__}: {error}")
-        substitute.__notes__ = error.__notes__
-        return substitute
+    """The error, or a RuntimeError with its text where it cannot be pickled or is no Exception, such as an exit."""
+    with suppress(Exception):
+        if isinstance(pickle.loads(pickle.dumps(error)), Exception):
+            return error  # type: ignore[return-value]
+    substitute = RuntimeError(f"{type(error).__name__}: {error}")
+    substitute.__notes__ = error.__notes__
+    return substitute

@@ -1,22 +1,21 @@
 """Environments by name: a spec, as typed on a command line, becomes a batch of environments, or names several tasks.
 
-Nothing here knows how an environment works; each kind is one function in `KINDS`.
+Each kind of environment is one function in `KINDS`.
 """
-
-from __future__ import annotations
 
 import ast
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
 from envs import dm, dmlab, gym
-from envs.diagnostic import TASKS, DiagnosticEnv
+from envs.diagnostic import TASKS
 from envs.dmlab30 import LEVELS, find
 from envs.guard import calling, close
 from envs.rooms import RoomsConfig, RoomsVectorEnv
@@ -24,18 +23,21 @@ from envs.rooms.config import resolve
 
 
 class Spec(NamedTuple):
-    """A spec taken apart: "rooms:small,hud=True" is ("rooms", "small", {"hud": "True"})."""
+    """A parsed spec: "rooms:small,hud=True" is ("rooms", "small", {"hud": "True"})."""
 
     kind: str
     name: str
     overrides: dict[str, str]
 
+    def __str__(self) -> str:
+        return ",".join([f"{self.kind}:{self.name}", *(f"{field}={text}" for field, text in self.overrides.items())])
+
 
 def parse_spec(spec: str) -> Spec:
-    """Take a spec apart.
+    """Parses a spec.
 
     Raises:
-        ValueError: if it has not the form "kind:name,field=value,...", no such kind is, or a field comes twice.
+        ValueError: unless it has the form "kind:name,field=value,..." with a known kind and each field once.
     """
     kind, colon, rest = spec.partition(":")
     if not colon or kind not in KINDS:
@@ -55,40 +57,40 @@ def parse_spec(spec: str) -> Spec:
 def rooms_config(name: str, overrides: dict[str, str]) -> RoomsConfig:
     """A variant of the rooms level with some fields replaced.
 
-    Shapes are written as "cube+sphere", colours as "ff0000+00ff00", all else as in Python.
+    Shapes are written as "cube+sphere", colours as "ff0000+00ff00", other values as in Python.
     """
     config = resolve(name)
-    types = {f.name: f.type for f in dataclasses.fields(RoomsConfig)}
-    changes: dict[str, Any] = {}
-    for field, text in overrides.items():
-        if field not in types:
-            raise ValueError(f"the rooms level has no field {field!r}; there are: {', '.join(types)}")
-        try:
-            changes[field] = _value(field, text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            raise ValueError(f"RoomsConfig.{field}: expected a value of type {types[field]}, got {text!r}") from None
+    _check_fields("the rooms level", overrides, [field.name for field in dataclasses.fields(RoomsConfig)])
+    changes = _literals(overrides)
+    if "shapes" in overrides:
+        changes["shapes"] = tuple(overrides["shapes"].split("+"))
+    if "colours" in overrides:
+        with suppress(ValueError):  # RoomsConfig raises one that names the field
+            changes["colours"] = tuple(tuple(bytes.fromhex(colour)) for colour in overrides["colours"].split("+"))
     return dataclasses.replace(config, **changes)
 
 
-def _value(field: str, text: str) -> Any:
-    if field == "shapes":
-        return tuple(text.split("+"))
-    if field == "colours":
-        return tuple(tuple(bytes.fromhex(colour)) for colour in text.split("+"))
-    return ast.literal_eval(text)
+def _check_fields(owner: str, overrides: dict[str, str], known: Sequence[str]) -> None:
+    for field in overrides:
+        if field not in known:
+            raise ValueError(f"{owner} has no field {field!r}; there are: {', '.join(known) or 'none'}")
 
 
-def _rooms(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
-    return RoomsVectorEnv(num_envs, rooms_config(name, overrides))
+def _literals(overrides: dict[str, str]) -> dict[str, Any]:
+    """Values as in Python; text where it is not Python."""
+    values: dict[str, Any] = dict(overrides)
+    for field, text in overrides.items():
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # the last two for very deep nesting
+            values[field] = ast.literal_eval(text)
+    return values
 
 
 def _dmlab(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
     if not name:
         raise ValueError("expected the name of a level, as in dmlab:rooms_select_nonmatching_object, got none")
+    _check_fields("a level of DeepMind Lab", overrides, list(DMLAB_FIELDS))
     fields: dict[str, Any] = {}
     for field, text in overrides.items():
-        if field not in DMLAB_FIELDS:
-            raise ValueError(f"a level of DeepMind Lab has no field {field!r}; there are: {', '.join(DMLAB_FIELDS)}")
         kind = DMLAB_FIELDS[field]
         try:
             fields[field] = {"True": True, "False": False}[text] if kind is bool else kind(text)
@@ -97,92 +99,60 @@ def _dmlab(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
     return dmlab.make(name, num_envs, **fields)
 
 
-def _diagnostic(name: str, overrides: dict[str, str], num_envs: int) -> DiagnosticEnv:
+def _diagnostic(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
     if name not in TASKS:
         raise ValueError(f"no diagnostic task {name!r}; there are: {', '.join(TASKS)}")
-    fields = [field for field in inspect.signature(TASKS[name]).parameters if field != "num_envs"]
-    for field in overrides:
-        if field not in fields:
-            raise ValueError(f"diagnostic:{name} has no field {field!r}; there are: {', '.join(fields) or 'none'}")
+    _check_fields(f"diagnostic:{name}", overrides, list(inspect.signature(TASKS[name]).parameters)[1:])
     return TASKS[name](num_envs, **_literals(overrides))
-
-
-def _literals(overrides: dict[str, str]) -> dict[str, Any]:
-    """Values as in Python where they can be read so, else the text."""
-
-    def read(text: str) -> Any:
-        try:
-            return ast.literal_eval(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):  # the latter of very deep nesting
-            return text
-
-    return {field: read(text) for field, text in overrides.items()}
-
-
-def _gym(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
-    return gym.make(name, num_envs, **_literals(overrides))
-
-
-def _dm(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
-    return dm.make(name, num_envs, **_literals(overrides))
 
 
 #: Fields of a level of DeepMind Lab: arguments of `envs.dmlab.DMLabEnv` and `make`.
 DMLAB_FIELDS: dict[str, Callable[[str], Any]] = {
-    "image_height": int,
-    "image_width": int,
-    "action_repeat": int,
-    "actions": str,
-    "instruction": bool,
-    "test": bool,
-    "stream": int,
-    "dataset": str,
-    "renderer": str,
+    **dict.fromkeys(("image_height", "image_width", "action_repeat", "stream"), int),
+    **dict.fromkeys(("actions", "dataset", "renderer"), str),
+    **dict.fromkeys(("instruction", "test"), bool),
     "cache_gigabytes": float,
 }
 
 #: Kind -> function (name, overrides, num_envs) -> batch of environments.
 KINDS: dict[str, Callable[[str, dict[str, str], int], VectorEnv]] = {
-    "rooms": _rooms,
+    "rooms": lambda name, overrides, num_envs: RoomsVectorEnv(num_envs, rooms_config(name, overrides)),
     "dmlab": _dmlab,
-    "gym": _gym,
-    "dm": _dm,
+    "gym": lambda name, overrides, num_envs: gym.make(name, num_envs, **_literals(overrides)),
+    "dm": lambda name, overrides, num_envs: dm.make(name, num_envs, **_literals(overrides)),
     "diagnostic": _diagnostic,
 }
-
-
-#: Kinds whose episodes come from numbered streams, of which no two have one in common.
-STREAMED = ("dmlab",)
-#: Name of all thirty levels of DMLab-30, in place of one.
-SUITE = "dmlab30"
 
 
 def make_vector(spec: str, num_envs: int, stream: int | None = None) -> VectorEnv:
     """A batch of `num_envs` environments, e.g. of "rooms:full", "rooms:small" or "rooms:small,object_scale=2.0".
 
-    All kinds reset as gymnasium's NEXT_STEP and name in `metadata["episode_metrics"]` the counters their infos carry.
-    A `stream`, 0 to 2^31 - 1, sets their episodes apart from those of all other streams where seeds alone do not: Lab's
-    are of 31 bits. Raises ValueError, listing what exists, for unknown kinds, names and fields, and for several tasks;
-    what the code of an environment raises is an `EnvironmentFailed`.
+    All kinds reset as gymnasium's NEXT_STEP and name in `metadata["episode_metrics"]` the counters in their infos.
+    A `stream`, 0 to 2^31 - 1, separates the episodes from those of other streams where seeds (Lab's have 31 bits)
+    cannot.
+
+    Raises:
+        ValueError: for unknown kinds, names and fields (lists those that exist), and for several tasks.
+        EnvironmentFailed: if the environment's own code raises.
     """
     names = tasks(spec)
     if len(names) > 1:
         raise ValueError(f"environment {spec!r}: expected one task, got {len(names)}")
     kind, name, overrides = parse_spec(spec)
-    if stream is not None and kind in STREAMED:
+    if stream is not None and kind == "dmlab":
         overrides["stream"] = str(stream)
     with calling(spec, "while it was made"):
         return KINDS[kind](name, overrides, num_envs)
 
 
 def tasks(spec: str) -> tuple[str, ...]:
-    """The specs of the tasks that a spec stands for, most often just itself.
+    """The specs of the single tasks of a spec.
 
-    Specs are joined by commas: "rooms:small,hud=False,rooms:full" is two. "dmlab:dmlab30" is the training levels of
-    DMLab-30 with their instructions; its fields go to each of them.
+    Specs are joined by commas: "rooms:small,hud=False,rooms:full" has two tasks. "dmlab:dmlab30" stands for the
+    training levels of DMLab-30 with their instructions; its fields apply to each of them.
 
     Raises:
-        ValueError: as `parse_spec` does, and if a task comes twice: its episodes would count for two.
+        ValueError: as `parse_spec` does, and if a task occurs twice: its scores would count twice.
     """
     parts: list[str] = []
     for item in spec.split(","):
@@ -193,24 +163,24 @@ def tasks(spec: str) -> tuple[str, ...]:
     found: list[str] = []
     for part in parts:
         kind, name, overrides = parse_spec(part)
-        if (kind, name) == ("dmlab", SUITE):
+        if (kind, name) == ("dmlab", "dmlab30"):
             fields = {"instruction": "True"} | overrides
-            found += [_format(Spec(kind, level.train, fields)) for level in LEVELS]
+            found += [str(Spec(kind, level.train, fields)) for level in LEVELS]
         else:
             found.append(part)
     seen: list[Spec] = []
     for task in found:
-        if (parsed := parse_spec(task)) in seen:  # whatever the order of its fields
+        if (parsed := parse_spec(task)) in seen:  # in whatever order its fields are
             raise ValueError(f"environment {task!r}: expected each task once, got it twice")
         seen.append(parsed)
     return tuple(found)
 
 
 def foreign_code(spec: str) -> dict[str, str]:
-    """The tasks of a spec, by "kind:name", that can make this program run any code that the spec chooses.
+    """The tasks of a spec, by "kind:name", that can make this program run code that the spec chooses.
 
-    These name modules, scripts outside DeepMind Lab, or give an environment of gymnasium more than numbers and single
-    words. All others run only what is installed.
+    These name modules or scripts outside DeepMind Lab, or give an environment of gymnasium arguments other than
+    numbers and single words. All others run only what is installed.
     """
     return {task.partition(",")[0]: task for task in tasks(spec) if _chooses_code(parse_spec(task))}
 
@@ -236,9 +206,9 @@ def require_consent(spec: str, *allowed: str | None) -> None:
 
 
 def held_out(spec: str) -> str:
-    """What an agent that was trained on a spec is tested on: of Lab's levels the test versions, else the same.
+    """The spec on which an agent is tested that was trained on `spec`: test versions of Lab's levels, else the same.
 
-    A test version that two training levels share is there once.
+    A test version that two training levels share occurs once.
     """
     found: list[Spec] = []
     for tested in map(parse_spec, tasks(spec)):
@@ -247,15 +217,11 @@ def held_out(spec: str) -> str:
             tested = Spec("dmlab", level.test if level else tested.name, tested.overrides | {"test": "True"})
         if tested not in found:
             found.append(tested)
-    return ",".join(map(_format, found))
-
-
-def _format(spec: Spec) -> str:
-    return ",".join([f"{spec.kind}:{spec.name}", *(f"{field}={text}" for field, text in spec.overrides.items())])
+    return ",".join(map(str, found))
 
 
 def prepare(spec: str) -> None:
-    """Do what only a machine's first environment costs (compiling, caching), before processes need it at once."""
+    """Does once what a machine's first environment costs (compiling, caching), before many processes need it."""
     for task in tasks(spec):
         envs = make_vector(task, 1)
         try:

@@ -1,62 +1,58 @@
-"""Checkpoints as folders of safetensors and one JSON file, which a crash or a kill at any moment cannot spoil.
+"""Checkpoints as folders of safetensors and one JSON file, in a run's folder or behind any fsspec URL.
 
     run/checkpoints/000000012345/
         weights.safetensors     one file for each part: weights, optimizer, actors, ...
-        state.json              all that is no tensor, and a manifest with size and SHA-256 of every file and of itself
+        state.json              everything else, and a manifest: size and SHA-256 of every file and of itself
 
-The run is a folder or a URL. `storage` writes a checkpoint to either so that it is there whole or not at all; the
-manifest tells what the disk or a copy spoilt afterwards. Nothing that is loaded can run code. What is in the parts is
-the business of those who made them; helpers here turn optimizers and random generators into tensors and JSON and back.
+Checkpoints are written atomically: after a crash or a kill at any moment they are complete or absent. The manifest
+detects damage after that. Loading runs no code. Other modules decide what the parts contain.
 """
 
-import base64
-import hashlib
-import json
 import logging
-import math
-import random
+import os
 import re
+import secrets
+import shutil
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-from safetensors.torch import load as parse_safetensors
-from safetensors.torch import save as format_safetensors
+from fsspec.core import url_to_fs
 from torch import Tensor
 
-from learner.files import replacing
-from learner.storage import MANIFEST, Disk, Remote, open_storage, redact
+from learner import files, serialization
+from learner.files import abbreviate, format_json, is_url, redact, require_no_secret, require_schema, write_json
+from learner.serialization import MANIFEST, check_rng, flatten, restore_rng, rng_state, unflatten
+
+require, shown = require_schema, abbreviate  # former names
+__all__ = ["check_rng", "format_json", "restore_rng", "rng_state", "write_json"]  # other modules import them from here
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
-"""Of the manifest; format 1, of version 0.1, has British names for optimizer and actors' states."""
 REASONS = 3
-"""Of checkpoints that cannot be read, so many are named with the reason; of others there is only the number."""
+"""Number of unreadable checkpoints that are reported with the reason; the others are only counted."""
+PAUSES = (1.0, 3.0, 9.0)
+"""Seconds before each retry of a failed operation behind a URL."""
+_OWNER = "owner.txt"
+_TEMPORARY = ".tmp"
+_PERMANENT = (PermissionError, NotImplementedError)
+"""Errors that a retry would not remedy."""
 _NAME = re.compile(r"([0-9]{12,18})(?:-[0-9a-f]+)?(\.superseded)?")
-_PART = r"[A-Za-z0-9_-]{1,200}"
-_WORDS = {
-    int: "a whole number of 0 or more",
-    float: "a number",
-    str: "a text",
-    bool: "true or false",
-    dict: "an object",
-    list: "a list",
-}
-"""Of JSON, in errors."""
+
+
+class StorageError(Exception):
+    """A URL cannot be used (a package may be missing) or fails in spite of retries; the message names the URL."""
 
 
 class Checkpoint(NamedTuple):
     """A checkpoint that was read and verified.
 
-    step: agent steps, or batches of a sequence model; its name. parts: tensors by part and name, on the CPU. state:
-    what `save` was given as `state`. time: when it was written, in seconds since 1970 (NaN if it does not say). path:
-    its folder, or the URL of that. skipped: a line for each of the first `REASONS` newer ones that could not be read,
-    with the reason, and one with the number of the others.
+    step: agent steps, or batches of a sequence model. parts: tensors by part and name, on the CPU. state: the `state`
+    that `save` was given. time: of writing, in seconds since 1970 (NaN if unknown). path: folder or URL. skipped: one
+    line for each of the first `REASONS` newer checkpoints that are unreadable, and one with the number of the others.
     """
 
     step: int
@@ -68,317 +64,301 @@ class Checkpoint(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A checkpoint in a listing; entries sort as they are worth loading. current: not superseded."""
+    """A checkpoint in a listing. Entries sort by preference for loading. current: not superseded."""
 
     current: bool
     step: int
     name: str
 
 
+class Checkpoints:
+    """The checkpoints of a run: in its folder if `run` is a path, else behind a URL (`file://` is one, too).
+
+    Behind a URL nothing can be renamed atomically. A checkpoint is written file by file, the manifest last, and is
+    complete when that exists; it is removed in the opposite order. Each name gets a random suffix, so that no file is
+    ever written twice, by this program or another. Failed operations are repeated after each of `PAUSES`.
+
+    Raises:
+        StorageError: if the URL cannot be used; names a missing package. Every method may raise it, too.
+        ValueError: if the URL has a password in it; see `require_no_secret`.
+    """
+
+    def __new__(cls, run: Path | str) -> "Checkpoints":
+        return super().__new__(Checkpoints if is_url(run) else _DiskCheckpoints)
+
+    def __init__(self, run: Path | str) -> None:
+        require_no_secret(str(run))
+        self.run: Path | str = str(run).rstrip("/")
+        try:
+            self._fs, root = url_to_fs(self.run)
+        except Exception as error:  # each package has its own exceptions
+            raise StorageError(f"{run} cannot be used: {redact(str(error))}") from error
+        self._root = f"{root}/checkpoints"
+
+    def save(self, step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, Any], keep: int = 3) -> Path | str:
+        """Writes a checkpoint atomically, replaces one of the same step, and then removes old ones.
+
+        If the run was resumed from an earlier checkpoint because later ones were damaged, these are renamed to
+        `<step>.superseded`, and removed when the run has reached their step.
+
+        Args:
+            step: agent steps so far, or batches of a sequence model.
+            parts: tensors by part and name; names of parts consist of letters, digits, "_" and "-".
+            state: values that JSON can hold: counters, random states, the configuration.
+            keep: how many of the newest checkpoints to keep, this one included.
+
+        Returns:
+            the checkpoint's folder or URL.
+
+        Raises:
+            ValueError, TypeError: if an argument is impossible, or JSON cannot hold `state`; nothing was written.
+            OSError, StorageError: if it cannot be written, because the disk is full, say; the others are intact.
+        """
+        if keep < 1:
+            raise ValueError(f"keep: expected at least 1, got {keep}")
+        content = serialization.serialize(step, parts, state)
+        self._tidy()
+        name = self._write(f"{step:012d}", content)
+        others = [entry for entry in self._entries() if entry.name != name]
+        later = [entry for entry in others if entry.current and entry.step > step]
+        earlier = [entry for entry in others if entry.current and entry.step < step]
+        if later:
+            first, more = self.locate(later[-1].name), f" and {len(later) - 1} later ones" if len(later) > 1 else ""
+            logger.warning("%s%s: renamed to .superseded, because the run was resumed from an earlier one", first, more)
+        for entry in others:
+            if entry in later:
+                self._rename(entry.name, f"{entry.name}.superseded")
+            elif entry.step <= step and entry not in earlier[: keep - 1]:
+                self.remove(entry.name)
+        return self.locate(name)
+
+    def load_latest(self) -> Checkpoint:
+        """Reads the newest checkpoint. Damaged ones are skipped, with warnings that give the reasons.
+
+        Raises:
+            FileNotFoundError: if the folder is not a run, or has no readable checkpoint; says which.
+            StorageError: if the URL cannot be read; no checkpoint is skipped for that.
+        """
+        reasons: dict[str, str] = {}
+        while candidates := [entry.name for entry in self._entries() if entry.name not in reasons]:
+            for name in candidates:
+                try:
+                    return self.read(name)._replace(skipped=self._report(reasons))
+                except (OSError, ValueError, MemoryError, RecursionError) as error:
+                    if not self._exists(name):
+                        break  # another process, which trains this run, removed it and has written newer ones
+                    reasons[name] = files.shorten_text(f"{name}: {str(error) or type(error).__name__}", 200)
+        if reasons:
+            raise FileNotFoundError(
+                f"{self.run} has no checkpoint that can be read: {'; '.join(self._report(reasons))}"
+            )
+        raise FileNotFoundError(f"{self.run} has no checkpoint yet")
+
+    def _report(self, reasons: dict[str, str]) -> list[str]:
+        """Lines on the skipped checkpoints, for `Checkpoint.skipped`; also emits them as warnings."""
+        lines, more = list(reasons.values())[:REASONS], len(reasons) - REASONS
+        for line in lines:
+            warnings.warn(f"skipped checkpoint {self.locate(line)}", stacklevel=3)
+        return [*lines, f"and {more} more"] if more > 0 else lines
+
+    def any_complete(self) -> bool:
+        """Whether there is a checkpoint. It is not read, so that it may be damaged."""
+        with suppress(FileNotFoundError):
+            return bool(self._entries())
+        return False
+
+    def _entries(self) -> list[_Entry]:
+        """All checkpoints, best first; superseded ones are last."""
+        found = [match for name in self.names() if (match := _NAME.fullmatch(name))]
+        return sorted((_Entry(not match[2], int(match[1]), match[0]) for match in found), reverse=True)
+
+    def read(self, name: str) -> Checkpoint:
+        """Reads and verifies one checkpoint; a damaged one is a ValueError, OSError, MemoryError or RecursionError."""
+        step, parts, state, written = serialization.deserialize(lambda file, size: self._read_file(name, file, size))
+        return Checkpoint(step, parts, state, written, self.locate(name), [])
+
+    def locate(self, name: str) -> Path | str:
+        """The folder of a checkpoint, or the URL of that."""
+        return f"{self.run}/checkpoints/{name}"
+
+    def names(self) -> list[str]:
+        """Names of the folders of complete checkpoints."""
+        return [name for name, content in self._listing().items() if MANIFEST in content]
+
+    def remove(self, name: str) -> None:
+        """Removes a checkpoint; an interruption leaves none that looks complete."""
+        for path, recursive in ((f"{self._root}/{name}/{MANIFEST}", False), (f"{self._root}/{name}", True)):
+            with suppress(FileNotFoundError):  # an attempt that seemed to fail may have succeeded
+                self._retry(self._fs.rm, path, recursive)
+
+    def owner(self) -> str | None:
+        """The last owner that was given to `claim`; always None on a disk."""
+        try:
+            return self._retry(self._fs.cat_file, f"{self._root}/{_OWNER}").decode()
+        except FileNotFoundError:
+            return None
+
+    def claim(self, owner: str) -> None:
+        """Records which process writes here from now on. Does nothing on a disk, where `training.run` has a lock."""
+        self._put(f"{self._root}/{_OWNER}", owner.encode())
+
+    def _exists(self, name: str) -> bool:
+        return bool(self._retry(self._fs.exists, f"{self._root}/{name}/{MANIFEST}"))
+
+    def _read_file(self, name: str, file: str, size: int | None) -> bytes:
+        """The bytes of a regular file of that size; raises a ValueError or OSError before it reads any other."""
+        path = f"{self._root}/{name}/{file}"
+        info = self._retry(self._fs.info, path)
+        if info["type"] != "file" or info.get("islink"):  # behind file:// there may be links and devices
+            found = "a symbolic link" if info.get("islink") else info["type"]
+            raise ValueError(f"{file}: expected a regular file, got {found}")
+        _require_size(file, info["size"], size)
+        return self._retry(self._fs.cat_file, path)
+
+    def _write(self, name: str, content: Iterable[tuple[str, bytes]]) -> str:
+        """Writes a folder, the manifest last, and returns its final name."""
+        name = f"{name}-{secrets.token_hex(3)}"
+        for file, data in content:
+            self._put(f"{self._root}/{name}/{file}", data)
+        return name
+
+    def _rename(self, name: str, new: str) -> None:
+        for file in sorted(self._listing()[name], key=lambda file: file == MANIFEST):
+            self._put(f"{self._root}/{new}/{file}", self._read_file(name, file, None))
+        self.remove(name)
+
+    def _tidy(self) -> None:
+        """Removes what interrupted writes and removals left."""
+        for name, content in self._listing().items():
+            if name[:12].isdigit() and MANIFEST not in content:
+                self.remove(name)
+
+    def _listing(self) -> dict[str, list[str]]:
+        """Names of files by folder; empty if there is nothing yet."""
+        self._fs.invalidate_cache()
+        found: dict[str, list[str]] = {}
+        with suppress(FileNotFoundError):
+            for path in self._retry(lambda: self._fs.find(self._root, withdirs=True)):
+                name, _, file = path.removeprefix(self._root).strip("/").partition("/")
+                found.setdefault(name, []).extend([file] if file else [])
+        return found
+
+    def _put(self, path: str, data: bytes) -> None:
+        try:
+            self._retry(self._fs.pipe_file, path, data)
+        except FileNotFoundError:
+            try:
+                self._retry(self._make_folders, path)
+                self._retry(self._fs.pipe_file, path, data)
+            except FileNotFoundError as error:
+                raise StorageError(f"{self.run} cannot be written to: {_describe(error)}") from error
+
+    def _make_folders(self, path: str) -> None:
+        """Makes the URL's own folder and those in it, in stores that have folders; none above it, and no bucket."""
+        for folder in (self._root.rpartition("/")[0], self._root, path.rpartition("/")[0]):
+            with suppress(FileExistsError):
+                self._fs.mkdir(folder, create_parents=False)
+
+    def _retry(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        for pause in (*PAUSES, None):
+            try:
+                return function(*arguments)
+            except FileNotFoundError:
+                raise
+            except Exception as error:  # each package has its own exceptions
+                if pause is None or isinstance(error, _PERMANENT):
+                    raise StorageError(f"{self.run} cannot be read or written: {_describe(error)}") from error
+                logger.warning("%s: %s; retrying in %.0f s", self.run, _describe(error), pause)
+                time.sleep(pause)
+
+
+class _DiskCheckpoints(Checkpoints):
+    """Checkpoints in a run's folder: written to a temporary name, flushed and renamed. Raises OSErrors.
+
+    Symbolic links among them are not followed.
+    """
+
+    def __init__(self, run: Path | str) -> None:
+        self.run, self.folder = Path(run), Path(run) / "checkpoints"
+
+    def locate(self, name: str) -> Path:
+        return self.folder / name
+
+    def names(self) -> list[str]:
+        if not self.folder.parent.is_dir():
+            raise FileNotFoundError(f"{self.run}: there is no such folder")
+        if not self.folder.is_dir():
+            raise FileNotFoundError(
+                f"{self.run} has no checkpoints: expected the folder of a run, with checkpoints/ in it"
+            )
+        return [path.name for path in self.folder.iterdir()]
+
+    def remove(self, name: str) -> None:
+        removed = self.folder / f"{name}.removed{_TEMPORARY}"
+        files.remove(removed)
+        (self.folder / name).rename(removed)
+        files.remove(removed)
+
+    def owner(self) -> None:
+        return None
+
+    def claim(self, owner: str) -> None:
+        pass
+
+    def _exists(self, name: str) -> bool:
+        return os.path.lexists(self.folder / name)
+
+    def _read_file(self, name: str, file: str, size: int | None) -> bytes:
+        folder = os.open(self.folder / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            opened = files.open_regular(Path(file), folder=folder)
+        finally:
+            os.close(folder)
+        with os.fdopen(opened, "rb") as content:
+            _require_size(file, found := os.fstat(opened).st_size, size)
+            return content.read(found)
+
+    def _write(self, name: str, content: Iterable[tuple[str, bytes]]) -> str:
+        temporary = self.folder / f"{name}{_TEMPORARY}"
+        temporary.mkdir()
+        try:
+            for file, data in content:
+                files.write_and_flush(temporary / file, data)
+            files.flush(temporary)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        # A folder cannot replace another atomically. With one of the same step, there are both for a moment.
+        first = f"{name}-1" if os.path.lexists(self.folder / name) else name
+        self._rename(temporary.name, first)
+        files.flush(self.folder)
+        if first != name:
+            self._rename(first, name)
+            files.flush(self.folder)
+        return name
+
+    def _rename(self, name: str, new: str) -> None:
+        if os.path.lexists(self.folder / new):
+            self.remove(new)
+        (self.folder / name).rename(self.folder / new)
+
+    def _tidy(self) -> None:
+        self.folder.mkdir(exist_ok=True)  # not the run's folder: if that was moved away, it would exist twice
+        for path in self.folder.iterdir():
+            if path.name.endswith(_TEMPORARY):
+                files.remove(path)
+
+
 def save(
     run: Path | str, step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, Any], keep: int = 3
 ) -> Path | str:
-    """Writes a checkpoint; it is there whole or not at all, and those before it stay until it is.
-
-    A checkpoint of this step is replaced. Later ones (those that `load_latest` had to skip, in a run that went on from
-    an earlier one) are set aside as `<step>.superseded`, until the run has come as far again. What interrupted writes
-    left is removed.
-
-    Args:
-        run: the run's folder, which must be there; or a URL, such as "s3://bucket/run".
-        step: agent steps so far, or batches of a sequence model.
-        parts: tensors by part and name; a part's name is a file's (letters, digits, "_" and "-").
-        state: values that JSON can hold: counters, random states, the configuration.
-        keep: how many of the newest to keep, this one included.
-
-    Returns:
-        the checkpoint's folder, or the URL of that.
-
-    Raises:
-        ValueError: if an argument is impossible, or a number in `state` not finite; nothing was written then.
-        TypeError: if `state` holds what JSON cannot; nothing was written then.
-        OSError: if the disk is full or not writable; the checkpoints before are untouched.
-        StorageError: if the URL cannot be written to; the checkpoints before are untouched.
-    """
-    if step < 0:
-        raise ValueError(f"step: expected at least 0, got {step}")
-    if keep < 1:
-        raise ValueError(f"keep: expected at least 1, got {keep}")
-    for part in parts:
-        if not re.fullmatch(_PART, part):
-            raise ValueError(f"parts: expected names of letters, digits, '_' and '-', got {part!r}")
-    json.dumps(state, allow_nan=False)
-
-    storage = open_storage(run)
-    storage.tidy()
-    name = storage.write(f"{step:012d}", _files(step, parts, state))
-    others = [entry for entry in _entries(storage) if entry.name != name]
-    before = [other for other in others if other.current and other.step < step]
-    ahead = [other for other in others if other.current and other.step > step]
-    if ahead:
-        more = f" and {len(ahead) - 1} more" if len(ahead) > 1 else ""
-        where = f"{storage.locate(ahead[0].name)}{more}"
-        logger.warning("setting aside %s: the run went on from an earlier checkpoint", where)
-    for other in others:
-        if other.current and other.step > step:
-            storage.rename(other.name, f"{other.name}.superseded")
-        elif other.step <= step and other not in before[: keep - 1]:
-            storage.remove(other.name)
-    return storage.locate(name)
-
-
-def _files(step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """Names and bytes of a checkpoint's files; the manifest comes last, for it tells of all others."""
-    files = {}
-    for part, tensors in parts.items():
-        # Copies, as safetensors refuses tensors that share memory.
-        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-        data = format_safetensors(copies)
-        files[f"{part}.safetensors"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        yield f"{part}.safetensors", data
-    content = {"format": FORMAT, "step": step, "time": time.time(), "files": files, "state": state}
-    yield MANIFEST, json.dumps({**content, "sha256": _digest_json(content)}, indent=1).encode()
+    """`Checkpoints(run).save(step, parts, state, keep)`."""
+    return Checkpoints(run).save(step, parts, state, keep)
 
 
 def load_latest(run: Path | str) -> Checkpoint:
-    """Reads the newest checkpoint that is whole.
-
-    Each one that is truncated, altered or incomplete is skipped for the one before, with a warning that says why.
-    Nothing on the disk or behind the URL is changed.
-
-    Args:
-        run: the run's folder, or a URL.
-
-    Raises:
-        FileNotFoundError: if the folder is no run, or there is no checkpoint, or none that can be read; says which.
-        StorageError: if the URL cannot be used or read from. None is skipped for that.
-    """
-    storage = open_storage(run)
-    tried: dict[str, str] = {}
-    while candidates := [entry.name for entry in _entries(storage) if entry.name not in tried]:
-        for name in candidates:
-            try:
-                return _read(storage, name)._replace(skipped=_summary(storage, tried))
-            except (OSError, ValueError, MemoryError, RecursionError) as error:
-                if not storage.holds(name):
-                    break  # a training run beside us removed it, and so has written newer ones
-                tried[name] = _cut(f"{name}: {str(error) or type(error).__name__}", 200)
-    if tried:
-        raise FileNotFoundError(f"{run} has no checkpoint that can be read: {'; '.join(_summary(storage, tried))}")
-    raise FileNotFoundError(f"{run} has no checkpoint yet")
-
-
-def _summary(storage: Disk | Remote, tried: dict[str, str]) -> list[str]:
-    """Lines on the checkpoints that were skipped, given their reasons by name; warns of the same."""
-    lines, more = list(tried.values())[:REASONS], len(tried) - REASONS
-    for line in lines:
-        warnings.warn(f"skipped checkpoint {storage.locate(line)}", stacklevel=3)
-    return [*lines, f"and {more} more"] if more > 0 else lines
-
-
-def _read(storage: Disk | Remote, name: str) -> Checkpoint:
-    """Reads a checkpoint that anyone may have written: nothing is opened before it is known to be what it must be.
-
-    Raises:
-        ValueError, OSError, MemoryError, RecursionError: if it is damaged or was made up; says how.
-    """
-
-    def read(file: str, size: int | None = None) -> bytes:
-        try:
-            return storage.read(name, file, size)
-        except FileNotFoundError as error:
-            raise ValueError(f"{file} is missing") from error
-
-    text = read(MANIFEST)
-    try:
-        content = json.loads(text)
-        digest = content.pop("sha256")
-        intact = digest == _digest_json(content)
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError("state.json is damaged") from error
-    if not intact:
-        raise ValueError("state.json is not what was written (its SHA-256 differs)")
-    require(content, {"format": int}, MANIFEST)
-    if content["format"] not in (1, FORMAT):
-        raise ValueError(f"state.json has format {content['format']}, this version reads 1 and {FORMAT}")
-    content = {"time": math.nan, **content}
-    files = {str: {"size": int, "sha256": str}}
-    require(content, {"step": int, "time": float, "files": files, "state": dict}, MANIFEST)
-    parts = {}
-    for file, expected in content["files"].items():
-        if not re.fullmatch(_PART + r"\.safetensors", file):
-            raise ValueError(f"{MANIFEST}: files: expected names such as weights.safetensors, got {shown(file)}")
-        data = read(file, expected["size"])
-        if hashlib.sha256(data).hexdigest() != expected["sha256"]:
-            raise ValueError(f"{file} is not what was written (its SHA-256 differs)")
-        try:
-            parts[file.removesuffix(".safetensors")] = parse_safetensors(data)
-        except Exception as error:  # of what was made up, safetensors and torch complain in many ways
-            raise ValueError(f"{file} holds no tensors: {error!r}") from error
-    state = content["state"]
-    if content["format"] == 1:
-        parts, state = _upgrade(parts, state)
-    return Checkpoint(content["step"], parts, state, content["time"], storage.locate(name), [])
-
-
-def _upgrade(parts: dict[str, Any], state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parts and state of a checkpoint of format 1, with the names of this version."""
-    names = {"optimiser": "optimizer"}
-    parts = {names.get(part, part): tensors for part, tensors in parts.items()}
-    learner = state.get("learner")
-    if isinstance(learner, dict):
-        state = {**state, "learner": {names.get(name, name): value for name, value in learner.items()}}
-    return parts, state
-
-
-def require(value: Any, schema: Any, where: str) -> None:
-    """Checks what was read as JSON.
-
-    Args:
-        value: what JSON can hold.
-        schema: a type (int stands for 0 to 2^63 - 1, float for any number, object for anything); a dict with the
-            schemas of what must be there, beside which there may be more; {str: schema} for objects and [schema] for
-            lists of such values.
-        where: names the value in errors.
-
-    Raises:
-        ValueError: says what was expected where, and what was given.
-    """
-    kind: Any = schema if isinstance(schema, type) else type(schema)
-    if kind is int:
-        fits = type(value) is int and 0 <= value < 1 << 63
-    elif kind is float:
-        fits = type(value) is float or (type(value) is int and abs(value) < 1 << 63)
-    else:
-        fits = isinstance(value, kind)
-    if not fits:
-        raise ValueError(f"{where}: expected {_WORDS[kind]}, got {shown(value)}")
-    if isinstance(schema, dict) and str in schema:
-        schema = dict.fromkeys(value, schema[str])
-    parts = {}
-    if isinstance(schema, dict):
-        if missing := [name for name in schema if name not in value]:
-            raise ValueError(f"{where}: expected {', '.join(missing)} in it, got {shown(list(value))}")
-        parts = {name: (value[name], part) for name, part in schema.items()}
-    elif isinstance(schema, list):
-        parts = {index: (item, schema[0]) for index, item in enumerate(value)}
-    for name, (item, part) in parts.items():
-        require(item, part, f"{where}: {name}")
-
-
-def shown(value: Any) -> str:
-    """A value as errors have room for it, without the passwords of URLs."""
-    try:
-        return _cut(redact(repr(value)), 120)
-    except RecursionError:
-        return "what is nested too deeply"
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 4]} ..."
-
-
-def _entries(storage: Disk | Remote) -> list[_Entry]:
-    """What may be loaded, best first; superseded ones only if none of the others can be read."""
-    found = [match for name in storage.folders() if (match := _NAME.fullmatch(name))]
-    return sorted((_Entry(not match[2], int(match[1]), match[0]) for match in found), reverse=True)
-
-
-def _digest_json(value: Any) -> str:
-    """Of the value as it will be read again, whatever its layout in the file."""
-    plain = json.loads(json.dumps(value))
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
-
-
-def format_json(value: Any, **options: Any) -> str:
-    """A value as JSON, with null in place of numbers that are not finite: JSON has none of these."""
-
-    def finite(node: Any) -> Any:
-        if isinstance(node, dict):
-            return {key: finite(value) for key, value in node.items()}
-        if isinstance(node, list | tuple):
-            return [finite(value) for value in node]
-        return None if isinstance(node, float) and not math.isfinite(node) else node
-
-    return json.dumps(finite(value), allow_nan=False, **options)
-
-
-def write_json(path: Path | str, value: Any) -> None:
-    """Writes a JSON file that is there whole or, after a crash, as it was before; see `format_json`.
-
-    Raises:
-        TypeError: if JSON cannot hold the value; nothing was written then.
-    """
-    text = format_json(value, indent=2)
-    with replacing(Path(path)) as temporary:
-        temporary.write_text(text + "\n")
-
-
-def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
-    """Splits a nest of dicts, lists and tuples, such as an optimizer's `state_dict()`, into tensors and JSON.
-
-    Named tuples, such as a core's state, become plain ones.
-
-    Returns:
-        the tensors by path ("state/0/exp_avg"), and a value that JSON can hold, from which `unflatten` makes an equal
-        nest (keys that are ints and tuples included).
-
-    Raises:
-        TypeError: if there is anything but these, tensors, numbers, strings, booleans and None.
-        ValueError: if two tensors have the same path.
-    """
-    tensors: dict[str, Tensor] = {}
-
-    def plain(node: Any, path: str) -> Any:
-        if isinstance(node, Tensor):
-            if path in tensors:
-                raise ValueError(f"{path}: expected one tensor of this path, got two")
-            tensors[path] = node
-            return {"tensor": path}
-        if type(node) is dict:
-            return {"dict": [[_plain_key(key, path), plain(value, _join(path, key))] for key, value in node.items()]}
-        if type(node) is list or isinstance(node, tuple):
-            kind = "list" if type(node) is list else "tuple"
-            return {kind: [plain(value, _join(path, index)) for index, value in enumerate(node)]}
-        if node is None or type(node) in (bool, int, float, str):
-            return node
-        raise TypeError(f"{path}: expected tensors, numbers, strings and nests of them, got {type(node).__name__}")
-
-    return tensors, plain(tree, "")
-
-
-def unflatten(tensors: dict[str, Tensor], plain: Any) -> Any:
-    """The nest that `flatten` split.
-
-    Raises:
-        ValueError: if a tensor is missing, or this is not what `flatten` made.
-    """
-    try:
-        return _unflatten(tensors, plain)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ValueError(f"expected tensors and a nest as they were written, got {shown(plain)} ({error!r})") from error
-
-
-def _unflatten(tensors: dict[str, Tensor], plain: Any) -> Any:
-    if not isinstance(plain, dict):
-        return plain
-    ((kind, content),) = plain.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "dict":
-        return {key: _unflatten(tensors, value) for key, value in content}
-    children = [_unflatten(tensors, value) for value in content]
-    return {"list": list, "tuple": tuple}[kind](children)
-
-
-def _plain_key(key: Any, path: str) -> str | int:
-    if type(key) not in (str, int):
-        raise TypeError(f"{path}: expected keys of str or int, got {type(key).__name__}")
-    return key
-
-
-def _join(path: str, key: Any) -> str:
-    return f"{path}/{key}" if path else str(key)
+    """`Checkpoints(run).load_latest()`."""
+    return Checkpoints(run).load_latest()
 
 
 def pack_learner(state: dict[str, Any]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -389,89 +369,26 @@ def pack_learner(state: dict[str, Any]) -> tuple[dict[str, dict[str, Tensor]], d
 
 
 def unpack_learner(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What `Learner.load_state_dict` takes, of a checkpoint with `pack_learner`'s value as `state["learner"]`.
+    """The argument of `Learner.load_state_dict`, from a checkpoint with `pack_learner`'s value as `state["learner"]`.
 
     Raises:
         ValueError: if the checkpoint has no such learner in it.
     """
-    require(checkpoint.state, {"learner": {"version": int, "steps": int, "optimizer": dict}}, "state")
-    require(checkpoint.parts, {"weights": dict, "optimizer": dict}, "parts")
+    require_schema(checkpoint.state, {"learner": {"version": int, "steps": int, "optimizer": dict}}, "state")
+    require_schema(checkpoint.parts, {"weights": dict, "optimizer": dict}, "parts")
     packed = dict(checkpoint.state["learner"])
     optimizer = unflatten(checkpoint.parts["optimizer"], packed.pop("optimizer"))
     return {**packed, "weights": checkpoint.parts["weights"], "optimizer": optimizer}
 
 
-def rng_state() -> dict[str, Any]:
-    """The states of the global random generators of Python, numpy and torch, GPUs included, as JSON can hold them."""
-    version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {
-        "python": [version, list(words), gauss],
-        "numpy": [kind, _encode(np.asarray(keys, "<u4").tobytes()), int(position), int(has_gauss), float(cached)],
-        "torch": _encode(torch.get_rng_state().numpy().tobytes()),
-        "cuda": [_encode(state.cpu().numpy().tobytes()) for state in gpus],
-    }
+def _describe(error: Exception) -> str:
+    return redact(f"{type(error).__name__}: {error}".removesuffix(": "))
 
 
-def restore_rng(state: Any) -> None:
-    """Restores the states that `rng_state` gave. GPUs are left alone where there is not the same number of them.
-
-    Raises:
-        ValueError: as `check_rng` does; nothing was changed then.
-    """
-    check_rng(state)
-    random.setstate(_python(state))
-    np.random.set_state(_numpy(state))  # noqa: NPY002
-    torch.set_rng_state(_decode(state["torch"]))
-    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if len(state["cuda"]) == present:
-        for index, gpu in enumerate(state["cuda"]):
-            torch.cuda.set_rng_state(_decode(gpu), index)
-    else:
-        logger.warning("random states of %d GPUs not restored: there are %d", len(state["cuda"]), present)
-
-
-def check_rng(state: Any) -> None:
-    """Raises a ValueError where these are no states that `restore_rng` takes, but those of another version, say."""
-    require(state, {"python": list, "numpy": list, "torch": str, "cuda": [str]}, "rng")
-    generator = "Python"
-    try:
-        random.Random().setstate(_python(state))
-        require(state["python"][2] or 0.0, float, "gauss")
-        generator = "numpy"
-        numpy = _numpy(state)
-        if not 0 <= numpy[2] <= len(numpy[1]):  # numpy would read beyond its words
-            raise ValueError(f"position {numpy[2]}")
-        np.random.RandomState().set_state(numpy)
-        generator = "torch"
-        torch.Generator().set_state(_decode(state["torch"]))
-        generator = "cuda"
-        if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-            for index, gpu in enumerate(state["cuda"]):
-                torch.Generator(f"cuda:{index}").set_state(_decode(gpu))
-    except (ValueError, TypeError, OverflowError, RuntimeError, KeyError) as error:
-        name = generator.lower()
-        raise ValueError(
-            f"rng: {name}: expected the state of a generator of this version of {generator}, got {shown(state[name])}"
-        ) from error
-
-
-def _python(state: dict[str, Any]) -> tuple[Any, ...]:
-    """What `random.setstate` takes."""
-    version, words, gauss = state["python"]
-    return version, tuple(words), gauss
-
-
-def _numpy(state: dict[str, Any]) -> tuple[Any, ...]:
-    """What `np.random.set_state` takes."""
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    return kind, np.frombuffer(base64.b64decode(keys), "<u4"), position, has_gauss, cached
-
-
-def _encode(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _decode(text: str) -> Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+def _require_size(file: str, found: int, size: int | None) -> None:
+    """Raises a ValueError if a file does not have its expected size, or exceeds the limit of its kind."""
+    if size is not None and found != size:
+        raise ValueError(f"{file} has {found} bytes instead of {size}")
+    most = files.JSON_BYTES if file == MANIFEST else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if found > most:
+        raise ValueError(f"{file} has {found} bytes, expected at most {most}")

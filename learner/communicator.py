@@ -1,8 +1,4 @@
-"""How learners that share a batch by rows add up what each of them finds: torch.distributed, and nothing of Ray.
-
-Each learner has its rows (a shard) and makes its part of every sum over the batch; the parts add up to what one learner
-makes of the whole. Who the learners are and what becomes of those that die is the business of `group`.
-"""
+"""All-reduce and all-gather among learners that share a batch by rows, with torch.distributed. No Ray; see `group`."""
 
 import torch
 import torch.distributed as dist
@@ -10,11 +6,10 @@ from torch import Tensor
 
 
 class PeerLost(RuntimeError):
-    """A learner of the group did not answer: it died, or did not come to a sum in time.
+    """A learner of the group died, or did not take part in a collective in time.
 
-    With gloo each of the others gets it from the sum. NCCL only queues a sum: whoever reads the result waits in CUDA,
-    until torch's watchdog ends the process when the group's timeout is over. So on GPUs a learner that waits for a
-    lost one is lost as well.
+    With gloo the collective raises it in the other learners. NCCL only queues the collective: reading the result blocks
+    in CUDA, until torch's watchdog ends the process after the group's timeout. So on GPUs the others are lost, too.
     """
 
 
@@ -22,11 +17,11 @@ class LearnersLost(RuntimeError):
     """The learners of a group died too often, or for too long; the message says how often and why."""
 
 
-class DataParallel:
-    """Sums over the learners of a process group.
+class Communicator:
+    """Collectives over the learners of a process group; without a group there is one learner and they do nothing.
 
-    All of them must ask for the same sums in the same order. Without a group there is one learner with the whole batch,
-    and sums are what went in.
+    All learners must call the same collectives in the same order. Each collective raises `PeerLost` if a learner did
+    not take part within the group's timeout, as far as the backend notices. No gradient flows through them.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -39,23 +34,19 @@ class DataParallel:
 
     @property
     def rank(self) -> int:
-        """Which of them this learner is, from 0."""
+        """Index of this learner, from 0."""
         return 0 if self.group is None else self.group.rank()
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum of the learners' tensors, which have one shape; the same bits on each of them. Without gradient.
-
-        Raises:
-            PeerLost: if it was not there within the group's timeout, as far as the backend notices.
-        """
+        """Elementwise sum of the learners' tensors, which have equal shapes; bitwise equal on all learners."""
         return self._all_reduce(tensor, dist.ReduceOp.SUM)
 
     def max(self, tensor: Tensor) -> Tensor:
-        """The maximum, element by element, as `sum` gives the sum; raises as that does."""
+        """Elementwise maximum of the learners' tensors, which have equal shapes."""
         return self._all_reduce(tensor, dist.ReduceOp.MAX)
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """The learners' tensors, of one shape, joined along dim 0 in the order of ranks; raises as `sum` does."""
+        """The learners' tensors, of equal shapes, concatenated along dim 0 in the order of ranks."""
         if self.group is None:
             return tensor
         parts = [torch.empty_like(tensor) for _ in range(self.size)]

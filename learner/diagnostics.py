@@ -1,4 +1,4 @@
-"""What the learner looks at now and then but does not train on: where the agent's attention goes."""
+"""Measurements of an agent that are no part of its training: the distribution of attention."""
 
 import torch
 
@@ -7,15 +7,15 @@ from agent.core import ATTENTION_KINDS, CompressiveTransformer, detach_state, in
 
 
 def attention_mass(agent: Agent, trajectory: Trajectory, rows: int = 4) -> dict[str, float]:
-    """Mean attention on compressed memory, memory and segment, over layers, heads, steps and the first rows.
+    """Mean attention to compressed memory, memory and segment over layers, heads, steps and the first rows.
 
-    Empty for cores without attention.
+    Returns an empty dict for cores without attention.
     """
     core = agent.core
     if not isinstance(core, CompressiveTransformer):
         return {}
     part = state_to(index_state(trajectory, slice(0, rows)), next(agent.parameters()).device)
-    agent.eval()  # without dropout, and without drawing from the random stream of training
+    agent.eval()  # no dropout, which would also draw from the random generator of training
     with torch.no_grad():
         output = agent(part.observation, part.last_action, part.reward, part.reset, detach_state(part.core_state), True)
     assert output.attention is not None

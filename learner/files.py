@@ -1,11 +1,14 @@
-"""Files in folders that others may have prepared: opened without following links or waiting, replaced as a whole.
+"""Files, JSON and names of URLs. Files lie in folders that others may have prepared: only regular files are opened.
 
-What is no regular file (a device, a FIFO, a folder, a symbolic link) is refused by name, for reading and for writing.
+Devices, FIFOs, folders and symbolic links are refused by name. Files are replaced as a whole.
 """
 
 import errno
 import json
+import math
 import os
+import re
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 JSON_BYTES = 64 << 20
-"""JSON files that are larger are refused unread; the largest that is written is a vocabulary of some megabytes."""
+"""Larger JSON files are not read; the largest that is written, a vocabulary, has some megabytes."""
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFDIR: "a folder",
@@ -22,18 +25,27 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_JSON_TYPES = {
+    int: "a whole number of 0 or more",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
+"""Names of JSON's types in errors."""
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY | os.O_NOFOLLOW, folder: int | None = None) -> int:
-    """A descriptor of a regular file, as `os.open` gives it; a FIFO's other end is not waited for.
+    """Opens a regular file as `os.open` does, without waiting for the other end of a FIFO; returns a descriptor.
 
     Args:
-        path: of the file; where `folder` is given, in that.
-        flags: of `os.open`.
-        folder: the descriptor of a folder.
+        path: the file, relative to `folder` if that is given.
+        flags: flags of `os.open`.
+        folder: descriptor of a folder.
 
     Raises:
-        OSError: if it is anything else, or cannot be opened.
+        OSError: if the path is not a regular file, or cannot be opened.
     """
     try:
         file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
@@ -48,29 +60,8 @@ def open_regular(path: Path, flags: int = os.O_RDONLY | os.O_NOFOLLOW, folder: i
     return file
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file holds.
-
-    Raises:
-        FileNotFoundError: if there is none.
-        ValueError: if it cannot be read, is no JSON, or larger than `JSON_BYTES`; names it.
-    """
-    try:
-        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
-            data = file.read(JSON_BYTES + 1)
-        if len(data) > JSON_BYTES:
-            raise ValueError(f"more than {JSON_BYTES} bytes")
-        return json.loads(data)
-    except FileNotFoundError:
-        raise
-    except RecursionError as error:
-        raise ValueError(f"{path}: expected JSON, got one that is nested too deeply") from error
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path}: expected JSON, got: {error}") from error
-
-
 def require_output(path: Path) -> None:
-    """Raises an OSError where there is something that is no regular file, and so must not be replaced by one."""
+    """Raises an OSError if the path exists and is not a regular file, so that it must not be replaced."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -79,17 +70,23 @@ def require_output(path: Path) -> None:
         raise _irregular(path, mode)
 
 
+def _irregular(path: Path, mode: int) -> OSError:
+    found = _KINDS.get(stat.S_IFMT(mode), "something else")
+    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+    return OSError(number, f"expected a regular file, got {found}", str(path))
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """The path of a new file to write in the block. Then it takes the place of `path`; not if the block raises.
+    """Yields the path of a new, empty file. After the block it replaces `path`, unless the block raised.
 
     Raises:
-        OSError: if it cannot be written, or there is something at `path` that is no regular file.
+        OSError: if the file cannot be written, or `path` is not a regular file.
     """
     require_output(path)
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        temporary.unlink(missing_ok=True)  # what a killed process left, or a link that another laid
+        temporary.unlink(missing_ok=True)  # left by a killed process, or a link that another program placed there
         os.close(open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         yield temporary
         flush(temporary)
@@ -100,7 +97,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Waits until a file's bytes, or a folder's entries, are on the disk."""
+    """Waits until the bytes of a file, or the entries of a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -116,7 +113,122 @@ def write_and_flush(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _irregular(path: Path, mode: int) -> OSError:
-    found = _KINDS.get(stat.S_IFMT(mode), "something else")
-    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-    return OSError(number, f"expected a regular file, got {found}", str(path))
+def remove(path: Path) -> None:
+    """Removes a file, a folder or a link (not its target), if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> Any:
+    """The value that a JSON file holds.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it cannot be read, is not JSON, or is larger than `JSON_BYTES`; names the file.
+    """
+    try:
+        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+            data = file.read(JSON_BYTES + 1)
+        if len(data) > JSON_BYTES:
+            raise ValueError(f"more than {JSON_BYTES} bytes")
+        return json.loads(data)
+    except FileNotFoundError:
+        raise
+    except RecursionError as error:
+        raise ValueError(f"{path}: expected JSON, got a value that is nested too deeply") from error
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path}: expected JSON, got: {error}") from error
+
+
+def format_json(value: Any, **options: Any) -> str:
+    """A value as JSON, with null for numbers that are not finite, which JSON cannot express."""
+
+    def finite(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: finite(value) for key, value in node.items()}
+        if isinstance(node, list | tuple):
+            return [finite(value) for value in node]
+        return None if isinstance(node, float) and not math.isfinite(node) else node
+
+    return json.dumps(finite(value), allow_nan=False, **options)
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Writes a value as a JSON file atomically; see `format_json`.
+
+    Raises:
+        TypeError: if JSON cannot hold the value; nothing was written.
+    """
+    text = format_json(value, indent=2)
+    with replacing(Path(path)) as temporary:
+        temporary.write_text(text + "\n")
+
+
+def require_schema(value: Any, schema: Any, where: str) -> None:
+    """Checks a value that was read as JSON.
+
+    Args:
+        value: the value.
+        schema: a type (int means 0 to 2^63 - 1, float any number, object anything); a dict of the schemas of required
+            keys (more keys are allowed); {str: schema} for objects, or [schema] for lists, of such values.
+        where: name of the value in errors.
+
+    Raises:
+        ValueError: says which value was expected to be what, and what it is.
+    """
+    kind: Any = schema if isinstance(schema, type) else type(schema)
+    if kind is int:
+        fits = type(value) is int and 0 <= value < 1 << 63
+    elif kind is float:
+        fits = type(value) is float or (type(value) is int and abs(value) < 1 << 63)
+    else:
+        fits = isinstance(value, kind)
+    if not fits:
+        raise ValueError(f"{where}: expected {_JSON_TYPES[kind]}, got {abbreviate(value)}")
+    if isinstance(schema, list):
+        for index, item in enumerate(value):
+            require_schema(item, schema[0], f"{where}: {index}")
+    elif isinstance(schema, dict):
+        if str in schema:
+            schema = dict.fromkeys(value, schema[str])
+        if missing := [name for name in schema if name not in value]:
+            raise ValueError(f"{where}: expected {', '.join(missing)} in it, got {abbreviate(list(value))}")
+        for name, part in schema.items():
+            require_schema(value[name], part, f"{where}: {name}")
+
+
+def abbreviate(value: Any, length: int = 120) -> str:
+    """The `repr` of a value, cut to a length that fits an error message, without passwords of URLs."""
+    try:
+        return shorten_text(redact(repr(value)), length)
+    except RecursionError:
+        return "a value that is nested too deeply"
+
+
+def shorten_text(text: str, length: int) -> str:
+    """A text, cut to a length."""
+    return text if len(text) <= length else f"{text[: length - 4]} ..."
+
+
+def is_url(run: Path | str) -> bool:
+    """Whether a run is given as a URL, not as a path."""
+    return isinstance(run, str) and "://" in run
+
+
+def redact(text: str, any_character: str = r"\S") -> str:
+    """A text with "***" for the passwords in its URLs and for all that follows "?NAME="; URLs end at a space."""
+    user = r"(:/+)[^\s/@]*(?::(?!\d+(?:[/\s]|$))|%3a)" + any_character + "*@"  # USER:PASSWORD@, but not HOST:PORT/
+    text = re.sub(user, r"\1***@", text, flags=re.IGNORECASE | re.DOTALL)
+    text = re.sub(r"(https?:/+)[^\s/@]*@", r"\1***@", text, flags=re.IGNORECASE)  # elsewhere a user or a container
+    return re.sub(r"([?&#;][\w.~%+-]+=)" + any_character + "+", r"\1***", text, flags=re.DOTALL)
+
+
+def require_no_secret(url: str) -> None:
+    """Raises a ValueError for a URL with a password, token or query, because URLs are written to files and logs."""
+    if (redacted := redact(url, any_character=".")) != url:
+        raise ValueError(
+            f"{redacted}: expected a URL without a password, token or query; credentials belong in the environment, "
+            "as FSSPEC_PROTOCOL_NAME=VALUE or as the protocol's package reads them (docs/clusters.md)"
+        )

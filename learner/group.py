@@ -1,9 +1,8 @@
-"""Several learners on a Ray cluster that share each batch by rows and, to the caller, are one learner.
+"""Several learners on a Ray cluster that share each batch by rows and appear as one learner.
 
-The caller's process owns them, one a GPU or CPU, and keeps a learner that follows: weights and counters after every
-update, the optimizer whenever a checkpoint asks for it. From that all are started again when one dies. How their sums
-are made, and what NCCL does not do when one is lost, is in `data_parallel`; Ray itself is started and stopped by the
-commands.
+Their owner keeps a copy of the learner: its weights and counters are updated after every update, its optimizer at every
+checkpoint. When a learner dies, all are restarted from that copy, or from the state of a survivor. Ray is started and
+stopped by the commands. `communicator` explains what NCCL cannot do when a learner is lost.
 """
 
 import dataclasses
@@ -27,52 +26,49 @@ from torch import Tensor, nn
 
 from agent.core.state import index_state, map_state
 from agent.trajectory import Trajectory, validate
-from learner.communicator import DataParallel, LearnersLost, PeerLost
+from learner.communicator import Communicator, LearnersLost, PeerLost
 from learner.learner import Learner, LearnerConfig
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 5
-"""Times that learners may die in a row without an update before the run stops: then it is a bug."""
+"""Failures in a row without an update after which the run stops, because that is a bug."""
 MEMORY_SECONDS = 300.0
-"""Time for which deaths in a row are not counted where Ray ended a learner because its node was short of memory."""
+"""Seconds during which failures are not counted if Ray ended a learner because its node was short of memory."""
 LONGEST_PAUSE = 30.0
-"""Seconds before learners that were lost so are started again; the first pauses are 2, 4, 8 and 16 s."""
+"""Seconds, at most, before a restart after such a failure; the first pauses are 2, 4, 8 and 16 s."""
 PEER_SECONDS = 120.0
-"""Time that learners wait for each other in a sum before they give one up. A killed process is noticed at once."""
+"""Timeout of collectives. A killed process is detected at once."""
 GRACE_SECONDS = 10.0
-"""Time that the others have to answer once a learner is lost."""
+"""Seconds that the other learners have to answer after one was lost."""
 STALL_SECONDS = 30.0
-"""Time without room for the learners after which to say so."""
+"""Seconds of waiting for resources between two warnings."""
 POLL_SECONDS = 0.25
-"""Time between two looks at whether to wait on."""
+"""Seconds between two calls of `check` during a wait."""
 
 
 class RemoteLearner:
-    """What runs in a learner's process. Tensors travel as numpy arrays, which Ray shares without a copy."""
+    """A learner in its own process. Tensors are passed as numpy arrays, which Ray shares without a copy."""
 
     def __init__(self, rank: int, size: int, threads: int, seed: int) -> None:
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
         self.rank, self.size = rank, size
         self.timeout = timedelta(seconds=PEER_SECONDS)
+        self.metrics: dict[str, float] = {}
 
     def pid(self) -> int:
-        """The process."""
+        """The process id."""
         return os.getpid()
 
     def listen(self) -> tuple[str, int]:
-        """Opens the group's meeting point in this process: host and port."""
+        """Starts the rendezvous of the process group in this process; returns host and port."""
         host = ray.util.get_node_ip_address()
         self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self.timeout)
         return host, self.store.port
 
-    def join(
-        self,
-        address: tuple[str, int],
-        learner: tuple[nn.Module, LearnerConfig, int, dict[str, Any]],
-    ) -> None:
-        """Meets the others and makes a learner of agent, config, total steps and state."""
+    def join(self, address: tuple[str, int], learner: tuple[nn.Module, LearnerConfig, int, dict[str, Any]]) -> None:
+        """Joins the process group and makes a learner from agent, config, total steps and state."""
         agent, config, total_steps, state = learner
         try:
             store = dist.TCPStore(*address, is_master=False, timeout=self.timeout)
@@ -80,47 +76,46 @@ class RemoteLearner:
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=self.timeout)
         except RuntimeError as error:
             raise PeerLost(str(error)) from error
-        self.learner = Learner(agent, config, total_steps, DataParallel(dist.group.WORLD))
+        self.learner = Learner(agent, config, total_steps, Communicator(dist.group.WORLD))
         self.learner.load_state_dict(state)
-        self.metrics: dict[str, float] = {}
 
     def update(self, shard: Trajectory) -> tuple[dict[str, float], int, dict[str, np.ndarray]]:
-        """Learns; returns metrics, agent steps so far and, of the first learner, weights."""
-        # Arrays from the object store are read-only.
-        self.metrics = self.learner.update(map_state(lambda leaf: torch.from_numpy(leaf.copy()), shard))
+        """Learns; returns metrics, agent steps so far and the weights (of the first learner only)."""
+        copy = map_state(
+            lambda leaf: torch.from_numpy(leaf.copy()), shard
+        )  # arrays from the object store are read-only
+        self.metrics = self.learner.update(copy)
         weights = self.learner.weights() if self.rank == 0 else {}
         return self.metrics, self.learner.steps, {name: weight.numpy() for name, weight in weights.items()}
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, float]]:
-        """See `Learner.state_dict`; and the metrics of the last update."""
+        """`Learner.state_dict`, and the metrics of the last update."""
         return self.learner.state_dict(), self.metrics
 
 
 class LearnerGroup:
-    """A learner made of several, each in a process of its own with its rows of every batch; a context manager.
+    """Several learners, each in its own process with its rows of every batch, that act as one; a context manager.
 
-    When one dies, all are started again from the state of a survivor, and the update in progress is done exactly once:
-    as if nothing had happened. If there is no survivor, the weights are those of the last update and the optimizer is
-    that of the last `state_dict`. Survivors are tested on CPUs, with gloo; on GPUs there may be none, since they do not
-    answer while they wait for the lost one (see `data_parallel`).
+    When one dies, all are restarted from the state of a survivor, and the update in progress is done exactly once, so
+    that the result does not change. Without a survivor, the weights are those of the last update and the optimizer is
+    that of the last `state_dict`. With NCCL (on GPUs) there may be no survivor, because the others block.
 
     Args:
-        learner: on the CPU, with the state to begin from. It follows the group: its weights and counters are those of
-            the group, and so is its optimizer after `state_dict`.
+        learner: on the CPU, with the initial state; the copy that is described above.
         size: number of learners.
-        device: where they learn: auto (GPUs if the cluster has any), cpu, or cuda, which is one GPU each.
-        seed: of their random numbers (dropout), which differ by learner and start.
-        placement: pack, spread, strict_pack or strict_spread: Ray's strategies of placement groups.
-        labels: which a learner's node must have.
-        check: called several times a second while there is no room for the learners, or they have yet to meet; what it
-            raises ends the wait, also that of the `with` statement.
+        device: auto (GPUs if the cluster has any), cpu, or cuda, which is one GPU each.
+        seed: of their random numbers (dropout), which differ by learner and restart.
+        placement: pack, spread, strict_pack or strict_spread: the strategy of Ray's placement group.
+        labels: labels that a learner's node must have.
+        check: called several times a second while the group waits for resources or for learners to join; its exceptions
+            end the wait, and the `with` statement.
 
     Raises:
-        ValueError: if the cluster has some GPUs, or was asked for them, but fewer than learners.
-        LearnersLost: from calls, when learners died more than `MAX_FAILURES` times in a row without an update.
-            Deaths because a node is short of memory are retried for `MEMORY_SECONDS`, with growing pauses.
-        ray.exceptions.RayTaskError: from calls, when a learner's code raised: that is a bug and is not retried.
-        ray.exceptions.RayActorError: from calls, likewise, when a learner's process could not begin.
+        ValueError: if the cluster has fewer GPUs than learners, unless it has none and `device` is auto.
+        LearnersLost: from calls, after more than `MAX_FAILURES` failures in a row without an update. Failures for lack
+            of memory are retried for `MEMORY_SECONDS`, with growing pauses.
+        ray.exceptions.RayTaskError: from calls, if the code of a learner raised; that is a bug and is not retried.
+        ray.exceptions.RayActorError: from calls, if the process of a learner could not start; likewise.
     """
 
     def __init__(
@@ -146,7 +141,7 @@ class LearnerGroup:
 
     @property
     def version(self) -> int:
-        """Updates made."""
+        """Number of updates."""
         return self.learner.version
 
     @property
@@ -159,7 +154,6 @@ class LearnerGroup:
 
         Raises:
             ValueError: if the rows cannot be divided equally.
-            FloatingPointError: as one learner does, with nothing changed.
         """
         rows, _ = validate(trajectory)
         if rows % self.size:
@@ -173,7 +167,7 @@ class LearnerGroup:
                     self._join()
                 results = _results([member.update.remote(shard) for member, shard in zip(self.members, shards)])
             except PeerLost as error:
-                self._lose(error)  # if a survivor has made the update, so have we
+                self._lose(error)  # raises the version if a survivor has done the update
                 continue
             self.metrics, self.learner.steps, weights = results[0]
             self.learner.version += 1
@@ -186,21 +180,21 @@ class LearnerGroup:
         return self.learner.weights()
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Learner.state_dict`. No learner is started for it: if they are lost, it is what they will begin from."""
+        """See `Learner.state_dict`. Lost learners are not restarted for it."""
         if self.joined and self.optimizer_version != self.version:
             try:
                 ((state, _),) = _results([self.members[0].state_dict.remote()])
-                self._follow(state)
+                self._load(state)
             except PeerLost as error:
                 self._lose(error)
         return self.learner.state_dict()
 
-    def _follow(self, state: dict[str, Any]) -> None:
+    def _load(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state)
         self.optimizer_version = self.version
 
     def _lose(self, error: PeerLost) -> None:
-        """Takes up what survivors know and ends them; all are started again by the next attempt at an update."""
+        """Loads the state of a survivor and ends all learners; the next update restarts them."""
         now = time.monotonic()
         self.failures += 1
         self.failing_since = now if self.failures == 1 else self.failing_since
@@ -209,53 +203,47 @@ class LearnerGroup:
             times = f"{self.failures} times in a row without an update"
             raise LearnersLost(f"learners were lost {times}: {error}") from error
         self.start_at = now + min(2.0**self.failures, LONGEST_PAUSE) if short_of_memory else now
-        self._rescue()
+        if self.joined:
+            self._load_survivor()
         optimizer = "" if self.optimizer_version == self.version else f", optimizer {self.optimizer_version}"
-        logger.warning("%s; all learners are started again at version %d%s", error, self.version, optimizer)
+        logger.warning("%s; all learners are restarted at version %d%s", error, self.version, optimizer)
         self.restarts += 1
         self._stop()
 
-    def _rescue(self) -> None:
-        """Takes up the state of a learner that survived, of the newest if some had finished an update."""
-        if not self.joined:
-            return
+    def _load_survivor(self) -> None:
+        """Loads the state of the survivor with the newest version, if there is a survivor."""
         requests, survivors = [member.state_dict.remote() for member in self.members], []
         for request in ray.wait(requests, num_returns=self.size, timeout=GRACE_SECONDS)[0]:
             with suppress(RayError):
                 survivors.append(ray.get(request))
         if survivors:
             state, self.metrics = max(survivors, key=lambda survivor: survivor[0]["version"])
-            self._follow(state)
+            self._load(state)
 
     def _start(self) -> None:
-        """Begins to start the processes, as soon as there is room for them: Ray places anew what a lost node had."""
+        """Starts the processes as soon as there are resources. Ray re-places the bundles of a lost node by itself."""
         assert self.placement is not None
         while time.monotonic() < self.start_at:
             time.sleep(POLL_SECONDS)
             self.check()
         begin = time.monotonic()
-        while not self.placement.wait(1):  # Ray cuts fractions of a second off
+        while not self.placement.wait(1):  # Ray truncates fractions of a second
             self.check()
-            if time.monotonic() - begin < STALL_SECONDS:
-                continue
-            begin = time.monotonic()
-            free = ray.available_resources()
-            logger.warning(
-                "no room for %d learners yet (%s); each needs %s%s, and the cluster has free %s",
-                self.size,
-                self.strategy,
-                self.resources,
-                f" on a node with {self.labels}" if self.labels else "",
-                {name: free.get(name, 0.0) for name in self.resources},
-            )
+            if time.monotonic() - begin >= STALL_SECONDS:
+                begin, free = time.monotonic(), ray.available_resources()
+                needs = f"{self.resources}{f' on a node with {self.labels}' if self.labels else ''}"
+                has = {name: free.get(name, 0.0) for name in self.resources}
+                logger.warning(
+                    "no room for %d learners yet (%s); each needs %s, and the cluster has free %s",
+                    *(self.size, self.strategy, needs, has),
+                )
         remote_class = ray.remote(max_restarts=0, max_task_retries=0)(RemoteLearner)
         for rank in range(self.size):
             seed = np.random.SeedSequence([self.seed, 2, rank, self.version, self.restarts]).generate_state(1)[0]
             place = PlacementGroupSchedulingStrategy(self.placement, placement_group_bundle_index=rank)
             options = {"num_cpus": 1, "num_gpus": self.resources.get("GPU", 0), "scheduling_strategy": place}
-            self.members.append(
-                remote_class.options(**options).remote(rank, self.size, torch.get_num_threads(), int(seed))
-            )
+            member = remote_class.options(**options).remote(rank, self.size, torch.get_num_threads(), int(seed))
+            self.members.append(member)
 
     def _join(self) -> None:
         if not self.members:
@@ -284,14 +272,14 @@ class LearnerGroup:
 
     def __exit__(self, *_: object) -> None:
         self._stop()
-        if self.placement is not None:  # in a thread, since this call never returns if the cluster's head is lost
+        if self.placement is not None:  # in a thread, because this call does not return if the cluster's head is lost
             remove = threading.Thread(target=remove_placement_group, args=(self.placement,), daemon=True)
             remove.start()
             remove.join(GRACE_SECONDS / 2)
 
 
 def _place(device: str, size: int) -> tuple[str, dict[str, float]]:
-    """The device of each learner, as it is called in its process, and the resources it needs."""
+    """The device of each learner, by its name in the learner's process, and the resources that it needs."""
     gpus = int(ray.cluster_resources().get("GPU", 0))
     if device == "cpu" or (device == "auto" and not gpus):
         return "cpu", {"CPU": 1}
@@ -301,17 +289,17 @@ def _place(device: str, size: int) -> tuple[str, dict[str, float]]:
 
 
 def _results(requests: list[Any], check: Callable[[], object] = lambda: None) -> list[Any]:
-    """The results of one request to each learner; what `check` raises meanwhile ends the wait.
+    """The results of one request to each learner. Calls `check` while it waits; its exceptions end the wait.
 
     Raises:
-        PeerLost: if a learner died or lost another; says which and why.
+        PeerLost: if a learner died, or reports the loss of another; says which and why.
         FloatingPointError: if the learners raised it.
     """
     waiting, results, died, lost, not_finite = list(requests), {}, "", "", None
     while waiting:
         done, waiting = ray.wait(waiting, timeout=GRACE_SECONDS if died or lost else POLL_SECONDS)
         if not done and (died or lost):
-            break  # the others wait in a sum for one that is gone, and go with the group
+            break  # the others block in a collective with the lost learner
         if not done:
             check()
             continue
@@ -319,12 +307,12 @@ def _results(requests: list[Any], check: Callable[[], object] = lambda: None) ->
             results[done[0]] = ray.get(done[0])
         except RayTaskError as error:
             if isinstance(error.cause, FloatingPointError):
-                not_finite = error.cause  # all of them will say so
+                not_finite = error.cause  # all learners raise it
             elif isinstance(error.cause, PeerLost):
                 lost = f"learner {requests.index(done[0])} lost another: {error.cause}"
             else:
                 raise
-        except (RayActorError, ObjectLostError, OutOfMemoryError) as error:  # the last: Ray itself ended it
+        except (RayActorError, ObjectLostError, OutOfMemoryError) as error:  # the last if Ray itself ended it
             if isinstance(error, RayActorError) and error.actor_init_failed:
                 raise
             died = f"learner {requests.index(done[0])} died: {_reason(error)}"
@@ -336,6 +324,6 @@ def _results(requests: list[Any], check: Callable[[], object] = lambda: None) ->
 
 
 def _reason(error: Exception) -> str:
-    """What Ray knows of a loss, in one line."""
+    """Ray's reason for a loss, in one line."""
     general, _, detail = str(error).partition("Worker exit detail: ")
     return detail.partition(" Some common causes")[0].rstrip(".") or general.strip().splitlines()[0]

@@ -1,39 +1,28 @@
-"""One step of IMPALA's learner: trajectories in, gradients, new weights out.
+"""IMPALA's learner: trajectories in, gradients, new weights out. No processes, files or environments.
 
-The learner owns the agent's weights and the optimizer and nothing else: no processes, files or environments. It may be
-one of several that share each batch (`data_parallel`), which `group` places on a cluster. Checkpoints are made of its
-`state_dict()` by `checkpoints`, curves of the metrics it returns by `metrics`.
+Several learners that share each batch are connected by `communicator` and placed on a cluster by `group`.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_
 
 from agent.core.state import detach_state, leaves, state_to
 from agent.fields import Above0, AtLeast0, Checked, Decay, Fraction
-from agent.trajectory import Trajectory, acted, validate
+from agent.trajectory import Trajectory, loss_mask, validate
 from learner import losses
-from learner.communicator import DataParallel
-from learner.optimization import (
-    copy_to_cpu,
-    gradient_norm,
-    load_optimizer,
-    not_finite,
-    shorten,
-    split_parameters,
-    sum_gradients,
-    weights_to_cpu,
-)
+from learner.communicator import Communicator
+from learner.optimization import Optimization, list_names, weights_to_cpu
 from learner.vtrace import VTraceReturns, action_log_probs, vtrace
 
 
 @dataclass(frozen=True)
 class LearnerConfig(Checked):
-    """How the learner learns. Impossible values raise a ValueError that names field, expectation and value."""
+    """Options of the learner. Impossible values raise a ValueError that names field, expectation and value."""
 
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Optimizer. The IMPALA paper used rmsprop; transformers are usually trained with adam."""
@@ -58,27 +47,26 @@ class LearnerConfig(Checked):
     entropy_cost: AtLeast0 = 2e-3
     """Weight of the entropy bonus at the first step."""
     entropy_cost_end: AtLeast0 | None = None
-    """If given, the weight of the entropy bonus goes linearly to this over the run's total steps."""
+    """If given, the weight of the entropy bonus changes linearly to this over the run's total steps."""
     baseline_cost: AtLeast0 = 0.5
     """Weight of the value function's loss, itself half the squared error."""
     reward_clipping: Literal["none", "abs_one", "soft_asymmetric"] = "none"
-    """How rewards are clipped before they are learned. What the run reports as return is never clipped."""
+    """How rewards are clipped for learning. The returns that the run reports are never clipped."""
     reward_scale: Above0 = 1.0
     """Factor of the rewards after clipping."""
     max_gradient_norm: Above0 | None = 2.5
-    """Gradients longer than this are scaled to it, those of the compression apart from all others; none to not clip.
-    It depends on the reduction: the IMPALA paper clips sums at 40."""
+    """Longer gradients are scaled to this norm, those of the compression separately; none does not clip. A good value
+    depends on `reduction`: the IMPALA paper clips sums at 40."""
     clip_rho: Above0 | None = 1.0
-    """Threshold rho-bar of the importance weights of the value targets; none to not clip."""
+    """Threshold rho-bar of the importance weights of the value targets; none does not clip."""
     clip_c: Above0 | None = 1.0
-    """Threshold c-bar of the importance weights of the traces, at most `clip_rho`; none to not clip."""
+    """Threshold c-bar of the importance weights of the traces, at most `clip_rho`; none does not clip."""
     clip_pg_rho: Above0 | None = 1.0
-    """Threshold of the importance weights of the policy gradient; none to not clip."""
+    """Threshold of the importance weights of the policy gradient; none does not clip."""
     lambda_: Fraction = 1.0
-    """Factor of the V-trace traces; 1 is IMPALA. It shortens the value targets; the advantages, made of the next step's
-    target, look one step farther: 0 means one-step targets and two-step advantages."""
+    """Factor of the V-trace traces; 1 is IMPALA, 0 means one-step targets and two-step advantages."""
     reduction: Literal["sum", "mean"] = "mean"
-    """sum over batch and time as IMPALA, or mean over the steps that acted."""
+    """sum over batch and time as IMPALA, or mean over the steps in the loss mask."""
     device: str = "auto"
     """Where to learn: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
 
@@ -92,46 +80,38 @@ class LearnerConfig(Checked):
 class Learner:
     """Trains an agent on trajectories with V-trace.
 
-    The loss is policy gradient + baseline_cost * baseline - entropy_cost * entropy + the sum of the agent's own
-    losses, weighted by the agent. The compression parameters receive gradient from their own loss alone and no other
-    parameter receives any from it; for the same reason their gradient is clipped apart from that of all others.
+    The loss is policy gradient + baseline_cost * baseline - entropy_cost * entropy + the agent's own losses. The
+    compression parameters receive gradients from their own loss only, which gives no gradient to other parameters;
+    therefore their gradients are clipped separately.
+
+    Args:
+        agent: called as `agent(observation, last_action, last_reward, reset, state)`; has `compression_parameters()`.
+            It is moved to the device.
+        config: options.
+        total_steps: agent steps at which the schedules end.
+        comm: the learners that share each batch. They must have equal weights and get shards of equally many rows;
+            their updates then equal those of one learner on all rows.
 
     Attributes:
-        agent: the module that is trained, moved to the device. Its interface is `agent(observation, last_action,
-            last_reward, reset, state)` and `agent.compression_parameters()`; to share batches with other learners
-            also `agent.share_batch(total)`, see `agent.core.contract.Core`.
-        version: updates made, which is the version of the weights.
-        steps: agent steps learned from, of those that acted.
+        version: number of updates, which is the version of the weights.
+        steps: agent steps learned from, by the loss mask.
+
+    Raises:
+        ValueError: if `total_steps` is not positive, or a compression parameter is not a parameter of the agent.
     """
 
     def __init__(
-        self, agent: nn.Module, config: LearnerConfig, total_steps: int, parallel: DataParallel | None = None
+        self, agent: nn.Module, config: LearnerConfig, total_steps: int, comm: Communicator | None = None
     ) -> None:
-        """Makes a learner at version 0.
-
-        Args:
-            agent: see the class.
-            config: how to learn.
-            total_steps: agent steps at which the schedules end.
-            parallel: the learners that this one shares batches with; none by default. They must have equal weights and
-                be given shards of equally many rows; their updates are then those of one learner on all rows.
-
-        Raises:
-            ValueError: if `total_steps` is not positive, or a compression parameter is not a parameter of the agent.
-        """
         if total_steps < 1:
             raise ValueError(f"total_steps: expected at least 1, got {total_steps}")
-        self.config = config
-        self.total_steps = total_steps
+        self.config, self.total_steps = config, total_steps
         self.device = resolve_device(config.device)
         self.agent = agent.to(self.device)
-        self.version = 0
-        self.steps = 0
-        self._parallel = parallel or DataParallel()
-        if self._parallel.size > 1:
-            agent.share_batch(self._parallel.sum)  # type: ignore[operator]
-        self._main_parameters, self._compression_parameters = split_parameters(self.agent)
-        self._optimizer = _make_optimizer(config, self._main_parameters, self._compression_parameters)
+        self.version = self.steps = 0
+        self._comm = comm or Communicator()
+        make_optimizer = functools.partial(_make_optimizer, config)
+        self._optimization = Optimization(self.agent, make_optimizer, config.max_gradient_norm, self._comm)
 
     @property
     def learning_rate(self) -> float:
@@ -157,76 +137,54 @@ class Learner:
             trajectory: T steps of B rows on any device, this learner's shard of the batch; see `agent.trajectory`.
 
         Returns:
-            metrics of the whole batch by name: losses as they enter the total (weighted, reduced as configured), those
-            of the compression by layer, entropy in nats a step, gradient norms before clipping, importance weights,
-            mean value over the steps that acted, policy lag in versions, learning rate, entropy cost.
+            metrics of the whole batch by name: losses as they enter the total (weighted and reduced), entropy in nats a
+            step, gradient norms before clipping, importance weights, mean values, policy lag in versions, learning
+            rate, entropy cost.
 
         Raises:
-            ValueError: if the trajectory, or what the agent makes of it, does not have the shapes of the contract.
-            FloatingPointError: if a loss or a gradient is not finite; names which. The weights, the optimizer and the
-                counters are then as they were before the call. All learners that share the batch raise it.
-            PeerLost: if another learner was lost; likewise with nothing changed.
+            ValueError: if the shapes of the trajectory or of the agent's output are wrong.
+            FloatingPointError: if a loss or a gradient is not finite; names which. Weights, optimizer and counters are
+                unchanged. All learners that share the batch raise it.
+            PeerLost: if another learner was lost; nothing was changed.
         """
         validate(trajectory)
         trajectory = state_to(trajectory, self.device)
         self.agent.train()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimization.zero_grad()
         parts = self._losses(trajectory)
         parts["loss/total"].backward()
-        sum_gradients(self.agent.parameters(), self._parallel)
-        main_norm = gradient_norm(self._main_parameters)
-        compression_norm = gradient_norm(self._compression_parameters)
-
-        sums = self._parallel.sum(torch.stack([part.detach().to(main_norm) for part in parts.values()]))
-        lag = self._parallel.max((self.version - trajectory.version).max())
-        names = [*parts, "policy_lag/max", "gradient/norm", "gradient/compression_norm"]
-        stacked = torch.cat([sums, torch.stack([lag.to(main_norm), main_norm, compression_norm.to(main_norm)])])
-        # Nothing before this waits for the device but instructions, which do it first of all (`Agent.forward`).
-        metrics: dict[str, float] = dict(zip(names, stacked.tolist()))
-        self._require_finite(metrics, trajectory)
-
-        if self.config.max_gradient_norm is not None:
-            clip_grads_with_norm_(self._main_parameters, self.config.max_gradient_norm, main_norm)
-            clip_grads_with_norm_(self._compression_parameters, self.config.max_gradient_norm, compression_norm)
-        metrics["learning_rate"] = self.learning_rate
-        metrics["entropy_cost"] = self.entropy_cost
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.learning_rate
-        self._optimizer.step()
+        lag = self._comm.max((self.version - trajectory.version).max())
+        schedules = {"learning_rate": self.learning_rate, "entropy_cost": self.entropy_cost}
+        # Before this, only instructions wait for the device, first of all (`Agent.forward`).
+        metrics = self._optimization.step(
+            parts, self.learning_rate, f"update {self.version + 1}", lambda: self._not_finite_fields(trajectory)
+        )
         self.version += 1
         self.steps += round(metrics.pop("steps"))
-        return metrics
+        return metrics | {"policy_lag/max": float(lag)} | schedules
 
     def weights(self) -> dict[str, Tensor]:
-        """Copies of the agent's parameters and buffers on the CPU, by name: for actors and for checkpoints."""
+        """Copies of the agent's parameters and buffers on the CPU, by name."""
         return weights_to_cpu(self.agent)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on exactly: copies, on the CPU, of weights and optimizer, and the counters."""
-        return {
-            "weights": self.weights(),
-            "optimizer": copy_to_cpu(self._optimizer.state_dict()),
-            "version": self.version,
-            "steps": self.steps,
-        }
+        """Everything needed to resume exactly: copies, on the CPU, of weights and optimizer state, and the counters."""
+        optimizer = self._optimization.state_dict()
+        return {"weights": self.weights(), "optimizer": optimizer, "version": self.version, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up the state that `state_dict` gave. The configuration, hyper-parameters of the optimizer included, and
+        """Restores the state that `state_dict` returned. Configuration (hyper-parameters of the optimizer included) and
         `total_steps` stay those of this learner.
 
         Raises:
-            RuntimeError, ValueError: if weights or optimizer are those of another agent.
+            RuntimeError, ValueError: if weights or optimizer state are those of another agent.
         """
         self.agent.load_state_dict(state["weights"])
-        load_optimizer(self._optimizer, state["optimizer"])
-        self.version = int(state["version"])
-        self.steps = int(state["steps"])
+        self._optimization.load_state_dict(state["optimizer"])
+        self.version, self.steps = int(state["version"]), int(state["steps"])
 
     def _losses(self, trajectory: Trajectory) -> dict[str, Tensor]:
-        """Forward pass and losses: scalars on the device, by the name of their metric.
-
-        Each is this learner's part: over all learners they add up to what it is on the whole batch.
-        """
+        """Forward pass; scalars by metric, on the device, whose sums over the learners are those of the batch."""
         config = self.config
         output = self.agent(
             trajectory.observation,
@@ -243,21 +201,22 @@ class Learner:
             expected, actual = list(trajectory.reward.shape), list(output.value.shape)
             raise ValueError(f"value of the agent: expected {expected}, got {actual}")
 
-        mask = acted(trajectory)
+        mask = loss_mask(trajectory)
         values, actions = output.value[:, :-1], trajectory.action
         steps = mask.sum()
-        # What makes a mean over the steps that acted in the shard a part of the mean over those of the batch.
-        share = steps.clamp(min=1).to(values.dtype) / self._parallel.sum(steps).clamp(min=1)
+        # Turns a mean over the masked steps of the shard into its share of the mean over those of the batch.
+        share = steps.clamp(min=1).to(values.dtype) / self._comm.sum(steps).clamp(min=1)
         weight = share if config.reduction == "mean" else 1.0
         returns = self._returns(trajectory, logits, output.value, mask)
         policy = losses.policy_gradient_loss(logits, actions, returns.pg_advantages, mask, config.reduction)
         baseline = losses.baseline_loss(values, returns.vs, mask, config.reduction)
         entropy = losses.entropy_loss(logits, mask, config.reduction)
+        auxiliary = losses.reduce_losses(output.losses, self._comm.sum)
         parts = {
             "loss/policy": weight * policy,
             "loss/baseline": weight * (config.baseline_cost * baseline),
             "loss/entropy": weight * (self.entropy_cost * entropy),
-            **{f"loss/{name}": value for name, value in output.losses.items()},
+            **{f"loss/{name}": value for name, value in auxiliary.items()},
         }
         parts["loss/total"] = torch.stack([value.float() for value in parts.values()]).sum()
         with torch.no_grad():
@@ -268,7 +227,7 @@ class Learner:
                 "value/target_mean": share * losses.reduce(returns.vs, mask, "mean"),
                 "importance/mean_rho": share * returns.mean_rho,
                 "importance/clipped_fraction": share * returns.clipped_fraction,
-                "policy_lag/mean": (self.version - trajectory.version).float().mean() / self._parallel.size,
+                "policy_lag/mean": (self.version - trajectory.version).float().mean() / self._comm.size,
             }
         return parts
 
@@ -285,35 +244,27 @@ class Learner:
                 rewards=config.reward_scale * losses.REWARD_CLIPPING[config.reward_clipping](trajectory.reward[:, 1:]),
                 values=values[:, :-1],
                 bootstrap_value=values[:, -1],
-                acted=mask,
+                mask=mask,
                 clip_rho_threshold=config.clip_rho,
                 clip_c_threshold=config.clip_c,
                 clip_pg_rho_threshold=config.clip_pg_rho,
                 lambda_=config.lambda_,
             )
 
-    def _require_finite(self, metrics: dict[str, float], trajectory: Trajectory) -> None:
-        bad = [name for name in metrics if name.startswith(("loss/", "gradient/")) and not math.isfinite(metrics[name])]
-        if not bad:
-            return
-        parameters = not_finite(self.agent)
-        none = torch.zeros((), dtype=torch.int64, device=self.device)
-        counts = [sum(((~leaf.isfinite()).sum() for leaf in leaves(field)), start=none) for field in trajectory]
-        spoilt = self._parallel.sum(torch.stack(counts)).tolist()
-        inputs = [name for name, count in zip(trajectory._fields, spoilt) if count]
-        self._optimizer.zero_grad(set_to_none=True)
-        raise FloatingPointError(
-            f"update {self.version + 1} is not finite: {', '.join(f'{name} = {metrics[name]}' for name in bad)}; "
-            f"parameters with such gradients: {parameters}; "
-            f"fields of the trajectory that are not finite: {shorten(inputs)}. The weights were not changed."
-        )
+    def _not_finite_fields(self, trajectory: Trajectory) -> str:
+        """For errors: fields of the batch that are not finite in any learner's shard."""
+        zero = torch.zeros((), dtype=torch.int64, device=self.device)
+        counts = [sum(((~leaf.isfinite()).sum() for leaf in leaves(field)), start=zero) for field in trajectory]
+        totals = self._comm.sum(torch.stack(counts)).tolist()
+        names = list_names(name for name, total in zip(trajectory._fields, totals) if total)
+        return f"; fields of the trajectory that are not finite: {names}"
 
 
 def resolve_device(device: str) -> torch.device:
-    """The device named, where "auto" is a GPU if there is one and the CPU otherwise.
+    """The named device; "auto" is a GPU if there is one, else the CPU.
 
     Raises:
-        ValueError: if torch knows no such device, or cannot compute on it: a GPU that is absent, or "meta".
+        ValueError: if torch cannot compute on such a device.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -327,10 +278,7 @@ def resolve_device(device: str) -> torch.device:
     return torch.device("cpu") if resolved.type == "cpu" else resolved
 
 
-def _make_optimizer(
-    config: LearnerConfig, main: list[nn.Parameter], compression: list[nn.Parameter]
-) -> torch.optim.Optimizer:
-    groups = [{"params": main}, {"params": compression}]
+def _make_optimizer(config: LearnerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     if config.optimizer == "adam":
         betas = (config.adam_beta1, config.adam_beta2)
         return torch.optim.Adam(groups, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon)

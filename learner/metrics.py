@@ -1,18 +1,15 @@
-"""What a run measures over time: one row a call, in `metrics.jsonl` for programs and as TensorBoard events for people.
+"""Metrics of a run over time: one row per call, in `metrics.jsonl` and as TensorBoard events.
 
-Names are `group/name`, as in `episode/return` or `speed/frames_per_second`; what has no group, such as `learning_rate`,
-has a name alone. The callers decide what is measured.
+Names are `group/name`, as in `episode/return`, or `name`, as in `learning_rate`.
 """
 
-import itertools
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from torch.utils.tensorboard import SummaryWriter
@@ -22,17 +19,28 @@ from learner.files import open_regular
 
 FILE = "metrics.jsonl"
 SAMPLE = 4_000
-"""Rows that are read of a long run; see `sample_metrics`."""
+"""Number of rows that `sample_metrics` reads."""
 _BLOCK, _LONGEST, _WHOLE, _REACH = 1 << 16, 1 << 18, 1 << 23, 1 << 26
-"""Bytes: read at a time, of a row at most, of a file that is read as a whole, searched from the end of one."""
+"""Bytes: of a block, of the longest row, of the largest file that is read as a whole, of a search from the end."""
 
 
 class MetricsWriter:
     """Appends rows of metrics to a run, in a `with` block.
 
-    A row is one line of `metrics.jsonl`, an object with "step" (agent steps, or batches of a sequence model), "time"
-    (seconds since 1970) and a number for each metric (null where it is not finite). It is flushed before `write`
-    returns. TensorBoard events lie in the run's folder itself.
+    A row is one line of `metrics.jsonl`: an object with "step" (agent steps, or batches of a sequence model), "time"
+    (seconds since 1970) and a number for each metric (null if it is not finite). TensorBoard events are in the run's
+    folder itself.
+
+    Args:
+        run: the run's folder; it is made if it does not exist.
+        resumed_step: the step from which the run is resumed (0 for a new run): rows of later steps, which an
+            interrupted run wrote after its last checkpoint, are deleted, and hidden in TensorBoard. None keeps all. An
+            incomplete last line is always deleted.
+        mirror: is called with the metrics of every row.
+        layout: charts for `SummaryWriter.add_custom_scalars`.
+
+    Raises:
+        OSError: if the folder or its file cannot be written, or `metrics.jsonl` is not a file.
     """
 
     def __init__(
@@ -42,19 +50,6 @@ class MetricsWriter:
         mirror: Callable[[Mapping[str, float]], None] | None = None,
         layout: dict[str, dict[str, list[Any]]] | None = None,
     ) -> None:
-        """Opens a run for rows.
-
-        Args:
-            run: the run's folder; made if it does not exist.
-            resumed_step: the step from which the run goes on (0 if it begins anew): rows of later steps, which an
-                interrupted run wrote after its last checkpoint, are cut off, and hidden in TensorBoard. None keeps
-                all. A torn last line is cut off in any case.
-            mirror: is called with the numbers of every row as well.
-            layout: charts of TensorBoard's custom scalars, as `SummaryWriter.add_custom_scalars` takes them.
-
-        Raises:
-            OSError: if the folder or its file cannot be written to, or what has the file's name is none.
-        """
         run = Path(run)
         run.mkdir(parents=True, exist_ok=True)
         path = run / FILE
@@ -64,7 +59,7 @@ class MetricsWriter:
             _truncate(path, resumed_step)
         self._file = os.fdopen(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW), "a")
         purge = resumed_step + 1 if resuming and resumed_step is not None else None
-        # TensorBoard opens its file by name again and again: not in another folder that takes the place of this one.
+        # TensorBoard reopens its file by name; the descriptor keeps it in this folder if that is moved or replaced.
         self._folder: int | None = os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         events = Path(f"/proc/self/fd/{self._folder}")
         self._events = SummaryWriter(str(events if events.exists() else run), purge_step=purge, flush_secs=10)
@@ -73,14 +68,10 @@ class MetricsWriter:
             self._events.add_custom_scalars(layout)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes one row.
-
-        Args:
-            step: agent steps so far, or batches of a sequence model.
-            metrics: numbers by name.
+        """Writes and flushes one row.
 
         Raises:
-            ValueError: if a name is empty, or "step" or "time", which rows have anyway.
+            ValueError: if a name is empty, "step" or "time".
         """
         for name in metrics:
             if name in ("", "step", "time"):
@@ -96,7 +87,7 @@ class MetricsWriter:
             self._mirror(metrics)
 
     def close(self) -> None:
-        """Flushes and closes both files; more calls do nothing."""
+        """Flushes and closes both files; further calls do nothing."""
         self._file.close()
         try:
             self._events.close()
@@ -108,21 +99,19 @@ class MetricsWriter:
     def __enter__(self) -> "MetricsWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def read_metrics(run: Path | str, name: str = "step") -> list[dict[str, Any]]:
-    """The rows of a run that have a metric (all of them have "step") in the order in which they were written.
+    """The rows of a run that have a metric (all of them have "step"), in order; another process may be writing them.
 
-    The file may be written to meanwhile. What is torn or damaged is left out; NaN stands where a metric is no finite
-    number. Takes 30 microseconds and some 5 kB a row: for the curves of a run of any length see `sample_metrics`.
+    Incomplete and damaged rows are omitted; a metric that is not a finite number is NaN. Takes about 30 microseconds
+    and 5 kB per row; `sample_metrics` is for runs of any length.
 
     Raises:
         FileNotFoundError: if the folder has no metrics.
-        OSError: if they cannot be read, or what has their name is no file.
+        OSError: if `metrics.jsonl` is not a file or cannot be read.
     """
     token = json.dumps(name).encode()
     with _open(run) as file:
@@ -131,9 +120,8 @@ def read_metrics(run: Path | str, name: str = "step") -> list[dict[str, Any]]:
 
 
 def sample_metrics(run: Path | str) -> list[dict[str, Any]]:
-    """About `SAMPLE` rows of a run at equal distances in the file, the first and the last among them; all if it has no
-    more. What that costs does not grow with the file. Otherwise as `read_metrics`.
-    """
+    """Like `read_metrics`, but about `SAMPLE` rows at equal distances in the file, the first and the last included, in
+    a time that does not grow with the file."""
     with _open(run) as file:
         size, rows, end = file.seek(0, os.SEEK_END), [], 0
         file.seek(0)
@@ -141,27 +129,27 @@ def sample_metrics(run: Path | str) -> list[dict[str, Any]]:
             lines = [line for line in file.read(size).splitlines(keepends=True) if b'"step"' in line]
             rows = [_parse(line) for line in lines[:: max(1, math.ceil(len(lines) / SAMPLE))]]
         elif hasattr(os, "posix_fadvise"):  # not on macOS
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # reading ahead would read half of the file
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # readahead would read half of the file
         for offset in range(0, size, size // SAMPLE) if size > _WHOLE else ():
             if offset >= end:
                 file.seek(max(0, offset - 1))
                 if offset == 0 or file.readline(_LONGEST).endswith(b"\n"):
                     rows.append(_parse(file.readline(_LONGEST)))
                 end = file.tell()
-        last = [row for _, row in itertools.islice(_backwards(file, reach=_REACH), 1)]
-    found = [row for row in rows if row is not None]
-    return found + (last if found[-1:] != last else [])
+        rows.append(_last_row(file, lambda row: True, reach=_REACH)[1])
+    found = [row for row in rows if row]
+    return found[:-1] if found[-2:-1] == found[-1:] else found
 
 
 def last_metrics(run: Path | str, name: str = "step") -> dict[str, Any]:
-    """The last whole row that has a metric, empty if none of the last 64 MB has it or there are no rows yet.
+    """The last complete row that has a metric, empty if there is none in the last 64 MB.
 
     Raises:
-        OSError: if the file cannot be read, or is no file.
+        OSError: if `metrics.jsonl` is not a file or cannot be read.
     """
     try:
         with _open(run) as file:
-            return next((row for _, row in _backwards(file, name, _REACH)), {})
+            return _last_row(file, lambda row: True, name, _REACH)[1]
     except FileNotFoundError:
         return {}
 
@@ -175,13 +163,13 @@ def _open(run: Path | str) -> BinaryIO:
 
 
 def _require_file(path: Path) -> None:
-    """A pipe would be waited for, a device may have no end."""
+    """Refuses FIFOs, which would block, and devices, which may be endless."""
     if os.path.lexists(path) and not path.is_file():
         raise OSError(f"{path}: expected a file with rows of metrics, got a folder, a device or a link to no file")
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """The row of a line, with NaN for what is no finite number; None if it is torn, too long or no row."""
+    """The row of a line, with NaN for values that are not finite numbers; None if it is not a complete row."""
     if len(line) > _LONGEST or not line.endswith(b"\n"):
         return None
     try:
@@ -190,55 +178,46 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict):
         return None
-    row = {name: value if _is_finite(value) else math.nan for name, value in row.items()}
+    for name, value in row.items():
+        if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+            row[name] = math.nan
     return None if math.isnan(row.get("step", math.nan)) else row
 
 
-def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+def _last_row(
+    file: BinaryIO, accept: Callable[[dict[str, Any]], bool], name: str = "step", reach: float = math.inf
+) -> tuple[int, dict[str, Any]]:
+    """The last complete row that has a metric and is accepted, and the offset of its end; (0, {}) if there is none.
 
-
-def _backwards(file: BinaryIO, name: str = "step", reach: float = math.inf) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Whole rows that have a metric, the last one first, each with where it ends. Reads a block at a time, as far back
-    as `reach` bytes."""
-    token, tail = json.dumps(name).encode(), b""
-    end = begin = file.seek(0, os.SEEK_END)
-    while begin > 0 and end - begin < reach:
-        size = min(_BLOCK, begin)
-        begin -= size
+    Reads from the end of the file, more and more until `reach` bytes.
+    """
+    token, size, window = json.dumps(name).encode(), file.seek(0, os.SEEK_END), _BLOCK
+    while True:
+        end, begin = size, max(0, size - window)
         file.seek(begin)
-        block = file.read(size) + tail
-        cut = (block.find(b"\n") + 1 or len(block)) if begin else 0  # before it ends a line that began earlier
-        tail, block, stop = block[:cut], block[cut:], begin + cut
-        if len(tail) > _LONGEST:
-            tail = b"\0\n"  # no row, whatever it begins with
-        found = []
-        for line in block.splitlines(keepends=True) if token in block else ():
-            stop += len(line)
-            if token in line and (row := _parse(line)) is not None and name in row:
-                found.append((stop, row))
-        yield from reversed(found)
+        lines = file.read(size - begin).splitlines(keepends=True)
+        for line in reversed(lines[begin > 0 :]):  # without the end of a line that begins earlier
+            if token in line and (row := _parse(line)) is not None and name in row and accept(row):
+                return end, row
+            end -= len(line)
+        if begin == 0 or window >= reach:
+            return 0, {}
+        window *= 8
 
 
 def _truncate(path: Path, last_step: int | None) -> None:
-    """Cuts the file off behind the last row of a step or of one before it (None for any); reads only what is cut."""
+    """Truncates the file after the last row up to a step (None: any step)."""
     with os.fdopen(open_regular(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
-        rows = _backwards(file)
-        file.truncate(next((end for end, row in rows if last_step is None or row["step"] <= last_step), 0))
+        file.truncate(_last_row(file, lambda row: last_step is None or row["step"] <= last_step)[0])
 
 
 def write_hparams(run: Path | str, step: int, hparams: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-    """Adds a run to TensorBoard's table of hyperparameters, with its final metrics.
+    """Adds a run to TensorBoard's table of hyperparameters, with its final metrics, which become scalars at `step`.
 
-    Args:
-        run: the run's folder.
-        step: agent steps in all, or batches of a sequence model.
-        hparams: what tells the run from others; values that are no numbers, texts or booleans are shown as texts.
-        metrics: numbers by name, which become scalars at `step` too.
+    Values of `hparams` that are not numbers, strings or booleans are shown as strings.
     """
-    plain = {
-        name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in hparams.items()
-    }
+    kinds = bool | int | float | str
+    plain = {name: value if isinstance(value, kinds) else str(value) for name, value in hparams.items()}
     with SummaryWriter(str(run)) as events:
         for summary in hparams_summary(plain, dict(metrics)):
             events.file_writer.add_summary(summary)

@@ -1,98 +1,150 @@
-"""What every learner does with parameters, gradients and optimizers, whatever its losses are."""
+"""The optimization step of all learners: gradient sum, norms, finite check, clipping, optimizer and its state."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from learner.communicator import DataParallel
+from learner.communicator import Communicator
+
+_STATISTICS = {torch.optim.Adam: ("exp_avg", "exp_avg_sq"), torch.optim.RMSprop: ("square_avg",)}
+"""State of the optimizers per parameter, in tensors of its shape, besides the number of steps."""
 
 
-def split_parameters(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The trained parameters (main, compression), each in the order of `module.named_parameters()`.
+class Optimization:
+    """Updates a module's parameters in two groups, main and compression, whose gradients are clipped separately.
+
+    Args:
+        module: the module, on its device; `module.compression_parameters()` returns the second group.
+        make_optimizer: makes an Adam or RMSprop optimizer from the list of groups.
+        max_gradient_norm: longer gradients of a group are scaled to this norm; None does not clip.
+        comm: the learners whose gradients are summed.
 
     Raises:
         ValueError: if a compression parameter is not a parameter of the module.
     """
-    compression = {id(parameter) for parameter in module.compression_parameters()}  # type: ignore[operator]
-    every = list(module.parameters())
-    strangers = compression - {id(parameter) for parameter in every}
-    if strangers:
-        raise ValueError(f"compression_parameters: expected parameters of the agent, got {len(strangers)} others")
-    trained = [parameter for parameter in every if parameter.requires_grad]
-    return (
-        [parameter for parameter in trained if id(parameter) not in compression],
-        [parameter for parameter in trained if id(parameter) in compression],
-    )
 
-
-def sum_gradients(parameters: Iterable[nn.Parameter], parallel: DataParallel) -> None:
-    """Replaces gradients by their sum over the learners, all in one go."""
-    if parallel.size == 1:
-        return
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    sums = parallel.sum(torch.cat([gradient.flatten() for gradient in gradients]))
-    for gradient, total in zip(gradients, sums.split([gradient.numel() for gradient in gradients])):
-        gradient.copy_(total.view_as(gradient))
-
-
-def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The Euclidean norm of the gradients as one vector: a scalar on their device."""
-    return get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-
-
-def not_finite(module: nn.Module) -> str:
-    """The parameters whose gradient is not finite, by name, as a message has room for them."""
-    return shorten(
-        [
-            name
-            for name, parameter in module.named_parameters()
-            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
+    def __init__(
+        self,
+        module: nn.Module,
+        make_optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+        max_gradient_norm: float | None,
+        comm: Communicator,
+    ) -> None:
+        self.module, self.max_gradient_norm, self.comm = module, max_gradient_norm, comm
+        parameters = list(module.parameters())
+        compression = {id(parameter) for parameter in module.compression_parameters()}  # type: ignore[operator]
+        if others := compression - {id(parameter) for parameter in parameters}:
+            raise ValueError(f"compression_parameters: expected parameters of the agent, got {len(others)} others")
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self.groups = [
+            [parameter for parameter in trained if (id(parameter) in compression) == second] for second in (False, True)
         ]
-    )
+        self.optimizer = make_optimizer([{"params": group} for group in self.groups])
+
+    def zero_grad(self) -> None:
+        """Discards the gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def step(
+        self, sums: dict[str, Tensor], learning_rate: float, label: str, describe: Callable[[], str] = lambda: ""
+    ) -> dict[str, float]:
+        """Updates the parameters from their gradients, which are summed over the learners.
+
+        Args:
+            sums: scalar metrics by name; each learner's share of the sum over learners.
+            learning_rate: the learning rate of this step.
+            label: name of the step in errors.
+            describe: further text for errors; may use collectives.
+
+        Returns:
+            the sums over all learners, and the norms of both groups' gradients before clipping.
+
+        Raises:
+            FloatingPointError: if a loss or a gradient norm is not finite; names parameters with such gradients. Raised
+                by all learners; nothing was changed, and the gradients are discarded.
+        """
+        self._sum_gradients()
+        norms = [
+            get_total_norm([parameter.grad for parameter in group if parameter.grad is not None])
+            for group in self.groups
+        ]
+        totals = self.comm.sum(torch.stack([value.detach().to(norms[0]) for value in sums.values()]))
+        values = torch.cat([totals, torch.stack([norm.to(norms[0]) for norm in norms])]).tolist()
+        metrics = dict(zip([*sums, "gradient/norm", "gradient/compression_norm"], values))
+        not_finite = [
+            f"{name} = {value}"
+            for name, value in metrics.items()
+            if name.startswith(("loss/", "gradient/")) and not math.isfinite(value)
+        ]
+        if not_finite:
+            bad = [
+                name
+                for name, parameter in self.module.named_parameters()
+                if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
+            ]
+            message = f"parameters with such gradients: {list_names(bad)}{describe()}"
+            self.zero_grad()
+            raise FloatingPointError(
+                f"{label} is not finite: {', '.join(not_finite)}; {message}. The weights were not changed."
+            )
+        if self.max_gradient_norm is not None:
+            for group, norm in zip(self.groups, norms):
+                clip_grads_with_norm_(group, self.max_gradient_norm, norm)
+        for options in self.optimizer.param_groups:
+            options["lr"] = learning_rate
+        self.optimizer.step()
+        return metrics
+
+    def _sum_gradients(self) -> None:
+        """Replaces the gradients by their sums over the learners, in one all-reduce."""
+        if self.comm.size == 1:
+            return
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        sums = self.comm.sum(torch.cat([gradient.flatten() for gradient in gradients]))
+        for gradient, total in zip(gradients, sums.split([gradient.numel() for gradient in gradients])):
+            gradient.copy_(total.view_as(gradient))
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy, on the CPU, of the optimizer's state."""
+        return copy_to_cpu(self.optimizer.state_dict())
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Restores the statistics of an optimizer of the same kind; hyper-parameters stay those of this one.
+
+        Raises:
+            ValueError: if it is the state of other parameters or of another optimizer.
+        """
+        optimizer = self.optimizer
+        own = optimizer.state_dict()["param_groups"]
+        try:
+            if len(own) != len(saved["param_groups"]):
+                raise ValueError(
+                    f"optimizer: expected {len(own)} groups of parameters, got {len(saved['param_groups'])}"
+                )
+            groups = [{**mine, "params": theirs["params"]} for mine, theirs in zip(own, saved["param_groups"])]
+            optimizer.load_state_dict(copy_to_cpu({**saved, "param_groups": groups}))
+            for parameter, statistics in optimizer.state.items():
+                for name in ("step", *_STATISTICS[type(optimizer)], *statistics):
+                    shape = torch.Size() if name == "step" else parameter.shape
+                    if not isinstance(statistics[name], Tensor) or statistics[name].shape != shape:
+                        raise ValueError(f"optimizer: {name}: expected a tensor of {list(shape)}, got another")
+        except (KeyError, TypeError, AttributeError) as error:
+            expected = f"expected the state of {type(optimizer).__name__}"
+            raise ValueError(f"optimizer: {expected}, got another: {error!r}") from error
+        if optimizer.defaults.get("momentum"):
+            # RMSprop makes this at a parameter's first step only, and the saved one may have had no momentum.
+            for statistics in optimizer.state.values():
+                statistics.setdefault("momentum_buffer", torch.zeros_like(statistics["square_avg"]))
 
 
-def shorten(names: list[str]) -> str:
+def list_names(names: Iterable[str]) -> str:
     """The first five names, and how many more there are."""
-    listed = ", ".join(names[:5]) or "none"
-    return f"{listed} and {len(names) - 5} more" if len(names) > 5 else listed
-
-
-_MEASURED = {torch.optim.Adam: ("exp_avg", "exp_avg_sq"), torch.optim.RMSprop: ("square_avg",)}
-"""What optimizers measure of each parameter, in tensors of its shape, beside the number of steps."""
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Takes up what an optimizer of the same kind had measured; the hyper-parameters stay those of this one.
-
-    Args:
-        saved: its `state_dict()`, which is not changed and shares no tensor with the optimizer afterwards.
-
-    Raises:
-        ValueError: if it is the state of other parameters.
-    """
-    own = optimizer.state_dict()["param_groups"]
-    try:
-        if len(own) != len(saved["param_groups"]):
-            raise ValueError(f"optimizer: expected {len(own)} groups of parameters, got {len(saved['param_groups'])}")
-        groups = [{**mine, "params": theirs["params"]} for mine, theirs in zip(own, saved["param_groups"])]
-        optimizer.load_state_dict(copy_to_cpu({**saved, "param_groups": groups}))
-        names = _MEASURED[type(optimizer)]
-        for parameter, measured in optimizer.state.items():
-            for name in ("step", *names, *measured):
-                shape = torch.Size() if name == "step" else parameter.shape
-                if not isinstance(measured[name], Tensor) or measured[name].shape != shape:
-                    raise ValueError(f"optimizer: {name}: expected a tensor of {list(shape)}, got another")
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"optimizer: expected the state of {type(optimizer).__name__}, got another: {error!r}"
-        ) from error
-    if optimizer.defaults.get("momentum"):
-        # RMSProp makes this at a parameter's first step only; the one that was saved may have had no momentum.
-        for measured in optimizer.state.values():
-            measured.setdefault("momentum_buffer", torch.zeros_like(measured["square_avg"]))
+    first, rest = list(names)[:5], list(names)[5:]
+    return (", ".join(first) or "none") + (f" and {len(rest)} more" if rest else "")
 
 
 def weights_to_cpu(module: nn.Module) -> dict[str, Tensor]:
@@ -103,12 +155,12 @@ def weights_to_cpu(module: nn.Module) -> dict[str, Tensor]:
     except torch.OutOfMemoryError:
         return copy_to_cpu(dict(tensors))
     parts = joined.split([tensor.nbytes for tensor in tensors.values()])
-    # Clones: a view is pickled with all of `joined`, and begins where its dtype may not.
+    # Clones, because a view is pickled with all of `joined` and may begin where its dtype must not.
     return {name: part.clone().view(like.dtype).view(like.shape) for (name, like), part in zip(tensors.items(), parts)}
 
 
 def copy_to_cpu(tree: Any) -> Any:
-    """A nest of dicts, lists and tuples with copies, on the CPU, of its tensors."""
+    """Nested dicts, lists and tuples with copies, on the CPU, of their tensors."""
     if isinstance(tree, Tensor):
         return tree.detach().to("cpu", copy=True)
     if isinstance(tree, dict):

@@ -1,6 +1,6 @@
-"""Batches of long sequences of tokens, cut so that each row of a batch reads one contiguous stream.
+"""Batches of long token sequences: each row of consecutive batches reads one contiguous stream.
 
-The memory that a row has is then that of the tokens before it. The tokens may be a memory-mapped file of any size.
+The tokens may be a memory-mapped file of any size.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ class Batch(NamedTuple):
     """B rows of T tokens.
 
     tokens: [B, T] int64.
-    targets: [B, T] int64, the token that follows each, or `agent.language_model.IGNORE`.
-    reset: [B, T] bool, true where a document begins and all before it is to be forgotten.
+    targets: [B, T] int64, the next tokens, or `agent.language_model.IGNORE`.
+    reset: [B, T] bool, true where a document begins and memory is reset.
     """
 
     tokens: Tensor
@@ -28,40 +28,34 @@ class Batch(NamedTuple):
 
 
 class Source(Protocol):
-    """Where a learner's batches come from. Rows go on in each batch where they were in the one before.
-
-    `next(step)` is asked for steps in order, from 0 or from the step after that of a loaded state.
-    """
+    """A learner's batches. Each row continues the same row of the batch before."""
 
     def next(self, step: int) -> Batch:
-        """The batch of a step, this learner's rows of it."""
+        """This learner's rows of the batch of a step. Steps are consecutive, from 0 or from that of a loaded state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What JSON can hold and `load_state_dict` needs to go on exactly."""
+        """The state, as JSON can hold it."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state` was taken.
+        """Restores a state.
 
         Raises:
-            ValueError: if it was taken of other data.
+            ValueError: if it is the state of other data.
         """
 
 
 class Streams:
-    """Reads N tokens over and over: row b of B begins at token b N / B and goes on into what the next row began with.
-
-    So every row's stream is contiguous but for the one place where the tokens end, and a batch depends on its step
-    alone.
+    """Reads N tokens cyclically: row b of B begins at token b N / B. A batch depends on its step only.
 
     Args:
         tokens: [N] integers.
-        rows: B, of all learners together.
-        steps: T, tokens a row and batch.
-        starts: ascending positions where documents begin, if memory is to be reset there; else it never is.
-        shard: (i, n): this learner has the i-th of n equal parts of the rows.
+        rows: B, over all learners.
+        steps: T, tokens per row and batch.
+        starts: ascending positions where documents begin and memory is reset; None never resets it.
+        shard: (i, n): this learner reads the i-th of n equal parts of the rows.
 
     Raises:
-        ValueError: if there are fewer tokens than one batch takes, or the rows cannot be shared.
+        ValueError: if there are fewer tokens than in one batch, or the rows cannot be divided.
     """
 
     def __init__(
@@ -95,33 +89,33 @@ class Streams:
         return {"tokens": len(self.tokens)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Checks that these are the tokens.
-
-        Raises:
-            ValueError: if there is another number of them.
-        """
+        """Raises a ValueError if the number of tokens differs."""
         if state != self.state_dict():
             raise ValueError(f"tokens: expected {state.get('tokens')} as before, got {len(self.tokens)}")
 
 
 def one_pass(tokens: np.ndarray, rows: int, steps: int, starts: np.ndarray | None = None) -> Iterator[Batch]:
-    """Batches in which each token but the first is a target exactly once, for evaluation.
+    """Batches in which each token except the first is a target exactly once, for evaluation.
 
-    Row b reads the b-th of B contiguous parts, with empty memory where a part begins. With `starts` parts begin where
-    documents do, and every document begins a batch: if `steps` is a multiple of the core's segment, its losses depend
-    neither on its row nor on its neighbours. Where a row has no more to read, its targets are `IGNORE`.
+    Row b reads the b-th of B contiguous parts, with empty memory at its begin. With `starts`, parts begin with a
+    document, and each document begins a batch: if `steps` is a multiple of the core's segment, its losses are
+    independent of rows and other documents. Targets after the end of a row are `IGNORE`.
 
     Args:
         tokens, starts: see `Streams`.
-        rows: B, at most; there are fewer where there are fewer documents.
-        steps: T, tokens a row and batch.
+        rows: B, at most; fewer if there are fewer documents.
+        steps: T, tokens per row and batch.
     """
     last = len(tokens) - 1
     bounds = np.arange(rows + 1) * last // rows
     cuts = bounds if starts is None else np.append(starts[starts < last], last)
     spans = [(int(begin), int(end)) for begin, end in pairwise(cuts) if end > begin]
     parts = [[span for span in spans if begin <= span[0] < end] for begin, end in pairwise(bounds)]
-    pieces = [_pieces(part, steps) for part in parts if part]
+    pieces = [
+        [(piece, min(piece + steps, end)) for begin, end in part for piece in range(begin, end, steps)]
+        for part in parts
+        if part
+    ]
     for row in zip_longest(*pieces, fillvalue=(0, 0)):
         begins, ends = np.array(row).T[:, :, None]
         positions = begins + np.arange(steps)
@@ -131,18 +125,11 @@ def one_pass(tokens: np.ndarray, rows: int, steps: int, starts: np.ndarray | Non
         yield Batch(_read(tokens, positions), targets, _resets(positions, starts))
 
 
-def _pieces(spans: list[tuple[int, int]], steps: int) -> Iterator[tuple[int, int]]:
-    """Spans cut into pieces of so many steps, the last of each perhaps shorter."""
-    for begin, end in spans:
-        yield from ((piece, min(piece + steps, end)) for piece in range(begin, end, steps))
-
-
 def _read(tokens: np.ndarray, positions: np.ndarray) -> Tensor:
     return torch.from_numpy(tokens[positions].astype(np.int64))
 
 
 def _resets(positions: np.ndarray, starts: np.ndarray | None) -> Tensor:
-    """Where a position is a start."""
     if starts is None or not len(starts):
         return torch.zeros(positions.shape, dtype=torch.bool)
     index = np.searchsorted(starts, positions).clip(max=len(starts) - 1)

@@ -1,18 +1,11 @@
 """V-trace (IMPALA, Espeholt et al. 2018, arXiv:1802.01561, section 4.1) as pure functions of batch first tensors.
 
-The targets and the advantages are constants to the optimizer: no gradient passes through anything returned here. What
-is made of them is the business of `losses`.
+Time indices: step t has an observation, its value V_t and an action. `rewards[:, t]` and `discounts[:, t]` follow that
+action: `trajectory.reward[:, t + 1]` and gamma times `trajectory.discount[:, t + 1]`.
 
-Time indices. Step t of a trajectory has an observation, the value V_t of it and an action. `rewards[:, t]` and
-`discounts[:, t]` are what came *of* that action: `trajectory.reward[:, t + 1]` and gamma times
-`trajectory.discount[:, t + 1]`.
-
-Steps that do not act. At the last observation of an episode the action is ignored, so there is nothing to learn and
-nothing to correct: delta_t = 0 and the trace is cut, hence vs_t = V_t. The step before it decides by its own discount:
-a terminated episode has discount 0 there and so bootstraps from nothing, a truncated one has discount gamma and so
-bootstraps from vs_t = V_t, the value of its last observation. The rewards, discounts and importance weights *at* a step
-that does not act (gamma * 1 in a `Trajectory`, as no environment terminates by being reset) are never used, whatever
-they hold: if they were, V_t would be tied to the first value of the next episode.
+Mask: the action at the last observation of an episode has no effect. There, mask_t is false, delta_t = 0 and the trace
+is cut, so that vs_t = V_t; rewards, discounts and importance weights of such a step are never used. The step before it
+bootstraps by its own discount: 0 where the episode terminated, gamma where it was truncated.
 """
 
 import math
@@ -23,27 +16,22 @@ from torch import Tensor
 
 
 class VTraceReturns(NamedTuple):
-    """What V-trace makes of a batch; nothing here carries a gradient."""
+    """Constants without gradient.
+
+    vs: [B, T] targets of the value function, equation (1); the values where the mask is false.
+    pg_advantages: [B, T] clipped importance weight * (r + discount * vs_{t+1} - V); 0 where the mask is false.
+    mean_rho: scalar, mean of the importance weights before clipping where the mask is true.
+    clipped_fraction: scalar, fraction of these weights above `clip_rho_threshold` (0 without clipping).
+    """
 
     vs: Tensor
-    """[B, T] targets of the value function, equation (1); equal to the values where no action took effect."""
     pg_advantages: Tensor
-    """[B, T] clipped importance weight times (r + discount * vs_{t+1} - V); 0 where no action took effect."""
     mean_rho: Tensor
-    """Scalar: mean of the importance weights before clipping, over the steps that acted."""
     clipped_fraction: Tensor
-    """Scalar: the fraction of the steps that acted whose weight exceeds `clip_rho_threshold` (0 without clipping)."""
 
 
 def action_log_probs(policy_logits: Tensor, actions: Tensor) -> Tensor:
-    """Log-probabilities of the actions.
-
-    Args:
-        policy_logits: [..., A] unnormalised.
-        actions: [...] int64 in [0, A).
-
-    Returns:
-        [...] log pi(a), differentiable in the logits.
+    """Log-probabilities [...] of int64 actions [...] under unnormalized logits [..., A], differentiable in the logits.
 
     Raises:
         ValueError: if the shapes do not fit.
@@ -59,7 +47,7 @@ def vtrace(
     rewards: Tensor,
     values: Tensor,
     bootstrap_value: Tensor,
-    acted: Tensor,
+    mask: Tensor,
     clip_rho_threshold: float | None = 1.0,
     clip_c_threshold: float | None = 1.0,
     clip_pg_rho_threshold: float | None = 1.0,
@@ -77,22 +65,21 @@ def vtrace(
 
     Args:
         log_rhos: [B, T] log pi(a_t | x_t) - log mu(a_t | x_t) of the target policy pi and the behaviour policy mu.
-        discounts: [B, T] gamma times the environment's discount of what followed action t.
-        rewards: [B, T] rewards of action t, as they are to be learned (clipped, scaled).
+        discounts: [B, T] gamma times the environment's discount after action t.
+        rewards: [B, T] rewards of action t, clipped and scaled.
         values: [B, T] V_t.
         bootstrap_value: [B] V_T.
-        acted: [B, T] bool, false where the action took no effect (see the module's text).
-        clip_rho_threshold: rho_bar; None does not clip. It sets which policy's value is the fixed point.
-        clip_c_threshold: c_bar, at most rho_bar (section 4.1); None does not clip. It sets the speed and variance of
-            the traces.
-        clip_pg_rho_threshold: the threshold of the weights of the policy gradient; None does not clip.
-        lambda_: factor of the traces in [0, 1] (Remark 2); 1 is the paper's V-trace, 0 one-step targets. The advantages
-            take vs_{t+1} without another lambda (rlax: lambda vs_{t+1} + (1 - lambda) V_{t+1}): two steps for 0.
+        mask: [B, T] bool, false where the action had no effect.
+        clip_rho_threshold: rho_bar, which determines the fixed point; None does not clip.
+        clip_c_threshold: c_bar, at most rho_bar, which determines speed and variance; None does not clip.
+        clip_pg_rho_threshold: threshold of the weights of the policy gradient; None does not clip.
+        lambda_: factor of the traces in [0, 1] (Remark 2); 1 is the paper's V-trace, 0 gives one-step targets. The
+            advantages use vs_{t+1} without another lambda, in contrast to rlax: they look two steps ahead for 0.
 
     Raises:
-        ValueError: names the argument, what was expected and what came.
+        ValueError: names the argument, the expected and the actual value or shape.
     """
-    _check(log_rhos, discounts, rewards, values, bootstrap_value, acted)
+    _check(log_rhos, discounts, rewards, values, bootstrap_value, mask)
     for name, threshold in (("rho", clip_rho_threshold), ("c", clip_c_threshold), ("pg_rho", clip_pg_rho_threshold)):
         if threshold is not None and not threshold > 0:
             raise ValueError(f"clip_{name}_threshold: expected a positive number or None, got {threshold}")
@@ -107,9 +94,9 @@ def vtrace(
         clipped_rhos = _clip(rhos, clip_rho_threshold)
         next_values = torch.cat([values[:, 1:], bootstrap_value.unsqueeze(1)], dim=1)
         zero = torch.zeros_like(values)
-        # `where`, not a product: what stands at a step that did not act may be anything, an infinity included.
-        deltas = torch.where(acted, clipped_rhos * (rewards + discounts * next_values - values), zero)
-        decays = torch.where(acted, discounts * lambda_ * _clip(rhos, clip_c_threshold), zero)
+        # `where`, not a product: masked values may be infinite or NaN.
+        deltas = torch.where(mask, clipped_rhos * (rewards + discounts * next_values - values), zero)
+        decays = torch.where(mask, discounts * lambda_ * _clip(rhos, clip_c_threshold), zero)
 
         correction = torch.zeros_like(bootstrap_value)
         corrections: list[Tensor] = []
@@ -120,14 +107,14 @@ def vtrace(
 
         next_vs = torch.cat([vs[:, 1:], bootstrap_value.unsqueeze(1)], dim=1)
         pg_rhos = _clip(rhos, clip_pg_rho_threshold)
-        pg_advantages = torch.where(acted, pg_rhos * (rewards + discounts * next_vs - values), zero)
+        pg_advantages = torch.where(mask, pg_rhos * (rewards + discounts * next_vs - values), zero)
 
-        count = acted.sum().clamp(min=1)
-        exceeds = acted & (rhos > clip_rho_threshold) if clip_rho_threshold is not None else torch.zeros_like(acted)
+        count = mask.sum().clamp(min=1)
+        exceeds = mask & (rhos > clip_rho_threshold) if clip_rho_threshold is not None else torch.zeros_like(mask)
         return VTraceReturns(
             vs=vs,
             pg_advantages=pg_advantages,
-            mean_rho=torch.where(acted, rhos, zero).sum() / count,
+            mean_rho=torch.where(mask, rhos, zero).sum() / count,
             clipped_fraction=exceeds.sum() / count,
         )
 
@@ -137,14 +124,14 @@ def _clip(weights: Tensor, threshold: float | None) -> Tensor:
 
 
 def _check(
-    log_rhos: Tensor, discounts: Tensor, rewards: Tensor, values: Tensor, bootstrap_value: Tensor, acted: Tensor
+    log_rhos: Tensor, discounts: Tensor, rewards: Tensor, values: Tensor, bootstrap_value: Tensor, mask: Tensor
 ) -> None:
     if log_rhos.ndim != 2 or log_rhos.shape[1] == 0:
         raise ValueError(f"log_rhos: expected [B, T] with T >= 1, got {list(log_rhos.shape)}")
-    for name, tensor in (("discounts", discounts), ("rewards", rewards), ("values", values), ("acted", acted)):
+    for name, tensor in (("discounts", discounts), ("rewards", rewards), ("values", values), ("mask", mask)):
         if tensor.shape != log_rhos.shape:
             raise ValueError(f"{name}: expected {list(log_rhos.shape)} as log_rhos, got {list(tensor.shape)}")
     if bootstrap_value.shape != log_rhos.shape[:1]:
         raise ValueError(f"bootstrap_value: expected {list(log_rhos.shape[:1])}, got {list(bootstrap_value.shape)}")
-    if acted.dtype != torch.bool:
-        raise ValueError(f"acted: expected torch.bool, got {acted.dtype}")
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask: expected torch.bool, got {mask.dtype}")

@@ -1,136 +1,232 @@
-"""Finished runs side by side, in numbers: curves, final scores and what telling them apart takes. Drawing is elsewhere.
+"""Finished runs of one kind side by side, in numbers: curves, final scores, and how surely they differ.
 
-Runs of one variant differ in seed and environment only. Environments are tasks in the sense of `rliable`: scores of
-several are joined only where they have a common scale, people's or an oracle's.
+Runs of one variant differ in seed and data only. Data are an environment or a corpus; environments are tasks in the
+sense of `rliable`: scores of several are joined only on a common scale, that of people or of an oracle.
 """
 
-import csv
 import functools
-import io
 import itertools
-import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from agent.core import state_bytes
+from agent.core import MemorylessConfig, state_bytes
 from envs import require_consent
+from learner import checkpoints
+from learner.files import read_json
 from learner.metrics import sample_metrics
-from reports.statistics import (
-    Scores,
-    bootstrap_interval,
-    interquartile_mean,
-    mean_curve,
-    probability_of_improvement,
-)
+from reports.statistics import Scores, bootstrap_interval, interquartile_mean, mean_curve, probability_of_improvement
 from training import UserError
-from training.config import RunConfig, read_config
-from training.impala import make_agent
-from training.sweep import label
+from training.config import core_name, read_config
+from training.run import KINDS, Run
+from training.sweep import CONFIGS, goal, label
 
-SCALES = {"human_normalised": "human-normalised score (%)", "oracle_normalised": "oracle-normalised score (%)"}
-"""Common scales of environments, the preferred one first; where there is neither, returns are compared."""
-RETURN = "return"
-THRESHOLD = 75.0
-"""Of a normalised score, in %."""
+
+class Scale(NamedTuple):
+    """A score by which runs are compared.
+
+    name: in tables. text: in words. curve: its metric while training. final: its place in `evaluation.json`.
+    lower: whether lower is better. threshold: by default.
+    """
+
+    name: str
+    text: str
+    curve: str
+    final: tuple[str, ...]
+    lower: bool = False
+    threshold: float | None = None
+
+
+class Kind(NamedTuple):
+    """What is compared of a kind of run.
+
+    unit: in which `training.sweep.goal` counts. speed: the unit of the speed. data: what is learned from.
+    over: what the points of curves are means over. scales: the preferred one first; each evaluation has the last one.
+    details: other numbers for the table of runs, and their places in `evaluation.json`.
+    references: scores of predictors without a network, to compare with, and their names in `evaluation.json`.
+    """
+
+    unit: str
+    speed: str
+    data: str
+    over: str
+    scales: tuple[Scale, ...]
+    details: dict[str, tuple[str, ...]]
+    references: Mapping[str, str] = MappingProxyType({})
+
+    def choices(self, correct: float | None) -> dict[str, Any]:
+        """The column of correct choices, in %, which only environments count."""
+        return {"correct_choices_percent": correct} if self.data == "environment" else {}
+
+
+def _normalised(name: str) -> Scale:
+    scale = f"{name}_normalised"
+    return Scale(scale, f"{name}-normalised score (%)", f"episode/{scale}", (scale,), threshold=75.0)
+
+
+KIND = {
+    "launch": Kind(
+        unit="frames",
+        speed="steps",
+        data="environment",
+        over="over the last 200 episodes",
+        scales=(
+            _normalised("human"),
+            _normalised("oracle"),
+            Scale("return", "return an episode", "episode/return", ("return", "mean")),
+        ),
+        details={"return": ("return", "mean"), "return_low": ("return", "low"), "return_high": ("return", "high")},
+    ),
+    "text": Kind(
+        unit="steps",
+        speed="tokens",
+        data="corpus",
+        over="on the split valid",
+        scales=(
+            Scale("bits_per_byte", "bits per byte", "valid/bits_per_byte", ("bits_per_byte",), lower=True),
+            Scale("word_perplexity", "perplexity per word", "valid/word_perplexity", ("word_perplexity",), lower=True),
+        ),
+        details={name: (name,) for name in ("nats_per_token", "word_perplexity")},
+    ),
+    "speech": Kind(
+        unit="steps",
+        speed="tokens",
+        data="corpus",
+        over="on the split validation",
+        scales=(Scale("nats", "nats per sample", "valid/nll", ("nats",), lower=True),),
+        details={name: (name,) for name in ("bits", "validation", "parameters")},
+        references={"linear predictor": "linear", "frequencies": "order_0"},
+    ),
+}
 
 
 @dataclass(frozen=True)
-class Run:
-    """A finished run: rows of metrics as `sample_metrics` reads them, and the summary of its evaluation."""
+class FinishedRun:
+    """A finished run: rows of metrics as `sample_metrics` reads them, and the summary of its evaluation.
+
+    data: its environment or corpus. digest: of the corpus's contents, if the run knows it.
+    """
 
     path: Path
-    config: RunConfig
+    config: Any
+    data: str
     rows: list[dict[str, Any]]
     summary: dict[str, Any]
     variant: str = ""
+    digest: str = ""
 
-    def curve(self, scale: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Frames and scores while it learned, as measured; each is a mean over the last 200 episodes."""
-        names = "learner/frames", f"episode/{scale}"
+    def curve(self, scale: Scale) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Frames or steps [N], and the scores measured there [N]."""
+        names = goal(self.config)[0], scale.curve
         points = [tuple(row.get(name, math.nan) for name in names) for row in self.rows]
         kept = [point for point in points if not any(map(math.isnan, point))]
-        frames, scores = np.array(kept or np.empty((0, 2)), np.float64).T
-        return frames, scores
+        x, scores = np.array(kept or np.empty((0, 2)), np.float64).T
+        return x, scores
 
-    def score(self, scale: str) -> float:
+    def score(self, scale: Scale) -> float:
         """The mean score of its evaluation."""
-        return self.summary["return"]["mean"] if scale == RETURN else self.summary[scale]
+        return value_at(self.summary, scale.final)
 
-    def frames_to(self, threshold: float, scale: str) -> float | None:
-        """Frames at which its curve first reached a score."""
-        frames, scores = self.curve(scale)
-        return next((float(frame) for frame, score in zip(frames, scores) if score >= threshold), None)
+    def reached(self, threshold: float, scale: Scale) -> float | None:
+        """Frames or steps at which its curve first reached a score."""
+        sign = -1 if scale.lower else 1
+        return next((float(x) for x, score in zip(*self.curve(scale)) if sign * score >= sign * threshold), None)
 
     @property
     def correct(self) -> float | None:
-        """Correct choices in its evaluation, in %, where the environment counts any."""
+        """Correct choices in its evaluation, in %, if the environment counts them."""
         choices = self.summary.get("correct_choices")
         return 100 * choices["mean"] if choices else None
 
     @property
-    def steps_per_second(self) -> float:
-        """Agent steps learned from a second: the median over its rows."""
-        speeds = [row.get("speed/steps_per_second", math.nan) for row in self.rows]
+    def speed(self) -> float:
+        """Steps or tokens a second: the median over its rows."""
+        name = f"speed/{KIND[self.config.kind].speed}_per_second"
+        speeds = [row.get(name, math.nan) for row in self.rows]
         return float(np.median([speed for speed in speeds if not math.isnan(speed)] or [math.nan]))
 
 
-def read_run(path: Path, allow_env: str | None = None) -> Run:
-    """A finished run. The environments whose code it may run are `allow_env`; see `envs.require_consent`.
+def value_at(summary: Any, path: Sequence[str]) -> Any:
+    """A value of nested objects by the names that lead to it."""
+    return functools.reduce(lambda value, name: value[name], path, summary)
+
+
+def read_run(path: Path, allow_env: str | None = None) -> FinishedRun:
+    """A finished run.
+
+    Args:
+        path: its folder.
+        allow_env: environments whose code the run may name; see `envs.require_consent`.
 
     Raises:
-        UserError: if the folder is no run, or one that is not finished, damaged or needs a permission.
+        UserError: if the folder is not a run, or the run is not finished, damaged, or needs a permission.
     """
-    rows: list[dict[str, Any]] = []
+    run, rows, digest = Run(path), list[dict[str, Any]](), ""
     try:
-        config = read_config(path)
-        require_consent(config.env, allow_env)
+        kind, _ = run.read_kind()
+        config = read_config(run, CONFIGS[kind])
+        if kind == "launch":
+            data = config.env
+            require_consent(data, allow_env)
+        elif kind == "speech":
+            plain = read_json(run.corpus_file)
+            checkpoints.require(plain, {"name": str, "digest": str}, str(run.corpus_file))
+            data, digest = plain["name"], plain["digest"]
+        else:
+            data = Path(config.path).name if config.corpus == "folder" else config.corpus
         with suppress(FileNotFoundError):  # nothing was measured yet
             rows = sample_metrics(path)
-    except (ValueError, FileNotFoundError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
-    again = f"go on with: compressive launch --resume {shlex.quote(str(path))}"
-    frames = rows[-1].get("learner/frames", 0) if rows else 0
-    if not frames >= config.frames:
-        raise UserError(f"{path}: expected a finished run, got {frames:.0f} of {config.frames} frames; {again}")
+    again = f"resume with: {KINDS[kind][0]} --resume {shlex.quote(str(path))}"
+    counter, total = goal(config)
+    done = rows[-1].get(counter, 0) if rows else 0
+    if not done >= total:
+        raise UserError(f"{path}: expected a finished run, got {done:.0f} of {total} {KIND[kind].unit}; {again}")
     try:
-        return Run(path, config, rows, read_evaluation(path))
+        return FinishedRun(path, config, data, rows, _read_evaluation(run, KIND[kind]), digest=digest)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path}: expected the evaluation of a finished run in evaluation.json, got: {error}; {again}"
-        ) from error
+        expected = f"expected the evaluation of a finished run in {run.evaluation_file().name}"
+        raise UserError(f"{path}: {expected}, got: {error}; {again}") from error
 
 
-def read_evaluation(run: Path) -> dict[str, Any]:
-    """The summary of a run's evaluation, with all scores that are compared.
+def _read_evaluation(run: Run, kind: Kind) -> dict[str, Any]:
+    """The summary of a run's evaluation.
 
     Raises:
-        OSError: if the file cannot be read.
-        ValueError: if it is damaged, or a score is no finite number.
+        OSError: if the file does not exist.
+        ValueError: if it is damaged, a score is not a finite number, or there is none.
     """
-    plain = json.loads((run / "evaluation.json").read_text())
+    plain = read_json(run.evaluation_file())
     try:
-        scores = {RETURN: plain["return"]["mean"], **{scale: plain[scale] for scale in SCALES if scale in plain}}
-        if "correct_choices" in plain:
-            scores["correct_choices"] = plain["correct_choices"]["mean"]
-        bad = [f"{name} = {score!r}" for name, score in scores.items() if not math.isfinite(score)]
+        paths = [scale.final for scale in kind.scales if scale.final[0] in plain]
+        paths += [(name,) for name in kind.references.values() if name in plain]
+        paths += [("correct_choices", "mean")] if "correct_choices" in plain else []
+        bad = [
+            f"{'.'.join(path)} = {value_at(plain, path)!r}"
+            for path in paths
+            if not math.isfinite(value_at(plain, path))
+        ]
     except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"no summary of an evaluation ({error!r})") from error
-    if bad:
-        raise ValueError(f"no finite score: {', '.join(bad)}")
+        raise ValueError(f"a summary of another form ({error!r})") from error
+    last = kind.scales[-1].final
+    if bad or last not in paths:
+        raise ValueError(f"scores that are not finite numbers: {', '.join(bad)}" if bad else f"no {'.'.join(last)}")
     return plain
 
 
 class Estimate(NamedTuple):
-    """A number and its 95 % interval over runs, NaN where one of the samples is a single run, which says nothing."""
+    """A number and its 95 % interval over runs, which is NaN if one of the samples is a single run."""
 
     value: float
     low: float
@@ -145,116 +241,122 @@ def estimate(statistic: Callable[..., float], *samples: Scores) -> Estimate:
 
 @dataclass(frozen=True)
 class Variant:
-    """Runs that differ in seed and environment only, and what they say together. Lists have an entry a run."""
+    """Runs that differ in seed and data only, and their statistics. Lists have an entry a run."""
 
     name: str
-    runs: list[Run]
+    runs: list[FinishedRun]
     score: Estimate
     mean: float
     correct: float | None
     reached: list[float | None]
-    steps_per_second: float
+    speed: float
     state_bytes: int
     temporal_range: int | None
 
+    @property
+    def mean_reached(self) -> float | None:
+        """The mean over the runs that reached the threshold."""
+        reached = [x for x in self.reached if x is not None]
+        return sum(reached) / len(reached) if reached else None
+
 
 class Comparison:
-    """Finished runs by variant and environment.
+    """Finished runs by variant and data.
 
     Args:
         runs: in the order in which variants are to appear.
-        threshold: a score; how many frames it takes to reach it is compared. None for `THRESHOLD`, or for no threshold
-            where scores have no scale.
+        threshold: a score; when runs reach it is compared. None for the scale's own, if it has one.
 
     Raises:
-        UserError: if there is nothing to compare, a run comes twice, or runs of several environments cannot be
-            compared.
+        UserError: if there is nothing to compare, a run comes twice, or runs differ in kind or in incomparable data.
     """
 
-    def __init__(self, runs: Sequence[Run], threshold: float | None = None) -> None:
+    def __init__(self, runs: Sequence[FinishedRun], threshold: float | None = None) -> None:
         if not runs:
             raise UserError("expected finished runs to compare, got none")
-        for run, other in itertools.combinations(runs, 2):  # under two names, or a copy: the times of rows agree
+        if len(kinds := {run.config.kind for run in runs}) > 1:
+            raise UserError(f"expected runs of one kind, got {' and '.join(sorted(kinds))}")
+        for run, other in itertools.combinations(runs, 2):  # by two paths, or a copy: the times of its rows are equal
             if run.config == other.config and run.rows == other.rows:
                 raise UserError(f"expected each run once, got the same one in {run.path} and {other.path}")
+        self.kind = KIND[runs[0].config.kind]
         names = label([run.config for run in runs])
-        self.runs = [Run(run.path, run.config, run.rows, run.summary, name) for run, name in zip(runs, names)]
+        self.runs = [replace(run, variant=name) for run, name in zip(runs, names)]
         self.names = list(dict.fromkeys(names))
-        self.envs = list(dict.fromkeys(run.config.env for run in self.runs))
-        for name, env in itertools.product(self.names, self.envs):
-            if not self.of(name, env):
-                raise UserError(
-                    f"mixed environments: expected every variant on each of {', '.join(self.envs)}, got no run of "
-                    f"{name} on {env}"
-                )
-        scales = [scale for scale in SCALES if all(scale in run.summary for run in self.runs)]
-        if not scales and len(self.envs) > 1:
-            raise UserError(
-                f"mixed environments: expected human or oracle scores of each of {', '.join(self.envs)}, to compare on "
-                "one scale; compare the runs of each by themselves"
-            )
-        self.scale = scales[0] if scales else RETURN
-        self.threshold = threshold if threshold is not None or self.scale == RETURN else THRESHOLD
+        self.data = list(dict.fromkeys(run.data for run in self.runs))
+        mixed = "mixed environments" if self.kind.data == "environment" else "mixed corpora"
+        for name, data in itertools.product(self.names, self.data):
+            if not self.of(name, data):
+                expected = f"every variant on each of {', '.join(self.data)}"
+                raise UserError(f"{mixed}: expected {expected}, got no run of {name} on {data}")
+        if len({(run.data, run.digest) for run in self.runs}) > len(self.data):
+            raise UserError(f"{mixed}: expected runs on the same data, got others under one name, {self.data[0]}")
+        scales = [scale for scale in self.kind.scales if all(scale.final[0] in run.summary for run in self.runs)]
+        if len(self.data) > 1 and scales[0].threshold is None:
+            scale = "human or oracle scores of all" if self.kind.data == "environment" else "one corpus"
+            raise UserError(f"{mixed}: expected {scale}, got {', '.join(self.data)}; compare the runs of each alone")
+        self.scale = scales[0]
+        self.threshold = self.scale.threshold if threshold is None else threshold
         self.variants = [self._variant(name) for name in self.names]
+        extreme = min if self.scale.lower else max
+        self.best = extreme(self.variants, key=lambda variant: variant.score.value)
 
-    @property
-    def scale_text(self) -> str:
-        """The scale in words."""
-        return SCALES.get(self.scale, "return an episode")
-
-    def of(self, name: str, env: str) -> list[Run]:
-        """The runs of a variant in an environment."""
-        return [run for run in self.runs if (run.variant, run.config.env) == (name, env)]
+    def of(self, name: str, data: str) -> list[FinishedRun]:
+        """The runs of a variant on an environment or corpus."""
+        return [run for run in self.runs if (run.variant, run.data) == (name, data)]
 
     def scores(self, name: str) -> list[NDArray[np.float64]]:
         """A variant's final scores, an array [runs] an environment."""
-        return [np.array([run.score(self.scale) for run in self.of(name, env)]) for env in self.envs]
+        return [np.array([run.score(self.scale) for run in self.of(name, data)]) for data in self.data]
 
-    def curve(self, name: str, env: str) -> tuple[NDArray[np.float64], ...]:
-        """Frames, mean score, low and high (NaN of a single run) of a variant's runs; see `mean_curve`."""
-        curves = [curve for run in self.of(name, env) if len((curve := run.curve(self.scale))[0])]
+    def curve(self, name: str, data: str) -> tuple[NDArray[np.float64], ...]:
+        """Frames or steps, mean score, low and high (NaN of a single run) of a variant's runs; see `mean_curve`."""
+        curves = [curve for run in self.of(name, data) if len((curve := run.curve(self.scale))[0])]
         if not curves:
             return (np.empty(0),) * 4
-        frames, mean, low, high = mean_curve(curves)
-        return (frames, mean, low, high) if len(curves) > 1 else (frames, mean, *(np.full_like(mean, np.nan),) * 2)
+        x, mean, low, high = mean_curve(curves)
+        return (x, mean, low, high) if len(curves) > 1 else (x, mean, *(np.full_like(mean, np.nan),) * 2)
 
     @functools.cached_property
     def improvements(self) -> dict[tuple[str, str], Estimate]:
-        """Probability that the first of two variants is better than the second, for each pair."""
+        """Probability that a run of the first of two variants is better than one of the second, for each pair."""
         found: dict[tuple[str, str], Estimate] = {}
         for ours, theirs in itertools.permutations(self.names, 2):
-            if (theirs, ours) in found:  # the reverse of it, not of other draws
+            if (theirs, ours) in found:  # its complement, not from other draws
                 value, low, high = found[theirs, ours]
                 found[ours, theirs] = Estimate(1 - value, 1 - high, 1 - low)
             else:
-                found[ours, theirs] = estimate(probability_of_improvement, self.scores(ours), self.scores(theirs))
+                pair = [[-task if self.scale.lower else task for task in self.scores(name)] for name in (ours, theirs)]
+                found[ours, theirs] = estimate(probability_of_improvement, *pair)
         return found
 
     @functools.cached_property
     def fewest(self) -> int:
-        """The least number of runs that a variant has in an environment."""
-        return min(len(self.of(name, env)) for name, env in itertools.product(self.names, self.envs))
+        """The smallest number of runs of a variant on an environment or corpus."""
+        return min(len(self.of(name, data)) for name, data in itertools.product(self.names, self.data))
+
+    @functools.cached_property
+    def references(self) -> dict[str, float]:
+        """Scores of predictors without a network on the same data."""
+        names = self.kind.references.items()
+        return {text: run.summary[name] for run in self.runs for text, name in names if name in run.summary}
 
     @functools.cached_property
     def cautions(self) -> list[str]:
-        """What makes the numbers say less than they seem to."""
+        """Reasons to trust the numbers less."""
         found = []
-        counts = Counter((run.variant, run.config.env, run.config.seed) for run in self.runs)
+        counts = Counter((run.variant, run.data, run.config.seed) for run in self.runs)
         if same := sorted({name for (name, _, _), count in counts.items() if count > 1}):
+            begin = "they begin with the same weights, but count as independent."
+            found.append(f"Runs of {' and of '.join(same)} have the same seed: {begin}")
+        if any(len({len(self.of(name, data)) for data in self.data}) > 1 for name in self.names):
             found.append(
-                f"Runs of {' and of '.join(same)} have the same seed: they begin with the same weights, yet count as "
-                "independent."
-            )
-        if any(len({len(self.of(name, env)) for env in self.envs}) > 1 for name in self.names):
-            found.append(
-                "Variants have more runs in one environment than in another, and an interquartile mean is over runs: "
-                "it counts those environments more. The mean does not."
+                "Variants have more runs in one environment than in another, so that it has more weight in the "
+                "interquartile mean, which is over runs. The mean is over environments."
             )
         parts = [part for run in self.runs for part in run.summary.get("tasks", ())]
-        if self.scale != RETURN and any(self.scale not in part for part in parts):
-            found.append(
-                "Scores are means over those tasks alone that have such a scale; evaluation.json has the others."
-            )
+        if self.scale.threshold is not None and any(self.scale.name not in part for part in parts):
+            found.append("Scores are means over those tasks alone that have such a scale; see evaluation.json.")
         return found
 
     def _variant(self, name: str) -> Variant:
@@ -266,84 +368,26 @@ class Comparison:
             score=estimate(interquartile_mean, scores),
             mean=float(np.mean([task.mean() for task in scores])),
             correct=float(np.mean(correct)) if correct else None,
-            reached=[None if self.threshold is None else run.frames_to(self.threshold, self.scale) for run in runs],
-            steps_per_second=float(np.mean([run.steps_per_second for run in runs])),
+            reached=[None if self.threshold is None else run.reached(self.threshold, self.scale) for run in runs],
+            speed=float(np.mean([run.speed for run in runs])),
             state_bytes=memory_bytes(runs[0].config),
-            temporal_range=temporal_range(runs[0].config.agent.core),
+            temporal_range=temporal_range(runs[0].config.core_config),
         )
 
 
-def memory_bytes(config: RunConfig) -> int:
-    """Size of the memory state of one environment."""
-    return state_bytes(make_agent(config).initial_state(1))
+def memory_bytes(config: Any) -> int:
+    """Size of the memory state of one environment or stream."""
+    with torch.device("meta"):  # the weights need no memory
+        return state_bytes(config.cores[core_name(config)][1](config.core_config).initial_state(1))
 
 
 def temporal_range(core: Any) -> int | None:
-    """Steps back that a core can see at most, over all layers; None for a recurrent one, which has no such bound.
+    """Steps back that a core can see at most, over all layers; None for a recurrent one, which has no bound.
 
     A layer sees n_m + c n_cm steps beyond its segment, and each layer sees further through the one below (section 3).
     """
     if hasattr(core, "layer_sizes"):
         return sum(sizes.memory + sizes.rate * sizes.compressed for sizes in core.layer_sizes)
-    return 0 if type(core).__name__ == "MemorylessConfig" else None
-
-
-def tables(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
-    """All numbers, as rows by file name: runs as they were measured, and what is derived from them."""
-    scale = comparison.scale
-    runs, curves, means = [], [], []
-    for variant in comparison.variants:
-        for run, reached in zip(variant.runs, variant.reached):
-            about = {"variant": variant.name, "environment": run.config.env, "seed": run.config.seed}
-            returns = run.summary["return"]
-            runs.append(
-                about
-                | {"frames": run.rows[-1]["learner/frames"], "return": returns["mean"]}
-                | {"return_low": returns.get("low"), "return_high": returns.get("high")}
-                | ({} if scale == RETURN else {scale: run.score(scale)})
-                | {"correct_choices_percent": run.correct, "frames_to_threshold": reached}
-                | {"steps_per_second": run.steps_per_second, "state_bytes": variant.state_bytes}
-                | {"temporal_range": variant.temporal_range, "run": str(run.path)}
-            )
-            curves += [about | {"frames": frames, scale: score} for frames, score in zip(*run.curve(scale))]
-        for env in comparison.envs:
-            for frames, mean, low, high in zip(*comparison.curve(variant.name, env)):
-                means.append(
-                    {
-                        "variant": variant.name,
-                        "environment": env,
-                        "frames": frames,
-                        "mean": mean,
-                        "low": low,
-                        "high": high,
-                    }
-                )
-    variants = [
-        {"variant": v.name, "runs": len(v.runs), "interquartile_mean": v.score.value, "low": v.score.low}
-        | {"high": v.score.high, "mean": v.mean, "correct_choices_percent": v.correct}
-        | {"reached_threshold": sum(frames is not None for frames in v.reached), "threshold": comparison.threshold}
-        | {"steps_per_second": v.steps_per_second, "state_bytes": v.state_bytes, "temporal_range": v.temporal_range}
-        for v in comparison.variants
-    ]
-    improvements = [
-        {"variant": ours, "other": theirs, "probability": p.value, "low": p.low, "high": p.high}
-        for (ours, theirs), p in comparison.improvements.items()
-    ]
-    found = {"runs": runs, "curves": curves, "curve_intervals": means, "variants": variants}
-    return found | {"improvements": improvements}
-
-
-def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows with the same fields as CSV; what is None or NaN is empty, and floats are written exactly."""
-    rows = list(rows)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-    return text.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if not isinstance(value, float):
-        return value
-    return "" if math.isnan(value) else float(value)  # numpy's own would be written as they print
+    if hasattr(core, "receptive_field"):
+        return core.receptive_field - 1
+    return 0 if isinstance(core, MemorylessConfig) else None

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from training.config import RunConfig
-from training.console import duration, quantity, say
+from training.console import duration, program, quantity, say
 from training.evaluation import SCALES
 from training.run import KINDS, Run
 
@@ -19,6 +19,8 @@ from training.run import KINDS, Run
 def table(title: str, rows: dict[str, str]) -> Table:
     """A two-column table."""
     built = Table(title=Text(title), show_header=False, title_justify="left", title_style="bold")
+    built.add_column()
+    built.add_column(overflow="fold")  # names and paths are never cut
     for name, value in rows.items():
         built.add_row(name, Text(value))
     return built
@@ -27,7 +29,9 @@ def table(title: str, rows: dict[str, str]) -> Table:
 def task_table(summaries: list[dict[str, Any]]) -> Table:
     """Evaluations of several tasks, a row each; see `training.evaluation.summarize`."""
     scales = [name for name in ("human_normalised", "oracle_normalised") if any(name in part for part in summaries)]
-    built = Table("task", "episodes", "return", *(f"{name.replace('_', '-')} %" for name in scales))
+    built = Table(
+        Column("task", overflow="fold"), "episodes", "return", *(f"{name.replace('_', '-')} %" for name in scales)
+    )
     for part in summaries:
         score = part["return"]
         cells = [f"{part[name]:.1f}" if name in part else "-" for name in scales]
@@ -64,7 +68,8 @@ def evaluation_table(summaries: list[dict[str, Any]]) -> Table:
     scales = [name for name in ("human_normalised", "oracle_normalised") if any(name in one for one in summaries)]
     chose = any("correct_choices" in one for one in summaries)
     names = [f"{name.replace('_', '-')} %" for name in scales] + ["correct choices %"] * chose
-    built = Table("run", "core", "environment", "episodes", "return", *names)
+    texts = [Column(name, overflow="fold") for name in ("run", "core", "environment")]
+    built = Table(*texts, "episodes", "return", *names)
     for one in summaries:
         score, choices = one["return"], one.get("correct_choices")
         bounds: list[Any] = [score.get("low"), score.get("high")]
@@ -114,4 +119,5 @@ def progress_rows(config: RunConfig, row: Mapping[str, Any]) -> dict[str, str]:
 def say_how_to_resume(console: Console, run: Run, kind: str, state: str) -> None:
     """Prints the command that resumes a run which is neither running nor finished."""
     if not state.startswith(("running", "finished")):
-        say(console, f"resume with: {KINDS[kind][0]} --resume {shlex.quote(str(run))}")
+        command = KINDS[kind][0].replace("compressive", program(), 1)
+        say(console, f"resume with: {command} --resume {shlex.quote(str(run))}")

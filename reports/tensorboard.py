@@ -1,7 +1,4 @@
-"""What TensorBoard shows of a run beside its scalars: charts of those that belong together, film and attention.
-
-Scalars are written as they are measured, by `learner.metrics`.
-"""
+"""Film and attention of recorded episodes in TensorBoard. Scalars are written by `learner.metrics`."""
 
 import io
 from collections.abc import Sequence
@@ -13,34 +10,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
 from actors.recording import Recording
-from agent.core import ATTENTION_KINDS
 from reports.video import HEIGHT, PANEL_WIDTH, VIEW_WIDTH, pictures
-
-LAYOUT = {
-    "learning": {
-        "return": ["Multiline", ["^episode/return$"]],
-        "correct choices": ["Multiline", ["^episode/correct_choices$"]],
-        "normalised score": ["Multiline", ["^episode/.*normalised.*$"]],
-        "return by task": ["Multiline", ["^.*:.*/return$"]],
-    },
-    "memory": {
-        "attention": ["Multiline", [f"^attention/{kind}$" for kind in ATTENTION_KINDS]],
-        "compression loss by layer": ["Multiline", ["^loss/compression/.*$"]],
-    },
-    "losses": {
-        "losses": ["Multiline", ["^loss/(total|policy|baseline|entropy|reconstruction)$"]],
-        "value": ["Multiline", ["^value/.*$"]],
-        "entropy of the policy": ["Multiline", ["^policy/entropy$"]],
-        "gradient norms": ["Multiline", ["^gradient/.*$"]],
-    },
-    "system": {
-        "frames a second": ["Multiline", ["^speed/frames_per_second$"]],
-        "policy lag": ["Multiline", ["^policy_lag/.*$"]],
-        "learner idle": ["Multiline", ["^learner/idle_fraction$"]],
-        "actors": ["Multiline", ["^actors/.*$"]],
-    },
-}
-"""Charts of the tab "Custom scalars", by group: regular expressions of the scalars in each."""
 
 
 def log_recordings(run: Path, step: int, recordings: Sequence[Recording]) -> None:

@@ -1,7 +1,4 @@
-"""Sound as numbers: files to waveforms, waveforms to the 256 tokens that models predict, and both back again.
-
-A waveform is mono float32 in [-1, 1]. How files become a corpus is the business of `speech.corpus`.
-"""
+"""Sound as numbers: files, waveforms (mono float32 in [-1, 1]), and the 256 tokens that models predict."""
 
 import os
 import struct
@@ -21,22 +18,22 @@ SUFFIXES = (".wav", ".flac")
 EXTRA = "the extra speech: pip install -e '.[speech]'"
 _MU = LEVELS - 1
 _UNKNOWN = 0x7FFFF000
-"""Bytes of samples that a WAV file's header promises where its writer did not know: so many, as sox writes, or more."""
+"""Length in the header of a WAV file whose writer did not know it: this (as sox writes it) or more."""
 
 
 class AudioError(ValueError):
-    """A file that is no usable sound; the message names it."""
+    """A file that cannot be used as sound; the message names it."""
 
 
 class AudioInfo(NamedTuple):
-    """What a file's header says: samples per second, and samples of each channel."""
+    """From a file's header: samples per second, and samples of each channel."""
 
     sample_rate: int
     samples: int
 
 
 def encode(waveform: np.ndarray) -> np.ndarray:
-    """Tokens uint8 of samples in [-1, 1] (others are clipped): 8-bit mu-law, G.711's curve with equal steps."""
+    """Tokens uint8 of samples, which are clipped to [-1, 1]: 8-bit mu-law, the curve of G.711 with equal steps."""
     waveform = np.clip(waveform, -1, 1)
     companded = np.sign(waveform) * np.log1p(_MU * np.abs(waveform)) / np.log1p(_MU)
     return np.rint((companded + 1) / 2 * _MU).astype(np.uint8)
@@ -48,7 +45,7 @@ def decode(tokens: np.ndarray) -> np.ndarray:
 
 
 def edges() -> np.ndarray:
-    """Where the tokens' intervals meet: [255] float64 samples, ascending."""
+    """Bounds between the intervals of tokens: [255] float64 samples, ascending."""
     return _expand(2 * (np.arange(_MU) + 0.5) / _MU - 1)
 
 
@@ -60,8 +57,8 @@ def info(path: Path) -> AudioInfo:
     """Reads a file's header.
 
     Raises:
-        AudioError: if it is no WAV or FLAC file, an empty one or a WAV file shorter than its header says. A FLAC file
-            has to be decoded to know that; see `read`.
+        AudioError: if it is not a WAV or FLAC file, is empty, or is a WAV file shorter than its header says. For FLAC
+            files only `read` checks the length.
         ImportError: if the extra `speech` is not installed.
     """
     header = _open(path, lambda soundfile: soundfile.info(os.fsencode(path)))
@@ -76,8 +73,8 @@ def info(path: Path) -> AudioInfo:
 
 
 def _data_bytes(path: Path) -> tuple[int, int]:
-    """Bytes of samples that a WAV file's header promises, and those that there are; libsndfile takes the smaller number
-    without a word. 0 and 0 where the header does not know, as that of a stream, or there is none."""
+    """Bytes of samples according to a WAV file's header, and in the file; libsndfile silently uses the smaller number.
+    Both are 0 if the header does not have the number, as for a stream."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
@@ -85,7 +82,7 @@ def _data_bytes(path: Path) -> tuple[int, int]:
         while len(head := file.read(8)) == 8:
             name, length = struct.unpack(f"{order}4sI", head)
             begin = file.tell()
-            if name == b"ds64":  # of RF64, whose data may be longer than 32 bits can say
+            if name == b"ds64":  # RF64: lengths of more than 32 bits
                 large = int.from_bytes(file.read(16)[8:], "little")
             if name == b"data":
                 promised = large or (length if length < _UNKNOWN else 0)
@@ -95,10 +92,10 @@ def _data_bytes(path: Path) -> tuple[int, int]:
 
 
 def read(path: Path, sample_rate: int) -> np.ndarray:
-    """The waveform of a WAV or FLAC file of any width, rate and number of channels, whose mean is taken.
+    """The waveform of a WAV or FLAC file of any width and rate; channels are averaged.
 
     Raises:
-        AudioError: if it cannot be read, is empty, ends too early or has samples that are no numbers.
+        AudioError: if it cannot be read, is empty, ends too early or has samples that are not finite.
         ImportError: if the extra `speech` is not installed.
     """
     expected = info(path).samples
@@ -114,7 +111,7 @@ def read(path: Path, sample_rate: int) -> np.ndarray:
 
 
 def resample(waveform: np.ndarray, rate: int, sample_rate: int) -> np.ndarray:
-    """The waveform at another rate, by libsoxr at its high quality."""
+    """The waveform at another rate, by libsoxr in high quality."""
     if rate == sample_rate:
         return waveform
     try:
@@ -136,7 +133,7 @@ def _open(path: Path, read: Callable[[Any], Any], expected: str = "a WAV or FLAC
 
 
 def write_wav(path: Path, waveform: np.ndarray, sample_rate: int) -> None:
-    """Writes a waveform as 16-bit WAV; the file is there whole or not at all."""
+    """Writes a waveform as 16-bit WAV, atomically."""
     with replacing(path) as temporary, wave.open(str(temporary), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)

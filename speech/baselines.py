@@ -1,7 +1,7 @@
-"""What can be said about the next sample without a network: how often each level is, and linear prediction.
+"""Predictors of the next sample without a network: frequencies of levels, and linear prediction.
 
-Both give proper probabilities of the 256 tokens, fitted to training data alone, so their nats per sample stand in one
-table with those of models.
+Both give proper probabilities of the 256 tokens and are fitted to the training split alone, so their nats per sample
+compare with those of models.
 """
 
 from typing import NamedTuple
@@ -17,6 +17,16 @@ _ROUNDS = 4
 _PIECES = 40
 
 
+def predictors(train: np.ndarray, *parts: np.ndarray, size: int = 1 << 18) -> list[dict[str, float]]:
+    """Nats per sample of each part [N] under both predictors, fitted to `train`: "order_0" and "linear"."""
+    linear, found = fit_linear_predictor(train), []
+    for part in parts:
+        blocks = (np.asarray(part[begin : begin + size]) for begin in range(0, len(part), size))
+        nll = sum(float(linear.nll(block).sum()) for block in blocks)
+        found.append({"order_0": order_0(train, part), "linear": nll / len(part)})
+    return found
+
+
 def order_0(train: np.ndarray, held_out: np.ndarray) -> float:
     """Nats per sample of held-out tokens under the frequencies of training tokens, each of 256 counted once more."""
     counts, found = _histogram(train) + 1.0, _histogram(held_out)
@@ -24,7 +34,7 @@ def order_0(train: np.ndarray, held_out: np.ndarray) -> float:
 
 
 def _histogram(tokens: np.ndarray, size: int = 1 << 24) -> np.ndarray:
-    """How often each level is; in blocks, for bincount makes each token eight bytes."""
+    """Counts of each level [256]; in blocks, because bincount converts each token to eight bytes."""
     blocks = (tokens[begin : begin + size] for begin in range(0, len(tokens), size))
     return sum((np.bincount(block, minlength=audio.LEVELS) for block in blocks), np.zeros(audio.LEVELS, np.int64))
 
@@ -32,12 +42,12 @@ def _histogram(tokens: np.ndarray, size: int = 1 << 24) -> np.ndarray:
 class LinearPredictor(NamedTuple):
     """A linear prediction of the next sample from those before, whose error is a mixture of Laplace distributions.
 
-    The weights of the mixture depend on how large the last errors were, as in lossless audio coders, for speech is loud
-    and silent by turns.
+    The weights of the mixture depend on the size of the last errors, as in lossless audio coders, because the loudness
+    of speech varies.
 
-    coefficients: [order], of the newest sample first.
-    thresholds: [contexts - 1] where the mean size of the last errors changes the context, ascending.
-    weights: [contexts, scales + 1], each row sums to 1; the last is of the uniform distribution.
+    coefficients: [order], the newest sample first.
+    thresholds: [contexts - 1] mean sizes of the last errors between two contexts, ascending.
+    weights: [contexts, scales + 1], each row sums to 1; the last column belongs to the uniform distribution.
     """
 
     coefficients: np.ndarray
@@ -45,9 +55,9 @@ class LinearPredictor(NamedTuple):
     weights: np.ndarray
 
     def predict(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of tokens [N]: predictions of the samples [N], and contexts [N]; before the first there is silence."""
+        """Predictions of the samples [N] of tokens [N], and contexts [N]; before the first sample there is silence."""
         samples = audio.decode(tokens).astype(np.float64)
-        predictions = _predictions(samples, self.coefficients)
+        predictions = _filtered(samples, self.coefficients)
         return predictions, np.searchsorted(self.thresholds, _recent_errors(samples - predictions))
 
     def nll(self, tokens: np.ndarray) -> np.ndarray:
@@ -57,7 +67,7 @@ class LinearPredictor(NamedTuple):
         return -np.log((likelihoods * self.weights[contexts]).sum(axis=1))
 
     def probabilities(self, prediction: float, context: int) -> np.ndarray:
-        """Of all 256 tokens, given what `predict` returned for the next one."""
+        """Probabilities of all 256 tokens, given a prediction and a context of `predict`."""
         likelihoods = _likelihoods(np.full(audio.LEVELS, prediction), np.arange(audio.LEVELS))
         return likelihoods @ self.weights[context]
 
@@ -87,11 +97,11 @@ def fit_linear_predictor(train: np.ndarray, order: int = 32, most: int = 200_000
         moments, target = covariance[:order, :order][::-1, ::-1], covariance[:order, order][::-1]
         ridge = 1e-9 * np.trace(moments) / order + 1e-12
         coefficients = np.linalg.solve(moments + ridge * np.eye(order), target)
-        recent = _recent_errors(samples - _predictions(samples, coefficients))
-        # Likelihood asks for errors in proportion to loudness; plain squares would fit the loudest words alone.
+        recent = _recent_errors(samples - _filtered(samples, coefficients))
+        # The likelihood weights errors by loudness; plain squares would fit only the loudest words.
         importance = (recent[:, order:].ravel() + 1e-4) ** -2
 
-    predictions = _predictions(samples, coefficients)
+    predictions = _filtered(samples, coefficients)
     recent, predictions = _recent_errors(samples - predictions).ravel(), predictions.ravel()
     thresholds = np.unique(np.quantile(recent, np.arange(1, _CONTEXTS) / _CONTEXTS))
     contexts = np.searchsorted(thresholds, recent)
@@ -106,27 +116,23 @@ def fit_linear_predictor(train: np.ndarray, order: int = 32, most: int = 200_000
     return LinearPredictor(coefficients, thresholds, weights)
 
 
-def _predictions(samples: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-    return _filtered(samples, coefficients)
-
-
 def _recent_errors(errors: np.ndarray) -> np.ndarray:
-    """Mean size of the errors before each sample, the last ones counting most."""
+    """Mean size of the errors before each sample, with weights that decay into the past."""
     decay = 0.9 ** np.arange(_RECENT)
     return _filtered(np.abs(errors), decay / decay.sum())
 
 
 def _filtered(signals: np.ndarray, taps: np.ndarray) -> np.ndarray:
-    """Of signals [..., N], at each step the sum of those before it, weighted by `taps`, the newest first."""
+    """At each step of signals [..., N] the sum of the samples before it, weighted by `taps`, the newest first."""
     delayed = np.concatenate([[0.0], taps])
     return np.apply_along_axis(lambda signal: np.convolve(signal, delayed)[: len(signal)], -1, signals)
 
 
 def _likelihoods(predictions: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Of tokens [N] under Laplace distributions around predictions [N], and under the uniform: [N, scales + 1]."""
+    """Likelihoods of tokens [N] under Laplace distributions around predictions [N] and the uniform: [N, scales + 1]."""
     bounds = np.concatenate([[-np.inf], audio.edges(), [np.inf]])
     below, above = bounds[tokens] - predictions, bounds[tokens.astype(np.int64) + 1] - predictions
-    # On the far side the distribution function is near 1 and differences vanish: mirrored, they do not.
+    # Above the mean the distribution function is near 1 and differences vanish; mirrored, they do not.
     mirrored = below > 0
     below, above = np.where(mirrored, -above, below), np.where(mirrored, -below, above)
     laplace = _laplace(above[:, None] / _SCALES) - _laplace(below[:, None] / _SCALES)
@@ -134,6 +140,6 @@ def _likelihoods(predictions: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 
 def _laplace(deviations: np.ndarray) -> np.ndarray:
-    """The distribution function of Laplace's distribution of scale 1."""
+    """The distribution function of a Laplace distribution of scale 1."""
     tails = 0.5 * np.exp(-np.abs(deviations))
     return np.where(deviations < 0, tails, 1 - tails)

@@ -1,8 +1,7 @@
 """Corpora of sound: folders of WAV and FLAC files, or synthetic voices, as memory-mapped tokens that are built once.
 
-A corpus is cut into training, validation and test by whole files or whole speakers, so that nothing that is measured
-was heard in training. Which files it has, at which rate, and a digest of all tokens are in `corpus.json` beside
-the tokens.
+A corpus is split into training, validation and test by whole files or whole speakers. `corpus.json` beside the tokens
+has the names of its files, its rate, and a digest of all tokens.
 """
 
 import functools
@@ -11,8 +10,6 @@ import json
 import math
 import os
 import re
-import shutil
-import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,6 +19,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 
 from agent.fields import Checked, Range
+from learner.modality import build_once
 from speech import audio, synthetic
 
 SYNTHETIC = "synthetic"
@@ -34,29 +32,28 @@ _Share = Annotated[float, Range(0, 0.5, above=True, below=True)]
 
 @dataclass(frozen=True)
 class CorpusConfig(Checked):
-    """Where sound comes from and how it is cut up. Impossible values raise a ValueError that names the field."""
+    """The sound and how it is split. Impossible values raise a ValueError that names the field."""
 
     path: str = SYNTHETIC
-    """A folder with WAV or FLAC files at any depth, or "synthetic": generated voices that say nothing, for want of
-    speech."""
+    """A folder with WAV or FLAC files at any depth, or "synthetic": generated voices, which need no files."""
     sample_rate: Annotated[int, Range(1000, 384_000)] | None = None
-    """Samples per second to resample to; none for the files' own, which must then be one."""
+    """Samples per second to resample to; None for the rate of the files, which must then be the same."""
     split_by: Literal["file", "speaker"] = "file"
-    """What is never cut: files, or all files of a speaker."""
+    """What is in one split as a whole: a file, or all files of a speaker."""
     speaker_pattern: str = "[^-_]+"
-    """Regular expression; what it matches first in a file's name is the speaker. By default all before the first - or
-    _, which is right for LibriTTS, LibriSpeech and VCTK."""
+    """Regular expression; its first match in a file's name is the speaker. The default matches up to the first - or _,
+    as in LibriTTS, LibriSpeech and VCTK."""
     include: str = "*"
-    """Which file names belong to the corpus, such as *_mic1.flac."""
+    """Pattern of the names of files to use, such as *_mic1.flac."""
     validation_share: _Share = 0.05
-    """Of the samples, to be measured while training goes on; at least one file or speaker."""
+    """Share of the samples for the validation split; at least one file or speaker."""
     test_share: _Share = 0.05
-    """Of the samples, to be measured in the end; at least one file or speaker."""
+    """Share of the samples for the test split; at least one file or speaker."""
     remove_offset: bool = True
-    """Subtract each file's mean. A recorder's constant offset is not heard, but it moves all samples to other levels,
-    where a model may know nothing: a file of LibriSpeech has one of a quarter of full scale."""
+    """Subtract each file's mean. A constant offset is not heard, but moves all samples to levels that may be rare in
+    training; one file of LibriSpeech has an offset of a quarter of full scale."""
     skip_unreadable: bool = False
-    """Leave out, with a warning, files that are damaged or empty, rather than stop at the first."""
+    """Leave out damaged and empty files with a warning, instead of an error at the first."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,11 +65,13 @@ class CorpusConfig(Checked):
         try:
             re.compile(self.speaker_pattern)
         except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"speaker_pattern: {self.speaker_pattern!r} is no regular expression: {error}") from error
+            raise ValueError(
+                f"speaker_pattern: {self.speaker_pattern!r} is not a regular expression: {error}"
+            ) from error
 
 
 class Split(NamedTuple):
-    """tokens: [N] uint8, memory-mapped. files: names in order. starts: [files] where each begins."""
+    """tokens: [N] uint8, memory-mapped. files: names in order. starts: [files] where each of them starts."""
 
     tokens: np.ndarray
     files: list[str]
@@ -80,22 +79,16 @@ class Split(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """name: for people. sample_rate: per second. splits: by name, see `SPLITS`. digest: of all tokens. folder: where it
-    was built; `open_built` opens it again."""
+    """name: for people. sample_rate: in Hz. splits: by name, see `SPLITS`. digest: SHA-256 of all tokens."""
 
     name: str
     sample_rate: int
     splits: dict[str, Split]
     digest: str
-    folder: Path = Path()
-
-    def seconds(self, split: str) -> float:
-        """Length of a split."""
-        return len(self.splits[split].tokens) / self.sample_rate
 
 
 class _Source(NamedTuple):
-    """A file or an utterance: name in the corpus, speaker, about how long it is, and what makes its waveform."""
+    """A file or an utterance: its name in the corpus, speaker, approximate length, and waveform at a given rate."""
 
     name: str
     speaker: str
@@ -103,42 +96,29 @@ class _Source(NamedTuple):
     waveform: Callable[[int], np.ndarray]
 
 
-def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] = lambda done, total: None) -> Corpus:
-    """Opens a corpus, which is built first if it was not before; a crash on the way leaves nothing behind that counts.
+def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] = lambda done, total: None) -> Path:
+    """Builds a corpus unless it exists, and returns its folder, for `open_built`.
 
     Args:
-        config: what the corpus is.
-        cache: folder of built corpora. They are named by what they were made of, so one that has changed is built anew.
-        show: is told how many files of how many are done.
+        config: the corpus.
+        cache: folder of built corpora. Their names depend on the files, so a corpus that has changed is built anew.
+        show: is called with the number of files done, and of all.
 
     Raises:
-        ValueError: if there are too few files, or they cannot be cut up, or (`audio.AudioError`) one cannot be used.
+        ValueError: if there are too few files, or they cannot be split, or (`audio.AudioError`) one cannot be used.
         FileNotFoundError: if there is no such folder.
         ImportError: if the files need the extra `speech`.
     """
     sources, rate, identity = _synthetic(config) if config.path == SYNTHETIC else _files(config)
     identity |= {"format": _FORMAT, "config": asdict(config)}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
-    folder = cache / f"{Path(config.path).name}-{rate}-{key}"
-    if not (folder / "corpus.json").is_file():
-        parts = divide(sources, config)
-        cache.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache))
-        try:
-            _build(temporary, config, parts, rate, show)
-            if not (folder / "corpus.json").is_file():
-                shutil.rmtree(folder, ignore_errors=True)
-            os.rename(temporary, folder)
-        except BaseException as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            # Another program may have built it meanwhile.
-            if not isinstance(error, OSError) or not (folder / "corpus.json").is_file():
-                raise
-    return open_built(folder)
+    target = cache / f"{Path(config.path).name}-{rate}-{key}"
+    build_once(target, lambda folder: _build(folder, config, divide(sources, config), rate, show))
+    return target
 
 
 def divide(sources: list[_Source], config: CorpusConfig) -> dict[str, list[_Source]]:
-    """Sources of each split. The order of files or speakers is that of their names' digests, the same everywhere.
+    """Sources of each split, in the order of their names' digests, which is the same everywhere.
 
     Raises:
         ValueError: if there are fewer than three files or speakers.
@@ -171,13 +151,11 @@ def _digest(name: str) -> str:
 
 def _synthetic(config: CorpusConfig) -> tuple[list[_Source], int, dict]:
     rate = config.sample_rate or synthetic.SAMPLE_RATE
-    sources = [
-        _Source(
-            f"voice{speaker:02d}-{index:02d}", f"voice{speaker:02d}", 3.0, functools.partial(_utterance, speaker, index)
-        )
-        for speaker in range(_VOICES)
-        for index in range(_UTTERANCES)
-    ]
+    sources = []
+    for speaker in range(_VOICES):
+        voice = f"voice{speaker:02d}"
+        for index in range(_UTTERANCES):
+            sources.append(_Source(f"{voice}-{index:02d}", voice, 3.0, functools.partial(_utterance, speaker, index)))
     return sources, rate, {"synthetic": 1}
 
 
@@ -186,7 +164,7 @@ def _utterance(speaker: int, index: int, rate: int) -> np.ndarray:
 
 
 def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict]:
-    """The folder's files by name, the rate of the corpus, and what tells these files from others."""
+    """The folder's files by name, the rate of the corpus, and an identity of the files for the cache."""
     root = Path(config.path)
     if not root.is_dir():
         raise FileNotFoundError(
@@ -231,7 +209,7 @@ def _build(
     rate: int,
     show: Callable[[int, int], None],
 ) -> None:
-    """Writes one file of tokens a split, and last `corpus.json`."""
+    """Writes one file of tokens for each split, then `corpus.json`."""
     total, done, digest, described = sum(map(len, parts.values())), 0, hashlib.sha256(), {}
     known: set[bytes] = set()
     for split in SPLITS:
@@ -246,7 +224,7 @@ def _build(
                 tokens = audio.encode(waveform - waveform.mean() if config.remove_offset else waveform)
                 done += 1
                 show(done, total)
-                # The same sound under two names might be on both sides.
+                # The same sound under two names might be in two splits.
                 content = hashlib.sha256(tokens.tobytes()).digest()
                 if content in known:
                     continue
@@ -271,11 +249,7 @@ def _build(
 
 
 def open_built(folder: Path) -> Corpus:
-    """Opens a corpus where `prepare` built it.
-
-    Raises:
-        ValueError: if it is damaged.
-    """
+    """Opens a corpus that `prepare` built. Raises a ValueError if it is damaged."""
     try:
         description = json.loads((folder / "corpus.json").read_text())
         splits = {}
@@ -284,13 +258,13 @@ def open_built(folder: Path) -> Corpus:
             if len(tokens) != entry["samples"]:
                 raise ValueError(f"{split}.u8: expected {entry['samples']} samples, got {len(tokens)}")
             splits[split] = Split(tokens, entry["files"], np.array(entry["starts"]))
-        return Corpus(description["name"], description["sample_rate"], splits, description["digest"], folder)
+        return Corpus(description["name"], description["sample_rate"], splits, description["digest"])
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"{folder} is damaged; delete it: {error}") from error
 
 
 def thin(split: Split, samples: int, pieces: int) -> Split:
-    """At most so many samples of a split, in equal pieces that are spread evenly over it."""
+    """At most so many samples of a split, in equal pieces spread evenly over it."""
     total, size = len(split.tokens), samples // pieces
     if samples >= total:
         return split
@@ -305,7 +279,7 @@ def thin(split: Split, samples: int, pieces: int) -> Split:
 
 
 def excerpt(split: Split, samples: int, number: int = 0) -> np.ndarray:
-    """Tokens [samples] of the split from inside one file, the `number`-th that is long enough and has sound there.
+    """Tokens [samples] from inside one file of the split, the `number`-th that is long enough.
 
     Raises:
         ValueError: if no file is that long; names the longest.

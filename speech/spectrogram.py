@@ -1,4 +1,4 @@
-"""Spectrograms: what a waveform sounds like, to be seen; drawn with numpy and pillow alone."""
+"""Spectrograms of waveforms, drawn with numpy and pillow."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,7 +60,7 @@ def draw(
 def write_spectrograms(
     path: Path, clips: Mapping[str, np.ndarray], sample_rate: int, mark: float | None = None
 ) -> Image.Image:
-    """Writes what `draw` draws as a PNG, which is there whole or not at all, and returns it."""
+    """Draws spectrograms as `draw` does, writes them as a PNG, atomically, and returns the picture."""
     picture = draw(clips, sample_rate, mark)
     with replacing(path) as temporary:
         picture.save(temporary, format="PNG")

@@ -1,4 +1,4 @@
-"""Synthetic voices: what stands in for speech where there is none. Nobody said any of it.
+"""Synthetic voices, for use without files of speech.
 
 A source-filter synthesis (Fant 1960): glottal pulses or noise, shaped by the resonances of a vocal tract that moves
 from sound to sound. It has what a waveform model has to learn at every scale: formants, pitch, syllables, pauses,
@@ -22,8 +22,8 @@ def utterance(speaker: int, index: int) -> np.ndarray:
     """About three seconds of one of the voices: a waveform, the same for the same numbers.
 
     Args:
-        speaker: decides pitch, and the length of the vocal tract.
-        index: decides what is said.
+        speaker: determines pitch and the length of the vocal tract.
+        index: determines the sequence of sounds.
     """
     voice = np.random.default_rng([speaker])
     pitch, tract = voice.uniform(85, 220), voice.uniform(0.85, 1.2)
@@ -57,7 +57,7 @@ def _score(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray
         parts.append((rng.integers(4, 35), 0.0, 0.0, VOWELS[0]))
     lengths = [part[0] for part in parts]
     tracks = [np.repeat([part[column] for part in parts], lengths, axis=0) for column in (1, 2, 3)]
-    # The tongue takes some 40 ms from one sound to the next.
+    # The tongue takes about 40 ms from one sound to the next.
     kernel = np.hanning(7)[1:-1] / np.hanning(7)[1:-1].sum()
     smooth = [np.convolve(track, kernel, mode="same") for track in tracks[:2]]
     padded = np.pad(tracks[2], ((2, 2), (0, 0)), mode="edge")

@@ -1,7 +1,7 @@
 """WaveNet (van den Oord et al. 2016) as a recurrent core: dilated causal convolutions behind `agent.core.contract`.
 
-It is the baseline of the paper's section 5.6 and passes the suite of every core, so training, evaluation and sampling
-need not know it. Embedding and softmax are the model's around the core, `agent.language_model`.
+It is the baseline of the paper's section 5.6 and passes the tests of every core. Embedding and softmax are those of
+`agent.language_model`.
 
 Axes: B batch, T time, D features (model_size).
 """
@@ -33,11 +33,11 @@ class WaveNetConfig(Checked):
     stack_layers: Layers = 10
     """Layers until the dilation begins at 1 again (n): layer i has dilation 2^(i mod n)."""
     kernel_size: Annotated[int, Range(1, 64)] = 2
-    """Steps that each layer looks at: the present one and others, each `dilation` before the next."""
+    """Taps of each layer: the present step and earlier ones at distances of `dilation`."""
     gate_size: Size = 64
     """Features of each layer's tanh, and as many of its sigmoid."""
     skip_size: Size = 256
-    """Features of the sum over layers that the output is made of."""
+    """Features of the sum over layers, from which the output is computed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +47,7 @@ class WaveNetConfig(Checked):
 
     @property
     def dilations(self) -> tuple[int, ...]:
-        """Of each layer."""
+        """The dilation of each layer."""
         return tuple(2 ** (layer % self.stack_layers) for layer in range(self.num_layers))
 
     @property
@@ -57,10 +57,10 @@ class WaveNetConfig(Checked):
 
 
 class WaveNetState(NamedTuple):
-    """What the convolutions still need.
+    """Past inputs of the convolutions.
 
     past: the newest inputs of each layer, oldest first, [B, (kernel_size - 1) * dilation, D].
-    age: [B] int64, steps of the row's episode so far: inputs that are older count as zeros.
+    age: [B] int64, steps of the row's episode so far; older inputs count as zeros.
     """
 
     past: tuple[Tensor, ...]
@@ -70,9 +70,9 @@ class WaveNetState(NamedTuple):
 class WaveNet(Core):
     """Gated dilated convolutions with residual and skip connections (section 2.3 and figure 4 of the WaveNet paper).
 
-    A call over T steps computes each layer for all steps at once; a call with T = 1 costs one product a layer and tap,
-    whatever the receptive field (the fast generation of Paine et al. 2016), for the layers' past inputs are the state.
-    Sums are scaled so that they keep their variance: the residual by sqrt(1/2), the skips by sqrt(1/N).
+    A call over T steps computes each layer for all steps at once. The state holds the layers' past inputs, so a call
+    with T = 1 costs one product a layer and tap for any receptive field (fast generation, Paine et al. 2016). Sums are
+    scaled to keep their variance: the residual by sqrt(1/2), the skips by sqrt(1/N).
     """
 
     def __init__(self, config: WaveNetConfig) -> None:
@@ -81,7 +81,7 @@ class WaveNet(Core):
         convolutions = nn.ModuleList(
             nn.Linear(config.kernel_size * size, 2 * config.gate_size) for _ in range(config.num_layers)
         )
-        # Nobody reads the residual stream after the last layer.
+        # The residual stream after the last layer is not used.
         residual = [size] * (config.num_layers - 1) + [0]
         projections = nn.ModuleList(nn.Linear(config.gate_size, config.skip_size + more) for more in residual)
         self.convolutions: Sequence[nn.Linear] = convolutions  # type: ignore[assignment]
@@ -90,9 +90,9 @@ class WaveNet(Core):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Weights with which each layer adds as much variance as its input has.
+        """Initializes weights so that each layer adds as much variance as its input has.
 
-        With torch's own, layers add next to nothing, and halving the sum thirty times leaves nothing of the input.
+        With torch's default weights the layers add almost nothing, and the scaling removes the input after 30 layers.
         """
         for convolution, projection in zip(self.convolutions, self.projections):
             nn.init.normal_(convolution.weight, std=convolution.in_features**-0.5)
@@ -140,7 +140,7 @@ def _ages(reset: Tensor, age: Tensor) -> Tensor:
 
 
 def _delayed(seen: Tensor, distance: int, age: Tensor) -> Tensor:
-    """The inputs [B, T, D] `distance` steps before each of the last T, zeros where those are of another episode."""
+    """The inputs [B, T, D] `distance` steps before each of the last T; zeros where they belong to another episode."""
     end = seen.shape[1] - distance
     delayed = seen[:, end - age.shape[1] : end]
     return torch.where(age[:, :, None] >= distance, delayed, 0) if distance else delayed

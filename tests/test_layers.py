@@ -22,8 +22,8 @@ RAY_ALLOWED = {
     "commands/launch.py",
     "training/ray_head.py",
     "training/ray_metrics.py",
-    "training/sequence.py",
-    "training/trials.py",
+    "training/sequence_ray.py",
+    "training/sweep.py",
 }
 
 

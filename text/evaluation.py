@@ -1,7 +1,7 @@
-"""What a language model knows: bits per character, perplexity, and the paper's analyses of where that comes from.
+"""Measures of language models: bits per character, perplexity, and the analyses of the paper.
 
-All measures run over a text once, in order, with memory that goes on; sums are in float64. The analyses are those of
-Tables 7, 8 and 9 and Figures 2 and 6 of the paper. Training is `learner.sequence_learner`.
+All measures read a text once, in order, and keep the memory; sums are in float64. The analyses are those of Tables 7, 8
+and 9 and Figures 2 and 6.
 """
 
 import dataclasses
@@ -18,34 +18,32 @@ from agent.core import ATTENTION_KINDS, CompressiveTransformer, detach_state, st
 from agent.language_model import IGNORE, SequenceModel
 from learner.sequence_learner import SequenceLearner, SequenceLearnerConfig, Total, autocast, evaluate, score
 from learner.streams import Batch
-from text.corpora import Split
 from text.tokenization import Tokenizer, Words
+from text.tokens import Split
 
 FREQUENCIES = (100, 1_000, 10_001)
-"""Where the buckets of Table 7 begin but the rarest one, in times that training text has a word: < 100, 100 to 1 k, 1 k
-to 10 k, and more than 10 k."""
+"""Bounds of the buckets of Table 7, in occurrences in the training text: < 100, 100 to 1 k, 1 k to 10 k, and more."""
 BUCKETS = 6
 """Buckets of each kind of memory in Figure 2."""
 
 
 def bits_per_character(nll: float, characters: int) -> float:
-    """Nats over a text as bits a character; for bytes, a byte (as all results on Enwik8 count)."""
+    """Nats over a text as bits a character; with bytes as tokens, bits a byte (as all results on Enwik8)."""
     return nll / math.log(2) / max(1, characters)
 
 
 def perplexity(nll: float, count: int) -> float:
-    """exp of nats a word. `count` is what the data set prescribes (section 4.2), whatever the tokens were; 0 is taken
-    for 1, as parts of a text may have no whole word."""
+    """exp of nats a word. `count` is the number of words that the data set prescribes (section 4.2); 0 counts as 1."""
     return math.exp(min(nll / max(1, count), 700.0))
 
 
 def summary(total: Total, split: Split, tokenizer: Tokenizer) -> dict[str, float]:
-    """What is usually reported of a loss over a whole split.
+    """The usual measures of a loss over a whole split.
 
     Returns:
-        nats_per_token; word_perplexity: with words as tokens every target counts, line ends included, unless the data
-        set prescribes a number; else the split's own number of words does. bits_per_byte of the text (bits per
-        character for bytes), but not with words as tokens: of `<unk>` and lost spaces no text comes back.
+        nats_per_token; word_perplexity: with words as tokens every target is a word, line ends included, unless the
+        data set prescribes a number; otherwise the split's number of words is used. bits_per_byte of the text (bits per
+        character for bytes); not with words as tokens, because `<unk>` and lost spaces cannot be decoded.
     """
     closed = isinstance(tokenizer, Words)
     words = total.count if closed and not split.prescribed else split.words
@@ -59,8 +57,8 @@ def by_frequency(
     """Table 7: the loss of targets by how often the training text has them.
 
     Args:
-        counts: [V], how often each token is in the training text.
-        precision: of matrix products, here and in the other analyses.
+        counts: [V], occurrences of each token in the training text.
+        precision: of matrix products, as in the other analyses.
     """
     buckets = np.searchsorted(FREQUENCIES, counts, side="right")
     names = _names(FREQUENCIES)
@@ -78,8 +76,8 @@ def _names(bounds: tuple[int, ...]) -> list[str]:
 
 
 def by_position(model: SequenceModel, batches: Iterable[Batch], precision: str = "float32") -> list[tuple[int, Total]]:
-    """The loss of targets by how many tokens of context they have: [(1, ..), (2, ..), (4, ..), ...], each bucket from
-    its number to the next. Context begins with the row and at resets."""
+    """The loss of targets by the number of tokens of their context: [(1, ..), (2, ..), (4, ..), ...], each bucket from
+    its number to the next. Context begins at the start of the row and at resets."""
     losses: dict[int, list[float]] = {}
     context: np.ndarray | None = None
     for batch, nll in score(model, batches, precision):
@@ -117,14 +115,13 @@ def by_memory(
         yield (memory, compressed), evaluate(resized, batches(), precision)
 
 
-class _Pass:
-    """One pass as a learner's source."""
+class _Given:
+    """A learner's source whose next batch is set from outside."""
 
-    def __init__(self, batches: list[Batch]) -> None:
-        self.batches = batches
+    batch: Batch
 
     def next(self, step: int) -> Batch:
-        return self.batches[step]
+        return self.batch
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -136,30 +133,33 @@ class _Pass:
 def dynamic(
     model: SequenceModel, batches: Iterable[Batch], config: SequenceLearnerConfig, learning_rate: float
 ) -> Total:
-    """Dynamic evaluation as in section 5.3: training goes on over the text, each batch after it was scored.
+    """Dynamic evaluation as in section 5.3: learns from each batch after it was scored.
 
-    The model is changed. Adam begins anew, with a constant learning rate.
+    Changes the model. Adam starts with an empty state and has a constant learning rate.
 
     Args:
-        batches: kept in memory.
-        config: how the model was trained; sizes and schedule do not matter.
+        batches: all of the same shape.
+        config: how the model was trained; sizes and schedule are not used.
+
+    Raises:
+        FloatingPointError: see `SequenceLearner.update`; the learning rate may be too large.
     """
-    kept = list(batches)
-    rows, steps = kept[0].tokens.shape
-    config = dataclasses.replace(
-        config,
-        batch_size=rows,
-        sequence_length=steps,
-        steps=len(kept),
-        learning_rate=learning_rate,
-        least_learning_rate=learning_rate,
-        update_every=1,
-        late_step=None,
-        microbatches=1,
-    )
-    learner = SequenceLearner(model, _Pass(kept), config)
-    total, count, state = 0.0, 0, model.initial_state(rows)
-    for batch in kept:
+    source, total, count, learner = _Given(), 0.0, 0, None
+    for batch in batches:
+        if learner is None:
+            rows, steps = batch.tokens.shape
+            config = dataclasses.replace(
+                config,
+                batch_size=rows,
+                sequence_length=steps,
+                steps=2**62,
+                learning_rate=learning_rate,
+                least_learning_rate=learning_rate,
+                accumulation_steps=1,
+                late_start=None,
+                microbatches=1,
+            )
+            learner, state = SequenceLearner(model, source, config), model.initial_state(rows)
         model.eval()
         moved = state_to(batch, learner.device)
         with torch.no_grad(), autocast(learner.device, config.precision):
@@ -168,15 +168,18 @@ def dynamic(
         assert output.nll is not None
         total += float(output.nll.double().sum())
         count += int((batch.targets != IGNORE).sum())
+        source.batch = batch
         learner.update()
     model.eval()
     return Total(total, count)
 
 
 class Attention(NamedTuple):
-    """Figure 2, oldest bucket first. kinds: of memory, a bucket each. mean: attention that falls on it, over layers,
-    heads and steps of a segment, and then over the segments of all rows. error: standard error of that mean; None if
-    there is but one segment, of which nobody can tell."""
+    """Figure 2, one value a bucket, oldest first.
+
+    kinds: the kind of memory. mean: share of the attention, a mean over layers, heads and steps of a segment, and then
+    over the segments of all rows. error: standard error of that mean; None if there is only one segment.
+    """
 
     kinds: list[str]
     mean: list[float]
@@ -187,13 +190,13 @@ def attention(model: SequenceModel, batches: Iterable[Batch]) -> Attention:
     """Figure 2: attention by six buckets of each of compressed memory, memory and segment.
 
     Args:
-        batches: each of exactly one segment, the first of a text with memory that is not full included. Steps whose
-            targets are to be ignored do not count, nor do segments without others.
+        batches: each of exactly one segment, from the start of a text, where memory is not full yet. Steps whose
+            targets are ignored do not count.
 
     Raises:
         ValueError: if the core has no attention.
     """
-    core, sums = _transformer(model), []
+    core, sums = require_attention(model), []
     kinds = [kind for kind in ATTENTION_KINDS for _ in range(BUCKETS)]
     state, device = None, next(model.parameters()).device
     model.eval()
@@ -224,13 +227,14 @@ def _buckets(weights: Tensor) -> Tensor:
 
 
 def compression_loss(model: SequenceModel, batches: Iterable[Batch]) -> dict[str, float]:
-    """Figure 6: the compression's own loss by layer, a mean over batches once memory is full.
+    """Figure 6: the compression loss by layer, a mean over the batches after memory is full.
+
+    Empty if the core has no such loss, or the text is too short to fill memory.
 
     Raises:
-        ValueError: if the core has no attention. Empty if it has nothing to compress or no such loss, or the text is
-            too short to fill memory.
+        ValueError: if the core has no attention.
     """
-    core = _transformer(model)
+    core = require_attention(model)
     fill = max(layer.sizes.memory + layer.sizes.rate * layer.sizes.compressed for layer in core.layers)
     state, device, count, seen = None, next(model.parameters()).device, 0, 0
     sums: dict[str, float] = {}
@@ -238,7 +242,7 @@ def compression_loss(model: SequenceModel, batches: Iterable[Batch]) -> dict[str
     for batch in batches:
         moved = state_to(batch, device)
         state = model.initial_state(len(moved.tokens)) if state is None else state
-        with torch.enable_grad():  # the core has these losses only where something could learn from them
+        with torch.enable_grad():  # without gradients the core does not compute these losses
             output = model(moved.tokens, moved.reset, detach_state(state), moved.targets)
         state = detach_state(output.state)
         seen += batch.tokens.shape[1]
@@ -249,14 +253,15 @@ def compression_loss(model: SequenceModel, batches: Iterable[Batch]) -> dict[str
     return {name: value / count for name, value in sums.items()}
 
 
-def _transformer(model: SequenceModel) -> CompressiveTransformer:
+def require_attention(model: SequenceModel) -> CompressiveTransformer:
+    """The core of a model; raises a ValueError if it has no attention."""
     if not isinstance(model.core, CompressiveTransformer):
         raise ValueError(f"core: expected one with attention, got {type(model.core).__name__}")
     return model.core
 
 
 def counts(split: Split, vocabulary: int) -> np.ndarray:
-    """How often each token is in a split, [V]."""
+    """Occurrences of each token in a split, [V]."""
     found = np.zeros(vocabulary, np.int64)
     for begin in range(0, len(split.tokens), 1 << 24):
         found += np.bincount(split.tokens[begin : begin + (1 << 24)], minlength=vocabulary)

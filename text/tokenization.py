@@ -1,7 +1,6 @@
-"""From text to numbers and back: bytes, words of a closed vocabulary, or subwords that a library learns.
+"""Tokenizers: bytes, words of a closed vocabulary, or subwords that a library learns.
 
-A tokenizer is made of training text alone, turns into JSON that a run keeps, and back. Files are the business of
-`corpora`.
+A tokenizer is learned from the training split alone and kept in a run as JSON.
 """
 
 import codecs
@@ -19,12 +18,7 @@ END, UNKNOWN, DOCUMENT = "<eos>", "<unk>", "<document>"
 
 
 class Tokenizer(Protocol):
-    """What all of them have.
-
-    Attributes:
-        vocabulary: tokens are 0 to vocabulary - 1.
-        separator: the token that stands before every document.
-    """
+    """Tokens are 0 to `vocabulary` - 1; the token `separator` stands before every document."""
 
     vocabulary: int
     separator: int
@@ -33,14 +27,14 @@ class Tokenizer(Protocol):
         """The tokens of UTF-8 text, [N] integers, without a separator."""
 
     def decoder(self) -> Callable[[int], str]:
-        """A function that is given one token after the other and returns the text that each completes."""
+        """A function from each token in turn to the text that it completes."""
 
     def to_plain(self) -> dict[str, Any]:
-        """What JSON can hold and `from_plain` needs."""
+        """The tokenizer as JSON can hold it, for `from_plain`."""
 
 
 class Bytes:
-    """Each byte is a token; documents are separated by a NUL, which text does not have."""
+    """Each byte is a token; documents are separated by NUL, which does not occur in text."""
 
     vocabulary, separator = 256, 0
 
@@ -49,7 +43,7 @@ class Bytes:
         return np.frombuffer(text, np.uint8)
 
     def decoder(self) -> Callable[[int], str]:
-        """See `Tokenizer`; what is not UTF-8 becomes the replacement character."""
+        """See `Tokenizer`; invalid UTF-8 becomes the replacement character."""
         decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         return lambda token: decode(bytes([token]))
 
@@ -59,10 +53,10 @@ class Bytes:
 
 
 class Words:
-    """Words between white space, each line ended by `<eos>`, as WikiText-103 is used: 267,735 of them there.
+    """Words between white space, each line ended by `<eos>`, as WikiText-103 is used: there are 267,735 there.
 
-    Sorted by frequency, the most frequent first, as the adaptive softmax wants it. A line's end also separates
-    documents. Words that training text does not have, or that are too rare, are `<unk>`.
+    The most frequent words come first, as the adaptive softmax needs them. `<eos>` also separates documents. Words that
+    are rare, or do not occur in the training split, are `<unk>`.
     """
 
     def __init__(self, words: list[str]) -> None:
@@ -103,9 +97,9 @@ def _words(text: bytes) -> Iterator[str]:
 
 
 class Subwords:
-    """Byte-pair encoding of bytes, by the library `tokenizers`: any text, without loss.
+    """Byte-pair encoding of bytes by the library `tokenizers`: any text, without loss.
 
-    The paper used tfds' SubwordTextEncoder, which is not maintained; this is the same kind of open vocabulary.
+    The paper used the SubwordTextEncoder of tfds, which is not maintained; this is also an open vocabulary.
     """
 
     def __init__(self, model: str) -> None:
@@ -116,7 +110,7 @@ class Subwords:
 
     @classmethod
     def learn(cls, texts: Iterable[bytes], size: int | None = None) -> "Subwords":
-        """Learns `size` tokens (32,000 if not given), the 256 bytes and the separator among them."""
+        """Learns `size` tokens (32,000 by default), which include the 256 bytes and the separator."""
         library = _library()
         tokenizer = library.Tokenizer(library.models.BPE())
         tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -147,7 +141,7 @@ class Subwords:
 
 
 def _paragraphs(text: bytes) -> list[str]:
-    """Text cut behind empty lines, so that no piece is long; joined, they are the text."""
+    """Text cut after empty lines, so that no piece is long; joined, the pieces are the text."""
     return re.split(r"(?<=\n\n)(?=[^\n])", text.decode("utf-8", errors="replace"))
 
 
@@ -160,12 +154,12 @@ def _library() -> Any:
 
 
 def learn(kind: str, texts: Iterable[bytes], size: int | None = None) -> Tokenizer:
-    """Makes a tokenizer of training text.
+    """Learns a tokenizer.
 
     Args:
         kind: one of `KINDS`.
-        texts: UTF-8, read once; not read for bytes.
-        size: tokens of the vocabulary; all words, or 32,000 subwords, if not given.
+        texts: training text in UTF-8, read once; not read for bytes.
+        size: tokens of the vocabulary; None for all words, or 32,000 subwords.
 
     Raises:
         ValueError: if there is no such kind, or the vocabulary is too small.
@@ -182,11 +176,19 @@ def learn(kind: str, texts: Iterable[bytes], size: int | None = None) -> Tokeniz
     return Words.learn(texts, size) if kind == "words" else Subwords.learn(texts, size)
 
 
+def encode_prompt(tokenizer: Tokenizer, prompt: bytes) -> list[int]:
+    """The tokens of the beginning of a document that is to be continued."""
+    tokens = tokenizer.encode(prompt).tolist()
+    if isinstance(tokenizer, Words) and tokens and not prompt.endswith(b"\n"):
+        tokens.pop()  # the last line is not complete
+    return [tokenizer.separator, *tokens]
+
+
 def from_plain(plain: Any) -> Tokenizer:
-    """The tokenizer that `to_plain` took apart.
+    """The tokenizer of a value that `Tokenizer.to_plain` returned.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if it is not such a value.
         ImportError: if it needs a package that is not installed.
     """
     kind = plain.get("kind") if isinstance(plain, dict) else plain
@@ -201,6 +203,6 @@ def from_plain(plain: Any) -> Tokenizer:
         _library()
         try:
             return Subwords(plain["model"])
-        except Exception as error:  # the library raises just this
+        except Exception as error:  # the library raises no narrower class
             raise ValueError(f"tokenizer: model: expected one of the library `tokenizers`, got: {error!r}") from error
     raise ValueError(f"tokenizer: expected a kind out of {', '.join(KINDS)}, got {shown(kind)}")

@@ -17,12 +17,20 @@ from actors.pool import pairs
 from agent import AgentConfig
 from agent.core import CORES, CoreConfig
 from agent.fields import AtLeast0, Checked, Count, Positive, Several
-from learner.checkpoints import shown
+from learner.files import abbreviate, require_no_secret
 from learner.learner import LearnerConfig
-from learner.storage import require_no_secret
 from training.run import Run
 
-RENAMED = {"optimiser": "optimizer"}
+RENAMED = {
+    "optimiser": "optimizer",
+    "update_every": "accumulation_steps",
+    "late_step": "late_start",
+    "late_update_every": "late_accumulation_steps",
+    "validate_every": "evaluate_every",
+    "validation_samples": "evaluate_tokens",
+    "reset_at_files": "reset_at_starts",
+    "reset_documents": "reset_at_starts",
+}
 """Fields by their names in version 0.1, which files and command lines may still use."""
 
 
@@ -165,19 +173,19 @@ def _build(kind: Any, plain: Any, where: str, cores: Mapping[str, tuple[type, An
     if not is_core and not dataclasses.is_dataclass(kind):
         return tuple(plain) if isinstance(plain, list) else plain  # JSON has no tuples
     if not isinstance(plain, dict):
-        raise ValueError(f"{where}: expected an object, got {shown(plain)}")
+        raise ValueError(f"{where}: expected an object, got {abbreviate(plain)}")
     plain = {RENAMED.get(name, name): value for name, value in plain.items()}
     if is_core:
         name = plain.pop("name", None)
         if name not in list(cores):  # a list, because JSON's values need not be hashable
-            raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {shown(name)}")
+            raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {abbreviate(name)}")
         kind = cores[name][0]
     hints = typing.get_type_hints(kind)
     known = {field.name: field for field in dataclasses.fields(kind)}
     if unknown := sorted(set(plain) - set(known)):
-        raise ValueError(f"{where}: unknown fields {shown(', '.join(unknown))}; expected fields of this version")
+        raise ValueError(f"{where}: unknown fields {abbreviate(', '.join(unknown))}; expected fields of this version")
     if missing := [name for name, field in known.items() if name not in plain and _is_required(field)]:
-        raise ValueError(f"{where}: expected {', '.join(missing)} in it, got {shown(list(plain))}")
+        raise ValueError(f"{where}: expected {', '.join(missing)} in it, got {abbreviate(list(plain))}")
     fields = {name: _build(hints[name], value, f"{where}.{name}", cores) for name, value in plain.items()}
     try:
         return kind(**fields)

@@ -2,9 +2,13 @@
 
 import logging
 import math
+import shlex
+import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -35,6 +39,15 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def program(name: str = "compressive") -> str:
+    """The word that starts a program of this installation, for commands that are printed to be copied.
+
+    It is the name where the shell finds that, else the path beside this program, such as .venv/bin/compressive.
+    """
+    beside = Path(sys.argv[0]).with_name(name)
+    return shlex.quote(str(beside)) if not shutil.which(name) and beside.is_file() else name
 
 
 class LiveLine:

@@ -27,10 +27,12 @@ from agent import Trajectory
 from agent.core import concatenate_states, leaves, state_bytes
 from envs import limit_calls, mean_normalised, prepare, tasks
 from learner import checkpoints
+from learner.checkpoints import Checkpoint, Checkpoints, StorageError, pack_learner, unpack_learner
 from learner.diagnostics import attention_mass
+from learner.files import abbreviate, require_schema, write_json
 from learner.learner import Learner
 from learner.metrics import MetricsWriter
-from learner.storage import Remote, StorageError
+from learner.serialization import check_rng, restore_rng, rng_state
 from training import UserError, loop
 from training.charts import CHARTS
 from training.config import RunConfig, to_plain
@@ -48,7 +50,7 @@ NUMBERS = dict.fromkeys(("steps", "environment", "actor_id", "version"), int)
 EPISODE: dict[str, Any] = {"score": float, **NUMBERS, "metrics": {str: float}, "task": str}
 ACTORS = {"num_actors": int, "envs_per_actor": int}
 STATE = {"episodes": int, "generation": int, "recent": [EPISODE], "rng": dict, "config": {"actors": ACTORS}}
-"""The schema of a checkpoint's state, as `checkpoints.require` takes it."""
+"""The schema of a checkpoint's state, as `require_schema` takes it."""
 
 
 class Stopped(Exception):
@@ -89,9 +91,9 @@ class Trainer:
         self.episodes = self.dropped = self.generation = 0
         self.recent: dict[str, deque[Episode]] = {task: deque(maxlen=200) for task in names}
         self.place: Path | str = config.checkpoint_url or run.path
-        self.remote = Remote(config.checkpoint_url) if config.checkpoint_url else None
+        self.remote = Checkpoints(config.checkpoint_url) if config.checkpoint_url else None
         self.claimed: str | None = None
-        self.restored: checkpoints.Checkpoint | None = None
+        self.restored: Checkpoint | None = None
         self.saved: Path | str | None = None
         self.saved_version: int | None = None
 
@@ -120,7 +122,7 @@ class Trainer:
         """
         if self.remote is None:
             return
-        if new and self.remote.folders():
+        if new and self.remote.any_complete():
             raise ValueError(f"{self.place} already has checkpoints: expected a new URL, or --resume {self.place}")
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         self.claimed = f"{self.run.path.resolve()} on {socket.gethostname()} (process {os.getpid()}, {now})"
@@ -137,13 +139,13 @@ class Trainer:
         checkpoint = checkpoints.load_latest(self.place)
         state = checkpoint.state
         try:
-            checkpoints.require(state, STATE, "state")
-            checkpoints.check_rng(state["rng"])
+            require_schema(state, STATE, "state")
+            check_rng(state["rng"])
             episodes = [Episode(**{name: episode[name] for name in EPISODE}) for episode in state["recent"]]
             if others := {episode.task for episode in episodes} - {"", *self.recent}:
-                expected, got = ", ".join(self.recent), checkpoints.shown(min(others))
+                expected, got = ", ".join(self.recent), abbreviate(min(others))
                 raise ValueError(f"state: recent: expected episodes of {expected}, got one of {got}")
-            self.learner.load_state_dict(checkpoints.unpack_learner(checkpoint))
+            self.learner.load_state_dict(unpack_learner(checkpoint))
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"{checkpoint.path} does not fit {self.run.config_file}: {error}") from error
         self.episodes, self.generation = state["episodes"], state["generation"] + 1
@@ -211,7 +213,7 @@ class Trainer:
         stack.callback(setattr, self, "pool", None)
         if self.restored:
             self._restore_actors(self.pool)
-            checkpoints.restore_rng(self.restored.state["rng"])  # last, because creating actors draws random numbers
+            restore_rng(self.restored.state["rng"])  # last, because creating actors draws random numbers
         if self.saved is None:
             self.run.path.mkdir(parents=True, exist_ok=True)
             self.save()
@@ -302,7 +304,7 @@ class Trainer:
             place = found or place
         if self.remote and self.claimed and (owner := self.remote.owner()) not in (None, self.claimed):
             raise UserError(f"{self.place} was taken over by {owner}; this run ends with {self.saved}")
-        parts, counters = checkpoints.pack_learner(updater.state_dict())
+        parts, counters = pack_learner(updater.state_dict())
         if pool and (actors := pool.state_dict()):
             parts["actors"] = actors
         state = {
@@ -310,7 +312,7 @@ class Trainer:
             "episodes": self.episodes,
             "generation": self.generation,
             "recent": [dataclasses.asdict(episode) for episodes in self.recent.values() for episode in episodes],
-            "rng": checkpoints.rng_state(),
+            "rng": rng_state(),
             "config": to_plain(self.config),
         }
         self.saved = checkpoints.save(place, self.learner.steps, parts, state, self.config.keep_checkpoints)
@@ -410,5 +412,5 @@ def train_run(
         trainer.train(show, stop)
         run.require()
         if trainer.done:
-            checkpoints.write_json(run.evaluation_file(), finish(trainer))
+            write_json(run.evaluation_file(), finish(trainer))
         return trainer.done

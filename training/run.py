@@ -16,8 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from learner import metrics
-from learner.checkpoints import shown, write_json
-from learner.files import open_regular, read_json
+from learner.files import abbreviate, open_regular, read_json, write_json
 from training import UserError
 
 KINDS = {
@@ -196,10 +195,10 @@ class Run(Folder):
             raise FileNotFoundError(f"{self} is not a run: expected a folder with config.json, created by {made}")
         plain = read_json(self.config_file)
         if not isinstance(plain, dict):
-            raise ValueError(f"{self.config_file}: expected an object, got {shown(plain)}")
+            raise ValueError(f"{self.config_file}: expected an object, got {abbreviate(plain)}")
         kind = plain.pop("kind", "launch")
         if kind not in list(KINDS):  # a list, because JSON's values need not be hashable
-            raise ValueError(f"{self.config_file}: kind: expected one of {', '.join(KINDS)}, got {shown(kind)}")
+            raise ValueError(f"{self.config_file}: kind: expected one of {', '.join(KINDS)}, got {abbreviate(kind)}")
         return kind, plain
 
     def read_config(self, kind: str) -> dict[str, Any]:

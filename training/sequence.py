@@ -1,291 +1,342 @@
-"""What `compressive text train` and `compressive speech train` share: one process or several GPUs, and the terminal.
+"""The training of sequence models of every modality: `train_run` trains or resumes a run and evaluates it.
 
-The loop is `learner.sequence_learner.train`. Here it gets a run's folder, a display, signals, and errors of one line.
+The loop is `training.loop`; data, model and measures are those of a `learner.modality.Modality`. Several learners are
+started by `training.sequence_ray`.
 """
 
-import math
-import os
+import dataclasses
 import shlex
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
-import torch.distributed as dist
-from rich.console import Console
 
-from actors import ClusterError
 from agent.language_model import SequenceModel
-from commands.options import user_errors
 from learner import checkpoints
-from learner.communicator import DataParallel
-from learner.files import replacing
-from learner.metrics import last_metrics
-from learner.sequence_learner import Progress, SequenceLearner, SequenceLearnerConfig, restore, save, set_apart, train
+from learner.checkpoints import Checkpoint, require, write_json
+from learner.communicator import Communicator
+from learner.files import read_json
+from learner.learner import resolve_device
+from learner.metrics import MetricsWriter
+from learner.modality import Counting, Modality, SequenceConfig, quiet
+from learner.sequence_learner import SequenceLearner
+from speech.modality import Speech
+from text.modality import Text
+from text.tokens import tokenizer_file
 from training import UserError
-from training.console import LiveLine, duration, quantity, say, say_skipped
-from training.run import ClaimedFolder, claim, holds_checkpoints
-from training.signals import StopRequest, stop_on_signals
+from training.config import to_plain
+from training.console import quantity
+from training.loop import Clock, Progress, train
+from training.run import KINDS, Run
 
-PEER_SECONDS = 600.0
-"""Time that learners wait for each other: the first one evaluates meanwhile."""
-LAST_SECONDS = 10.0
-"""Time that learners have to write a last checkpoint when the head of their cluster is lost."""
-STOP_FILE = ".stop"
-"""In a run, while its learners on Ray are to stop."""
-
-
-class Job(Protocol):
-    """A training that several processes may do together; it is pickled for them."""
-
-    @property
-    def run(self) -> Path:
-        """The run's folder."""
-
-    @property
-    def learners(self) -> int:
-        """How many processes learn."""
-
-    def plain(self) -> dict[str, Any]:
-        """The configuration as JSON can hold it."""
-
-    def make_learner(self, parallel: DataParallel, device: str | None) -> SequenceLearner:
-        """This process's learner, on the configured device if none is given."""
-
-    def evaluate(self, model: SequenceModel) -> dict[str, float]:
-        """Metrics on held-out data."""
-
-    def loop(self) -> dict[str, Any]:
-        """Arguments of `learner.sequence_learner.train` that are numbers."""
+MODALITIES: dict[str, type[Modality]] = {"text": Text, "speech": Speech}
+"""Modalities by kind of run."""
+_COUNTERS = {"step": int, "updates": int, "tokens": int}
+_STATE = {"learner": {"optimizer": dict, "memory": object, "source": dict, **_COUNTERS}, "rng": dict}
+"""Schema of a checkpoint's state."""
+_PARTS = {"weights": dict, "optimizer": dict, "memory": dict}
 
 
-class SequenceDisplay(LiveLine):
-    """Progress of a sequence model; `describe` turns nats a token into what people of the field read."""
-
-    def __init__(self, console: Console, describe: Callable[[float], str]) -> None:
-        super().__init__(console, "training", "the first update")
-        self.describe = describe
-
-    def update(self, progress: Progress) -> None:
-        """See `learner.sequence_learner.train`."""
-        rate = progress.tokens_per_second / progress.tokens_per_step
-        left = (progress.total - progress.step) / rate if rate else math.inf
-        head = f"{quantity(progress.step)}/{quantity(progress.total)} steps  left {duration(left)}"
-        fields = [f"{quantity(progress.tokens_per_second)} tokens/s", f"train {self.describe(progress.nll)}"]
-        if "valid/nll" in progress.valid:
-            fields.append(f"valid {self.describe(progress.valid['valid/nll'])}")
-        self.show(min(1.0, progress.step / progress.total), head, fields)
-
-    @contextmanager
-    def following(self, run: Path, config: SequenceLearnerConfig, seconds: float = 1.0) -> Iterator[None]:
-        """Shows what learners elsewhere write to the run's metrics."""
-        ended, size = threading.Event(), config.batch_size * config.sequence_length
-
-        def follow() -> None:
-            seen = last_metrics(run).get("step", 0)
-            valid: dict[str, float] = {}
-            while not ended.wait(seconds):
-                row = last_metrics(run)
-                if row and row["step"] > seen:
-                    seen = row["step"]
-                    valid = {name: value for name, value in row.items() if name.startswith("valid/")} or valid
-                    rate = row["speed/tokens_per_second"]
-                    self.update(Progress(seen, config.steps, rate, size, row["loss/nll"], valid))
-
-        thread = threading.Thread(target=follow, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+def record_file(run: Run, kind: str) -> Path:
+    """The file in which a run of a kind keeps `Modality.record`."""
+    return tokenizer_file(run.path) if kind == "text" else run.corpus_file
 
 
-def run_training(
-    job: Job,
-    console: Console,
-    new: bool,
-    describe: Callable[[float], str],
-    again: str,
-    start: Callable[[SequenceLearner, checkpoints.Checkpoint | None], None],
-    finish: Callable[[SequenceLearner], None],
-) -> None:
-    """Trains in the job's folder, here or on several GPUs, and says how to go on if it is interrupted.
+def open_data(
+    config: SequenceConfig, run: Run | None = None, show: Callable[[int, int], None] = lambda done, total: None
+) -> Modality:
+    """Opens the data of a configuration, which are prepared first if they were not before.
 
     Args:
-        job: what is trained.
-        new: whether the folder must be new; else the run goes on from its last checkpoint.
-        describe: a loss in nats a token in the field's unit.
-        again: the command that goes on with the run.
-        start: is told of the learner, and the checkpoint it goes on from, before the first update.
-        finish: is told of the learner when all steps are done; not called if the run was stopped before.
+        config: the configuration.
+        run: a run that was trained on these data.
+        show: see `Modality.prepare`.
 
     Raises:
-        UserError: for all that the user can mend.
+        UserError: if the run was trained on other data, or does not say on which.
+        ValueError, ImportError, OSError: see `Modality.prepare`.
     """
-    run = job.run
-    with claim(run, new, lambda: False) as folder:
-
-        def show(progress: Progress) -> None:
-            folder.require()
-            display.update(progress)
-
-        try:
-            learner = job.make_learner(DataParallel(), "cpu" if job.learners > 1 else None)
-            checkpoint = None if new else restore(learner, run)
-        except (ValueError, FileNotFoundError, ImportError) as error:
-            raise UserError(str(error)) from error
-        if checkpoint:
-            say_skipped(console, checkpoint.skipped)
-        start(learner, checkpoint)
-        checkpoints.write_json(run / "config.json", job.plain())
-        try:
-            with stop_on_signals() as stop, SequenceDisplay(console, describe) as display:
-                if job.learners == 1:
-                    train(
-                        learner,
-                        run,
-                        job.plain(),
-                        evaluate=job.evaluate,
-                        show=show,
-                        stop=lambda: stop.requested,
-                        **job.loop(),
-                    )
-                else:
-                    with display.following(run, learner.config):
-                        _train_on_ray(job, new, stop, again)
-                    restore(learner, run)
-            if learner.step >= learner.config.steps:
-                folder.require()
-                finish(learner)
-        except OSError as error:
-            if folder.lost:
-                raise UserError(_farewell(job, learner, folder, again)) from error
-            go_on = f"; go on with: {again}" if holds_checkpoints(run) else ""
-            raise UserError(f"{run} cannot be written to: {error}{go_on}") from error
-        except FloatingPointError as error:
-            rate, least = learner.config.learning_rate / 4, learner.config.least_learning_rate
-            slower = f"{again} --learner.learning-rate {rate:.3g}"
-            slower += f" --learner.least-learning-rate {rate:.3g}" if rate < least else ""
-            print(f"compressive: {error} Go on from the last checkpoint, more slowly, with: {slower}", file=sys.stderr)
-            sys.exit(1)
-        except KeyboardInterrupt:
-            if holds_checkpoints(run):
-                say(console, f"interrupted; go on with: {again}")
-            raise
-        if learner.step < learner.config.steps:
-            say(console, f"stopped at step {learner.step}; go on with: {again}")
-            sys.exit(128 + (stop.signal or 0))
+    if run:
+        path = record_file(run, config.kind)
+        record = read_json(path)
+        require(record, {"digest": str}, str(path))
+    data = MODALITIES[config.kind].prepare(config, show)
+    if run and data.digest != record["digest"]:
+        raise UserError(
+            f"corpus: expected the data that {run} was trained on (SHA-256 {record['digest'][:12]}), got others "
+            f"({data.digest[:12]}); give their path, and use the same Python for --corpus python"
+        )
+    return data
 
 
-def _farewell(job: Job, learner: SequenceLearner, folder: ClaimedFolder, again: str) -> str:
-    """What is left of a run whose folder was lost while it trained; what was learned is saved where the folder is."""
-    found = folder.find()
-    if found is None:
-        return f"{folder.fate}, and with it all that was learned"
-    if job.learners == 1:
-        save(learner, found, job.plain(), job.loop()["keep"])
-    old, new = (shlex.quote(str(path)) for path in (job.run, found))
-    return f"{folder.fate}; go on with: {again.replace(f'--resume {old}', f'--resume {new}')}"
-
-
-def load_weights(run: Path, model: SequenceModel, console: Console) -> checkpoints.Checkpoint:
-    """Gives a model the weights of a run's last readable checkpoint.
+def load_model(run: Run, model: SequenceModel, device: str) -> Checkpoint:
+    """Moves a model to a device, in evaluation mode, and loads the weights of the run's last readable checkpoint.
 
     Raises:
-        UserError: if there is none, or they do not fit the model.
+        UserError: if the weights do not fit the model.
+        FileNotFoundError: if there is no checkpoint.
+        ValueError: if there is no such device.
     """
-    with user_errors():
-        checkpoint = checkpoints.load_latest(run)
-    say_skipped(console, checkpoint.skipped)
+    model.to(resolve_device(device)).eval()
+    checkpoint = checkpoints.load_latest(run.path)
     try:
         model.load_state_dict(checkpoint.parts["weights"])
     except (RuntimeError, KeyError) as error:
-        raise UserError(f"{checkpoint.path} does not fit {run / 'config.json'}: {error}") from error
+        raise UserError(f"{checkpoint.path} does not fit {run.config_file}: {error}") from error
     return checkpoint
 
 
-def _train_on_ray(job: Job, new: bool, stop: StopRequest, again: str) -> None:
-    """Ray Train places the learners, one a GPU (or CPU where there is none), and connects them.
+class SequenceTrainer:
+    """A run in progress: learner, clock and files. Implements `training.loop.Job`.
 
-    A file in the run tells them to stop: signals do not reach other machines.
+    If several learners share the batches, each has a trainer, and all call the same methods together; the first one
+    writes, evaluates and shows.
+
+    Args:
+        data: the modality.
+        run: its folder.
+        comm: the learners; None for a single one.
+        device: replaces the device of the configuration.
 
     Raises:
-        UserError: if Ray Train is not installed, there are not enough GPUs, or a learner fails; `error.txt` in the run
-            then has its traceback.
+        ValueError: if the network, the device or the batches are impossible.
     """
-    try:
-        import ray
-        import ray.train
-        from ray.train.torch import TorchTrainer
 
-        from training.ray_head import HeadWatch
-    except ImportError as error:
-        raise UserError(f"several learners need Ray Train: pip install -e '.[text]' ({error})") from error
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if not ray.is_initialized():
-        address = os.environ.get("RAY_ADDRESS", "local")
-        cpus = {"num_cpus": max(os.cpu_count() or 1, job.learners + 1)} if address == "local" else {}
-        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-        ray.init(address=address, **quiet, **cpus)  # type: ignore[arg-type]
-    gpus = int(ray.cluster_resources().get("GPU", 0))
-    if 0 < gpus < job.learners:
-        raise UserError(f"learners: expected at most {gpus}, one a GPU, got {job.learners}")
-    trainer = TorchTrainer(
-        _work,
-        train_loop_config={"job": job, "new": new, "folder": str(Path.cwd())},
-        scaling_config=ray.train.ScalingConfig(num_workers=job.learners, use_gpu=gpus > 0),
-        run_config=ray.train.RunConfig(name="ray", storage_path=str(job.run.resolve())),
-    )
-    failures: list[Exception] = []
+    def __init__(self, data: Modality, run: Run, comm: Communicator | None = None, device: str | None = None) -> None:
+        self.data, self.run, self.config = data, run, data.config
+        comm = comm or Communicator()
+        self.first = comm.rank == 0
+        learning = self.config.learner
+        if device:
+            learning = dataclasses.replace(learning, device=device)
+        torch.manual_seed(self.config.seed)
+        self.learner = SequenceLearner(data.make_model(), data.source(comm.rank, comm.size), learning, comm)
+        self.clock = Clock(0)
+        self.loss = self.weight = 0.0
+        self.valid: dict[str, float] = {}
+        self.restored: Checkpoint | None = None
+        self.writer: MetricsWriter | None = None
 
-    def fit() -> None:
+    def restore(self) -> None:
+        """Resumes from the run's last readable checkpoint, with its random generators.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            ValueError: if it does not fit.
+        """
+        checkpoint = checkpoints.load_latest(self.run.path)
         try:
-            trainer.fit()
-        except Exception as error:
-            failures.append(error)
+            require(checkpoint.state, _STATE, "state")
+            require(checkpoint.parts, _PARTS, "parts")
+            checkpoints.check_rng(checkpoint.state["rng"])
+            state = dict(checkpoint.state["learner"])
+            for name in ("optimizer", "memory"):
+                state[name] = checkpoints.unflatten(checkpoint.parts[name], state[name])
+            self.learner.load_state_dict(state | {"weights": checkpoint.parts["weights"]})
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"{checkpoint.path} does not fit: {error}") from error
+        checkpoints.restore_rng(checkpoint.state["rng"])
+        self.restored = checkpoint
 
-    # In the main thread, Ray Train would take Ctrl-C to mean the end without a checkpoint.
-    thread, flag = threading.Thread(target=fit, daemon=True), job.run / STOP_FILE
-    flag.unlink(missing_ok=True)
-    thread.start()
+    def seed_rank(self) -> None:
+        """Gives each of several learners its own dropout masks; the first one draws those of a single learner."""
+        if rank := self.learner.parallel.rank:
+            seed = np.random.SeedSequence([torch.initial_seed(), rank, self.learner.step]).generate_state(1)[0]
+            torch.manual_seed(int(seed))
+
+    def train(self, show: Callable[[Progress], None], stop: Callable[[], bool]) -> None:
+        """Trains until all steps are done or `stop` returns true; leaves a checkpoint in both cases.
+
+        A new run also starts with a checkpoint, so that it can be resumed from its first update, and a full disk shows
+        at once.
+        """
+        if self.done:
+            return
+        if self.learner.step == 0:
+            self.save()
+        self.clock = Clock(self.learner.tokens)
+        writer: AbstractContextManager[MetricsWriter | None] = nullcontext()
+        if self.first:
+            writer = MetricsWriter(self.run.path, self.learner.step)
+        with writer as self.writer:
+            train(self, show, stop, self.config.checkpoint_seconds)
+        self.save()
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps are done."""
+        return self.learner.step >= self.config.learner.steps
+
+    def update(self) -> dict[str, float]:
+        """See `Job`; also evaluates when that is due."""
+        before = self.learner.step
+        metrics = self.learner.update()
+        self.clock.mark(self.learner.tokens)
+        self.loss = 0.95 * self.loss + 0.05 * metrics["loss/nll"]
+        self.weight = 0.95 * self.weight + 0.05
+        every = self.config.evaluate_every
+        if self.first and every and (self.done or self.learner.step // every > before // every):
+            with self.clock.paused():
+                self.valid = self.data.validate(self.learner.model)
+            metrics |= self.valid
+        return metrics
+
+    def progress(self) -> Progress:
+        """See `Job`."""
+        return progress(self.data, self.learner.step, self.clock.rate, self.loss / self.weight, self.valid)
+
+    def row(self, metrics: dict[str, float]) -> Mapping[str, float]:
+        """See `Job`."""
+        due = self.learner.updates % self.config.log_every == 0 or self.done or "valid/nll" in metrics
+        if not due:
+            return {}
+        return metrics | {"speed/tokens_per_second": self.clock.rate, "learner/tokens": self.learner.tokens}
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """See `Job`."""
+        if self.writer:
+            self.writer.write(self.learner.step, row)
+
+    def save(self) -> None:
+        """See `Job`."""
+        state = self.learner.state_dict()
+        if not self.first:
+            return
+        tensors = {name: checkpoints.flatten(state.pop(name)) for name in ("optimizer", "memory")}
+        parts = {"weights": state.pop("weights")} | {name: part for name, (part, _) in tensors.items()}
+        counters = state | {name: plain for name, (_, plain) in tensors.items()}
+        content = {"learner": counters, "rng": checkpoints.rng_state(), "config": to_plain(self.config)}
+        checkpoints.save(self.run.path, self.learner.step, parts, content, self.config.keep_checkpoints)
+
+    def agree(self, due: bool, stopping: bool) -> tuple[bool, bool]:
+        """See `Job`."""
+        if self.learner.parallel.size == 1:
+            return due, stopping
+        wishes = torch.tensor([due, stopping], device=self.learner.device).long()
+        due, stopping = map(bool, self.learner.parallel.max(wishes).tolist())
+        return due, stopping
+
+
+def progress(data: Modality, step: int, rate: float, nll: float, valid: Mapping[str, float]) -> Progress:
+    """How far a training is.
+
+    Args:
+        data: gives sizes and the unit of the loss.
+        step: steps done.
+        rate: tokens a second.
+        nll: training loss, in nats a token.
+        valid: metrics of the last evaluation; empty if there was none.
+    """
+    learning = data.config.learner
+    texts = [f"{quantity(rate)} tokens/s", f"train {data.unit(nll)}"]
+    if "valid/nll" in valid:
+        texts.append(f"valid {data.unit(valid['valid/nll'])}")
+    per_second = rate / (learning.batch_size * learning.sequence_length)
+    return Progress(step, learning.steps, "steps", per_second, tuple(texts))
+
+
+def train_run(
+    config: SequenceConfig,
+    run: Run,
+    *,
+    new: bool | None = None,
+    data: Modality | None = None,
+    start: Callable[[SequenceTrainer], None] = lambda trainer: None,
+    show: Callable[[Progress], None] = lambda progress: None,
+    stop: Callable[[], bool] = lambda: False,
+    count: Counting = quiet,
+    patience: float = 0.0,
+) -> dict[str, Any] | None:
+    """Trains a run to its end, or resumes it, and evaluates it on the test split.
+
+    Args:
+        config: the configuration of the run.
+        run: its folder.
+        new: whether the folder must be new or empty; if None, a run that has checkpoints is resumed.
+        data: the opened data, if the caller has them.
+        start: is called with the trainer before the first update.
+        show: is called after each update.
+        stop: is asked after each update whether to stop.
+        count: shows the progress of the evaluation.
+        patience: seconds to wait for another process to leave the folder.
+
+    Returns:
+        the evaluation, which is also written to `evaluation.json`; None if the training was stopped before its end.
+
+    Raises:
+        UserError: if the folder, the configuration or a checkpoint cannot be used, or the folder is lost or full.
+        FloatingPointError: if a loss is not finite; says how to resume more slowly.
+    """
+    new = not run.has_checkpoints if new is None else new
+    with run.claim(new, patience=patience):
+        try:
+            data = data or open_data(config, None if new else run)
+            trainer = SequenceTrainer(data, run, device="cpu" if config.learners > 1 else None)
+            if not new:
+                trainer.restore()
+        except (ValueError, ImportError, OSError) as error:
+            raise UserError(str(error)) from error
+        with _advice(trainer):
+            write_json(record_file(run, data.config.kind), data.record())
+            start(trainer)
+            run.write_config(to_plain(config))
+            if config.learners > 1:
+                from training.sequence_ray import train_on_ray
+
+                if not trainer.done:
+                    train_on_ray(trainer, new, show, stop)
+                    trainer.restore()
+            else:
+
+                def show_in_place(progress: Progress) -> None:
+                    run.require()
+                    show(progress)
+
+                trainer.train(show_in_place, stop)
+            if not trainer.done:
+                return None
+            run.require()
+            return _evaluate(trainer, count)
+
+
+def _evaluate(trainer: SequenceTrainer, count: Counting) -> dict[str, Any]:
+    """Measures the test split and writes `evaluation.json`: last, because it marks the run as finished."""
+    data, model, step = trainer.data, trainer.learner.model, trainer.learner.step
+    found: dict[str, Any] = {"step": step}
+    for part in data.evaluate(model, data.final_options(), count):
+        found |= part
+    found |= data.finish(model, trainer.run.path, step, count)
+    write_json(trainer.run.evaluation_file(), found)
+    return found
+
+
+def resume_command(config: SequenceConfig, run: Path) -> str:
+    """The command that resumes a run."""
+    return f"{KINDS[config.kind][0]} --resume {shlex.quote(str(run))}"
+
+
+@contextmanager
+def _advice(trainer: SequenceTrainer) -> Iterator[None]:
+    """Turns errors of a training into errors that say what happened to the run and how to resume it."""
+    run, config, again = trainer.run, trainer.config, resume_command(trainer.config, trainer.run.path)
     try:
-        with HeadWatch() as head:
-            while thread.is_alive():
-                thread.join(0.2)
-                if stop.requested:
-                    flag.touch()
-                head.check(lambda: job.run / "checkpoints")
-    except ClusterError as error:
-        flag.touch()
-        thread.join(LAST_SECONDS)
-        raise UserError(f"{error}; go on with: {again}") from error
-    finally:
-        flag.unlink(missing_ok=True)
-        ray.shutdown()
-    for failure in failures:
-        with replacing(job.run / "error.txt") as temporary:
-            temporary.write_text(f"{failure}\n")
-        last = str(failure).strip().rpartition("\n")[2]
-        message = f"the learners on Ray stopped ({last}; more in {job.run / 'error.txt'})"
-        raise UserError(f"{message}; go on with: {again}") from failure
-
-
-def _work(config: dict[str, Any]) -> None:
-    """What each of several learners does, in a process that Ray Train started and connected with the others."""
-    import ray.train.torch
-
-    job, new = config["job"], config["new"]
-    os.chdir(config["folder"])  # Ray Train chose another, and the paths of the run and its data may be relative
-    torch.set_num_threads(1)
-    group = dist.new_group(timeout=timedelta(seconds=PEER_SECONDS))
-    learner = job.make_learner(DataParallel(group), str(ray.train.torch.get_device()))
-    if not new:
-        restore(learner, job.run)
-    set_apart(learner)
-    stop = (job.run / STOP_FILE).exists if learner.parallel.rank == 0 else lambda: False
-    train(learner, job.run, job.plain(), evaluate=job.evaluate, stop=stop, **job.loop())
+        yield
+    except OSError as error:
+        if not run.lost:
+            hint = f"; resume with: {again}" if run.has_checkpoints else ""
+            raise UserError(f"{run} cannot be written to: {error}{hint}") from error
+        found = run.find()
+        if found is None:
+            raise UserError(f"{run.fate}, and with it all that was learned") from error
+        if config.learners == 1:
+            trainer.run = Run(found)
+            trainer.save()
+        raise UserError(f"{run.fate}; resume with: {resume_command(config, found)}") from error
+    except FloatingPointError as error:
+        rate, least = config.learner.learning_rate / 4, config.learner.least_learning_rate
+        slower = f"{again} --learner.learning-rate {rate:.3g}"
+        slower += f" --learner.least-learning-rate {rate:.3g}" if rate < least else ""
+        raise FloatingPointError(f"{error} Resume from the last checkpoint, more slowly, with: {slower}") from error

@@ -1,34 +1,14 @@
-"""Multi-head attention with Transformer-XL's relative positions.
+"""Multi-head attention with Transformer-XL's relative positions (Dai et al. 2019, section 3.3).
 
-Keys and values come ready-made: memory does not change during a segment, so that a step projects only itself
-(docs/core.md). Which slots exist and who may see them is the business of the core.
-
-Axes: B batch, T queries, S key slots, H heads, K features a head, D features.
+Axes: B batch, T queries, S key slots, H heads, K features of a head, D features.
 """
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
-from agent.core.flex import attend
-
-
-class KeyValue(NamedTuple):
-    """Projected keys and values, each [B, H, S, K]."""
-
-    keys: Tensor
-    values: Tensor
-
-    def between(self, begin: int, end: int) -> "KeyValue":
-        """Those of slots `begin` to `end`."""
-        return KeyValue(self.keys[:, :, begin:end], self.values[:, :, begin:end])
-
-    @staticmethod
-    def join(*parts: "KeyValue") -> "KeyValue":
-        """Those of the slots of all parts, in their order."""
-        return KeyValue(*(torch.cat(tensors, dim=2) for tensors in zip(*parts)))
+from agent.core.cache import KVCache
 
 
 def sinusoids(distances: Tensor, size: int) -> Tensor:
@@ -39,10 +19,9 @@ def sinusoids(distances: Tensor, size: int) -> Tensor:
 
 
 def relative_shift(scores: Tensor) -> Tensor:
-    """Aligns scores by distance with keys: out[..., t, s] = scores[..., t, s + T - 1 - t].
+    """Aligns scores [..., T, S] by distance, farthest first, with keys: out[..., t, s] = scores[..., t, s + T - 1 - t].
 
-    `scores` is [..., T, S] with the farthest distance first (Dai et al. 2019,
-    appendix B). Entries that lie in a query's future are garbage.
+    Entries in a query's future are undefined. Source: Dai et al. 2019, appendix B.
     """
     *batch, queries, slots = scores.shape
     if queries == 1:
@@ -52,10 +31,7 @@ def relative_shift(scores: Tensor) -> Tensor:
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head attention whose scores are (q + u)k + (q + v)r, with r the projected encoding of the distance.
-
-    Source: Dai et al. 2019 (Transformer-XL), section 3.3; used unchanged by the Compressive Transformer.
-    """
+    """Multi-head attention whose scores are (q + u)k + (q + v)r, with r the projected encoding of the distance."""
 
     def __init__(self, model_size: int, num_heads: int, use_flex: bool = False) -> None:
         super().__init__()
@@ -73,67 +49,74 @@ class RelativeAttention(nn.Module):
     def _heads(self, flat: Tensor) -> Tensor:
         return flat.unflatten(-1, (self.num_heads, self.head_size)).transpose(1, 2)
 
-    def project(self, slots: Tensor, norm: nn.LayerNorm | None = None) -> KeyValue:
-        """Projects slots [B, S, D], after a norm if there is one, to keys and values."""
+    def project(self, slots: Tensor, norm: nn.LayerNorm | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values, [B, H, S, K] each, of slots [B, S, D] after a norm, if there is one."""
         weight, bias = self.key_value.weight, None
         if norm is not None:
-            # Its affine map is done on the weights: memory needs no gradient, so none has to be carried to the norm.
+            # The affine map of the norm is applied to the weights, so that its gradient needs no gradient of memory.
             slots = F.layer_norm(slots, norm.normalized_shape, eps=norm.eps)
             weight, bias = weight * norm.weight, weight @ norm.bias
         keys, values = F.linear(slots, weight, bias).chunk(2, dim=-1)
-        return KeyValue(self._heads(keys), self._heads(values))
+        return self._heads(keys), self._heads(values)
 
     def project_positions(self, encoding: Tensor) -> Tensor:
-        """Projects encodings of distances [S, D] to [H, K, S]; they depend on the weights alone."""
+        """Projects encodings of distances [S, D] to [H, K, S]; the result depends on the weights alone."""
         return self.position(encoding).unflatten(-1, (self.num_heads, self.head_size)).permute(1, 2, 0)
 
     def forward(
         self,
         queries: Tensor,
-        slots: KeyValue,
-        positions: Tensor,
-        visible: Tensor,
-        far: tuple[Tensor, Tensor] | None = None,
+        cache: KVCache,
+        bias: Tensor,
+        far_index: Tensor | None = None,
         return_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attends from queries to slots.
+        """Attends from queries [B, T, D] to S slots: [B, T, D], and the weights [B, H, T, S] or None.
 
         Args:
-            queries: [B, T, D].
-            slots: keys and values of S slots in temporal order; the last T are the queries' own.
-            positions: [H, K, S], projected encodings of the distances S - 1, ..., 0.
-            visible: [B, 1, T, S], 0 where a query may see a slot, -infinity where not; at least one each.
-            far: where the first N slots have distances of their own: projected encodings [H, K, M] and, for every
-                query and slot, which of them is its distance, [T, N] int64.
-            return_weights: also return the attention weights [B, H, T, S].
-
-        Returns:
-            [B, T, D] and the weights or None.
+            queries: the inputs of the last T of the S slots.
+            cache: keys and values of at least S slots in temporal order.
+            bias: [B, 1, T, S], 0 where a query may attend to a slot, -infinity elsewhere; at least one 0 in each row.
+            far_index: [T, N] int64, distances from each query to the first N slots, if the cache has `far`.
+            return_weights: whether the weights are needed.
         """
+        slots = bias.shape[-1]
+        keys, values = cache.keys[:, :, :slots], cache.values[:, :, :slots]
         query = self._heads(self.query(queries))
         content_query = query + self.content_bias
-        # Heads first: the positions are the same for all rows, and so is then one matrix product a head.
+        # Heads first: positions are shared by the rows, so this is one matrix product for each head.
         position_query = (query + self.position_bias).transpose(0, 1)
-        near = _by_head(position_query, positions)
-        if far is not None:
-            far = _by_head(position_query, far[0]), far[1]
+        near = _by_head(position_query, cache.near[..., -slots:])
+        far = None if cache.far is None else _by_head(position_query, cache.far)
         in_parallel = queries.shape[1] > 1 and not return_weights
+        weights = None
         if in_parallel and self.use_flex:
-            attended = attend(content_query, *slots, near, far, visible, self.scale)
-            return self.output(attended.transpose(1, 2).flatten(2)), None
-        bias = relative_shift(near)
-        if far is not None:
-            scores, index = far
-            scores = scores.gather(-1, index.expand(*scores.shape[:2], -1, -1))
-            bias = torch.cat([scores, bias[..., index.shape[1] :]], dim=-1)
-        bias = torch.add(visible, bias.transpose(0, 1), alpha=self.scale)
-        if in_parallel and query.is_cuda:
-            attended = F.scaled_dot_product_attention(content_query, *slots, attn_mask=bias)
-            return self.output(attended.transpose(1, 2).flatten(2)), None
-        # On a CPU torch does the same in more steps, for it also provides for queries that see nothing.
-        content = content_query @ slots.keys.transpose(-1, -2)
-        weights = torch.add(bias, content, alpha=self.scale).softmax(dim=-1)
-        attended = weights @ slots.values
+
+            def add_position(score: Tensor, b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
+                # Slots in a query's future would lie beyond the end; their bias hides them.
+                position = near[h, b, t, (s + queries.shape[1] - 1 - t).clamp(max=slots - 1)]
+                if far is not None and far_index is not None:
+                    count = far_index.shape[1]
+                    position = torch.where(s < count, far[h, b, t, far_index[t, s.clamp(max=count - 1)]], position)
+                return score + self.scale * position + bias[b, 0, t, s]
+
+            # Looks scores by position up, instead of making three tensors [B, H, T, S]. The kernel exists only inside
+            # torch.compile, and on a CPU it has no gradient. Under autocast the queries are wider than the keys.
+            content_query = content_query.to(keys.dtype)
+            attended = flex_attention(content_query, keys, values, score_mod=add_position, scale=self.scale)
+        else:
+            positions = relative_shift(near)
+            if far is not None and far_index is not None:
+                far = far.gather(-1, far_index.expand(*far.shape[:2], -1, -1))
+                positions = torch.cat([far, positions[..., far_index.shape[1] :]], dim=-1)
+            bias = torch.add(bias, positions.transpose(0, 1), alpha=self.scale)
+            if in_parallel and query.is_cuda:
+                attended = F.scaled_dot_product_attention(content_query, keys, values, attn_mask=bias)
+            else:
+                # On a CPU torch takes more steps, because it also supports queries that attend to nothing.
+                content = content_query @ keys.transpose(-1, -2)
+                weights = torch.add(bias, content, alpha=self.scale).softmax(dim=-1)
+                attended = weights @ values
         return self.output(attended.transpose(1, 2).flatten(2)), weights
 
     def reconstruct(self, query: Tensor, slots: Tensor) -> Tensor:

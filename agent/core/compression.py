@@ -1,31 +1,50 @@
-"""Compression functions (paper, section 3.2): modules that map evicted memories to fewer slots.
+"""Compression functions and the losses that train them (Rae et al. 2020, section 3.2 and Algorithm 2).
 
-A compression function maps evicted memories [B, n, D] to [B, n / c, D]. All but most-used let group g of c consecutive
-memories become slot g. To add one, write the module and name it in `COMPRESSIONS`. The losses that train them are in
-`layer.py`, for they know the attention and the queries.
+Axes: B batch, D features. Sizes: n_s memories evicted together, c compression rate, n_cm compressed slots.
 """
 
-from collections.abc import Callable
-
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from agent.core.attention import RelativeAttention
+from agent.core.config import LayerSizes
+
 
 class Compression(nn.Module):
-    """What all compression functions share: the rate."""
+    """Maps evicted memories [B, n_s, D] to slots [B, n_s / c, D]; each group of c consecutive memories becomes one."""
 
     def __init__(self, model_size: int, rate: int) -> None:
         super().__init__()
-        self.model_size = model_size
         self.rate = rate
 
-    def forward(self, evicted: Tensor) -> Tensor:
-        """Compresses [B, n, D], n a multiple of the rate, to [B, n / rate, D]."""
+    def compress(self, evicted: Tensor) -> Tensor:
+        """Maps [B, n_s, D] to [B, n_s / c, D]; memories that precede an episode start are zeros."""
+        return self.pool(evicted.unflatten(1, (-1, self.rate)))
+
+    def pool(self, groups: Tensor) -> Tensor:
+        """Maps [B, n_s / c, c, D] to [B, n_s / c, D]."""
         raise NotImplementedError
 
-    def groups(self, evicted: Tensor) -> Tensor:
-        """Consecutive memories by group: [B, n / rate, rate, D]."""
-        return evicted.unflatten(1, (-1, self.rate))
+    def forward(self, evicted: Tensor, valid: Tensor, usage: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Returns slots [B, n_s / c, D] and, if each slot is one of the memories, which one: [B, n_s / c] int64.
+
+        `valid` [B, n_s] bool is true for memories of the row's current episode; `usage` [B, n_s], if it is measured, is
+        the attention that a memory received on average from each step that could attend to it.
+        """
+        return self.compress(evicted), None
+
+    def slot_ages(self, sizes: LayerSizes, source: Tensor | None = None) -> Tensor:
+        """Ages [n_cm, 2] of the oldest and the newest step in each slot, at the first step of a segment.
+
+        `source` [B, n_cm] is the memory that each slot was, where `forward` returns it; ages are then [B, n_cm, 2].
+        """
+        newest = sizes.memory + sizes.rate * torch.arange(sizes.compressed - 1, -1, -1) + 1
+        return torch.stack([newest + sizes.rate - 1, newest], dim=-1)
+
+    def valid_ages(self, sizes: LayerSizes) -> Tensor:
+        """Ages [n_cm] that a row's episode must have reached for each slot to be valid: any of its members then is."""
+        return self.slot_ages(sizes)[:, 1]
 
 
 class ConvolutionCompression(Compression):
@@ -33,66 +52,116 @@ class ConvolutionCompression(Compression):
 
     def __init__(self, model_size: int, rate: int) -> None:
         super().__init__(model_size, rate)
-        # With kernel = stride the convolution is one matrix product over the joined members of a group.
+        # With kernel = stride the convolution is one matrix product over the concatenated members of a group.
         self.group = nn.Linear(rate * model_size, model_size)
 
-    def forward(self, evicted: Tensor) -> Tensor:
-        return self.group(self.groups(evicted).flatten(2))
+    def pool(self, groups: Tensor) -> Tensor:
+        return self.group(groups.flatten(2))
 
 
 class DilatedCompression(Compression):
-    """Convolutions with dilations 1 and 2 that keep the length, each with a ReLU and a residual, then one with kernel
-    and stride c. The paper names dilated convolutions and gives no more; the residual keeps the memories in reach."""
+    """Convolutions with dilations 1 and 2 that keep the length, each with a ReLU and a residual sum, then one with
+    kernel and stride c. The paper names dilated convolutions without details."""
 
     def __init__(self, model_size: int, rate: int) -> None:
         super().__init__(model_size, rate)
         self.dilated = nn.ModuleList(nn.Conv1d(model_size, model_size, 3, padding=d, dilation=d) for d in (1, 2))
         self.group = nn.Linear(rate * model_size, model_size)
 
-    def forward(self, evicted: Tensor) -> Tensor:
+    def compress(self, evicted: Tensor) -> Tensor:
         for convolution in self.dilated:
             evicted = evicted + F.relu(convolution(evicted.transpose(1, 2))).transpose(1, 2)
-        return self.group(self.groups(evicted).flatten(2))
+        return self.group(evicted.unflatten(1, (-1, self.rate)).flatten(2))
 
 
 class MeanPooling(Compression):
     """The mean of each group."""
 
-    def forward(self, evicted: Tensor) -> Tensor:
-        return self.groups(evicted).mean(dim=2)
+    def pool(self, groups: Tensor) -> Tensor:
+        return groups.mean(dim=2)
 
 
 class MaxPooling(Compression):
     """The maximum of each group, feature by feature."""
 
-    def forward(self, evicted: Tensor) -> Tensor:
-        return self.groups(evicted).amax(dim=2)
+    def pool(self, groups: Tensor) -> Tensor:
+        return groups.amax(dim=2)
 
 
 class MostUsed(Compression):
-    """Keeps the n / c memories that were attended to most, in temporal order; the core measures that (slower)."""
+    """Keeps the n_s / c memories with the highest usage, in temporal order; measuring the usage is slower."""
 
-    def select(self, usage: Tensor, valid: Tensor) -> Tensor:
-        """Indices [B, n / c] of the memories to keep, ascending.
-
-        Args:
-            usage: [B, n], mean attention a memory received each time it could be attended to.
-            valid: [B, n] bool; memories that are not valid are kept only where there are too few others.
-        """
+    def forward(self, evicted: Tensor, valid: Tensor, usage: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        assert usage is not None
         ranked = usage.masked_fill(~valid, -1.0)
-        # Of equals the newest wins, so that invalid memories, which are the oldest, are never between valid ones.
+        # The newest wins a tie: invalid memories, which are the oldest, are then never between valid ones.
         order = ranked.flip(1).argsort(dim=1, descending=True, stable=True)[:, : usage.shape[1] // self.rate]
-        return (usage.shape[1] - 1 - order).sort(dim=1).values
+        index = (usage.shape[1] - 1 - order).sort(dim=1).values
+        return evicted.gather(1, index[:, :, None].expand(-1, -1, evicted.shape[2])), index
 
-    def gather(self, evicted: Tensor, index: Tensor) -> Tensor:
-        """The memories at `index`: [B, n / c, D]."""
-        return evicted.gather(1, index[:, :, None].expand(-1, -1, evicted.shape[2]))
+    def slot_ages(self, sizes: LayerSizes, source: Tensor | None = None) -> Tensor:
+        """Without `source`, the span of the segment that the memory comes from."""
+        kept = sizes.segment // sizes.rate
+        first = sizes.memory + torch.arange(sizes.compressed - 1, -1, -1) // kept * sizes.segment
+        if source is None:
+            return torch.stack([first + sizes.segment, first + 1], dim=-1)
+        age = first.to(source.device) + sizes.segment - source
+        return torch.stack([age, age], dim=-1)
+
+    def valid_ages(self, sizes: LayerSizes) -> Tensor:
+        # The kept memories stay in order and invalid ones are the oldest: the r-th newest of a segment is valid exactly
+        # if r memories of the segment are.
+        rank = torch.arange(sizes.compressed - 1, -1, -1) % (sizes.segment // sizes.rate)
+        return self.slot_ages(sizes)[:, 1] + rank
 
 
-COMPRESSIONS: dict[str, Callable[[int, int], Compression]] = {
+COMPRESSIONS: dict[str, type[Compression]] = {
     "convolution": ConvolutionCompression,
     "dilated": DilatedCompression,
     "mean": MeanPooling,
     "max": MaxPooling,
     "most-used": MostUsed,
 }
+
+
+def autoencoding_loss(
+    decoder: nn.Module, rate: int, evicted: Tensor, compressed: Tensor, valid: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Squared error of the decoded slots (section 3.2): its sum over the valid memories, and their number.
+
+    `decoder` maps each slot of `compressed` [B, n_s / c, D] to a group of memories. `evicted` [B, n_s, D] receives no
+    gradient; its invalid memories, see `valid` [B, n_s], are zeros.
+    """
+    decoded = decoder(compressed).unflatten(-1, (rate, -1)).flatten(1, 2)
+    error = F.mse_loss(decoded, evicted.detach(), reduction="none").mean(dim=2)
+    return (error * valid).sum(), valid.sum()
+
+
+def attention_loss(
+    attention: RelativeAttention,
+    norm: nn.LayerNorm | None,
+    queries: Tensor,
+    evicted: Tensor,
+    compressed: Tensor,
+    valid: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Squared error of attention over compressed memory (Algorithm 2): its sum over rows with valid memories, and their
+    number. Only `compressed` [B, n_s / c, D] receives a gradient.
+
+    `queries` [B, n_s, D] are the layer inputs of the segment that displaced the memories; `norm` is that of the inputs
+    of attention, if there is one. Invalid memories of `evicted` [B, n_s, D], see `valid` [B, n_s], are zeros.
+    """
+    queries, evicted = queries.detach(), evicted.detach()
+    if norm is not None:
+        weight, bias = norm.weight.detach(), norm.bias.detach()
+        queries, evicted, compressed = (
+            F.layer_norm(slots, norm.normalized_shape, weight, bias, norm.eps)
+            for slots in (queries, evicted, compressed)
+        )
+    with torch.no_grad():
+        query = attention.query(queries)
+        target = attention.reconstruct(query, evicted)
+    # Autocast computes mse_loss in float32, unlike a difference.
+    error = F.mse_loss(attention.reconstruct(query, compressed), target, reduction="none").mean(dim=(1, 2))
+    present = valid.any(dim=1)
+    return (error * present).sum(), present.sum()

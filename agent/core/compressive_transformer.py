@@ -1,150 +1,192 @@
-"""The Compressive Transformer (Rae et al. 2020) as a recurrent core, and Transformer-XL, which is the same without
-compressed memory. `docs/core.md` explains the semantics with drawings; its layers live in `layer.py`, attention in
-`attention.py`, compression functions in `compression.py`.
+"""The Compressive Transformer (Rae et al. 2020) as a recurrent core; without compressed memory it is Transformer-XL.
 
-Axes: B batch, T time, L layers, S slots, H heads, K features a head, D features (model_size).
+docs/core.md explains the semantics with drawings.
+
+Axes: B batch, T time, L layers, S slots, H heads, K features of a head, D features (model_size).
 Sizes: n_s segment_size, n_m memory_size, n_cm compressed_size, c compression_rate; all but n_s may differ by layer.
 """
 
 import copy
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.core.attention import KeyValue, sinusoids
-from agent.core.compression import MostUsed
-from agent.core.contract import Core, CoreOutput, check_call, finite, mark_broken
-from agent.core.layer import Layer, LayerSizes
-from agent.core.state import Shared
-from agent.fields import Checked, Decay, Layers, Size, Slots
-
-Sizes = Slots | tuple[Slots, ...]
+from agent.core.attention import RelativeAttention, sinusoids
+from agent.core.cache import KVCache
+from agent.core.compression import COMPRESSIONS, Compression, attention_loss, autoencoding_loss
+from agent.core.config import CompressiveTransformerConfig, LayerSizes, Sizes
+from agent.core.contract import Core, CoreOutput, Mean, check_call, finite, mark_broken
 
 ATTENTION_KINDS = ("compressed", "memory", "segment")
 """The kinds of slots, in their order in attention weights."""
 
 
-@dataclass(frozen=True)
-class CompressiveTransformerConfig(Checked):
-    """Sizes and variants of a Compressive Transformer; `compressed_size = 0` makes it a Transformer-XL."""
-
-    model_size: Size = 256
-    """Features of inputs, outputs and memory slots (D)."""
-    num_layers: Layers = 4
-    """Layers (L)."""
-    num_heads: Layers = 8
-    """Attention heads a layer (H); divides model_size."""
-    mlp_size: Size = 1024
-    """Hidden features of each layer's MLP."""
-    segment_size: Size = 64
-    """Steps processed in parallel before they enter memory (n_s)."""
-    memory_size: Sizes = 64
-    """Slots of uncompressed memory (n_m), one number or one a layer."""
-    compressed_size: Sizes = 64
-    """Slots of compressed memory (n_cm), one number or one a layer; 0 for none."""
-    compression_rate: Size | tuple[Size, ...] = 4
-    """Evicted memories that become one compressed slot (c), one number or one a layer; divides segment_size."""
-    compression: Literal["convolution", "dilated", "mean", "max", "most-used"] = "convolution"
-    """Compression function."""
-    compression_loss: Literal["attention", "autoencoding", "bptt", "none"] = "attention"
-    """What trains the compression function: attention reconstruction (Algorithm 2), auto-encoding, the task's own
-    gradients through time, or nothing. Losses of functions without parameters are reported but train nothing."""
-    norm: Literal["pre", "post"] = "post"
-    """Layer normalisation before each sub-layer, or after the residual sum as in Algorithm 1."""
-    gate: Literal["residual", "gru"] = "residual"
-    """How a sub-layer's output joins the stream: sum, or GTrXL's GRU gate (Parisotto et al. 2019)."""
-    compressed_position: Literal["slot", "time"] = "slot"
-    """A compressed slot counts as one position or as the c steps that it summarises."""
-    dropout: Decay = 0.0
-    """Dropout on the output of each sub-layer while training."""
-    attention: Literal["sdpa", "flex"] = "sdpa"
-    """How a segment attends: scaled_dot_product_attention (on a CPU its formula, which is faster there), or
-    FlexAttention (inside torch.compile, on a GPU)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.model_size % self.num_heads:
-            raise ValueError(f"model_size: expected a multiple of num_heads = {self.num_heads}, got {self.model_size}")
-        if self.model_size % 2:
-            raise ValueError(f"model_size: expected an even number (sines and cosines), got {self.model_size}")
-        for sizes in self.layer_sizes:
-            if sizes.compressed and sizes.segment % sizes.rate:
-                raise ValueError(
-                    f"compression_rate: expected a divisor of segment_size = {self.segment_size}, got {sizes.rate}"
-                )
-        if self.attention == "flex" and self.compression == "most-used":
-            raise ValueError("attention: expected sdpa with most-used compression, which needs the weights, got 'flex'")
-
-    def by_layer(self, name: str) -> tuple[int, ...]:
-        """The values of memory_size, compressed_size or compression_rate, one a layer."""
-        value = getattr(self, name)
-        if not isinstance(value, (tuple, list)):
-            return (value,) * self.num_layers
-        if len(value) != self.num_layers:
-            raise ValueError(f"{name}: expected one number or {self.num_layers} (num_layers), got {tuple(value)}")
-        return tuple(value)
-
-    @property
-    def layer_sizes(self) -> tuple[LayerSizes, ...]:
-        """Segment, memory and compressed slots and rate of each layer."""
-        names = ("memory_size", "compressed_size", "compression_rate")
-        return tuple(LayerSizes(self.segment_size, *sizes) for sizes in zip(*(self.by_layer(name) for name in names)))
-
-
-NOT_OURS = -1
-"""`Cache.written` where the tensors of the segment are somebody else's and must be copied before they are changed."""
-
-
-class Cache(NamedTuple):
-    """What the slots are projected to, while weights do not change; an entry a layer.
-
-    slots: of [compressed | memory | segment], of which the first `phase` steps of the segment are filled.
-    positions: projected encodings of distances.
-    written: how many steps of the segment's tensors are filled, by this state or one that came of it. The newest state
-        may write its next step into them without a copy: the others end before it, so what is theirs does not change.
-    """
-
-    slots: tuple[KeyValue, ...]
-    positions: Shared
-    written: Shared
-
-
 class CompressiveState(NamedTuple):
-    """What the core remembers. Layer inputs, one tensor a layer; slots in temporal order, oldest first.
+    """The memory. One tensor for each layer; slots hold layer inputs in temporal order, oldest first.
 
-    segment: [B, n_s, D], of which the first `phase` steps are filled.
+    segment: [B, n_s, D], the segment in progress; the first `offset` steps are filled.
     memory: [B, n_m, D].
     compressed: [B, n_cm, D].
-    age: [B] int64, steps of the row's episode so far. Every slot's distance in time is known, so this one number says
-        which slots belong to the episode: it is the validity mask of all of them.
-    phase: steps into the segment, a host integer shared by the batch.
-    usage: [B, n_m + n_s], attention received so far by memory and segment; only with most-used compression and any
-        compressed slots.
-    source: [B, n_cm] int64, which of the n_s memories evicted together a slot was; where there is usage.
-    cache: projected keys, values and positions while weights do not change (see `with_cache`), else None.
+    age: [B] int64, steps of the row's episode so far. Every slot's distance in time is known, so this number says which
+        slots belong to the episode: it is the validity mask of all of them.
+    offset: steps into the segment, an integer shared by the batch.
+    usage: [B, n_m + n_s], attention received so far by memory and segment; () unless compression is most-used.
+    source: [B, n_cm] int64, which of the n_s memories evicted together a slot was; () where usage is ().
+    cache: projected keys and values of each layer while weights do not change (see `with_cache`), else None.
     """
 
     segment: tuple[Tensor, ...]
     memory: tuple[Tensor, ...]
     compressed: tuple[Tensor, ...]
     age: Tensor
-    phase: int
+    offset: int
     usage: tuple[Tensor, ...] = ()
     source: tuple[Tensor, ...] = ()
-    cache: Cache | None = None
+    cache: tuple[KVCache, ...] | None = None
+
+
+class GRUGate(nn.Module):
+    """GTrXL's gate (Parisotto et al. 2019, section 3.2): a GRU cell whose bias starts it near the identity."""
+
+    def __init__(self, model_size: int, bias: float = 2.0) -> None:
+        super().__init__()
+        self.branch = nn.Linear(model_size, 3 * model_size, bias=False)
+        self.stream = nn.Linear(model_size, 2 * model_size, bias=False)
+        self.candidate = nn.Linear(model_size, model_size, bias=False)
+        self.bias = nn.Parameter(torch.full((model_size,), bias))
+
+    def forward(self, stream: Tensor, branch: Tensor) -> Tensor:
+        branch_r, branch_z, branch_h = self.branch(branch).chunk(3, dim=-1)
+        stream_r, stream_z = self.stream(stream).chunk(2, dim=-1)
+        r = torch.sigmoid(branch_r + stream_r)
+        z = torch.sigmoid(branch_z + stream_z - self.bias)
+        # Not torch.lerp: under autocast the stream may be wider than the branch.
+        return stream + z * (torch.tanh(branch_h + self.candidate(r * stream)) - stream)
+
+
+class Layer(nn.Module):
+    """Attention over the slots, then an MLP, each joined to the stream; and the compression of the layer's memories."""
+
+    compressed_ages: Tensor
+    far_encoding: Tensor | None
+    far_index: Tensor | None
+
+    def __init__(self, config: CompressiveTransformerConfig, sizes: LayerSizes) -> None:
+        super().__init__()
+        size, gate = config.model_size, GRUGate if config.gate == "gru" else lambda _: torch.add
+        self.pre_norm = config.norm == "pre"
+        self.attention = RelativeAttention(size, config.num_heads, config.attention == "flex")
+        self.attention_norm = nn.LayerNorm(size)
+        self.attention_gate = gate(size)
+        self.mlp = nn.Sequential(nn.Linear(size, config.mlp_size), nn.ReLU(), nn.Linear(config.mlp_size, size))
+        self.mlp_norm = nn.LayerNorm(size)
+        self.mlp_gate = gate(size)
+        self.compression: Compression | None = None
+        self.decoder: nn.Module | None = None
+        if sizes.compressed:
+            self.compression = COMPRESSIONS[config.compression](size, sizes.rate)
+            if config.compression_loss == "autoencoding":
+                # A transposed convolution with kernel = stride = c: the mirror of the convolution.
+                self.decoder = nn.Linear(size, sizes.rate * size)
+        self.resize(config, sizes, torch.empty(()))
+
+    def resize(self, config: CompressiveTransformerConfig, sizes: LayerSizes, like: Tensor) -> None:
+        """Changes the numbers of slots, on which no weight depends; `like` gives dtype and device of encodings."""
+        self.config, self.sizes = config, sizes
+        ages = self.compression.valid_ages(sizes) if self.compression else torch.arange(0)
+        self.register_buffer("compressed_ages", ages.to(like.device), persistent=False)
+        far, index = None, None
+        if config.compressed_position == "time" and sizes.compressed:
+            # Distances from each step of a segment to compressed slots, which count as c steps each.
+            spans = sizes.memory + sizes.rate * torch.arange(sizes.compressed, 0, -1)
+            index = (torch.arange(sizes.segment)[:, None] + spans).to(like.device)
+            farthest = sizes.segment + sizes.memory + sizes.rate * sizes.compressed
+            far = sinusoids(torch.arange(farthest), config.model_size).to(like)
+        self.register_buffer("far_encoding", far, persistent=False)
+        self.register_buffer("far_index", index, persistent=False)
+
+    def ages(self, offset: int) -> Tensor:
+        """Ages [S] that a row's episode must have reached at `offset` for each slot before that step to be valid."""
+        recent = torch.arange(self.sizes.memory + offset, 0, -1, device=self.compressed_ages.device)
+        return torch.cat([self.compressed_ages + offset, recent])
+
+    def project(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of layer inputs [B, S, D]."""
+        return self.attention.project(slots, self.attention_norm if self.pre_norm else None)
+
+    def make_cache(self, offset: int, encoding: Tensor, compressed: Tensor, memory: Tensor, segment: Tensor) -> KVCache:
+        """Projects the slots, of the segment the first `offset`; `encoding` [.., D] is of the distances ..., 1, 0."""
+        keys_values = self.project(torch.cat([compressed, memory, segment[:, :offset]], dim=1))
+        empty = self.sizes.segment - offset
+        # Padding also makes them contiguous; without that, the product of each step would copy them.
+        keys, values = (F.pad(part, (0, 0, 0, empty)) for part in keys_values)
+        near = self.attention.project_positions(encoding[-self.sizes.slots :])
+        far = None if self.far_encoding is None else self.attention.project_positions(self.far_encoding)
+        return KVCache(keys, values, near, far)
+
+    def forward(
+        self, x: Tensor, cache: KVCache, bias: Tensor, return_weights: bool = False
+    ) -> tuple[Tensor, KVCache, Tensor | None]:
+        """Maps T steps x [B, T, D] of a segment to [B, T, D], the cache with these steps, and attention weights.
+
+        The cache has the slots before the steps. `bias` [B, 1, T, S] is 0 where a step may attend to a slot, -infinity
+        elsewhere; the last T slots are the steps. The weights are [B, H, T, S], or None unless they are requested.
+        """
+        queries = self.attention_norm(x) if self.pre_norm else x
+        begin = bias.shape[-1] - x.shape[1]
+        cache = cache.append(*self.attention.project(queries), begin)
+        first = begin - self.sizes.compressed - self.sizes.memory
+        far_index = None if self.far_index is None else self.far_index[first : first + x.shape[1]]
+        attended, weights = self.attention(queries, cache, bias, far_index, return_weights)
+        x = self._join(self.attention_gate, self.attention_norm, x, attended)
+        x = self._join(self.mlp_gate, self.mlp_norm, x, self.mlp(self.mlp_norm(x) if self.pre_norm else x))
+        return x, cache, weights
+
+    def _join(self, gate: Callable[[Tensor, Tensor], Tensor], norm: nn.LayerNorm, x: Tensor, branch: Tensor) -> Tensor:
+        # GTrXL: with the norm at the input, a ReLU separates the linear maps of consecutive branches.
+        branch = F.relu(branch) if self.config.gate == "gru" else branch
+        x = gate(x, F.dropout(branch, self.config.dropout, self.training))
+        return x if self.pre_norm else norm(x)
+
+    def update_memory(
+        self, segment: Tensor, memory: Tensor, compressed: Tensor, age: Tensor, usage: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, Tensor] | None]:
+        """A full segment enters memory; the memories that no longer fit are compressed (Algorithm 1, lines 8 to 11).
+
+        Returns memory, compressed memory, which of the evicted memories the new compressed slots are (most-used only),
+        and sum and count of the compression loss (only with gradients).
+        """
+        n_s, n_m, n_cm, rate = self.sizes
+        evicted, memory = torch.cat([memory, segment], dim=1).split([n_s, n_m], dim=1)
+        # Contiguous: a view would keep the dropped slots in memory, and compiled code would see another layout.
+        memory = memory.contiguous()
+        if self.compression is None:
+            return memory, compressed, None, None
+        ages = torch.arange(n_m + n_s, n_m, -1, device=segment.device)
+        valid = age[:, None] >= ages
+        kind, norm = self.config.compression_loss, self.attention_norm if self.pre_norm else None
+        # Memories that precede an episode start are zeroed. The task's loss must not train the compression, and the
+        # compression loss must not train the network.
+        evicted = (evicted if kind == "bptt" else evicted.detach()) * valid[:, :, None]
+        new, source = self.compression(evicted, valid, None if usage is None else usage[:, :n_s] / ages)
+        loss = None
+        if torch.is_grad_enabled() and kind == "attention":
+            loss = attention_loss(self.attention, norm, segment, evicted, new, valid)
+        elif torch.is_grad_enabled() and self.decoder is not None:
+            loss = autoencoding_loss(self.decoder, rate, evicted, new, valid)
+        compressed = torch.cat([compressed, new if kind == "bptt" else new.detach()], dim=1)[:, -n_cm:].contiguous()
+        return memory, compressed, source, loss
 
 
 class CompressiveTransformer(Core):
     """Maps inputs [B, T, model_size] and a state to features [B, T, model_size] and the next state.
 
-    Any way of cutting a sequence into calls gives the same features and state; acting is the call with T = 1. Gradients
-    flow through memory between the segments of one call. They stop at compression (unless BPTT was asked for), and at
-    the state that comes in only if the caller detached it, as learners do.
+    Gradients flow through memory between the segments of one call. They stop at compression (unless the loss is BPTT),
+    and at the incoming state only if the caller detached it, as learners do.
     """
 
     encoding: Tensor
@@ -163,61 +205,49 @@ class CompressiveTransformer(Core):
         self.register_buffer("encoding", encoding.to(like), persistent=False)
 
     def compression_parameters(self) -> list[nn.Parameter]:
-        """The parameters that only the compression loss trains; none of them if gradients flow through time."""
+        """The parameters that only the compression loss trains; none if the task trains them (BPTT)."""
         if self.config.compression_loss == "bptt":
             return []
         modules = [module for layer in self.layers for module in (layer.compression, layer.decoder)]
         return [parameter for module in modules if module is not None for parameter in module.parameters()]
 
     def initial_state(self, batch_size: int) -> CompressiveState:
-        """Zero slots, none of which belongs to an episode, at phase 0."""
+        """Zero slots, none of which belongs to an episode, at offset 0."""
         zeros, size = self.encoding.new_zeros, self.config.model_size
-        most_used = self.config.compression == "most-used" and any(self.config.by_layer("compressed_size"))
+        sizes = [layer.sizes for layer in self.layers]
+        most_used = self.config.compression == "most-used" and any(n_cm for _, _, n_cm, _ in sizes)
         return CompressiveState(
-            segment=tuple(zeros(batch_size, layer.sizes.segment, size) for layer in self.layers),
-            memory=tuple(zeros(batch_size, layer.sizes.memory, size) for layer in self.layers),
-            compressed=tuple(zeros(batch_size, layer.sizes.compressed, size) for layer in self.layers),
+            segment=tuple(zeros(batch_size, n_s, size) for n_s, _, _, _ in sizes),
+            memory=tuple(zeros(batch_size, n_m, size) for _, n_m, _, _ in sizes),
+            compressed=tuple(zeros(batch_size, n_cm, size) for _, _, n_cm, _ in sizes),
             age=zeros(batch_size, dtype=torch.int64),
-            phase=0,
-            usage=tuple(
-                zeros(batch_size, layer.sizes.memory + layer.sizes.segment) for layer in self.layers if most_used
-            ),
-            source=tuple(
-                zeros(batch_size, layer.sizes.compressed, dtype=torch.int64) for layer in self.layers if most_used
-            ),
+            offset=0,
+            usage=tuple(zeros(batch_size, n_m + n_s) for n_s, n_m, _, _ in sizes if most_used),
+            source=tuple(zeros(batch_size, n_cm, dtype=torch.int64) for _, _, n_cm, _ in sizes if most_used),
         )
 
     def with_cache(self, state: CompressiveState) -> CompressiveState:
-        """Projects the state's keys and values once, so that calls that follow do not project them again.
+        """Projects the state's keys and values once; later calls with the state project new steps only.
 
-        For acting, evaluation and sampling: the cache is right as long as the weights stay as they are, and states that
-        come out of a call with a cache carry one. What lies beyond the phase in their segment is not theirs: it may
-        hold steps of states that came of them.
+        For acting, evaluation and sampling: the cache is valid while the weights do not change. Calls with a cache
+        return states with a cache, in which the segment after the offset is undefined.
         """
-        state = state._replace(
-            segment=tuple(map(finite, state.segment)),
-            memory=tuple(map(finite, state.memory)),
-            compressed=tuple(map(finite, state.compressed)),
-            usage=tuple(map(finite, state.usage)),
+        segment, memory, compressed, usage = (
+            tuple(map(finite, part)) for part in (state.segment, state.memory, state.compressed, state.usage)
         )
-        projected = []
-        for layer, *parts in zip(self.layers, state.compressed, state.memory, state.segment):
-            parts[-1] = parts[-1][:, : state.phase]
-            empty = layer.sizes.segment - state.phase
-            # Padding also makes them contiguous: each step's product with them would copy them all.
-            projected.append(
-                KeyValue(*(F.pad(part, (0, 0, 0, empty)) for part in layer.project(torch.cat(parts, dim=1))))
-            )
-        cache = Cache(tuple(projected), Shared(self._positions()), Shared([NOT_OURS]))
-        return state._replace(cache=cache)
+        cache = tuple(
+            layer.make_cache(state.offset, self.encoding, *slots)
+            for layer, *slots in zip(self.layers, compressed, memory, segment)
+        )
+        return state._replace(segment=segment, memory=memory, compressed=compressed, usage=usage, cache=cache)
 
     def without_cache(self, state: CompressiveState) -> CompressiveState:
-        """Drops the cache, and from the segment what is not this state's."""
+        """Drops the cache, and zeroes the segment after the offset."""
         if state.cache is None:
             return state
-        phase, size = state.phase, self.config.segment_size
-        own = tuple(F.pad(segment[:, :phase], (0, 0, 0, size - phase)) for segment in state.segment)
-        return state._replace(segment=own, cache=None)
+        empty = self.config.segment_size - state.offset
+        segment = tuple(F.pad(part[:, : state.offset], (0, 0, 0, empty)) for part in state.segment)
+        return state._replace(segment=segment, cache=None)
 
     def resized(
         self, memory_size: Sizes | None = None, compressed_size: Sizes | None = None
@@ -227,18 +257,14 @@ class CompressiveTransformer(Core):
         Raises:
             ValueError: if a layer would gain or lose its compressed memory, and so its compression function.
         """
-        changes = {"memory_size": memory_size, "compressed_size": compressed_size}
-        config = dataclasses.replace(
-            self.config,
-            **{name: size for name, size in changes.items() if size is not None},  # type: ignore[arg-type]
-        )
+        memory_size = self.config.memory_size if memory_size is None else memory_size
+        compressed_size = self.config.compressed_size if compressed_size is None else compressed_size
+        config = dataclasses.replace(self.config, memory_size=memory_size, compressed_size=compressed_size)
         for old, new in zip(self.config.layer_sizes, config.layer_sizes):
             if (old.compressed > 0) != (new.compressed > 0):
-                raise ValueError(
-                    f"compressed_size: expected 0 exactly where it was 0 before ({self.config.compressed_size}), "
-                    f"got {config.compressed_size}"
-                )
-        # Not a new core: that would draw from the random stream.
+                expected = f"0 exactly where it was 0 before ({self.config.compressed_size})"
+                raise ValueError(f"compressed_size: expected {expected}, got {config.compressed_size}")
+        # Not a new core, whose initialization would draw random numbers.
         resized = copy.deepcopy(self)
         resized.config = config
         resized._make_encoding(self.encoding)
@@ -246,211 +272,124 @@ class CompressiveTransformer(Core):
             layer.resize(config, sizes, self.encoding)
         return resized
 
-    def slot_ages(self, layer: int, phase: int = 0, state: CompressiveState | None = None) -> Tensor:
-        """How many steps before the step at `phase` the oldest and the newest member of each slot were taken in.
+    def slot_ages(self, layer: int, offset: int = 0, state: CompressiveState | None = None) -> Tensor:
+        """Ages [S, 2] int64 of the oldest and the newest step in each slot, seen from the step at `offset`.
 
-        Slots are those of the attention weights, [compressed | memory | segment]; later steps of the segment have
-        negative ages. So slot s of a query at time t holds the steps t - oldest, ..., t - newest.
-
-        Args:
-            layer: which layer.
-            phase: the query's step in its segment.
-            state: with most-used compression, the state before that segment, to tell which step a slot was; without
-                it a slot's ages span all steps that it may have been.
-
-        Returns:
-            [S, 2] int64; [B, S, 2] with most-used compression and a state.
+        Slot s of a query at time t holds the steps t - oldest, ..., t - newest; later steps have negative ages. With
+        most-used compression the ages span all steps that a slot may hold, unless a state of the segment is given: then
+        they are those of the one step that it holds, [B, S, 2].
         """
-        sizes = self.layers[layer].sizes
-        device = self.encoding.device
-        recent = torch.arange(sizes.memory, -sizes.segment, -1, device=device)
-        block = torch.arange(sizes.compressed - 1, -1, -1, device=device)
-        if self.config.compression == "most-used" and sizes.compressed:
-            first = sizes.memory + block // (sizes.segment // sizes.rate) * sizes.segment
-            far = torch.stack([first + sizes.segment, first + 1], dim=-1)
-            if state is not None:
-                age = first + sizes.segment - state.source[layer]
-                far = torch.stack([age, age], dim=-1)
-                near = torch.stack([recent, recent], dim=-1).expand(far.shape[0], -1, -1)
-                return torch.cat([far, near], dim=1) + phase
-        else:
-            newest = sizes.memory + sizes.rate * block + 1
-            far = torch.stack([newest + sizes.rate - 1, newest], dim=-1)
-        return torch.cat([far, torch.stack([recent, recent], dim=-1)], dim=0) + phase
+        sizes, compression = self.layers[layer].sizes, self.layers[layer].compression
+        recent = torch.arange(sizes.memory, -sizes.segment, -1, device=self.encoding.device)
+        near = torch.stack([recent, recent], dim=-1) + offset
+        if compression is None:
+            return near
+        source = state.source[layer] if state is not None and state.source else None
+        far = compression.slot_ages(sizes, source).to(near.device) + offset
+        return torch.cat([far, near.expand(*far.shape[:-2], -1, -1)], dim=-2)
 
     def attention_by_kind(self, attention: tuple[Tensor, ...]) -> Tensor:
-        """Sums attention weights, one [B, H, T, S] a layer, over each of `ATTENTION_KINDS`: [L, B, H, T, 3]."""
-        parts = [
-            weights.split([layer.sizes.compressed, layer.sizes.memory, layer.sizes.segment], dim=-1)
-            for layer, weights in zip(self.layers, attention)
-        ]
-        return torch.stack([torch.stack([kind.sum(dim=-1) for kind in layer], dim=-1) for layer in parts])
+        """Sums attention weights, one [B, H, T, S] for each layer, over each of `ATTENTION_KINDS`: [L, B, H, T, 3]."""
+        by_layer = []
+        for layer, weights in zip(self.layers, attention):
+            kinds = weights.split([layer.sizes.compressed, layer.sizes.memory, layer.sizes.segment], dim=-1)
+            by_layer.append(torch.stack([kind.sum(dim=-1) for kind in kinds], dim=-1))
+        return torch.stack(by_layer)
 
     def forward(
         self, inputs: Tensor, reset: Tensor, state: CompressiveState, return_attention: bool = False
     ) -> CoreOutput:
-        """See `agent.core.contract.Core`; losses are `compression/layer_<i>`, means over the segments of the call."""
+        """See `agent.core.contract.Core`; the losses are `compression/layer_<i>`."""
         check_call(inputs, reset, state, self.config.model_size, CompressiveState)
         self._check_sizes(state)
         cached = state.cache is not None
-        if not cached:
-            state = self.with_cache(state)
-        clean = finite(inputs)
-        features, attention, start = [], [], 0
-        losses: dict[str, list[Tensor]] = {}
-        while start < inputs.shape[1]:
-            stop = min(start + self.config.segment_size - state.phase, inputs.shape[1])
-            stream, state, weights = self._advance(clean[:, start:stop], reset[:, start:stop], state, return_attention)
-            features.append(stream)
+        state = state if cached else self.with_cache(state)
+        clean, steps, begin = finite(inputs), inputs.shape[1], 0
+        features, attention = [], []
+        losses: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        while begin < steps:
+            end = min(begin + self.config.segment_size - state.offset, steps)
+            x, state, weights = self._advance(clean[:, begin:end], reset[:, begin:end], state, return_attention)
+            features.append(x)
             attention.append(weights)
-            start = stop
-            if start == inputs.shape[1] and not cached:
+            begin = end
+            if begin == steps and not cached:
                 state = state._replace(cache=None)
-            if state.phase == self.config.segment_size:
-                state = self._turn(state, losses)
+            if state.offset == self.config.segment_size:
+                state = self._update_memory(state, losses)
         joined = tuple(torch.cat(layer, dim=2) for layer in zip(*attention)) if return_attention else None
-        means = {name: torch.stack(values).mean() for name, values in losses.items()}
+        means = {name: Mean(*map(torch.stack, zip(*parts))) for name, parts in losses.items()}
         return CoreOutput(mark_broken(self.final_norm(torch.cat(features, dim=1)), inputs), state, means, joined)
 
     def _check_sizes(self, state: CompressiveState) -> None:
-        expected = [(layer.sizes.segment, layer.sizes.memory, layer.sizes.compressed) for layer in self.layers]
-        slots = zip(state.segment, state.memory, state.compressed)
-        sizes = [tuple(part.shape[1] for part in layer) for layer in slots]
+        expected = [tuple(layer.sizes[:3]) for layer in self.layers]
+        sizes = [tuple(part.shape[1] for part in layer) for layer in zip(state.segment, state.memory, state.compressed)]
         if sizes != expected:
             raise ValueError(f"state: expected slots (segment, memory, compressed) by layer {expected}, got {sizes}")
 
-    def _positions(self) -> tuple[tuple[Tensor, Tensor | None], ...]:
-        """Projected encodings of all distances, one pair (near, far) a layer; see `RelativeAttention`."""
-        return tuple(
-            (
-                layer.attention.project_positions(self.encoding[-layer.sizes.slots :]),
-                None if layer.far_encoding is None else layer.attention.project_positions(layer.far_encoding),
-            )
-            for layer in self.layers
-        )
-
     def _advance(
-        self, stream: Tensor, reset: Tensor, state: CompressiveState, return_attention: bool
+        self, x: Tensor, reset: Tensor, state: CompressiveState, return_attention: bool
     ) -> tuple[Tensor, CompressiveState, list[Tensor]]:
-        """Runs the layers over steps that lie within the segment in progress; the state has a cache."""
+        """Runs the layers over steps of the segment in progress (Algorithm 1, lines 5 to 7 and 12)."""
         assert state.cache is not None
-        begin, end = state.phase, state.phase + stream.shape[1]
+        begin, end = state.offset, state.offset + x.shape[1]
         resets = reset.long().cumsum(dim=1)
         unbroken = resets == 0
         own = resets[:, :, None] == resets[:, None, :]
         own = own & torch.ones_like(own[0]).tril()
-        written = state.cache.written
-        # Learning needs its tensors unchanged, and compiled code knows of no other line of states.
-        may_write = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        in_place = may_write and written.value[0] == begin
-        masks: dict[LayerSizes, Tensor] = {}
-        segments, attention, cached, usage = [], [], [], []
-        for index, layer in enumerate(self.layers):
-            if layer.sizes not in masks:
-                old = (state.age[:, None] >= layer.old_ages(begin))[:, None, :] & unbroken[:, :, None]
-                # Added to scores: unlike a choice between them, a sum costs nothing backward.
+        biases: dict[LayerSizes, Tensor] = {}
+        segments, caches, attention, usage = [], [], [], []
+        for index, (layer, cache) in enumerate(zip(self.layers, state.cache)):
+            sizes = layer.sizes
+            if sizes not in biases:
+                old = (state.age[:, None] >= layer.ages(begin))[:, None, :] & unbroken[:, :, None]
                 seen = torch.cat([old, own], dim=2)[:, None]
-                masks[layer.sizes] = torch.zeros_like(seen, dtype=stream.dtype).masked_fill(~seen, -torch.inf)
-            segments.append(_written(state.segment[index], stream, begin, in_place))
-            queries = layer.normalised(stream)
-            remembered = layer.sizes.slots - layer.sizes.segment
-            slots = KeyValue(
-                *(
-                    _written(old, new, remembered + begin, in_place)
-                    for old, new in zip(state.cache.slots[index], layer.attention.project(queries))
-                )
-            )
-            cached.append(slots)
-            near, far = state.cache.positions.value[index]
-            attended, weights = layer.attention(
-                queries,
-                slots.between(0, remembered + end),
-                near[..., -(remembered + end) :],
-                masks[layer.sizes],
-                None if far is None else (far, layer.far_index(begin, end)),
-                return_attention or bool(state.usage),
-            )
+                # Added to scores: unlike a selection, a sum costs nothing backward.
+                biases[sizes] = torch.zeros_like(seen, dtype=x.dtype).masked_fill(~seen, -torch.inf)
+            segments.append(cache.write(state.segment[index], x, begin))
+            x, cache, weights = layer(x, cache, biases[sizes], return_attention or bool(state.usage))
+            caches.append(cache)
             if return_attention or state.usage:
-                assert weights is not None
-                weights = F.pad(weights, (0, layer.sizes.segment - end))
-                attention.append(weights)
+                attention.append(F.pad(weights, (0, sizes.segment - end)))
             if state.usage:
-                received = weights.detach().mean(dim=1).sum(dim=1)[:, layer.sizes.compressed :]
+                received = attention[-1].detach().mean(dim=1).sum(dim=1)[:, sizes.compressed :]
                 usage.append(state.usage[index] + received)
-            stream = layer(stream, attended)
-        if in_place:
-            written.value[0] = end
-        else:
-            written = Shared([end if may_write else NOT_OURS])
         state = state._replace(
             segment=tuple(segments),
             age=own[:, -1].sum(dim=1) + state.age * unbroken[:, -1],
-            phase=end,
+            offset=end,
             usage=tuple(usage),
-            cache=state.cache._replace(slots=tuple(cached), written=written),
+            cache=tuple(caches),
         )
-        return stream, state, attention
+        return x, state, attention
 
-    def _turn(self, state: CompressiveState, losses: dict[str, list[Tensor]]) -> CompressiveState:
-        """A full segment enters memory; what no longer fits is compressed (Algorithm 1, lines 8 to 11)."""
-        config = self.config
-        through_time = config.compression_loss == "bptt"
-        learns = torch.is_grad_enabled() and config.compression_loss in ("attention", "autoencoding")
-        memories, compressed, usages, sources = [], [], [], list(state.source)
+    def _update_memory(
+        self, state: CompressiveState, losses: dict[str, list[tuple[Tensor, Tensor]]]
+    ) -> CompressiveState:
+        """Moves a full segment into memory in every layer, and adds the compression losses to `losses`."""
+        memories, compressed, sources, caches = [], [], list(state.source), list(state.cache or ())
         for index, layer in enumerate(self.layers):
-            sizes, segment = layer.sizes, state.segment[index]
-            ages = torch.arange(sizes.memory + sizes.segment, 0, -1, device=segment.device)
-            valid = (state.age[:, None] >= ages)[:, : sizes.segment]
-            evicted, memory = torch.cat([state.memory[index], segment], dim=1).split([sizes.segment, sizes.memory], 1)
-            # Contiguous: a view would keep what was dropped in memory, and compiled code would see another layout.
-            memories.append(memory.contiguous())
-            kept = state.compressed[index]
-            if state.usage:
-                mean_usage = (state.usage[index] / ages)[:, : sizes.segment]
-                usages.append(F.pad(state.usage[index][:, sizes.segment :], (0, sizes.segment)))
-            if layer.compression is None:
-                compressed.append(kept)
-                continue
-            # What precedes a reset is zeroed. The task's loss must not train the compression, nor the compression's
-            # loss the network.
-            evicted = (evicted if through_time else evicted.detach()) * valid[:, :, None]
-            if isinstance(layer.compression, MostUsed):
-                chosen = layer.compression.select(mean_usage, valid)
-                new = layer.compression.gather(evicted, chosen)
-                sources[index] = torch.cat([state.source[index], chosen], dim=1)[:, -sizes.compressed :].contiguous()
-            else:
-                new = layer.compression(evicted)
-            if learns:
-                loss = layer.compression_loss(config.compression_loss, segment, evicted, new, valid, self.total)
+            _, _, n_cm, rate = layer.sizes
+            usage = state.usage[index] if state.usage else None
+            memory, slots, source, loss = layer.update_memory(
+                state.segment[index], state.memory[index], state.compressed[index], state.age, usage
+            )
+            memories.append(memory)
+            compressed.append(slots)
+            if source is not None:
+                sources[index] = torch.cat([state.source[index], source], dim=1)[:, -n_cm:].contiguous()
+            if loss is not None:
                 losses.setdefault(f"compression/layer_{index}", []).append(loss)
-            kept = torch.cat([kept, new if through_time else new.detach()], dim=1)
-            compressed.append(kept[:, -sizes.compressed :].contiguous())
+            if caches:
+                added = min(self.config.segment_size // rate, n_cm)
+                caches[index] = caches[index].shift(*layer.project(slots[:, n_cm - added :]), layer.sizes)
+        n_s = self.config.segment_size
         return state._replace(
             segment=tuple(torch.zeros_like(segment) for segment in state.segment),
             memory=tuple(memories),
             compressed=tuple(compressed),
-            phase=0,
-            usage=tuple(usages),
+            offset=0,
+            usage=tuple(F.pad(usage[:, n_s:], (0, n_s)) for usage in state.usage),
             source=tuple(sources),
-            cache=None if state.cache is None else self._turn_cache(state.cache, compressed),
+            cache=tuple(caches) if caches else None,
         )
-
-    def _turn_cache(self, cache: Cache, compressed: list[Tensor]) -> Cache:
-        """The same for keys and values: only the newly compressed slots have to be projected."""
-        turned = []
-        for layer, old, slots in zip(self.layers, cache.slots, compressed):
-            n_s, n_m, n_cm, c = layer.sizes
-            added = min(n_s // c, n_cm)
-            new = layer.project(slots[:, n_cm - added :])
-            joined = KeyValue.join(old.between(added, n_cm), new, old.between(n_cm + n_s, n_cm + n_s + n_m))
-            turned.append(KeyValue(*(F.pad(part, (0, 0, 0, n_s)) for part in joined)))
-        return cache._replace(slots=tuple(turned), written=Shared([0]))
-
-
-def _written(slots: Tensor, new: Tensor, begin: int, in_place: bool) -> Tensor:
-    """`slots` [..., S, D] with `new` [..., T, D] from slot `begin` on: the same tensor, or a new one."""
-    end = begin + new.shape[-2]
-    if in_place:
-        slots[..., begin:end, :] = new
-        return slots
-    return torch.cat([slots[..., :begin, :], new, slots[..., end:, :]], dim=-2)

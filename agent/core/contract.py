@@ -1,10 +1,5 @@
-"""What every recurrent core promises, and the checks that all of them share.
+"""The contract of recurrent cores, and the checks that all of them share. docs/core.md lists the promises."""
 
-A core maps a sequence and a state to features and the next state. The promises (one path for acting and learning,
-rows and episodes kept apart, causality) are listed in `docs/core.md` and tested by one suite for every core.
-"""
-
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,37 +8,43 @@ from torch import Tensor, nn
 from agent.core.state import State, leaves
 
 
+class Mean(NamedTuple):
+    """An auxiliary loss as sums and counts, which learners that share a batch reduce over all rows.
+
+    total: [N] sums over the rows of this call, one for each compressed segment, or a single one.
+    count: [N] number of terms in each sum.
+    """
+
+    total: Tensor
+    count: Tensor  # type: ignore[assignment]  # a tuple has a method of this name
+
+    @property
+    def value(self) -> Tensor:
+        """The scalar loss over the rows of this call: the mean of the N means, each 0 where there was no term."""
+        return (self.total / self.count.clamp(min=1)).mean()
+
+
 class CoreOutput(NamedTuple):
-    """What a core returns.
+    """The output of a core.
 
     features: [B, T, D].
     state: the state after the last step.
-    losses: auxiliary losses, each a scalar to be added to the task's loss with weight 1 (empty without gradients).
-    attention: one tensor a layer, [B, H, T, S] weights over the slots [compressed | memory | segment], or None unless
-        it was asked for (and always None for cores without attention).
+    losses: auxiliary losses, to be added to the task's loss with weight 1; empty if gradients are disabled.
+    attention: one tensor for each layer, [B, H, T, S] weights over the slots [compressed | memory | segment]; None
+        unless requested, and for cores without attention.
     """
 
     features: Tensor
     state: State
-    losses: dict[str, Tensor]
+    losses: dict[str, Mean]
     attention: tuple[Tensor, ...] | None = None
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 class Core(nn.Module):
-    """The contract; a core defines `initial_state` and `forward`, and overrides the rest where it applies.
-
-    Attributes:
-        total: sums a tensor over the processes that share a batch; see `share_batch`.
-    """
-
-    total: Callable[[Tensor], Tensor] = staticmethod(_alone)
+    """The contract. A core defines `initial_state` and `forward`, and overrides the rest where it applies."""
 
     def initial_state(self, batch_size: int) -> State:
-        """The state before anything was seen: fixed shapes, every tensor batch first."""
+        """The state before the first step: fixed shapes, every tensor batch first."""
         raise NotImplementedError
 
     def forward(self, inputs: Tensor, reset: Tensor, state: State, return_attention: bool = False) -> CoreOutput:
@@ -51,38 +52,26 @@ class Core(nn.Module):
 
         Args:
             inputs: [B, T, D], D = model_size, in the dtype of the parameters (under autocast, float32).
-            reset: [B, T] bool; where it is true, all before that step is forgotten first.
-            state: of B rows, from `initial_state` or an earlier call. It is not changed, but for what lies beyond its
-                phase if it has a cache.
-            return_attention: whether the output has the attention weights, of a core that has attention.
+            reset: [B, T] bool, true where an episode starts: the row's state is forgotten before that step.
+            state: of B rows, from `initial_state` or an earlier call; only undefined parts of a cached state change.
+            return_attention: whether the output includes the attention weights.
 
         Raises:
-            ValueError: if shapes or dtypes are others, or the state is of another kind of core or another batch.
+            ValueError: see `check_call`.
         """
         raise NotImplementedError
 
     def with_cache(self, state: State) -> State:
-        """The state with all that can be computed once while weights do not change; calls keep it up to date."""
+        """Adds what can be computed once while weights do not change; later calls keep it up to date."""
         return state
 
     def without_cache(self, state: State) -> State:
-        """The state as learners and files want it."""
+        """Removes the cache, for learners and files."""
         return state
 
     def compression_parameters(self) -> list[nn.Parameter]:
         """The parameters that only the compression loss trains."""
         return []
-
-    def share_batch(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Tells the core that other processes have the other rows of its batches.
-
-        From then on losses are this process's part: over the processes they add up to the losses of the whole batch.
-
-        Args:
-            total: sums a tensor over the processes, without gradient. It is called within `forward` where gradients are
-                enabled, equally often in each process if calls have equally many steps and one phase.
-        """
-        self.total = total
 
 
 def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int, kind: type = tuple) -> None:
@@ -114,18 +103,13 @@ def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int, kin
 
 
 def finite(tensor: Tensor) -> Tensor:
-    """The tensor with 0 where it is not finite: what a core computes with.
+    """Replaces values that are not finite by 0.
 
-    Masks and resets multiply by 0, be it as a softmax weight, and 0 x NaN is NaN. So inputs and the state that comes in
-    go through this first; what a core makes of them is then finite, unless it overflows.
+    Masks multiply by 0, and 0 x NaN is NaN: cores apply this to inputs and to the incoming state first.
     """
     return tensor.nan_to_num(0.0, 0.0, 0.0)
 
 
 def mark_broken(features: Tensor, inputs: Tensor) -> Tensor:
-    """Features [B, T, D] of `finite(inputs)`, with NaN where the inputs [B, T, D] were not finite.
-
-    So it shows, at its own step, although nothing else depends on it: no other feature, no state, no loss and no
-    gradient, where the step's features are not used.
-    """
+    """Sets features [B, T, D] to NaN where the inputs [B, T, D] were not finite: at that step, and nowhere else."""
     return torch.add(features, inputs.detach(), alpha=0)  # 0 x NaN is NaN

@@ -1,8 +1,7 @@
-"""Operations on recurrent states that do not depend on the core they belong to.
+"""Operations on recurrent states of any core.
 
-A state is a nest of (named) tuples whose tensors (in transport: numpy arrays) are batch first. Host integers (the phase
-of a segment) are shared by the batch, and None marks an absent cache. What a state means is the business of the core
-that made it.
+A state is a nest of (named) tuples. Its leaves are tensors (in transport: numpy arrays), batch first; integers, which
+the whole batch shares; a `KVCache`, or None where there is none.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,48 +10,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agent.core.cache import KVCache
+
 State = Any
 
 
-class Shared:
-    """A part of a state that belongs to the whole batch, whatever its rows: operations on rows pass it on as it is."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
 def map_state(function: Callable[..., Any], *states: State) -> State:
-    """Applies `function` to the corresponding tensors of equally built states and returns a state of the results.
+    """Applies `function` to the corresponding tensors of states of one structure; returns a state of the results.
 
     Raises:
-        ValueError: if host integers differ, which means that the states are not at the same point of their segments,
-            or if only some of the states have a cache.
-        TypeError: if a leaf is neither a tensor, an int, None nor Shared.
+        ValueError: if integers differ (the states are at different steps of their segments), or if only some of the
+            states have a cache.
+        TypeError: if a leaf is of none of the types above.
     """
     first = states[0]
     if any(state is None for state in states):
         if any(state is not None for state in states):
             raise ValueError("states: expected all of them with a cache or none, got both")
         return None
-    if hasattr(first, "shape"):  # a tensor or, in transport, a numpy array; the core itself needs only torch
+    if hasattr(first, "shape"):  # a tensor or a numpy array; this package imports torch alone
         return function(*states)
-    if isinstance(first, Shared):
-        return first
+    if isinstance(first, KVCache):
+        return first.map(function, *states[1:])
     if isinstance(first, int):
         if any(other != first for other in states):
-            raise ValueError(f"states are at different phases: {sorted(set(states))}; expected one phase for the batch")
+            raise ValueError(f"states: expected one offset into the segment for all, got {sorted(set(states))}")
         return first
     if isinstance(first, tuple):
         children = [map_state(function, *parts) for parts in zip(*states, strict=True)]
         return type(first)(*children) if hasattr(first, "_fields") else tuple(children)
-    raise TypeError(f"a state holds tensors, ints, None, Shared and tuples of them; got {type(first).__name__}")
+    raise TypeError(f"state: expected tensors, ints, None, KVCache and tuples of them, got {type(first).__name__}")
 
 
-def take_up_state(nest: Any, like: State) -> State:
-    """The state that plain tuples hold, as a file gives them back, with the types of `like`, the core's initial state.
+def restore_state(nest: Any, like: State) -> State:
+    """Gives plain tuples, as read from a file, the types and devices of `like`, an initial state of the core.
 
     Raises:
-        ValueError: if it is not a state of that core for that batch.
+        ValueError: if structure or shapes differ from those of `like`.
     """
     if isinstance(like, Tensor):
         if not isinstance(nest, Tensor) or nest.shape != like.shape:
@@ -65,7 +59,7 @@ def take_up_state(nest: Any, like: State) -> State:
         return nest
     if not isinstance(nest, tuple) or len(nest) != len(like):
         raise ValueError(f"state: expected {len(like)} parts, got {nest!r:.40}")
-    children = [take_up_state(part, part_like) for part, part_like in zip(nest, like)]
+    children = [restore_state(part, part_like) for part, part_like in zip(nest, like)]
     return type(like)(*children) if hasattr(like, "_fields") else tuple(children)
 
 
@@ -73,6 +67,8 @@ def leaves(state: State) -> Iterator[Tensor]:
     """Yields the tensors of a state, depth first."""
     if isinstance(state, Tensor):
         yield state
+    elif isinstance(state, KVCache):
+        yield from (state.keys, state.values)
     elif isinstance(state, tuple):
         for part in state:
             yield from leaves(part)
@@ -89,7 +85,7 @@ def index_state(state: State, index: Any) -> State:
 
 
 def detach_state(state: State) -> State:
-    """Cuts the state from the graph that made it."""
+    """Detaches the state from the graph that made it."""
     return map_state(Tensor.detach, state)
 
 

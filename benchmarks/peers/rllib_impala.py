@@ -27,7 +27,7 @@ from ray.rllib.core.models.torch.base import TorchModel
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from agent.vision import Vision
+from agent.encoders import Vision
 from envs import make_vector
 from envs.rooms import RoomsEnv
 

@@ -1,12 +1,10 @@
-"""What can be varied about the rooms level: one frozen dataclass and its named variants.
+"""The options of the rooms level: one frozen dataclass and its named variants.
 
-Every number that shapes the task is a field here, so that a variant is nothing but a set of fields. The geometry of
-the original level is in `level.py`, the laws of motion in `physics.py`; neither is repeated here.
+A variant is a set of fields. The geometry of the original level is in `level.py`, the laws of motion in `physics.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
+from typing import Any
 
 from envs.rooms.shapes import SHAPES
 
@@ -19,159 +17,111 @@ DISTINCT_COLOURS: tuple[RGB, ...] = ((255, 0, 60), (255, 235, 0), (0, 255, 70))
 
 #: No field of a config is larger: compiled code counts in 64 bits, and sums of such numbers stay exact.
 MOST = 10**9
+#: Least and greatest value of fields whose range is smaller; the player is 30 u wide.
+RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("image_height", "image_width"), (8, 1024)),
+    **dict.fromkeys(("action_repeat", "episode_frames"), (1, MOST)),
+    **dict.fromkeys(("delay_frames", "visit_frames", "hover_height", "bob_height", "throw_seconds"), (0, MOST)),
+    **dict.fromkeys(("run_speed", "throw_speed"), (0, 2000)),
+    "fov_degrees": (10, 150),
+    "examples": (1, 10_000),
+    "object_scale": (0.1, 8),
+    "distance_scale": (0.3, 4),
+    "glow_pulse": (0, 1),
+    "look_pixels": (0, 512),
+}
+#: Fields that may not be 0 either.
+POSITIVE = ("pickup_scale", "spin_seconds", "eye_height", "run_speed")
+_KINDS: dict[Any, Any] = {float: ((int, float), "a number"), int: (int, "an integer"), bool: (bool, "True or False")}
 
 
 @dataclasses.dataclass(frozen=True)
 class RoomsConfig:
     """One variant of the level. Lengths are Quake units (u, 32 u = 1 m), speeds u/s; defaults are the level's own.
 
-    Attributes:
-        image_height: rows of the view, pixels.
-        image_width: columns of the view, pixels.
-        fov_degrees: horizontal field of view.
-        hud: draw health, armour, the clock and the running score over the view.
-        randomise: draw the look anew for every episode: textures and colours of walls, floor and sky, light and
-            shade on the objects, and whether and where the display is. The task stays the same, seed for seed.
-        action_repeat: frames an action is held, i.e. frames per agent step.
-        episode_frames: frames of an episode (60 a second); the clock spans all trials.
-        redraw_match: draw a new match object for every trial; otherwise it is fixed for the episode.
-        fixed_sides: the example stands left, and so does the choice of the lower number: with two objects, the second
-            room always looks the same and what is remembered says where to go. Otherwise sides are drawn every trial.
-        examples: examples of a round. Its first trials only show: the teleporter leads to the next example. Then the
-            choices about them follow, in the same order.
-        delay_frames: time in the dark, where nothing moves, between a round's last example and its first choice.
-        delay_halvings: the delay of every round is halved so many times, drawn from 0 to this number.
-        visit_frames: time between entering a room and entering the next: who is done sooner waits in the dark, who
-            is not is moved on. 0 leaves it to the player.
-        shapes: names of the shapes objects are made of, from `envs.rooms.shapes.SHAPES`.
-        colours: glow colours (red, green, blue), 0..255. The objects are all pairs (shape, colour).
-        object_scale: size of the objects; 1 is about 32 u tall.
-        pickup_scale: size of the zone in which a choice counts as touched; 1 is dx -50..44, dy -36..36.
-        hover_height: height of an object's base above the floor.
-        bob_height: amplitude of the objects' bobbing.
-        spin_seconds: time of one turn of an object.
-        glow_pulse: depth of the glow's 0.2 Hz pulse, 0 (steady) to 1 (fades to black).
-        distance_scale: scale of everything in plan: rooms, pedestals, pads, fences, and the speed of the throw out of
-            the teleporter, so that it carries about as far in proportion. The player's width, his speed and all
-            heights stay.
-        wall_height: height of the walls.
-        eye_height: height of the camera above the floor.
-        run_speed: top speed of the player.
-        look_pixels: mouse units a frame of the two look actions; 0.1056 degrees each.
-        throw_speed: speed at which the teleporter throws the player forward, before `distance_scale`.
-        throw_seconds: time after a teleport without friction and with little control. The engine's knockback lasts
-            0.160 s; the fall onto the floor extends it to what lets a passive player slide from x = 288 to x = 440.
-        reward_teleport: reward for entering the teleporter.
-        reward_correct: reward for touching the object that does not match the example.
-        reward_wrong: reward for touching the matching one.
+    A round shows all its `examples` first (the teleporter leads to the next one); then the choices about them follow,
+    in the same order. The objects are all pairs of `shapes` and `colours`.
     """
 
-    image_height: int = 72
-    image_width: int = 96
-    fov_degrees: float = 90.0
-    hud: bool = True
-    randomise: bool = False
-    action_repeat: int = 4
-    episode_frames: int = 720
-    redraw_match: bool = False
-    fixed_sides: bool = False
-    examples: int = 1
-    delay_frames: int = 0
-    delay_halvings: int = 0
-    visit_frames: int = 0
-    shapes: tuple[str, ...] = tuple(SHAPES)
-    colours: tuple[RGB, ...] = LEVEL_COLOURS
-    object_scale: float = 1.0
-    pickup_scale: float = 1.0
-    hover_height: float = 19.0
-    bob_height: float = 4.0
-    spin_seconds: float = 2.048
-    glow_pulse: float = 0.15
-    distance_scale: float = 1.0
+    image_height: int = 72  # pixels
+    image_width: int = 96  # pixels
+    fov_degrees: float = 90.0  # horizontal field of view
+    hud: bool = True  # draw health, armour, the clock and the score over the view
+    randomise: bool = False  # draw textures, colours, light and place of the display anew for every episode
+    action_repeat: int = 4  # frames an action is held: frames per agent step
+    episode_frames: int = 720  # frames of an episode (60 a second)
+    redraw_match: bool = False  # draw a new match object for every trial, not only for every episode
+    fixed_sides: bool = False  # example left, choice with the lower number left; otherwise drawn for every trial
+    examples: int = 1  # examples of a round
+    delay_frames: int = 0  # time in the dark, without motion, between a round's last example and its first choice
+    delay_halvings: int = 0  # the delay of every round is halved so many times, drawn from 0 to this number
+    visit_frames: int = 0  # time in each room: wait in the dark if faster, moved on if slower; 0 for no fixed time
+    shapes: tuple[str, ...] = tuple(SHAPES)  # names in `envs.rooms.shapes.SHAPES`
+    colours: tuple[RGB, ...] = LEVEL_COLOURS  # glow colours (red, green, blue), 0..255
+    object_scale: float = 1.0  # size of the objects; 1 is about 32 u tall
+    pickup_scale: float = 1.0  # size of the zone in which an object is touched; 1 is dx -50..44, dy -36..36
+    hover_height: float = 19.0  # of an object's base above the floor
+    bob_height: float = 4.0  # amplitude of the objects' bobbing
+    spin_seconds: float = 2.048  # time of one turn of an object
+    glow_pulse: float = 0.15  # depth of the glow's 0.2 Hz pulse, 0 (steady) to 1 (fades to black)
+    distance_scale: float = 1.0  # of the plan and of the throw's speed, not of heights, player or run speed
     wall_height: float = 128.0
-    eye_height: float = 50.0
-    run_speed: float = 320.0
-    look_pixels: int = 20
-    throw_speed: float = 400.0
-    throw_seconds: float = 0.2417
-    reward_teleport: float = 1.0
-    reward_correct: float = 10.0
-    reward_wrong: float = -10.0
+    eye_height: float = 50.0  # of the camera above the floor
+    run_speed: float = 320.0  # top speed of the player
+    look_pixels: int = 20  # mouse units (0.1056 degrees) a frame of the look actions
+    throw_speed: float = 400.0  # at which the teleporter throws the player forward, before `distance_scale`
+    throw_seconds: float = 0.2417  # after a teleport without friction: 0.160 s in the engine, and the fall to the floor
+    reward_teleport: float = 1.0  # for entering the teleporter
+    reward_correct: float = 10.0  # for touching the object that does not match the example
+    reward_wrong: float = -10.0  # for touching the matching one
 
     def __post_init__(self) -> None:
-        """Raises ValueError naming the field, what it must be and what it is."""
+        """Raises ValueError naming the field, what was expected and what was given."""
 
         def check(field: str, ok: bool, expected: str) -> None:
             if not ok:
                 raise ValueError(f"RoomsConfig.{field}: expected {expected}, got {getattr(self, field)!r}")
 
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type == "float":
-                check(field.name, isinstance(value, (int, float)) and not isinstance(value, bool), "a number")
-                check(field.name, abs(value) <= MOST, "a finite number, at most 10^9 in size")
-            elif field.type == "int":
-                check(field.name, isinstance(value, int) and not isinstance(value, bool), "an integer")
-                check(field.name, abs(value) <= MOST, "at most 10^9 in size")
-            elif field.type == "bool":
-                check(field.name, isinstance(value, bool), "True or False")
-        check("image_height", 8 <= self.image_height <= 1024, "8 to 1024 pixels")
-        check("image_width", 8 <= self.image_width <= 1024, "8 to 1024 pixels")
-        if self.hud and (self.image_height < 40 or self.image_width < 64):
-            raise ValueError(
-                "RoomsConfig.hud: expected False for images smaller than 40 x 64, "
-                f"got True with {self.image_height} x {self.image_width}"
-            )
-        check("fov_degrees", 10 <= self.fov_degrees <= 150, "10 to 150 degrees")
-        check("action_repeat", self.action_repeat >= 1, "at least 1")
-        check("episode_frames", self.episode_frames >= 1, "at least 1")
-        check("examples", 1 <= self.examples <= 10_000, "1 to 10000")
+            name, value = field.name, getattr(self, field.name)
+            if field.type in _KINDS:
+                kind, words = _KINDS[field.type]
+                check(name, isinstance(value, kind) and (kind is bool) == isinstance(value, bool), words)
+            if field.type in (int, float):
+                low, high = RANGES.get(name, (-MOST, MOST))
+                check(name, low <= value <= high, f"{low} to {high}")
+                check(name, value > 0 or name not in POSITIVE, "more than 0")
+        large = self.image_height >= 40 and self.image_width >= 64
+        size = f"{self.image_height} x {self.image_width}"
+        check("hud", large or not self.hud, f"False for images smaller than 40 x 64 such as {size}")
         check("redraw_match", self.redraw_match or self.examples == 1, f"True with examples={self.examples}")
-        check("delay_frames", self.delay_frames >= 0, "0 or more")
-        most = self.delay_frames.bit_length() - 1 if self.delay_frames else 0
-        halves = f"0 to {most}, since delay_frames={self.delay_frames}"
-        check("delay_halvings", 0 <= self.delay_halvings <= most, halves)
-        check("visit_frames", self.visit_frames >= 0, "0 or more")
-        names = ", ".join(SHAPES)
-        check("shapes", isinstance(self.shapes, tuple) and len(self.shapes) > 0, f"a tuple of names out of {names}")
-        check("shapes", all(name in SHAPES for name in self.shapes), f"names out of {names}")
-        check("shapes", len(set(self.shapes)) == len(self.shapes), "no name twice")
-        check("colours", isinstance(self.colours, tuple) and len(self.colours) > 0, "a tuple of (red, green, blue)")
-        proper = all(
+        most = max(self.delay_frames.bit_length() - 1, 0)
+        halvings = f"0 to {most}, since delay_frames={self.delay_frames}"
+        check("delay_halvings", 0 <= self.delay_halvings <= most, halvings)
+        for name, items in (("shapes", self.shapes), ("colours", self.colours)):
+            check(name, isinstance(items, tuple) and len(items) > 0, f"a tuple of {name}")
+        check("shapes", all(name in SHAPES for name in self.shapes), f"names out of {', '.join(SHAPES)}")
+        proper = (
             isinstance(c, tuple) and len(c) == 3 and all(isinstance(v, int) and 0 <= v <= 255 for v in c)
             for c in self.colours
         )
-        check("colours", proper, "tuples of three integers 0..255")
-        check("colours", len(set(self.colours)) == len(self.colours), "no colour twice")
-        if self.num_objects < 2:
-            raise ValueError(
-                "RoomsConfig.shapes: expected at least 2 objects (shapes x colours), since a choice needs a pair, got 1"
-            )
-        check("object_scale", 0.1 <= self.object_scale <= 8, "0.1 to 8")
-        check("distance_scale", 0.3 <= self.distance_scale <= 4, "0.3 to 4 (the player is 30 u wide)")
-        check("pickup_scale", self.pickup_scale > 0, "more than 0")
+        check("colours", all(proper), "tuples of three integers 0..255")
+        for name, items in (("shapes", self.shapes), ("colours", self.colours)):
+            check(name, len(set(items)) == len(items), "none twice")
+        check("shapes", self.num_objects >= 2, "at least 2 objects (shapes x colours) for a choice")
         apart = max(self.pickup_scale * 72 / 256, self.pickup_scale * 50 / 300) < self.distance_scale
         zones = f"pickup zones that touch neither each other nor the arrival at distance_scale={self.distance_scale}"
         check("pickup_scale", apart, zones)
-        check("hover_height", self.hover_height >= 0, "0 or more")
-        check("bob_height", self.bob_height >= 0, "0 or more")
-        check("spin_seconds", self.spin_seconds > 0, "more than 0")
-        check("glow_pulse", 0 <= self.glow_pulse <= 1, "0 to 1")
-        check("eye_height", self.eye_height > 0, "more than 0")
         check("wall_height", self.wall_height > self.eye_height, f"more than eye_height={self.eye_height}")
-        check("run_speed", 0 < self.run_speed <= 2000, "more than 0, up to 2000")
-        check("look_pixels", 0 <= self.look_pixels <= 512, "0 to 512")
-        check("throw_speed", 0 <= self.throw_speed <= 2000, "0 to 2000")
-        check("throw_seconds", self.throw_seconds >= 0, "0 or more")
 
     @property
     def num_objects(self) -> int:
-        """Number of different objects, shapes x colours; object k has shape k // C and colour k % C."""
+        """Number of objects, shapes x colours; object k has shape k // C and colour k % C."""
         return len(self.shapes) * len(self.colours)
 
     @property
     def episode_steps(self) -> int:
-        """Agent steps of an episode; the last one is shorter where action_repeat does not divide episode_frames."""
+        """Agent steps of an episode; the last is shorter if action_repeat does not divide episode_frames."""
         return -(-self.episode_frames // self.action_repeat)
 
 
@@ -209,11 +159,11 @@ _SMALL_RECALL = dataclasses.replace(
     reward_wrong=0.0,
 )
 
-#: The named variants. "full" is the level; "small" is a task of the same structure that a CPU can learn in minutes:
-#: everything nearer, objects that differ in colour alone, larger and more saturated, and no head-up display.
-#: A number at the end is the memory that a level asks for, in steps (`envs.rooms.memory_spans`): "full-recall-N" shows
-#: many examples before it asks for them. "small-recall" shows one of two objects, and after a delay of 2, 4, 8, 16, 32
-#: or 64 steps the player is thrown between the choices, so that one step to the proper side is the answer.
+#: The named variants. "full" is the level; "small" has the same structure and can be learned on a CPU in minutes:
+#: shorter ways, larger and more saturated objects that differ in colour alone, and no head-up display.
+#: A number at the end is the number of steps that a memory has to bridge (`envs.rooms.memory_spans`): "full-recall-N"
+#: shows many examples before the choices. "small-recall" shows one of two objects; after a delay of 2, 4, 8, 16, 32 or
+#: 64 steps the player is thrown between the choices, so that one step to the correct side is the answer.
 VARIANTS: dict[str, RoomsConfig] = {
     "full": _FULL,
     "full-randomised": dataclasses.replace(_FULL, randomise=True),

@@ -1,28 +1,132 @@
-"""The rooms level as a single `gymnasium.Env`: the batch of `vector.py` with one member, and nothing more."""
+"""The rooms level as environments: a batch that one compiled call steps and renders, and a single `gymnasium.Env`.
 
-from __future__ import annotations
+The scalar functions of `level.py` and `render.py` are compiled for the CPU here. One thread: actors are processes.
+"""
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numba
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.rooms.config import RoomsConfig
-from envs.rooms.vector import RoomsVectorEnv
+from envs.batched import BatchedEnv, Step
+from envs.lab_interface import NINE
+from envs.rooms import level, render
+from envs.rooms.config import RoomsConfig, resolve
+
+
+def _compile():
+    """The compiled step: advances or begins every environment, then draws it.
+
+    numba caches by this file alone, so a digest of all sources is part of the function: an edit to any recompiles it.
+    `_nrt=False` omits the reference counting of arrays at every call, a quarter of the time: nothing here allocates.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    sources = int(digest.hexdigest()[:12], 16)
+
+    @numba.njit(cache=True, fastmath=False, nogil=True, _nrt=False)  # type: ignore[call-overload]
+    def run(plan, scene, state, begin, actions, rewards, images):
+        """Fills rewards [N] and images [N, H, W, 3]: begins an episode where begin [N], else acts (not for -1)."""
+        version = sources  # noqa: F841
+        for i in range(actions.shape[0]):
+            if begin[i]:
+                level.begin_episode(plan, state, i)
+                rewards[i] = 0.0
+            elif actions[i] >= 0:
+                rewards[i] = level.advance_step(plan, state, i, actions[i])
+            style = render.look(scene, state, i)
+            view = render.direction(scene, state, i, images.shape[1])
+            for column in range(images.shape[2]):
+                render.draw_column(scene, plan, state, i, style, view, column, images[i])
+            if style.hud:
+                render.draw_hud(plan, state, i, style.hud_shift, images[i])
+
+    return run
+
+
+_run = _compile()
+
+
+class RoomsVectorEnv(BatchedEnv):
+    """N environments of one config, stepped together; see `BatchedEnv`.
+
+    Observations [N, H, W, 3] uint8; actions [N] integers 0..8 (`lab_interface.NINE`); rewards [N] float64. An episode
+    ends with its clock, as terminated. The infos hold `correct_choices` and `wrong_choices` [N] int64 of the episode.
+
+    Args:
+        num_envs: N.
+        config: a `RoomsConfig` or the name of a variant.
+        render_mode: None or "rgb_array".
+    """
+
+    def __init__(
+        self, num_envs: int = 1, config: RoomsConfig | str = "full", *, render_mode: str | None = None
+    ) -> None:
+        self.config = config = resolve(config)
+        self.render_mode = render_mode
+        self.level, self.scene = level.build(config), render.build(config)
+        self.state = level.allocate(num_envs, config.examples)
+        shape = (config.image_height, config.image_width, 3)
+        super().__init__(
+            num_envs,
+            spaces.Box(0, 255, shape, np.uint8),
+            len(NINE),
+            arrays=self.state._asdict(),
+            over=self.state.done,
+            counters={"correct_choices": self.state.correct, "wrong_choices": self.state.wrong},
+            render_modes=["rgb_array"],
+            render_fps=60 / config.action_repeat,
+            action_repeat=config.action_repeat,
+            action_names=NINE,
+            floor_plan=level.floor_plan(config),
+        )
+        self._images = np.zeros((num_envs, *shape), np.uint8)
+        self._rewards = np.zeros(num_envs)
+
+    def entropy(self, seed: int, row: int) -> tuple[int, int]:
+        return seed, row
+
+    def begin(self, rows: NDArray[np.bool_]) -> None:
+        self.advance(np.full(self.num_envs, -1), rows)
+
+    def advance(self, actions: NDArray[np.int64], begin: NDArray[np.bool_]) -> Step:
+        _run(self.level, self.scene, self.state, begin, actions, self._rewards, self._images)
+        return self._rewards.copy(), self.state.done.copy(), np.zeros(self.num_envs, bool)
+
+    def observe(self) -> NDArray[np.uint8]:
+        return self._images.copy()
+
+    def oracle_actions(self) -> NDArray[np.int64]:
+        from envs.rooms.oracle import oracle_actions  # which imports this module
+
+        return oracle_actions(self)
+
+    def poses(self) -> NDArray[np.float64]:
+        """Where the players are, [N, 4]: x, y, yaw in degrees (0 along +x, growing to the left) and the room.
+
+        `metadata["floor_plan"]` names the rooms by number and can be drawn.
+        """
+        room = np.array([0, 1, 1, 2])[self.state.room]  # CHOSEN is still in the second room
+        return np.stack([self.state.x, self.state.y, self.state.yaw, room], axis=1)
+
+    def render(self) -> tuple[NDArray[np.uint8], ...]:
+        """The present view of every environment."""
+        return tuple(self._images.copy())
 
 
 class RoomsEnv(gymnasium.Env[NDArray[np.uint8], int]):
     """One environment: observation [H, W, 3] uint8, nine actions, infos `correct_choices` and `wrong_choices`.
 
-    Reset with seed s, it does what member 0 of a `RoomsVectorEnv` reset with seed s does.
+    Seeded with s, it is row 0 of a `RoomsVectorEnv` seeded with s. That batch of one is `vector`.
     """
 
-    metadata = {  # noqa: RUF012 (gymnasium's own convention)
-        "render_modes": ["rgb_array"],
-        "render_fps": 15,
-        "episode_metrics": ("correct_choices", "wrong_choices"),
-    }
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012 (gymnasium's own convention)
 
     def __init__(self, config: RoomsConfig | str = "full", render_mode: str | None = None) -> None:
         self.vector = RoomsVectorEnv(1, config)
@@ -35,30 +139,21 @@ class RoomsEnv(gymnasium.Env[NDArray[np.uint8], int]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        """Begin an episode; without a seed, the random stream goes on."""
+        """Begins an episode; without a seed, the random stream continues."""
         super().reset(seed=seed)
         observation, _ = self.vector.reset(seed=seed)
         return observation[0], self._info()
 
     def step(self, action: int) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
         """One agent step. Raises RuntimeError after the end of an episode."""
-        if self.vector.state.done[0]:
+        if self.vector.over[0]:
             raise RuntimeError("step() after the episode ended: call reset()")
         observation, reward, terminated, _, _ = self.vector.step(np.array([action]))
         return observation[0], float(reward[0]), bool(terminated[0]), False, self._info()
 
-    def render(self) -> NDArray[np.uint8] | None:
-        """The current view, with render mode "rgb_array"."""
-        return self.vector.render()[0] if self.render_mode == "rgb_array" else None
-
     def _info(self) -> dict[str, Any]:
-        state = self.vector.state
-        return {"correct_choices": int(state.correct[0]), "wrong_choices": int(state.wrong[0])}
+        return {name: int(counter[0]) for name, counter in self.vector.counters.items()}
 
-    def get_state(self) -> dict[str, NDArray]:
-        """See `RoomsVectorEnv.get_state`."""
-        return self.vector.get_state()
-
-    def set_state(self, state: dict[str, NDArray]) -> NDArray[np.uint8]:
-        """See `RoomsVectorEnv.set_state`."""
-        return self.vector.set_state(state)[0]
+    def render(self) -> NDArray[np.uint8] | None:
+        """The present view, with render mode "rgb_array"."""
+        return self.vector.render()[0] if self.render_mode == "rgb_array" else None

@@ -1,10 +1,8 @@
-"""How the player moves: Quake 3's walking on a flat floor, as scalar functions over one environment.
+"""Motion of the player: Quake 3's walking on a flat floor, as scalar functions over one environment.
 
-Nothing here knows the level's rules or which target compiles it. Positions are in units (u), speeds in u/s, angles in
-degrees; yaw 0 looks along +x and grows to the left, so a positive look action (to the right) lowers it.
+Positions are in units (u), speeds in u/s, angles in degrees; yaw 0 looks along +x and grows to the left, so a positive
+look action (to the right) lowers it.
 """
-
-from __future__ import annotations
 
 import math
 
@@ -63,25 +61,16 @@ def accelerate(
 
 
 @register_jitable
-def slide_x(solids, x: float, y: float, vx: float) -> tuple[float, float]:
-    """x and vx after one move along x among solids [K, 4] (x0, y0, x1, y1), which a player in contact slides along.
+def slide(solids, axis: int, along: float, across: float, speed: float) -> tuple[float, float]:
+    """Position and speed along an axis (0 x, 1 y) after one move among solids [K, 4] (x0, y0, x1, y1).
 
-    The solids are already grown by the player's half width.
+    The player stops at a solid and slides along it. The solids are already grown by the player's half width; `across`
+    is the position along the other axis.
     """
-    target = x + vx * MOVE_SECONDS
+    target = along + speed * MOVE_SECONDS
     for k in range(solids.shape[0]):
-        if solids[k, 1] < y < solids[k, 3] and solids[k, 0] < target < solids[k, 2]:
-            target = solids[k, 0] if x <= solids[k, 0] else solids[k, 2]
-            vx = 0.0
-    return target, vx
-
-
-@register_jitable
-def slide_y(solids, x: float, y: float, vy: float) -> tuple[float, float]:
-    """y and vy after one move along y; see `slide_x`."""
-    target = y + vy * MOVE_SECONDS
-    for k in range(solids.shape[0]):
-        if solids[k, 0] < x < solids[k, 2] and solids[k, 1] < target < solids[k, 3]:
-            target = solids[k, 1] if y <= solids[k, 1] else solids[k, 3]
-            vy = 0.0
-    return target, vy
+        low, high = solids[k, axis], solids[k, axis + 2]
+        if solids[k, 1 - axis] < across < solids[k, 3 - axis] and low < target < high:
+            target = low if along <= low else high
+            speed = 0.0
+    return target, speed

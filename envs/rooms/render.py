@@ -1,11 +1,8 @@
-"""How an environment looks: one column of one view at a time, as scalar functions, and the constants they read.
+"""Views of an environment: one column of one view at a time, as scalar functions, and the constants they read.
 
 Walls, floor and sky are cast by column, objects are sphere-traced inside their bounding cylinders. A pitched view is
-sheared rather than rotated, which is exact at pitch 0, the only one the nine actions reach. Nothing here changes the
-state or knows which target compiles it.
+sheared rather than rotated, which is exact at pitch 0, the only one the nine actions reach.
 """
-
-from __future__ import annotations
 
 import functools
 import math
@@ -15,9 +12,11 @@ import numpy as np
 from numba.extending import register_jitable
 from numpy.typing import NDArray
 
+from envs.batched import GOLDEN, mixed
 from envs.rooms import level, shapes, textures
 from envs.rooms.config import RoomsConfig
 from envs.rooms.physics import FRAMES_PER_SECOND
+from envs.rooms.textures import COLON, CROSS, FONT, LEVELS, MINUS, SKY_COLUMNS, SKY_ROWS, SKY_SLOPE, TEXEL, TILE
 
 #: Size in u of one unit of `shapes.distances` at object scale 1.
 UNIT = 16.0
@@ -25,10 +24,6 @@ UNIT = 16.0
 NEAR = 0.02
 BOB_SECONDS, PULSE_SECONDS = 1.257, 5.0
 TRIM = (46.0, 48.0, 58.0)
-TEXEL, LEVELS, TILE = textures.TEXEL, textures.LEVELS, textures.TILE
-SKY_ROWS, SKY_COLUMNS = textures.SKY_ROWS, textures.SKY_COLUMNS
-MINUS, COLON, CROSS = textures.MINUS, textures.COLON, textures.CROSS
-FONT = textures.FONT
 
 
 class Scene(NamedTuple):
@@ -44,18 +39,18 @@ class Scene(NamedTuple):
     kinds: NDArray[np.int64]  # [S] number of each shape
     bounds: NDArray[np.float64]  # [S, 2] radius and half height of its bounding cylinder, in units
     focal: float  # pixels
-    eye: float
-    wall_height: float
     unit: float  # u of one unit of a shape
-    hover: float
-    bob: float
     spin: float  # radians a frame
-    pulse: float
     hud: bool
+    eye_height: float  # this and the rest as in `RoomsConfig`
+    wall_height: float
+    hover_height: float
+    bob_height: float
+    glow_pulse: float
 
 
 class Look(NamedTuple):
-    """What differs between episodes with `RoomsConfig.randomise`; see `look`."""
+    """The part of the view that `RoomsConfig.randomise` draws for each episode; see `look`."""
 
     floor: int  # texture
     wall: int
@@ -69,7 +64,7 @@ class Look(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def _paint(scale: float, randomise: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
-    """Floors, walls and skies of a scene; kept, for random ones take a second or two."""
+    """Floors, walls and skies of a scene; cached, since random ones take a second or two."""
     seeds = (None, *range(textures.RANDOM)) if randomise else (None,)
     painted = [[textures.floor(room, scale, seed) for room in range(2)] for seed in seeds]
     floors = np.zeros((len(seeds), 2, *np.max([f.shape for f in painted[0]], axis=0)), np.uint8)
@@ -98,43 +93,36 @@ def build(config: RoomsConfig) -> Scene:
         kinds=np.array([k[0] for k in kinds]),
         bounds=np.array([k[1:] for k in kinds], float),
         focal=config.image_width / 2 / math.tan(math.radians(config.fov_degrees) / 2),
-        eye=float(config.eye_height),
-        wall_height=float(config.wall_height),
         unit=UNIT * config.object_scale,
-        hover=float(config.hover_height),
-        bob=float(config.bob_height),
         spin=2 * math.pi / (config.spin_seconds * FRAMES_PER_SECOND),
-        pulse=float(config.glow_pulse),
         hud=config.hud,
+        **{name: float(getattr(config, name)) for name in Scene._fields[-5:]},
     )
 
 
 @register_jitable
 def _uniform(bits, k, low, high):
-    """The kth number uniform in low..high that an episode's look is made of."""
-    return low + (high - low) * np.float64(level.mixed(bits + np.uint64(k) * level.GOLDEN) >> np.uint64(11)) * 2.0**-53
+    """The kth random number of an episode's look, uniform in low..high."""
+    return low + (high - low) * np.float64(mixed(bits + np.uint64(k) * GOLDEN) >> np.uint64(11)) * 2.0**-53
 
 
 @register_jitable
 def look(scene, state, i):
-    """How environment i's episode looks: as the level, or drawn from the bits `State.look`.
+    """The look of environment i's episode: the level's own, or drawn from the bits `State.look`.
 
-    Objects lose up to a quarter of their brightness, and their colours move by a tenth, so that they stay apart.
+    Objects lose up to a quarter of their brightness, and their colours change by a tenth: they remain distinct.
     """
     bits = state.look[i]
     if bits == 0:
         return Look(0, 0, 0, (1.0, 1.0, 1.0), 0.62, 1.0, scene.hud, 0)
     last = scene.wall.shape[0] - 1e-9
     bright = _uniform(bits, 3, 0.75, 1.1)
+    red, green, blue = _uniform(bits, 4, 0.9, 1.1), _uniform(bits, 5, 0.9, 1.1), _uniform(bits, 6, 0.9, 1.1)
     return Look(
         int(_uniform(bits, 0, 0.0, last)),
         int(_uniform(bits, 1, 0.0, last)),
         int(_uniform(bits, 2, 0.0, last)),
-        (
-            bright * _uniform(bits, 4, 0.9, 1.1),
-            bright * _uniform(bits, 5, 0.9, 1.1),
-            bright * _uniform(bits, 6, 0.9, 1.1),
-        ),
+        (bright * red, bright * green, bright * blue),
         _uniform(bits, 7, 0.4, 0.9),
         _uniform(bits, 8, 0.4, 2.0),
         scene.hud and _uniform(bits, 9, 0.0, 1.0) < 0.75,
@@ -144,10 +132,10 @@ def look(scene, state, i):
 
 @register_jitable
 def trace(kind, x, y, z, dx, dy, dz, t0, t1):
-    """Follow the ray (x, y, z) + t (dx, dy, dz), t in t0..t1, to a shape, all in the shape's units.
+    """Follows the ray (x, y, z) + t (dx, dy, dz), t in t0..t1, to a shape, all in the shape's units.
 
-    Returns (hit, glow, light): whether it meets the shape, whether there it meets the glowing body rather than the
-    trim, and the cosine 0..1 between the surface's normal and the ray's reverse, which is how fast the distance falls.
+    Returns (hit, glow, light): whether it meets the shape, whether at its glowing body rather than its trim, and the
+    cosine 0..1 between the surface's normal and the ray's reverse, the rate at which the distance falls.
     """
     inverse = 1.0 / math.sqrt(dx * dx + dy * dy + dz * dz)
     t = t0
@@ -166,7 +154,7 @@ def trace(kind, x, y, z, dx, dy, dz, t0, t1):
 
 @register_jitable
 def draw_object(scene, style, item, spot, frame, x, y, dx, dy, wall_depth, horizon, column, image):
-    """Draw into one column the object numbered `item` at plan position spot [2], seen from (x, y) along (dx, dy)."""
+    """Draws into one column the object numbered `item` at plan position spot [2], seen from (x, y) along (dx, dy)."""
     num_colours = scene.colours.shape[0]
     shape, colour = item // num_colours, item % num_colours
     radius, half = scene.bounds[shape, 0] * scene.unit, scene.bounds[shape, 1] * scene.unit
@@ -182,7 +170,12 @@ def draw_object(scene, style, item, spot, frame, x, y, dx, dy, wall_depth, horiz
     if t0 < 1.0 or t0 > wall_depth:
         return
     seconds = frame / FRAMES_PER_SECOND
-    centre = scene.hover + half + scene.bob * math.sin(2.0 * math.pi * seconds / BOB_SECONDS) - scene.eye
+    centre = (
+        scene.hover_height
+        + half
+        + scene.bob_height * math.sin(2.0 * math.pi * seconds / BOB_SECONDS)
+        - scene.eye_height
+    )
     top, bottom = centre + half, centre - half
     slope_max, slope_min = max(top / t0, top / t1), min(bottom / t0, bottom / t1)
     first = max(math.floor(horizon - slope_max * scene.focal), 0)
@@ -193,7 +186,7 @@ def draw_object(scene, style, item, spot, frame, x, y, dx, dy, wall_depth, horiz
     lx, ly, lz = -(cos * rx + sin * ry) * inverse, -(cos * ry - sin * rx) * inverse, -centre * inverse
     ldx, ldy = (cos * dx + sin * dy) * inverse, (cos * dy - sin * dx) * inverse
     kind = scene.kinds[shape]
-    pulse = 1.0 - 0.5 * scene.pulse * (1.0 - math.cos(2.0 * math.pi * seconds / PULSE_SECONDS))
+    pulse = 1.0 - 0.5 * scene.glow_pulse * (1.0 - math.cos(2.0 * math.pi * seconds / PULSE_SECONDS))
     for row in range(first, last):
         ldz = (horizon - row - 0.5) / scene.focal * inverse
         hit, glow, light = trace(kind, lx, ly, lz, ldx, ldy, ldz, t0, t1)
@@ -210,19 +203,17 @@ def draw_object(scene, style, item, spot, frame, x, y, dx, dy, wall_depth, horiz
 
 @register_jitable
 def direction(scene, state, i, height):
-    """Environment i's view, which its columns share: cosine and sine of the yaw, and the row of the horizon."""
+    """Of environment i's view: cosine and sine of the yaw, and the row of the horizon."""
     yaw, pitch = math.radians(state.yaw[i]), math.radians(state.pitch[i])
     return math.cos(yaw), math.sin(yaw), 0.5 * height - math.tan(pitch) * scene.focal
 
 
 @register_jitable
 def draw_column(scene, plan, state, i, style, view, column, image):
-    """Draw one column of environment i's view into image [H, W, 3] uint8, all but the head-up display."""
+    """Draws one column of environment i's view into image [H, W, 3] uint8, without the head-up display."""
     height, width = image.shape[0], image.shape[1]
     if state.room[i] == level.DARK:
-        for row in range(height):
-            for c in range(3):
-                image[row, column, c] = 0
+        image[:, column] = 0
         return
     x, y = state.x[i], state.y[i]
     room = 0 if state.room[i] == level.ROOM_1 else 1
@@ -246,11 +237,11 @@ def draw_column(scene, plan, state, i, style, view, column, image):
                 depth, along, fixed_y = t, met, int(axis)
 
     pixels = scene.focal / depth  # of one u at the wall
-    top = min(max(math.ceil(horizon - (scene.wall_height - scene.eye) * pixels - 0.5), 0), height)
-    foot = min(max(math.ceil(horizon + scene.eye * pixels - 0.5), top), height)
+    top = min(max(math.ceil(horizon - (scene.wall_height - scene.eye_height) * pixels - 0.5), 0), height)
+    foot = min(max(math.ceil(horizon + scene.eye_height * pixels - 0.5), top), height)
 
     sky_column = int((math.atan2(dy, dx) / (2.0 * math.pi) + 0.5) * SKY_COLUMNS) & (SKY_COLUMNS - 1)
-    rise = SKY_ROWS / textures.SKY_SLOPE / (scene.focal * math.sqrt(dx * dx + dy * dy))
+    rise = SKY_ROWS / SKY_SLOPE / (scene.focal * math.sqrt(dx * dx + dy * dy))
     for row in range(top):
         r = min(max(int((horizon - row - 0.5) * rise), 0), SKY_ROWS - 1)
         for c in range(3):
@@ -259,7 +250,7 @@ def draw_column(scene, plan, state, i, style, view, column, image):
     blur = _blur(1.0 / pixels)
     tile_column = math.floor(along / TEXEL) & (TILE - 1)
     step = 1.0 / (pixels * TEXEL)
-    tile_row = (top + 0.5 - horizon) * step + (scene.wall_height - scene.eye) / TEXEL
+    tile_row = (top + 0.5 - horizon) * step + (scene.wall_height - scene.eye_height) / TEXEL
     for row in range(top, foot):
         r = int(tile_row) & (TILE - 1)
         tile_row += step
@@ -269,24 +260,22 @@ def draw_column(scene, plan, state, i, style, view, column, image):
     x0, y0 = (x - scene.origins[room, 0]) / TEXEL, (y - scene.origins[room, 1]) / TEXEL
     last_x, last_y = scene.floors.shape[3] - 1, scene.floors.shape[4] - 1
     for row in range(foot, height):
-        t = scene.eye * scene.focal / (row + 0.5 - horizon)
+        t = scene.eye_height * scene.focal / (row + 0.5 - horizon)
         u = min(max(int(x0 + t * dx / TEXEL), 0), last_x)
         v = min(max(int(y0 + t * dy / TEXEL), 0), last_y)
         blur = _blur(1.5 * t / scene.focal)
         for c in range(3):
             image[row, column, c] = scene.floors[style.floor, room, blur, u, v, c]
 
-    if room == 0:
+    first = 0 if y <= plan.arrival[1] or room == 0 else 1  # the farther object, which the nearer may hide
+    for k in range(1 if room == 0 else 2):
+        side = first if k == 0 else 1 - first
         item, spot = state.match[i], plan.examples[state.example_side[i]]
+        if room == 1:
+            if side == state.taken[i]:
+                continue
+            item, spot = state.match[i] if side == state.match_side[i] else state.other[i], plan.choices[side]
         draw_object(scene, style, item, spot, state.frame[i], x, y, dx, dy, depth, horizon, column, image)
-    else:
-        first = 0 if y <= plan.arrival[1] else 1  # the farther one, which the nearer may hide
-        for k in range(2):
-            side = first if k == 0 else 1 - first
-            if side != state.taken[i]:
-                item = state.match[i] if side == state.match_side[i] else state.other[i]
-                spot = plan.choices[side]
-                draw_object(scene, style, item, spot, state.frame[i], x, y, dx, dy, depth, horizon, column, image)
 
 
 @register_jitable
@@ -301,47 +290,44 @@ def _blur(u_per_pixel):
 
 
 @register_jitable
-def _glyph(image, number, row, column, red, green, blue):
-    """Draw one glyph of the font with its top left corner at (row, column)."""
+def _glyph(image, number, row, column, colour):
+    """Draws one glyph of the font with its top left corner at (row, column)."""
     for r in range(5):
         for c in range(3):
             if FONT[number, r, c]:
-                image[row + r, column + c, 0] = red
-                image[row + r, column + c, 1] = green
-                image[row + r, column + c, 2] = blue
+                for channel in range(3):
+                    image[row + r, column + c, channel] = colour[channel]
 
 
 @register_jitable
-def _number(image, value, row, right, red, green, blue):
-    """Draw an integer that ends before column `right`; returns the column it begins at."""
+def _number(image, value, row, right, colour):
+    """Draws an integer that ends before column `right`."""
     rest = abs(value)
     while True:
         right -= 4
-        _glyph(image, rest % 10, row, right, red, green, blue)
+        _glyph(image, rest % 10, row, right, colour)
         rest //= 10
         if rest == 0:
             break
     if value < 0:
-        right -= 4
-        _glyph(image, MINUS, row, right, red, green, blue)
-    return right
+        _glyph(image, MINUS, row, right - 4, colour)
 
 
 @register_jitable
 def draw_hud(plan, state, i, shift, image):
-    """Draw health and armour (bottom left), the time left (top right) and the running score (bottom right).
+    """Draws health and armour (bottom left), the time left (top right) and the score (bottom right).
 
-    All of it stands `shift` pixels nearer to the middle of the view than in the level.
+    All of it is moved by `shift` pixels towards the middle of the view.
     """
+    white, yellow = (255, 255, 255), (255, 220, 90)
     left, right, top, bottom = shift, image.shape[1] - shift, 2 + shift, image.shape[0] - 7 - shift
-    _glyph(image, CROSS, bottom, left + 2, 255, 60, 60)
-    _number(image, 100, bottom, left + 18, 255, 220, 90)
-    _glyph(image, CROSS, bottom, left + 22, 90, 160, 255)
-    _number(image, 0, bottom, left + 30, 255, 220, 90)
-    _number(image, round(state.score[i]), bottom, right - 1, 255, 255, 255)
-    time = -((state.frame[i] - plan.episode_frames) // FRAMES_PER_SECOND)
-    seconds = time % 60
-    _glyph(image, seconds % 10, top, right - 5, 255, 255, 255)
-    _glyph(image, seconds // 10, top, right - 9, 255, 255, 255)
-    _glyph(image, COLON, top, right - 13, 255, 255, 255)
-    _number(image, time // 60, top, right - 13, 255, 255, 255)
+    _glyph(image, CROSS, bottom, left + 2, (255, 60, 60))
+    _number(image, 100, bottom, left + 18, yellow)
+    _glyph(image, CROSS, bottom, left + 22, (90, 160, 255))
+    _number(image, 0, bottom, left + 30, yellow)
+    _number(image, round(state.score[i]), bottom, right - 1, white)
+    minutes, seconds = divmod(-((state.frame[i] - plan.episode_frames) // FRAMES_PER_SECOND), 60)
+    _glyph(image, seconds % 10, top, right - 5, white)
+    _glyph(image, seconds // 10, top, right - 9, white)
+    _glyph(image, COLON, top, right - 13, white)
+    _number(image, minutes, top, right - 13, white)

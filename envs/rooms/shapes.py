@@ -1,10 +1,8 @@
 """The twelve shapes of the level's objects, as signed distances: original designs, glowing bodies with dark trim.
 
-Lengths are in units of 16 u at object scale 1, so most shapes are 2 units tall; z is up and the spin axis. The
-functions are scalar and do not know which target compiles them. Placement, spin and colour are the renderer's business.
+Lengths are in units of 16 u at object scale 1, so most shapes are 2 units tall; z is up and the spin axis. `render.py`
+places, spins and colours them.
 """
-
-from __future__ import annotations
 
 import math
 

@@ -1,11 +1,9 @@
-"""What the rooms are painted with: original procedural textures, computed once from a config with numpy.
+"""Textures of the rooms: original and procedural, computed once from a config with numpy.
 
 Floors are painted whole, pads included, so that the renderer needs one look-up a pixel; walls repeat one tile; the sky
 is a panorama. Each texture comes in several degrees of blur against aliasing, the finest first. Without a seed they are
-those of the level; with one, some others. Projection and objects are in `render.py`.
+those of the level; with one, random.
 """
-
-from __future__ import annotations
 
 import colorsys
 
@@ -23,32 +21,18 @@ SKY_ROWS, SKY_COLUMNS, SKY_SLOPE = 64, 512, 1.6
 #: Number of floors, walls and skies that `RoomsConfig.randomise` picks from.
 RANDOM = 24
 
-_GLYPHS = {
-    "0": "111 101 101 101 111",
-    "1": "010 110 010 010 111",
-    "2": "111 001 111 100 111",
-    "3": "111 001 111 001 111",
-    "4": "101 101 111 001 001",
-    "5": "111 100 111 001 111",
-    "6": "111 100 111 101 111",
-    "7": "111 001 010 010 010",
-    "8": "111 101 111 101 111",
-    "9": "111 101 111 001 111",
-    "-": "000 000 111 000 000",
-    ":": "000 010 000 010 000",
-    "+": "000 010 111 010 000",
-}
-#: [13, 5, 3] the digits 0..9, then minus, colon and cross.
-FONT: NDArray[np.bool_] = np.array([[[c == "1" for c in row] for row in g.split()] for g in _GLYPHS.values()])
+#: Glyphs of 3 x 5 pixels, a row per octal digit: the digits 0..9, then minus, colon and cross.
+_GLYPHS = "75557 26227 71747 71717 55711 74717 74757 71222 75757 75717 00700 02020 02720"
+FONT: NDArray[np.bool_] = np.array(
+    [[[int(row) >> c & 1 for c in (2, 1, 0)] for row in g] for g in _GLYPHS.split()], bool
+)
 MINUS, COLON, CROSS = 10, 11, 12
 
 
 def blurred(texture: NDArray[np.float64]) -> NDArray[np.uint8]:
     """[H, W, 3] in 0..255 -> [LEVELS, H, W, 3]: the texture averaged over blocks of 1, 2, 4... texels a side."""
-    out = []
-    height, width = texture.shape[:2]
-    for k in range(LEVELS):
-        block = 2**k
+    out, (height, width) = [], texture.shape[:2]
+    for block in (2**k for k in range(LEVELS)):
         padded = np.pad(texture, ((0, -height % block), (0, -width % block), (0, 0)), mode="edge")
         means = padded.reshape(padded.shape[0] // block, block, padded.shape[1] // block, block, 3).mean((1, 3))
         out.append(means.repeat(block, 0).repeat(block, 1)[:height, :width])

@@ -1,45 +1,39 @@
-"""Pages: one self-contained HTML file each, which opens from a disk without a network.
+"""Pages: self-contained HTML files, which can be opened without a network.
 
-A page is a template of this folder with the style, the shared script and its data put in. What a page says is the
-business of the commands that write it.
+The templates of this folder share `base.html`, its style and its charts. The data of a page are built elsewhere:
+`reports.report`, `reports.episode` and `reports.comparison_page`.
 """
 
 import base64
-import html
 import json
-import re
 import zlib
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 
 from learner.files import replacing
 
+TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True)
+POINTS = 400
+"""Most points of a curve; each is the mean of neighbouring values."""
 
-def write_page(path: Path, template: str, title: str, data: dict[str, Any]) -> Path:
-    """Writes a page; it is there whole or as it was before.
+
+def write_page(path: Path, template: str, data: dict[str, Any]) -> Path:
+    """Writes a page. The file is complete, or as it was before.
 
     Args:
         path: of the HTML file.
-        template: name of a template here: "episode" or "report".
-        title: of the page, as browsers show it.
-        data: what the template's script reads; all that JSON can hold (NaN is not).
+        template: name of a template: "episode", "report" or "comparison".
+        data: variables of the template, which its script reads as DATA as well: "title" and what JSON can hold.
 
     Raises:
-        OSError: if it cannot be written, or would replace what is no regular file; nothing is left behind then.
+        OSError: if it cannot be written, or would replace what is not a regular file.
     """
-    folder = files(__name__)
-    # A "<" in a string could begin a tag; JSON reads it in this form as well.
-    parts = {
-        "title": html.escape(title),
-        "style": (folder / "style.css").read_text(encoding="utf-8"),
-        "charts": (folder / "charts.js").read_text(encoding="utf-8"),
-        "data": json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
-    }
-    page = (folder / f"{template}.html").read_text(encoding="utf-8")
-    page = re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], page)  # at once: what is put in is left alone
+    # A "<" in a string could begin a tag; JSON has another form of it.
+    encoded = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    page = TEMPLATES.get_template(f"{template}.html").render(data, json=encoded)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
@@ -55,3 +49,16 @@ def packed(array: np.ndarray) -> str:
 def rounded(values: np.ndarray, digits: int = 4) -> list[float | None]:
     """Numbers with a few significant digits; None where they are not finite."""
     return [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values.tolist()]
+
+
+def points(x: np.ndarray, y: np.ndarray) -> dict[str, list[float | None]]:
+    """A curve [N] as charts read it, {"x": [...], "y": [...]}, with at most `POINTS` points."""
+    parts = max(1, min(POINTS, len(x)))
+    thin = [np.array([mean(part) for part in np.array_split(values, parts)]) for values in (x, y)]
+    return {"x": rounded(thin[0], 6), "y": rounded(thin[1])}
+
+
+def mean(values: np.ndarray) -> float:
+    """Mean of the finite values; NaN if there are none."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else float("nan")

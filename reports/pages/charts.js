@@ -1,4 +1,4 @@
-// What both pages share: reading packed arrays, and line and bar charts as SVG. No libraries, no network.
+// Shared by all pages: reading packed arrays, and charts as SVG. No libraries, no network.
 "use strict";
 
 const get = (id) => document.getElementById(id);
@@ -28,6 +28,16 @@ function shape(name, attributes = {}, text = null) {
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
   if (text !== null) node.textContent = text;
   return node;
+}
+
+// A box with a heading for a chart; returns the chart's host and legend.
+function panel(parent, title, unit = "") {
+  const box = element("div"), heading = element("h3", {}, title);
+  const host = element("div"), legend = element("div", { class: "legend" });
+  heading.append(element("span", { class: "unit" }, unit));
+  box.append(heading, host, legend);
+  parent.append(box);
+  return [host, legend];
 }
 
 // The array that `packed` of the Python side deflated; kind is Uint8Array, Int32Array or alike.
@@ -65,9 +75,9 @@ function extent(series, atLeast) {
   return [low === 0 ? 0 : low - room, high + room];
 }
 
-// Lines over x. series: [{name, colour, x, y, stems, low, high}]; y may hold nulls, stems draws bars from 0 instead of a
-// line, low and high a band around it.
-// options: height, domain ([from, to] of x), include ([low, high] that y shows at least), bands ([{from, to}]),
+// Lines over x. series: [{name, colour, x, y, stems, low, high, thin, dash}]; y may hold nulls, stems draws bars from 0
+// instead of a line, low and high a band around it; thin lines are not in the legend.
+// options: lines ([{name, value}], drawn across), height, domain ([from, to] of x), include ([low, high] that y shows at least), bands ([{from, to}]),
 // inset (pixels left and right of the plot; labels are then drawn inside it), xLabel, label (for screen readers),
 // legend (element for names and values), pick (called with x where the chart is clicked or dragged on).
 class LineChart {
@@ -108,7 +118,8 @@ class LineChart {
       : { left: inset, right: width - inset, top: 6, bottom: height - 6 };
     const all = series.flatMap((line) => [line.x[0], line.x[line.x.length - 1]]);
     const [from, to] = options.domain || [Math.min(...all), Math.max(...all)];
-    const [low, high] = extent(series, options.include);
+    const lines = options.lines || [];
+    const [low, high] = extent([...series, { y: lines.map((line) => line.value) }], options.include);
     const across = (box.right - box.left) / (to - from || 1);
     this.x = (value) => box.left + (value - from) * across;
     this.x.back = (pixel) => Math.min(to, Math.max(from, from + (pixel - box.left) / across));
@@ -131,6 +142,12 @@ class LineChart {
         this.svg.append(shape("text", { x: box.left - 8, y: y + 4, "text-anchor": "end" }, readable(tick)));
       }
     }
+    for (const { name, value } of lines) {
+      const y = this.y(value);
+      const line = shape("line", { x1: box.left, x2: box.right, y1: y, y2: y, stroke: "var(--faint)", "stroke-dasharray": "2 3" });
+      line.append(shape("title", {}, `${name}: ${readable(value)}`));
+      this.svg.append(line);
+    }
     for (const line of series) this.line(line);
     if (inset === undefined) {
       const marks = ticks(from, to, Math.max(2, Math.floor(width / 110)));
@@ -152,7 +169,7 @@ class LineChart {
     this.cursor(this.at, true);
   }
 
-  line({ x, y, colour, stems, low, high }) {
+  line({ x, y, colour, stems, low, high, thin, dash }) {
     if (low) {
       const shown = x.map((_, index) => index).filter((index) => low[index] !== null && high[index] !== null);
       const upper = shown.map((index) => `${this.x(x[index]).toFixed(1)},${this.y(high[index]).toFixed(1)}`);
@@ -182,7 +199,8 @@ class LineChart {
       pen = true;
     }
     this.svg.append(shape("path", {
-      d: path, fill: "none", stroke: colour, "stroke-width": 1.75, "stroke-linejoin": "round",
+      d: path, fill: "none", stroke: colour, "stroke-width": thin ? 0.9 : 1.75, "stroke-linejoin": "round",
+      opacity: thin ? 0.4 : 1, "stroke-dasharray": dash ? "6 4" : "none",
     }));
   }
 
@@ -201,13 +219,14 @@ class LineChart {
   say() {
     const { legend, xLabel } = this.options;
     if (!legend) return;
-    const nodes = this.series.map((line) => {
+    const nodes = this.series.filter((line) => !line.thin).map((line) => {
       const node = element("span");
       const swatch = element("i");
       swatch.style.color = line.colour;
       const known = line.y.length - 1 - [...line.y].reverse().findIndex((value) => value !== null);
       const index = this.at === null ? known : nearest(line.x, this.at);
       node.append(swatch, `${line.name} `, element("b", {}, readable(line.y[index])));
+      if (line.low && line.low[index] !== null) node.append(` [${readable(line.low[index])}, ${readable(line.high[index])}]`);
       return node;
     });
     if (this.at !== null && xLabel) nodes.push(element("span", {}, `at ${readable(this.at)} ${xLabel}`));
@@ -261,6 +280,49 @@ function barChart(host, bars, { height = 200, label = "", text = readable } = {}
       }
       const room = each > 7 * (bar.short || bar.name).length;
       if (room) svg.append(shape("text", { x: middle, y: height - 6, "text-anchor": "middle" }, bar.short || bar.name));
+    });
+  }
+  new ResizeObserver(draw).observe(host);
+  draw();
+}
+
+// Rows of values on one scale. rows: [{name, colour, value, low, high, points}]: a diamond, a bar, circles; low and high
+// may be null. options: lines ([{name, value}], drawn across), label.
+function dotChart(host, rows, { lines = [], label = "" } = {}) {
+  const svg = shape("svg", { role: "img", "aria-label": label });
+  host.append(svg);
+  function draw() {
+    const width = host.clientWidth;
+    if (!width) return;
+    const each = 40, height = each * rows.length + 28;
+    const values = rows.flatMap((row) => [row.value, row.low, row.high, ...row.points]);
+    const [low, high] = extent([{ y: [...values, ...lines.map((line) => line.value)] }]);
+    const x = (value) => 8 + ((value - low) / (high - low)) * (width - 16);
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    svg.style.height = `${height}px`;
+    svg.replaceChildren();
+    for (const tick of ticks(low, high, Math.max(2, Math.floor(width / 110)))) {
+      svg.append(shape("line", { x1: x(tick), x2: x(tick), y1: 0, y2: height - 24, stroke: "var(--grid)" }));
+      const anchor = x(tick) > width - 30 ? "end" : x(tick) < 30 ? "start" : "middle";
+      svg.append(shape("text", { x: x(tick), y: height - 6, "text-anchor": anchor }, readable(tick)));
+    }
+    for (const { name, value } of lines) {
+      const line = shape("line", { x1: x(value), x2: x(value), y1: 0, y2: height - 24, stroke: "var(--faint)", "stroke-dasharray": "2 3" });
+      line.append(shape("title", {}, `${name}: ${readable(value)}`));
+      svg.append(line);
+    }
+    rows.forEach((row, index) => {
+      const top = each * index, y = top + 28, at = x(row.value);
+      svg.append(shape("text", { x: 8, y: top + 15, class: "within" }, row.name));
+      if (row.low !== null) {
+        svg.append(shape("line", {
+          x1: x(row.low), x2: x(row.high), y1: y, y2: y, stroke: row.colour, "stroke-width": 5, opacity: 0.3, "stroke-linecap": "round",
+        }));
+      }
+      for (const value of row.points) svg.append(shape("circle", { cx: x(value), cy: y, r: 3.5, fill: "none", stroke: row.colour }));
+      const mark = shape("path", { d: `M${at} ${y - 5}l5 5l-5 5l-5 -5z`, fill: row.colour });
+      mark.append(shape("title", {}, `${row.name}: ${readable(row.value)}`));
+      svg.append(mark);
     });
   }
   new ResizeObserver(draw).observe(host);

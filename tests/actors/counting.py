@@ -1,27 +1,70 @@
-"""An agent for the task `envs.diagnostic.Counting` that remembers the count: if a state ever reaches the wrong
-environment, or survives where it should not, the agent says so in its logits."""
+"""A task that counts steps, and an agent that remembers the count: if a state ever reaches the wrong environment, or
+survives where it should not, the agent's logits show it."""
 
 import time
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from actors import Actor, Unroll
 from agent import AgentOutput
 from agent.core.contract import Core
-from envs.diagnostic import Counting
+from envs.batched import Step, draw
+from envs.diagnostic import DiagnosticEnv
+
+
+class Counting(DiagnosticEnv):
+    """Observations are [number of the row, drawn with its stream; episode; step]; the reward is the step.
+
+    Actions have no effect. Episodes of a row take 5 to 11 steps by its number; even ones terminate, odd ones are
+    truncated. The counter `evens` is half the steps, rounded down.
+    """
+
+    variables = ("number", "episode", "count", "evens")
+    number: NDArray[np.int64]
+    episode: NDArray[np.int64]
+    count: NDArray[np.int64]
+    evens: NDArray[np.int64]
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs, spaces.Box(0, 2**24, (3,), np.float32), 2, counters=("evens",))
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.episode[:] = -1
+        return super().reset(**kwargs)
+
+    def begin(self, rows: NDArray[np.bool_]) -> None:
+        first = rows & (self.episode < 0)
+        self.number[first] = draw(self, first, 2**24)  # float32 holds whole numbers up to 2**24
+        self.episode[rows] += 1
+        self.count[rows] = self.evens[rows] = 0
+
+    def act(self, actions: NDArray[np.int64]) -> Step:
+        self.count += 1
+        self.evens[:] = self.count // 2
+        over, odd = self.count == 5 + self.number % 7, self.episode % 2 == 1
+        return self.count.astype(float), over & ~odd, over & odd
+
+    def observe(self) -> NDArray[np.float32]:
+        return np.stack([self.number, self.episode, self.count], axis=1).astype(np.float32)
+
+    def oracle_actions(self) -> NDArray[np.int64]:
+        return np.zeros(self.num_envs, np.int64)
 
 
 class CountingState(NamedTuple):
-    """What the agent saw last, [B, 3], and whether it saw anything, [B]."""
+    """The last observation, [B, 3], and whether there was one, [B]."""
 
     last: Tensor
     seen: Tensor
 
 
 class CountingCore(Core):
-    """Remembers the last observation and returns 1 where the present one does not follow from it."""
+    """Its state is the last observation; `CountingAgent` does the rest."""
 
     def initial_state(self, batch_size: int) -> CountingState:
         return CountingState(torch.zeros(batch_size, 3), torch.zeros(batch_size, dtype=torch.bool))
@@ -63,7 +106,7 @@ class CountingAgent(nn.Module):
 
 
 class UnhurriedActor(Actor):
-    """Leaves most of the processor to the processes that tests wait for."""
+    """Leaves most of the processor to other processes."""
 
     def unroll(self, length: int) -> Unroll:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""One contract suite for every pool, with an environment that counts and an agent that notices a wrong state."""
+"""One contract suite for all pools, with the counting task, whose agent notices a wrong state."""
 
 import math
 import os
@@ -22,12 +22,11 @@ from actors.actor import Actor
 from actors.ray_pool import RayPool
 from agent import Agent, AgentConfig
 from agent.core import LSTMConfig, leaves
-from agent.trajectory import acted, validate
+from agent.trajectory import loss_mask, validate
 from envs import guard, make_vector
-from envs.diagnostic import Counting
 from envs.processes import batch
 from tests.actors import counting
-from tests.actors.counting import CountingAgent, make_counting_actor
+from tests.actors.counting import Counting, CountingAgent, make_counting_actor
 from tests.commands.cli import PATIENCE, wait_until
 from tests.envs import faulty
 
@@ -38,10 +37,8 @@ for module in (counting, faulty):
 
 
 def small(**config: Any) -> ActorsConfig:
-    """Two actors that take up half a CPU each, unless something else is said."""
-    return ActorsConfig(
-        **{"num_actors": 2, "envs_per_actor": ENVS, "unroll_length": LENGTH, "cpus": 0.5, **config},
-    )
+    """By default two actors with half a CPU each."""
+    return ActorsConfig(**{"num_actors": 2, "envs_per_actor": ENVS, "unroll_length": LENGTH, "cpus": 0.5, **config})
 
 
 MakePool = Callable[..., Any]
@@ -54,13 +51,8 @@ def make_pool(request: pytest.FixtureRequest) -> MakePool:
 
     @contextmanager
     def make(build: Any = None, **config: Any) -> Iterator[Pool]:
-        actors = small(**config)
-        build = build or partial(make_counting_actor, ENVS)
-        if request.param == "ray":
-            pool: Pool = RayPool(build, actors)
-        else:
-            pool = LocalPool(build, actors)
-        with pool:
+        kind: Any = RayPool if request.param == "ray" else LocalPool
+        with kind(build or partial(make_counting_actor, ENVS), small(**config)) as pool:
             yield pool
 
     return make
@@ -72,7 +64,7 @@ def weights(marker: float) -> dict[str, torch.Tensor]:
 
 def no_wrong_state(unroll: Unroll) -> None:
     validate(unroll.trajectory)
-    assert not unroll.trajectory.policy_logits.any(), "an environment got a state that is not its own"
+    assert not unroll.trajectory.policy_logits.any(), "an environment got another's state"
 
 
 def test_no_environment_receives_the_state_of_another(make_pool: MakePool) -> None:
@@ -81,16 +73,10 @@ def test_no_environment_receives_the_state_of_another(make_pool: MakePool) -> No
         for update in range(12):
             unroll = pool.get()
             no_wrong_state(unroll)
-            trajectory = unroll.trajectory
-            # The learner replays from the state at the trajectory's first step: it must agree, too.
-            replayed = CountingAgent()(
-                trajectory.observation,
-                trajectory.last_action,
-                trajectory.reward,
-                trajectory.reset,
-                trajectory.core_state,
-            )
-            assert not replayed.policy_logits.any()
+            seen = unroll.trajectory
+            # The learner replays from the state at the trajectory's first step, which must agree, too.
+            replay = CountingAgent()(seen.observation, seen.last_action, seen.reward, seen.reset, seen.core_state)
+            assert not replay.policy_logits.any()
             pool.publish(weights(update), update + 1)
 
 
@@ -124,7 +110,7 @@ def test_trajectory_says_when_episodes_begin_and_end(make_pool: MakePool) -> Non
     steps = torch.cat([part.observation[:, :-1, 2] for part in parts], dim=1)
     episode = torch.cat([part.observation[:, :-1, 1] for part in parts], dim=1)
     discount = torch.cat([part.discount[:, :-1] for part in parts], dim=1)
-    effective = torch.cat([acted(part) for part in parts], dim=1)
+    effective = torch.cat([loss_mask(part) for part in parts], dim=1)
     reset = torch.cat([part.reset[:, :-1] for part in parts], dim=1)
     lengths = 5 + parts[0].observation[:, :1, 0] % 7
     assert len(lengths.unique()) > 1
@@ -176,7 +162,7 @@ def test_killed_actor_comes_back_with_fresh_memory(cluster: None) -> None:
 
 @pytest.mark.ray
 def test_a_wait_for_actors_that_have_no_room_can_be_ended(cluster: None) -> None:
-    """Whatever `check` raises; and what it did not end goes on: the pool is as it was."""
+    """The pool does not change."""
     begin = time.monotonic()
 
     def check() -> None:
@@ -191,21 +177,8 @@ def test_a_wait_for_actors_that_have_no_room_can_be_ended(cluster: None) -> None
         assert pool.status() == (PoolStatus(alive=0, restarts=0, waiting=0))
 
 
-@pytest.mark.ray
-def test_a_bug_in_an_actor_is_raised_and_not_retried(cluster: None) -> None:
-    def broken(actor_id: int, incarnation: int) -> Actor:
-        actor = make_counting_actor(ENVS, actor_id, incarnation)
-        actor.envs.step = lambda actions: 1 / 0  # type: ignore[method-assign]
-        return actor
-
-    with RayPool(broken, small(num_actors=1)) as pool:
-        pool.publish(weights(0), 0)
-        with pytest.raises(ray.exceptions.RayTaskError, match="division by zero"):
-            pool.get()
-
-
 def make_faulty_actor(fault: str, actor_id: int, incarnation: int) -> Actor:
-    """An actor whose environment, made by the actor itself, does something in its twentieth step."""
+    """An actor whose environment has a fault in its twentieth step."""
     if fault == "sleep":
         guard.limit_calls(1.0)
     agent = Agent(AgentConfig(core=LSTMConfig(8), torso_size=8), (2,), 3)
@@ -230,7 +203,7 @@ def initial_weights() -> dict[str, torch.Tensor]:
     return make_faulty_actor("", 0, 0).agent.state_dict()
 
 
-def test_an_exit_in_an_environment_is_an_error_like_any_other(make_pool: MakePool) -> None:
+def test_an_exit_in_an_environment_is_an_error(make_pool: MakePool) -> None:
     with make_pool(partial(make_faulty_actor, "exit"), num_actors=1) as pool:
         pool.publish(initial_weights(), 0)
         pool.get()
@@ -254,18 +227,27 @@ def test_an_actor_whose_environment_hangs_is_replaced(cluster: None) -> None:
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    ("error", "raised"),
-    [(ValueError("no such level"), ray.exceptions.RayActorError), (EnvironmentFailed("no such level"), None)],
+    ("error", "when", "raised"),
+    [
+        (ZeroDivisionError("broken"), "in step", ray.exceptions.RayTaskError),
+        (ValueError("broken"), "made", ray.exceptions.RayActorError),
+        (EnvironmentFailed("broken"), "made", EnvironmentFailed),
+    ],
 )
-def test_a_bug_in_making_an_actor_is_raised_and_not_retried(
-    error: Exception, raised: type[Exception] | None, cluster: None
+def test_a_bug_in_an_actor_is_raised_and_not_retried(
+    error: Exception, when: str, raised: type[Exception], cluster: None
 ) -> None:
-    def broken(actor_id: int, incarnation: int) -> Actor:
+    def fail(*_: Any) -> Any:
         raise error
+
+    def broken(actor_id: int, incarnation: int) -> Actor:
+        actor = fail() if when == "made" else make_counting_actor(ENVS, actor_id, incarnation)
+        actor.envs.step = fail
+        return actor
 
     with RayPool(broken, small(num_actors=1)) as pool:
         pool.publish(weights(0), 0)
-        with pytest.raises(raised or type(error), match="no such level"):
+        with pytest.raises(raised, match="broken"):
             pool.get()
         assert pool.status().restarts == 0
 
@@ -275,11 +257,11 @@ def test_a_bug_in_making_an_actor_is_raised_and_not_retried(
 def test_an_actor_that_dies_again_and_again_stops_the_run(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.ray_pool.MAX_FAILURES", 1)
 
-    def suicidal(actor_id: int, incarnation: int) -> Actor:
+    def dies(actor_id: int, incarnation: int) -> Actor:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
-    with RayPool(suicidal, small(num_actors=1)) as pool:
+    with RayPool(dies, small(num_actors=1)) as pool:
         pool.publish(weights(0), 0)
         with pytest.raises(RuntimeError, match="actor 0 died 2 times in a row"):
             pool.get()
@@ -302,8 +284,8 @@ def test_an_actor_that_does_not_answer_is_replaced(cluster: None) -> None:
 
 
 @pytest.mark.parametrize("over", [False, True])
-def test_resumed_actor_goes_on_exactly(over: bool) -> None:
-    """Also where an episode is over, so that the next step only resets."""
+def test_an_actor_resumes_exactly(over: bool) -> None:
+    """Also between an episode's end and the step that resets."""
     actor, again = (make_counting_actor(ENVS, 0, incarnation) for incarnation in range(2))
     actor.unroll(LENGTH)
     while actor.over.any() != over:
@@ -317,7 +299,7 @@ def test_resumed_actor_goes_on_exactly(over: bool) -> None:
 
 
 def make_constant_actor(actor_id: int, sample: bool = True) -> Actor:
-    """Sixteen environments, and a policy that is `POLICY` whatever it sees."""
+    """Sixteen environments and the constant policy `POLICY`."""
     agent = Agent(AgentConfig(torso_size=4, core=LSTMConfig(4)), (5,), len(POLICY))
     agent.policy.weight.data.zero_()
     agent.policy.bias.data = torch.tensor(POLICY).log()
@@ -340,7 +322,7 @@ def test_actors_of_one_seed_act_and_see_differently() -> None:
     assert not torch.equal(first.action, other.action)
 
 
-def test_an_actor_whose_environment_has_no_state_resumes_with_fresh_episodes_and_memory() -> None:
+def test_without_an_environment_state_an_actor_resumes_with_new_episodes() -> None:
     actor, again = (
         Actor(VectorWrapper(Counting(ENVS)), CountingAgent(), 0, seed)  # type: ignore[arg-type]
         for seed in (7, 8)

@@ -1,4 +1,4 @@
-"""Recordings say what was played, and trace every key slot to the steps that a literal memory would hold."""
+"""Recordings repeat what was played, and trace every key slot to the steps of a literal memory."""
 
 import numpy as np
 import pytest
@@ -34,24 +34,24 @@ def recordings() -> list[Recording]:
     return record_episodes(make_actor(compressive()), 3)
 
 
-def test_a_recording_is_what_the_environment_showed_and_paid(recordings: list[Recording]) -> None:
+def test_a_recording_repeats_observations_and_rewards(recordings: list[Recording]) -> None:
     actor = make_actor(compressive())
     for recording in recordings:
         assert recording.observations.shape == (STEPS, 24, 32, 3)
         assert recording.action_names[0] == "forward"
         assert recording.fps == 15
         for step in range(STEPS):
-            np.testing.assert_array_equal(recording.observations[step], actor.moment.observation[0])
+            np.testing.assert_array_equal(recording.observations[step], actor.env_output.observation[0])
             np.testing.assert_array_equal(recording.poses[step], actor.envs.poses()[0])
             (ended,) = actor.step(torch.tensor([recording.actions[step]])) or [None]
-            assert recording.rewards[step] == actor.moment.reward[0]
+            assert recording.rewards[step] == actor.env_output.reward[0]
         assert ended is not None
         assert ended.score == recording.episode.score == recording.rewards.sum()
         np.testing.assert_allclose(recording.returns + recording.rewards, recording.rewards.cumsum())
         actor.step(torch.tensor([0]))  # which only resets
 
 
-def test_an_endless_episode_is_not_recorded_for_ever() -> None:
+def test_an_endless_episode_ends_a_recording() -> None:
     assert len(record_episodes(make_actor(compressive()), 1, max_steps=STEPS)) == 1
     with pytest.raises(EnvironmentFailed, match=f"episodes of at most {STEPS - 1} steps .* its last action was"):
         record_episodes(make_actor(compressive()), 1, max_steps=STEPS - 1)
@@ -88,7 +88,7 @@ def test_slots_trace_to_the_steps_of_a_literal_memory(recordings: list[Recording
         np.testing.assert_array_equal(found, literal_slots(sizes, rate, len(recordings)))
 
 
-def test_attention_adds_up_and_lies_where_slots_hold_something(recordings: list[Recording]) -> None:
+def test_attention_sums_to_1_over_valid_slots(recordings: list[Recording]) -> None:
     for recording in recordings:
         for index, layer in enumerate(recording.attention):
             assert layer.weights.shape == (STEPS, 2, sum(layer.sizes))
@@ -113,7 +113,7 @@ def test_acting_builds_no_graph(act) -> None:
     actor.agent.core.with_cache = lambda state: cached.append(with_cache(state)) or cached[-1]
     act(actor, 4)
     assert cached
-    assert not any(leaf.requires_grad for leaf in leaves(cached[0].cache.slots))
+    assert not any(leaf.requires_grad for leaf in leaves(cached[0].cache))
 
 
 def test_most_used_memories_trace_to_one_step_each() -> None:
@@ -124,7 +124,7 @@ def test_most_used_memories_trace_to_one_step_each() -> None:
         assert ((layer.steps[-1, : layer.sizes[0], 0] >= 0) == (layer.weights[-1, 0, : layer.sizes[0]] > 0)).all()
 
 
-def test_cores_without_attention_and_environments_without_images_are_recorded_too(tmp_path) -> None:
+def test_recordings_without_attention_and_images(tmp_path) -> None:
     (recording,) = record_episodes(make_actor(LSTMConfig(8), "diagnostic:tmaze,length=3"), 1)
     assert recording.attention == ()
     assert recording.poses is None

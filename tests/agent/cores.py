@@ -1,4 +1,4 @@
-"""Every core in several small configs: what the contract is tested on. A new core adds its own to `CONFIGS`."""
+"""Every core in several small configs, for the tests of the contract. A new core adds its own to `CONFIGS`."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from agent.core import (
 from speech.wavenet import WaveNetConfig
 
 SIZE = 8
-CYCLE = 60  # a multiple of every segment below, so that a state that consumed it has phase 0
+CYCLE = 60  # a multiple of every segment below, so that a state that consumed it has offset 0
 
 
 def compressive(**fields: Any) -> CompressiveTransformerConfig:
@@ -85,8 +85,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 CASES = {f"{core}/{name}": config for core, configs in CONFIGS.items() for name, config in configs.items()}
-WITH_PHASE = {name: config for name, config in CASES.items() if hasattr(config, "segment_size")}
-FORGETFUL = ("memoryless/two-blocks",)
+WITH_SEGMENTS = {name: config for name, config in CASES.items() if hasattr(config, "segment_size")}
+FORGETFUL = [CASES["memoryless/two-blocks"]]
 
 every_core = pytest.mark.parametrize("config", CASES.values(), ids=CASES)
-every_core_with_phase = pytest.mark.parametrize("config", WITH_PHASE.values(), ids=WITH_PHASE)
+every_core_with_segments = pytest.mark.parametrize("config", WITH_SEGMENTS.values(), ids=WITH_SEGMENTS)

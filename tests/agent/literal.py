@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agent.core import CompressiveTransformer
-from agent.core.layer import Layer
+from agent.core.compressive_transformer import Layer
 from tests.agent.tiny import HEADS, SIZE, assert_same, validity
 
 
@@ -265,7 +265,7 @@ def check_against_literal(core: CompressiveTransformer, inputs: Tensor, reset: T
     assert_same(output.features.detach(), features)
     assert output.losses.keys() == losses.keys()
     for name, loss in losses.items():
-        assert output.losses[name].item() == pytest.approx(float(loss), abs=1e-12)
+        assert output.losses[name].value.item() == pytest.approx(float(loss), abs=1e-12)
     state = output.state
     final = reset.long().sum(dim=1)
     for row, literal in enumerate(rows):

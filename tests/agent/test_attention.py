@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from agent.core.attention import relative_shift, sinusoids
-from tests.agent.tiny import HEADS, NORMS, POSITIONS, SIZE, assert_same, config_of, normal, resets, validity
+from tests.agent.tiny import HEADS, NORMS, POSITIONS, SIZE, assert_same, config_of, normal, resets, sum_losses, validity
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("cached", [False, True])
-def test_attention_that_is_returned_is_the_attention_that_is_used(build, norm, position, cached) -> None:
+def test_returned_attention_is_the_attention_used(build, norm, position, cached) -> None:
     core = build(config_of(4, 6, 3, 2, norm=norm, compressed_position=position))
     inputs, reset = normal(2, 30, SIZE), resets(2, 30, (0, 13), (1, 22))
     state = core.initial_state(2)
@@ -38,7 +38,7 @@ def test_attention_is_zero_exactly_where_a_slot_is_invalid(build) -> None:
     for t in range(40):
         begins = reset[:, t, None]
         valid = torch.cat(validity(core, state), dim=1) & ~begins
-        valid[:, 3 + 6 + state.phase] = True
+        valid[:, 3 + 6 + state.offset] = True
         output = core(inputs[:, t : t + 1], reset[:, t : t + 1], state, return_attention=True)
         for weights, of_whole in zip(output.attention, whole):
             assert torch.equal(weights[:, :, 0] > 0, valid[:, None].expand(-1, HEADS, -1))
@@ -47,7 +47,7 @@ def test_attention_is_zero_exactly_where_a_slot_is_invalid(build) -> None:
     assert torch.cat(validity(core, state)[:2], dim=1).all()
 
 
-def test_attention_by_kind_is_the_mass_on_each_kind(build) -> None:
+def test_attention_by_kind_sums_the_weights_of_each_kind(build) -> None:
     core = build(config_of(4, (6, 1), (3, 4), 2))
     output = core(normal(2, 30, SIZE), resets(2, 30, (0, 13)), core.initial_state(2), return_attention=True)
     assert [weights.shape for weights in output.attention] == [(2, HEADS, 30, 13), (2, HEADS, 30, 9)]
@@ -58,23 +58,6 @@ def test_attention_by_kind_is_the_mass_on_each_kind(build) -> None:
             assert_same(of_layer[..., kind], weights[..., part].sum(dim=-1))
     assert_same(kinds.sum(dim=-1), torch.ones(2, 2, HEADS, 30).double())
     assert not kinds[:, 0, :, 13, :2].any()
-
-
-def test_attention_by_kind_of_a_core_that_attends_to_all_slots_alike(build) -> None:
-    core = build(config_of(2, 2, 1, 2))
-    for layer in core.layers:  # no query: every score is 0
-        for parameter in (layer.attention.query.weight, layer.attention.content_bias, layer.attention.position_bias):
-            torch.nn.init.zeros_(parameter)
-    output = core(normal(1, 12, SIZE), resets(1, 12, (0, 7)), core.initial_state(1), return_attention=True)
-    kinds = core.attention_by_kind(output.attention)
-    slots = [(0, 0, 1), (0, 0, 2), (0, 2, 1), (0, 2, 2), (1, 2, 1), (1, 2, 2), (1, 2, 1)]  # the reset comes at step 7
-    slots += [(0, 0, 1), (0, 1, 1), (0, 1, 2), (1, 2, 1), (1, 2, 2)]  # its segment began a step before it
-    expected = torch.tensor(slots).double() / torch.tensor(slots).sum(dim=1, keepdim=True)
-    assert_same(kinds, expected.expand(2, 1, HEADS, 12, 3))
-    for t in range(12):
-        newest = core.slot_ages(0, t % 2)[:, 1]
-        seen = (newest >= 0) & (newest <= (t if t < 7 else t - 7))
-        assert tuple(part.sum() for part in seen.split([1, 2, 2])) == slots[t]
 
 
 @pytest.mark.parametrize(("queries", "slots"), [(1, 1), (1, 6), (2, 2), (2, 5), (4, 4), (4, 9)])
@@ -136,3 +119,23 @@ def test_flex_attention_learns_the_same_when_compiled(build, n_s, n_m, n_cm, c, 
         grads = [p.grad.flatten() for p in core.parameters() if p.grad is not None]
         results.append(torch.cat([output.features.detach().flatten(), *grads]))
     assert_same(*results, 1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_gpu_gives_the_same(build, norm, position) -> None:
+    core = build(config_of(5, 7, 3, 5, model_size=16, norm=norm, gate="gru", compressed_position=position))
+    inputs, reset = normal(3, 33, 16), resets(3, 33, (0, 13), (2, 22))
+
+    def learn(device: str, dtype: torch.dtype) -> torch.Tensor:
+        core.to(device, dtype).zero_grad()
+        output = core(inputs.to(device, dtype), reset.to(device), core.initial_state(3))
+        (output.features.square().mean() + sum_losses(output)).backward()
+        grads = [parameter.grad.flatten() for parameter in core.parameters()]
+        return torch.cat([output.features.detach().flatten(), *grads]).double().cpu()
+
+    expected = learn("cpu", torch.float64)
+    assert_same(learn("cuda", torch.float64), expected, 1e-6)
+    assert_same(learn("cuda", torch.float32), expected, 1e-3)

@@ -1,7 +1,7 @@
 """`torch.compile` of every core: one graph without breaks, the same numbers as eager, and a bounded number of graphs.
 
-The default backend here traces forward and backward as the real one does and runs the traced graphs without compiling
-them, which takes minutes on a CPU; the slow test compiles.
+The default backend here traces forward and backward, and runs the graphs without compiling them, which takes minutes on
+a CPU; the slow test compiles.
 """
 
 from typing import Any
@@ -19,14 +19,14 @@ from agent.core import (
     detach_state,
     map_state,
 )
+from tests.agent.tiny import SIZE, config_of, sum_losses
 
 pytestmark = pytest.mark.xdist_group("compiler")  # it takes seconds to get ready
-SIZE, SEGMENT = 8, 4
+SEGMENT = 4
 
 
 def compressive(**fields: Any) -> CompressiveTransformerConfig:
-    sizes = {"segment_size": SEGMENT, "memory_size": 4, "compressed_size": 3, "compression_rate": 2}
-    return CompressiveTransformerConfig(model_size=SIZE, num_layers=1, num_heads=2, mlp_size=8, **{**sizes, **fields})
+    return config_of(SEGMENT, fields.pop("n_m", 4), fields.pop("n_cm", 3), 2, num_layers=1, **fields)
 
 
 CONFIGS: dict[str, Any] = {
@@ -37,10 +37,10 @@ CONFIGS: dict[str, Any] = {
         compressed_position="time",
         compression="most-used",
         compression_loss="autoencoding",
-        memory_size=6,
+        n_m=6,
     ),
     "pre-dilated-bptt": compressive(norm="pre", compression="dilated", compression_loss="bptt"),
-    "transformer-xl": compressive(compressed_size=0),
+    "transformer-xl": compressive(n_cm=0),
     "lstm": LSTMConfig(SIZE, 1),
     "gru": GRUConfig(SIZE, 1),
     "mingru": MinGRUConfig(SIZE, 1, 8),
@@ -69,7 +69,7 @@ def check_learning(core: Any, backend: str, segments: int) -> int:
         for which, function in enumerate((compiled, core)):
             core.zero_grad()
             output = function(inputs, reset, detach_state(states[which]))
-            (output.features.square().mean() + sum(output.losses.values())).backward()
+            (output.features.square().mean() + sum_losses(output)).backward()
             grads = {name: p.grad for name, p in core.named_parameters() if p.grad is not None}
             results.append((output.features, output.losses, grads))
             states[which] = output.state

@@ -1,4 +1,4 @@
-"""Who trains what: compression, its losses, and the gradients that flow through it or do not."""
+"""Which loss trains which parameters: compression, its losses, and the gradients that flow through it or do not."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from agent.core.compression import COMPRESSIONS
 from tests.agent.literal import Literal
-from tests.agent.tiny import GATES, NORMS, SIZE, assert_same, config_of, normal, resets
+from tests.agent.tiny import GATES, NORMS, SIZE, assert_same, config_of, normal, resets, sum_losses
 
 TRAINED = ("convolution", "dilated")  # the compression functions with parameters
 
@@ -23,7 +23,7 @@ def test_each_loss_trains_its_own_parameters_and_nothing_else(build, norm, gate,
 
     output = core(inputs, resets(2, 24, (0, 9)), core.initial_state(2))
     assert len(output.losses) == 2
-    total = sum(output.losses.values())
+    total = sum_losses(output)
     assert total > 0
     if mine:
         total.backward(retain_graph=True)
@@ -41,28 +41,6 @@ def test_each_loss_trains_its_own_parameters_and_nothing_else(build, norm, gate,
     for name, parameter in core.named_parameters():
         assert (parameter.grad is None) == (id(parameter) in mine), name
     assert inputs.grad.abs().sum() > 0
-
-
-def test_what_is_compressed_matters_to_the_features(build) -> None:
-    """Or the test above would say nothing."""
-    core, inputs = build(config_of()), normal(1, 24, SIZE)
-    features = core(inputs, resets(1, 24), core.initial_state(1)).features
-    for parameter in core.compression_parameters():
-        parameter.data += 0.1
-    changed = core(inputs, resets(1, 24), core.initial_state(1)).features
-    assert_same(changed[:, :8], features[:, :8])
-    assert (changed[:, 8:] - features[:, 8:]).abs().amin(dim=(0, 2)).min() > 1e-6
-
-
-def test_gradients_flow_through_memory_and_stop_at_compression(build) -> None:
-    core = build(config_of(4, 4, 4, 2, num_layers=1))
-    inputs = normal(1, 12, SIZE).requires_grad_()
-    features = core(inputs, resets(1, 12), core.initial_state(1)).features
-    features[0, 11].square().sum().backward()
-    reached = inputs.grad.abs().sum(dim=2)[0]
-    assert not reached[:4].any()  # compressed when step 11 sees them
-    assert reached[4:8].all()  # memory
-    assert reached[8:].all()  # segment
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -93,29 +71,13 @@ def test_the_gradients_of_bptt_are_those_of_the_literal(build, norm, compression
         assert_same(actual, expected, 1e-9)
 
 
-def test_gradients_flow_through_compression_with_bptt(build) -> None:
-    core = build(config_of(4, 4, 4, 2, num_layers=1, compression_loss="bptt"))
-    inputs = normal(1, 12, SIZE).requires_grad_()
-    features = core(inputs, resets(1, 12), core.initial_state(1)).features
-    features[0, 11].square().sum().backward()
-    assert inputs.grad.abs().sum(dim=2)[0].all()
-
-
-@pytest.mark.parametrize(
-    ("loss", "compression", "share"),
-    [("autoencoding", "convolution", 0.8), ("autoencoding", "dilated", 0.8), ("attention", "convolution", 0.5)],
-)
-def test_the_compression_learns_to_reconstruct(build, loss, compression, share) -> None:
-    core = build(config_of(compression=compression, compression_loss=loss)).train()
-    optimizer = torch.optim.Adam(core.compression_parameters(), lr=1e-2)
-    inputs, history = normal(4, 16, SIZE), []
-    for _ in range(25):
-        loss = sum(core(inputs, resets(4, 16), core.initial_state(4)).losses.values())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        history.append(loss.item())
-    assert history[-1] < share * history[0]
+@pytest.mark.parametrize("loss", ["attention", "bptt"])
+def test_gradients_flow_through_memory_and_only_bptt_through_compression(build, loss) -> None:
+    core, inputs = build(config_of(num_layers=1, compression_loss=loss)), normal(1, 12, SIZE).requires_grad_()
+    core(inputs, resets(1, 12), core.initial_state(1)).features[0, 11].square().sum().backward()
+    reached = inputs.grad.abs().sum(dim=2)[0] > 0
+    assert reached[4:].all(), "memory and segment"
+    assert reached[:4].all() if loss == "bptt" else not reached[:4].any()
 
 
 def test_losses_are_means_over_the_segments_of_a_call(build) -> None:
@@ -128,8 +90,8 @@ def test_losses_are_means_over_the_segments_of_a_call(build) -> None:
         assert bool(output.losses) == (begin % 4 == 2)
         parts += [output.losses] if output.losses else []
     for name, loss in whole.items():
-        assert_same(torch.stack([part[name] for part in parts]).mean(), loss)
-    assert not parts[0]["compression/layer_0"]  # nothing evicted
+        assert_same(torch.stack([part[name].value for part in parts]).mean(), loss.value)
+    assert parts[0]["compression/layer_0"].count == 0  # nothing evicted
 
 
 def test_a_convolution_is_the_convolution_of_torch(build) -> None:
@@ -137,4 +99,4 @@ def test_a_convolution_is_the_convolution_of_torch(build) -> None:
     group = core.layers[0].compression.group
     kernel = group.weight.unflatten(1, (2, SIZE)).transpose(1, 2)
     expected = F.conv1d(slots.transpose(1, 2), kernel, group.bias, stride=2).transpose(1, 2)
-    assert_same(core.layers[0].compression(slots), expected)
+    assert_same(core.layers[0].compression.compress(slots), expected)

@@ -1,4 +1,4 @@
-"""Configurations refuse values that are not of their fields' types or not within the limits that these state."""
+"""Configurations refuse values outside the types and limits of their fields; networks must fit into memory; dropout."""
 
 import math
 import re
@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+import torch
+from torch import Tensor
 
-from agent import memory_check as room
-from agent.core import LSTM, LSTMConfig
+from agent import memory_check
+from agent.core import GatedTransformerXLConfig, LSTMConfig, MemorylessConfig, TransformerXLConfig, make_core
 from agent.fields import Above0, Checked, Decay, Positive, Size
 from agent.memory_check import build_network
+from tests.agent.tiny import SIZE, config_of, normal, resets
 
 
 @dataclass(frozen=True)
@@ -56,28 +59,82 @@ def test_a_value_that_cannot_be_is_named(field: str, value: object, expected: st
         Config(**{field: value})  # type: ignore[arg-type]
 
 
-def test_values_that_can_be_are_kept() -> None:
+def test_values_within_types_and_limits_are_kept() -> None:
     config = Config(2**63 - 1, [3], 1, 0, -1e38, "post", Path("é"), ("a",), True)  # type: ignore[arg-type]
     assert (config.sizes, config.rate, config.decay) == ([3], 1, 0)
     assert Config().rate is None
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"c": 3}, "compression_rate: expected a divisor of segment_size = 4, got 3"),
+        ({"c": (2, 3)}, "compression_rate: expected a divisor of segment_size = 4, got 3"),
+        ({"model_size": 5}, "model_size: expected a multiple of num_heads = 2, got 5"),
+        ({"model_size": 5, "num_heads": 1}, "model_size: expected an even number .*, got 5"),
+        ({"attention": "flex", "compression": "most-used"}, "attention: expected sdpa with most-used .*, got 'flex'"),
+        ({"n_m": (1, 2, 3)}, r"memory_size: expected one number or 2 \(num_layers\), got \(1, 2, 3\)"),
+        ({"num_layers": 0}, "num_layers: expected 1 or more, got 0"),
+        ({"n_m": -1}, "memory_size: expected 0 or more, got -1"),
+        ({"n_cm": (4, -1)}, r"compressed_size: expected 0 or more, got \(4, -1\)"),
+        ({"compression": "most"}, "compression: expected one of convolution, .*mean.*, got 'most'"),
+        ({"dropout": 1.0}, r"dropout: expected a number in \[0, 1\), got 1.0"),
+    ],
+)
+def test_impossible_transformers_are_named(fields, message) -> None:
+    assert config_of(4, 4, 0, 3).compressed_size == 0, "a rate that is not used may be anything"
+    with pytest.raises(ValueError, match=message):
+        config_of(**fields)
+
+
+@pytest.mark.parametrize("config", [TransformerXLConfig, GatedTransformerXLConfig])
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("compressed_size", 4, "0 for Transformer-XL"),
+        ("compression", "mean", "the default, 'convolution', for Transformer-XL"),
+        ("compression_loss", "bptt", "the default, 'attention', for Transformer-XL"),
+        ("compression_rate", (4, 2), "the default, 4, for Transformer-XL"),
+        ("compressed_position", "time", "the default, 'slot', for Transformer-XL"),
+    ],
+)
+def test_transformer_xl_does_not_compress(config, name, value, expected) -> None:
+    with pytest.raises(ValueError, match=f"{name}: expected {expected}.*, got "):
+        config(num_layers=2, **{name: value})
+    assert config(num_layers=2, compression_rate=(4, 4), compressed_size=(0, 0)).layer_sizes[1].compressed == 0
+
+
+@pytest.mark.parametrize("config", [LSTMConfig, MemorylessConfig])
+def test_sizes_of_baselines_are_checked(config) -> None:
+    with pytest.raises(ValueError, match="model_size: expected 1 or more, got 0"):
+        config(model_size=0)
+
+
+def test_dropout_is_active_while_training_only(build) -> None:
+    core, inputs, reset = build(config_of(dropout=0.5)), normal(1, 6, SIZE), resets(1, 6)
+
+    def features() -> Tensor:
+        return core(inputs, reset, core.initial_state(1)).features
+
+    assert torch.equal(features(), features())
+    core.train()
+    assert not torch.equal(features(), features())
+
+
 def test_a_network_larger_than_memory_is_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
     config, made = LSTMConfig(2**10), []
 
-    def build() -> LSTM:
-        core = LSTM(config)
+    def build():
+        core = make_core(config)
         made.append(str(next(core.parameters()).device))
         return core
 
-    weights = 4 * sum(parameter.numel() for parameter in LSTM(config).parameters())
-    monkeypatch.setattr(room, "machine_memory", lambda: 4 * weights)
+    weights = 4 * sum(parameter.numel() for parameter in make_core(config).parameters())
+    monkeypatch.setattr(memory_check, "machine_memory", lambda: 4 * weights)
     with pytest.raises(ValueError, match=r"network: .* memory of 0.1 GB, got .* 0.1 GB for weights, .* 0.0 GB for"):
         build_network(build, config)
-    assert made == ["meta"]
-    monkeypatch.setattr(room, "machine_memory", lambda: 4 * weights + 2**20)
+    monkeypatch.setattr(memory_check, "machine_memory", lambda: 4 * weights + 2**20)
     build_network(build, config, rows=2)
-    assert made == ["meta", "meta", "cpu"]
-    monkeypatch.setattr(room, "machine_memory", lambda: 10**12)
+    monkeypatch.setattr(memory_check, "machine_memory", lambda: 10**12)
     build_network(build, config)
-    assert made[3:] == ["cpu"], "what is small for the machine is made once"
+    assert made == ["meta", "meta", "cpu", "cpu"], "a network that is small for the machine is built once"

@@ -1,88 +1,24 @@
-"""What is remembered, what is compressed and what is forgotten; and where a slot came from."""
+"""Sizes of memory, episode starts within a segment, and the steps that a slot came from."""
 
 import dataclasses
 
 import pytest
 import torch
 
-from agent.core import index_state
 from agent.core.compression import COMPRESSIONS
 from tests.agent.literal import check_against_literal
-from tests.agent.tiny import NORMS, POSITIONS, SIZE, assert_same, config_of, normal, remembered, resets, validity
-
-# Memory, seen at layer 0, whose inputs are the core's.
-
-
-@pytest.mark.parametrize("n_m", [0, 1, 3, 4, 6, 9])
-@pytest.mark.parametrize("n_cm", [1, 3, 20])
-def test_the_oldest_steps_are_evicted_and_the_oldest_compressed_slots_dropped(build, n_m, n_cm) -> None:
-    n_s, c, steps = 4, 2, 24
-    core = build(config_of(n_s, n_m, n_cm, c, compression="mean"))
-    inputs = normal(2, steps, SIZE)
-    stream = torch.cat([torch.zeros(2, n_m, SIZE).double(), inputs], dim=1)
-    evicted, memory = stream[:, :steps], stream[:, steps:]
-    state = remembered(core, inputs, resets(2, steps))
-    assert_same(state.memory[0], memory)
-    compressed = torch.cat([torch.zeros(2, n_cm, SIZE).double(), evicted.unflatten(1, (-1, c)).mean(dim=2)], dim=1)
-    assert_same(state.compressed[0], compressed[:, -n_cm:])
-    seen = torch.arange(steps) >= n_m
-    valid = torch.cat([torch.zeros(n_cm, dtype=torch.bool), seen.view(-1, c).any(dim=1)])
-    compressed_valid, memory_valid, _ = validity(core, state)
-    assert torch.equal(compressed_valid, valid[-n_cm:].expand(2, -1))
-    assert torch.equal(memory_valid, torch.ones(2, n_m, dtype=torch.bool))
-
-
-def test_members_of_a_group_that_precede_a_reset_are_zeroed(build) -> None:
-    core = build(config_of(4, 0, 4, 4, compression="mean"))
-    inputs = normal(2, 12, SIZE)
-    state = remembered(core, inputs, resets(2, 12, (0, 6)))
-    kept = inputs.clone()
-    kept[0, 4:6] = 0
-    groups = kept.unflatten(1, (3, 4)).mean(dim=2)
-    assert_same(state.compressed[0][:, 1:], groups)
-    assert validity(core, state)[0].tolist() == [[False, False, True, True], [False, True, True, True]]
-
-    # What is evicted after the reset is zeroed, although it was remembered long before.
-    core = build(config_of(4, 4, 4, 2, compression="mean"))
-    state = remembered(core, inputs, resets(2, 12, (0, 7)))
-    means = inputs.unflatten(1, (6, 2)).mean(dim=2)
-    means[0, :3] = 0
-    means[0, 3] = inputs[0, 7] / 2
-    assert_same(state.compressed[0], means[:, :4])
-    compressed_valid, memory_valid, _ = validity(core, state)
-    assert compressed_valid.tolist() == [[False, False, False, True], [True, True, True, True]]
-    assert memory_valid.all()
-
-
-def test_a_reset_invalidates_what_was_compressed_before(build) -> None:
-    core = build(config_of())
-    inputs = normal(1, 17, SIZE)
-    assert validity(core, remembered(core, inputs, resets(1, 17)))[0].all()
-    compressed_valid, memory_valid, segment_valid = validity(core, remembered(core, inputs, resets(1, 17, (0, 16))))
-    assert not compressed_valid.any()
-    assert not memory_valid.any()
-    assert segment_valid.tolist() == [[True, False, False, False]]
+from tests.agent.tiny import NORMS, POSITIONS, SIZE, assert_same, config_of, normal, resets, validity
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("phase", [1, 2, 3, 7])
-def test_where_in_a_segment_an_episode_begins_does_not_matter_before_it_is_compressed(
-    build, norm, position, phase
-) -> None:
+def test_an_episode_may_start_anywhere_in_a_segment(build, norm, position, phase) -> None:
     core = build(config_of(4, 9, 4, 2, norm=norm, compressed_position=position))
     episode, before = normal(1, 9, SIZE), normal(1, phase, SIZE, seed=1)
     fresh = core(episode, resets(1, 9), core.initial_state(1)).features
     later = core(torch.cat([before, episode], dim=1), resets(1, 9 + phase, (0, phase)), core.initial_state(1)).features
     assert_same(later[:, phase:], fresh)
-
-
-@pytest.mark.parametrize(("n_m", "n_cm"), [(0, 1), (2, 9), (11, 2)])
-def test_memory_sizes_can_change_without_retraining(build, n_m, n_cm) -> None:
-    trained = build(config_of())
-    core = build(config_of(n_m=n_m, n_cm=n_cm), seed=1)
-    core.load_state_dict(trained.state_dict(), strict=True)
-    check_against_literal(core, normal(1, 18, SIZE), resets(1, 18))
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -105,7 +41,7 @@ def test_resized_equals_a_core_built_with_these_sizes(build, n_m, n_cm, compress
     inputs, reset = normal(2, 30, SIZE), resets(2, 30, (1, 13))
     actual, expected = (c.eval()(inputs, reset, c.initial_state(2)) for c in (core, built))
     assert_same(actual.features, expected.features, 0)
-    assert actual.losses == expected.losses
+    torch.testing.assert_close(actual.losses, expected.losses, rtol=0, atol=0)
     # It shares nothing with the core that it came from.
     for parameter in core.parameters():
         parameter.data.zero_()
@@ -152,7 +88,7 @@ def test_slot_ages_are_those_of_the_steps_in_the_slots(build, n_m, c) -> None:
 
 @pytest.mark.parametrize("n_m", [0, 3, 6])
 @pytest.mark.parametrize("c", [1, 2, 4])
-def test_slot_ages_with_most_used_compression_are_those_of_the_state(build, n_m, c) -> None:
+def test_slot_ages_of_most_used_compression_are_those_of_the_state(build, n_m, c) -> None:
     core = build(config_of(4, n_m, 5, c, compression="most-used"))
     inputs, before, sources = normal(2, 40, SIZE), core.initial_state(2), set()
     for t in range(4, 40):
@@ -183,9 +119,3 @@ def test_use_is_not_measured_where_nothing_is_compressed(build) -> None:
     assert state.usage == state.source == ()
     inputs, reset = normal(2, 30, SIZE), resets(2, 30, (0, 13))
     assert_same(core(inputs, reset, state).features, other(inputs, reset, other.initial_state(2)).features, 0)
-
-
-def test_slot_ages_survive_taking_rows(build) -> None:
-    core = build(config_of(compression="most-used"))
-    state = remembered(core, normal(3, 24, SIZE), resets(3, 24))
-    assert torch.equal(core.slot_ages(1, 0, index_state(state, [2])), core.slot_ages(1, 0, state)[[2]])

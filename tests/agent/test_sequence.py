@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from agent.core import CompressiveTransformer, LSTMConfig, make_core
 from agent.language_model import IGNORE, SequenceModel
-from tests.agent.tiny import SIZE, assert_same, config_of, normal
+from tests.agent.tiny import SIZE, assert_same, config_of, normal, sum_losses
 
 VOCABULARY = 11
 KINDS = [((), True), ((), False), ((4, 7), True), ((4, 7), False)]
@@ -29,6 +29,7 @@ def text(rows: int, steps: int, seed: int = 0) -> Tensor:
 
 
 def none(tokens: Tensor) -> Tensor:
+    """No resets."""
     return torch.zeros_like(tokens, dtype=torch.bool)
 
 
@@ -116,7 +117,7 @@ def test_every_parameter_learns_whatever_tokens_come() -> None:
     model = make((4, 7), tied=False)
     tokens = torch.zeros(1, 24, dtype=torch.int64)
     output = model(tokens, none(tokens), model.initial_state(1), tokens)
-    (output.nll.mean() + sum(output.losses.values())).backward()
+    (output.nll.mean() + sum_losses(output)).backward()
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
 

@@ -1,5 +1,6 @@
-"""Operations on states of any build."""
+"""Operations on states, and caches of keys and values that states share."""
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -8,90 +9,133 @@ import torch
 from torch import Tensor
 
 from agent.core import (
-    Shared,
     State,
     concatenate_states,
     detach_state,
     index_state,
     leaves,
     map_state,
+    restore_state,
     state_bytes,
     state_to,
 )
+from tests.agent.tiny import SIZE, assert_same, config_of, normal, remembered, resets
 
 
 class Example(NamedTuple):
     layers: tuple[Tensor, Tensor]
     valid: Tensor
-    phase: int
+    offset: int
     cache: State = None
 
 
-def example(rows: int, offset: float = 0.0, phase: int = 3) -> Example:
-    first = torch.arange(2.0 * rows).view(rows, 2) + offset
-    return Example((first, -first), first[:, 0] > 1, phase)
+def example(rows: int, start: float = 0.0, offset: int = 3) -> Example:
+    first = torch.arange(2.0 * rows).view(rows, 2) + start
+    return Example((first, -first), first[:, 0] > 1, offset)
 
 
-def test_map_keeps_the_build() -> None:
+def test_map_keeps_the_structure_and_takes_numpy_arrays() -> None:
     doubled = map_state(lambda leaf: 2 * leaf, example(2))
-    assert type(doubled) is Example
-    assert type(doubled.layers) is tuple
+    assert (type(doubled), type(doubled.layers)) == (Example, tuple)
     assert doubled.layers[1].tolist() == [[0, -2], [-4, -6]]
-    assert (doubled.phase, doubled.cache) == (3, None)
-
-
-def test_map_takes_numpy_arrays() -> None:
+    assert (doubled.offset, doubled.cache) == (3, None)
     arrays = map_state(lambda leaf: leaf.numpy(), example(2))
     assert isinstance(arrays.valid, np.ndarray)
     assert torch.equal(map_state(torch.from_numpy, arrays).layers[0], example(2).layers[0])
 
 
-def test_concatenate_and_index_are_inverse() -> None:
+def test_operations_on_states() -> None:
     joined = concatenate_states([example(2), example(1, 10.0)])
     assert joined.layers[0].tolist() == [[0, 1], [2, 3], [10, 11]]
     assert index_state(joined, slice(2, 3)).layers[0].tolist() == [[10, 11]]
     assert index_state(joined, torch.tensor([2, 0])).valid.tolist() == [True, False]
-
-
-def test_leaves_bytes_and_device() -> None:
-    state = example(3)
-    assert [leaf.shape for leaf in leaves(state)] == [(3, 2), (3, 2), (3,)]
-    assert state_bytes(state) == 2 * 3 * 2 * 4 + 3
-    assert all(leaf.device.type == "meta" for leaf in leaves(state_to(state, "meta")))
-
-
-def test_detach_cuts_the_graph() -> None:
-    state = example(2)
-    state.layers[0].requires_grad_()
-    grown = map_state(lambda leaf: 2 * leaf, state)
+    assert [leaf.shape for leaf in leaves(joined)] == [(3, 2), (3, 2), (3,)]
+    assert state_bytes(joined) == 2 * 3 * 2 * 4 + 3
+    assert all(leaf.device.type == "meta" for leaf in leaves(state_to(joined, "meta")))
+    joined.layers[0].requires_grad_()
+    grown = map_state(lambda leaf: 2 * leaf, joined)
     assert grown.layers[0].requires_grad
     assert not detach_state(grown).layers[0].requires_grad
 
 
-def test_shared_parts_belong_to_no_row() -> None:
-    shared = Shared(torch.arange(5.0))
-    state = (torch.arange(6.0).view(3, 2), shared)
-    joined = concatenate_states([state, state])
-    assert joined[0].shape == (6, 2)
-    for result in (joined, index_state(state, [1]), detach_state(state), map_state(torch.clone, state)):
-        assert result[1] is shared
-    (only,) = leaves(state)
-    assert only is state[0]
-    assert state_bytes(state) == 24
-
-
-@pytest.mark.parametrize("cache", [torch.zeros(1), (torch.zeros(1),), Shared(0), 3])
-def test_states_with_and_without_a_cache_do_not_mix(cache) -> None:
-    one, other = example(1), example(1)._replace(cache=cache)
+def test_states_that_do_not_fit_together_are_named() -> None:
+    with pytest.raises(ValueError, match=r"states: expected one offset into the segment for all, got \[3, 4\]"):
+        concatenate_states([example(1), example(1, offset=4)])
+    with pytest.raises(TypeError, match="state: expected tensors, ints, None, KVCache and tuples of them, got list"):
+        map_state(torch.clone, [torch.zeros(1)])
+    one, other = example(1), example(1)._replace(cache=torch.zeros(1))
     for mixed in ([one, other], [other, one], [other, other, one]):
         with pytest.raises(ValueError, match="states: expected all of them with a cache or none, got both"):
             concatenate_states(mixed)
-    assert concatenate_states([one, one]).cache is None
-    assert concatenate_states([other, other]).cache is not None
 
 
-def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"states are at different phases: \[3, 4\]; expected one phase"):
-        concatenate_states([example(1), example(1, phase=4)])
-    with pytest.raises(TypeError, match="a state holds tensors, ints, None, Shared and tuples of them; got list"):
-        map_state(torch.clone, [torch.zeros(1)])
+@pytest.mark.parametrize(
+    ("nest", "message"),
+    [
+        (((torch.zeros(2, 2),) * 2, torch.zeros(1), 3, None), "state: expected a tensor of [1, 2], got [2, 2]"),
+        (((0, 0), torch.zeros(1), 3, None), "state: expected a tensor of [1, 2], got int"),
+        (((torch.zeros(1, 2),) * 2, torch.zeros(1), None, None), "state: expected int, got NoneType"),
+        (((torch.zeros(1, 2),) * 3, torch.zeros(1), 3, None), "state: expected 2 parts, got (tensor"),
+    ],
+)
+def test_plain_tuples_become_states(nest, message) -> None:
+    state = restore_state(((torch.ones(1, 2),) * 2, torch.zeros(1), 5, None), example(1))
+    assert (type(state), state.offset, state.layers[1].tolist()) == (Example, 5, [[1, 1]])
+    with pytest.raises(ValueError, match=re.escape(message)):
+        restore_state(nest, example(1))
+
+
+def test_states_with_a_cache_may_be_continued_more_than_once(build) -> None:
+    """The newest state writes in place; every other one copies first."""
+    core, reset = build(config_of()), resets(3, 12)
+    inputs, others = normal(3, 12, SIZE), normal(3, 12, SIZE) + 1
+    begin = remembered(core, inputs, reset)
+
+    def steps(state, source, first, last):
+        for t in range(first, last):
+            state = core(source[:, t : t + 1], reset[:, t : t + 1], state).state
+        return state
+
+    def same(cached, *parts, rows=slice(None)):
+        expected = index_state(begin, rows)
+        for source, first, last in parts:
+            expected = core(source[rows, first:last], reset[rows, first:last], expected).state
+        for actual, wanted in zip(leaves(core.without_cache(cached)), leaves(expected), strict=True):
+            assert_same(actual, wanted)
+
+    with torch.no_grad():
+        first = steps(core.with_cache(begin), inputs, 0, 1)
+        second = steps(first, inputs, 1, 2)
+        assert second.segment[0] is first.segment[0], "not copied"
+        branch = steps(first, others, 1, 3)
+        assert branch.segment[0] is not first.segment[0]
+        part = index_state(second, slice(0, 2))
+        for t in range(2, 6):  # both at once, across the end of the segment
+            second, branch = steps(second, inputs, t, t + 1), steps(branch, others, t + 1, t + 2)
+        part = core(others[:2, 2:3], reset[:2, 2:3], part).state
+        same(first, (inputs, 0, 1))
+        same(second, (inputs, 0, 6))
+        same(branch, (inputs, 0, 1), (others, 1, 7))
+        same(part, (inputs, 0, 2), (others, 2, 3), rows=slice(0, 2))
+        joined = concatenate_states([second, second])
+        assert joined.cache[0].near is second.cache[0].near, "encodings of distances are shared by the rows"
+    learned = core(inputs[:, 1:3], reset[:, 1:3], first)
+    assert learned.state.segment[0] is not first.segment[0], "learning never writes into its arguments"
+
+
+def test_a_cache_means_that_only_new_steps_are_projected(build) -> None:
+    core, inputs, reset = build(config_of()), normal(1, 12, SIZE), resets(1, 12)
+    projected, attention = [], core.layers[0].attention
+    project = attention.project
+    attention.project = lambda slots, *norm: (projected.append(slots.shape[1]), project(slots, *norm))[1]
+    with torch.no_grad():
+        state = core.with_cache(remembered(core, inputs, reset))
+        for t in range(8):
+            projected.clear()
+            state = core(inputs[:, t : t + 1], reset[:, t : t + 1], state).state
+            # When a full segment enters memory, only the newly compressed slots are new.
+            assert projected == ([1] if t % 4 != 3 else [1, 2])
+        projected.clear()
+        core(inputs, reset, core.without_cache(state))
+        # The incoming slots, and each segment with what was compressed before it; nothing after the last one.
+        assert projected == [8, 4, 2, 4, 2, 4]

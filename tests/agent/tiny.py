@@ -1,4 +1,4 @@
-"""A tiny Compressive Transformer, inputs for it, and what its state means: shared by the tests of its parts."""
+"""A tiny Compressive Transformer, inputs for it and the validity of its slots, for the tests of its parts."""
 
 from typing import Any
 
@@ -34,11 +34,15 @@ def assert_same(actual: Tensor, expected: Tensor, tolerance: float = 1e-12) -> N
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
 
 
+def sum_losses(output: Any) -> Any:
+    return sum(loss.value for loss in output.losses.values())
+
+
 def validity(core: CompressiveTransformer, state: CompressiveState, layer: int = 0) -> tuple[Tensor, ...]:
     """Which slots belong to their row's episode, [B, n_cm], [B, n_m] and [B, n_s]."""
     sizes = core.layers[layer].sizes
-    filled = state.age[:, None] >= core.layers[layer].old_ages(state.phase)
-    unfilled = torch.zeros(len(filled), sizes.segment - state.phase, dtype=torch.bool)
+    filled = state.age[:, None] >= core.layers[layer].ages(state.offset)
+    unfilled = torch.zeros(len(filled), sizes.segment - state.offset, dtype=torch.bool)
     return torch.cat([filled, unfilled], dim=1).split([sizes.compressed, sizes.memory, sizes.segment], dim=1)
 
 

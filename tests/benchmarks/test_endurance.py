@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from actors import Unroll
-from agent.trajectory import acted
+from agent.trajectory import loss_mask
 from benchmarks.kill_driver import last_step, marked, unreadable
 from benchmarks.soak import Ledger, alive, family, grows, growth, kind_of, quarters
 from learner import checkpoints
@@ -35,7 +35,7 @@ def test_ledger_finds_nothing_wrong_with_actors_that_take_turns_and_one_that_is_
     entered = [first[0], second[0], first[1], second[1], first[2], *third]
     ledger = ledger_of(*entered)
     assert (ledger.repeated, ledger.torn, ledger.fresh) == (0, 0, 1)
-    assert ledger.steps == sum(int(acted(unroll.trajectory).sum()) for unroll in entered)
+    assert ledger.steps == sum(int(loss_mask(unroll.trajectory).sum()) for unroll in entered)
     assert ledger.episodes == sum(len(unroll.episodes) for unroll in entered) > 0
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from benchmarks.text import TABLE_5, Options, compressors, run, table, variants
 from text.corpora import load
-from training.text_runs import prepare
 
 
 def test_variants_cost_the_same_attention_and_see_the_same_tokens() -> None:
@@ -26,8 +25,7 @@ def test_a_tiny_comparison(tmp_path: Path, monkeypatch) -> None:
     corpus.write_text("".join(f"line {index}\n" for index in range(3000)))
     options = Options(corpus="folder", path=str(corpus), tokens="bytes", steps=1)
     config = variants(options)["compressive"]
-    folder, _ = prepare(config)
-    found = run("compressive", config, folder, tmp_path / "run")
+    found = run("compressive", config, tmp_path / "run")
     assert found["tokens"] == 16 * 64
     held = b"".join(document.read() for document in load("folder", corpus)["test"])
     bits = compressors(load("folder", corpus))

@@ -37,7 +37,7 @@ def cli(capfd: pytest.CaptureFixture[str]) -> Commands:
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operations behind URLs are not repeated."""
-    monkeypatch.setattr("learner.storage.PAUSES", ())
+    monkeypatch.setattr("learner.checkpoints.PAUSES", ())
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ LONGEST = 2100
 PRELOADED = [
     "tests.commands.fuzz",
     *(f"commands.{name}" for name in ("launch", "evaluate", "visualize", "report", "compare", "status", "text")),
-    *("commands.speech", "commands.speech_compare", "soundfile", "torch.utils.tensorboard", "torch._dynamo"),
+    *("commands.speech", "soundfile", "torch.utils.tensorboard", "torch._dynamo"),
 ]
 
 

@@ -156,7 +156,12 @@ def test_nothing_is_wider_than_a_telephone(
     main(["report", str(finished[0]), "--episodes", "0", "--output", str(tmp_path / "report.html")])
     tab.emulate_media(color_scheme=scheme)
     tab.set_viewport_size({"width": 390, "height": 844})
-    for path in (finished[0] / "videos" / "final.html", tmp_path / "report.html"):
+    main(["compare", "--from", str(finished[0]), "--folder", str(tmp_path / "compared")])
+    for path in (
+        finished[0] / "videos" / "final.html",
+        tmp_path / "report.html",
+        tmp_path / "compared" / "report.html",
+    ):
         show(tab, path)
         assert tab.evaluate("document.documentElement.scrollWidth") == 390
         paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -13,7 +13,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from learner import checkpoints
-from learner.storage import Remote, StorageError, redact, require_no_secret
+from learner.files import redact, require_no_secret
 from tests.commands.cli import TINY, Commands, frames, saved_steps, start, state, wait_until
 from tests.unreliable import Unreliable
 
@@ -244,9 +244,9 @@ def test_credentials_reach_only_the_store(
     monkeypatch.setattr(Guarded, "broken", True)
     error = cli.refuse(*RESUME, run, f"--frames={frames(9)}")
     assert f"{url} cannot be read or written: ConnectionError: PUT https://***@host/" in error
-    monkeypatch.setattr("learner.storage.PAUSES", (0.0,))
-    with pytest.raises(StorageError):
-        Remote(url).claim("me")
+    monkeypatch.setattr(checkpoints, "PAUSES", (0.0,))
+    with pytest.raises(checkpoints.StorageError):
+        checkpoints.Checkpoints(url).claim("me")
     assert "ConnectionError: PUT https://***@host/" in caplog.text, "the warning before another attempt"
     assert SECRET not in error + printed + caplog.text
     assert SECRET.encode() not in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())

@@ -1,8 +1,9 @@
-"""`compressive compare`: the grid of a command line, what finished runs say together, and a sweep that is killed."""
+"""`compressive compare`: the grid of a command line, the report of finished runs of each kind, and a killed sweep."""
 
 import csv
 import dataclasses
 import html
+import importlib.util
 import json
 import os
 import re
@@ -10,44 +11,46 @@ import shutil
 import signal
 import uuid
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from commands import main
+from commands import launch, main
+from reports.report import PRESETS
 from tests.commands.cli import ENVIRONMENT, PATIENCE, marked, refusal, start, wait_until
+from tests.commands.pages import embedded
 from training import UserError
-from training.config import read_config, to_plain
+from training.config import RunConfig, core_name, read_config, to_plain
 from training.presets import make_preset
-from training.sweep import label, make_trials, read, write
+from training.run import Run
+from training.sweep import failure, is_finished, label, make_trials, read, write
 
 RECALL = "diagnostic:recall,delay=3"
 Capture = pytest.CaptureFixture[str]
 
 
 def grid(**fields: Any) -> dict:
-    """The trials of a grid on the preset `memory`."""
+    """The trials of a grid of agents on the preset `memory`."""
     empty: dict[str, Any] = {"cores": (), "rates": (), "seeds": (0,), "vary": (), "options": ()}
-    return make_trials("memory", **{**empty, **fields})
+    return make_trials(RunConfig, lambda words: launch.parse(words).config, "memory", **{**empty, **fields})
 
 
 def test_rates_are_of_the_compressive_core_and_cores_come_beside_them() -> None:
     trials = grid(rates=("1", "4"), cores=("lstm",), seeds=(0, 7), options=["--frames", "1000"])
     names = ["compressive-rate-1", "compressive-rate-4", "lstm"]
     assert list(trials) == [f"{name}-seed-{seed}" for seed in (0, 7) for name in names]
-    assert [trials[f"{name}-seed-7"].core_name for name in names] == ["compressive", "compressive", "lstm"]
+    assert [core_name(trials[f"{name}-seed-7"]) for name in names] == ["compressive", "compressive", "lstm"]
     assert trials["compressive-rate-4-seed-7"].agent.core.compression_rate == 4
     assert {(config.seed, config.frames) for config in trials.values()} == {(0, 1000), (7, 1000)}
 
 
-def test_a_core_s_field_is_varied_and_set_in_the_cores_that_have_it() -> None:
+def test_fields_of_a_core_apply_to_the_cores_that_have_them() -> None:
     vary = [("agent.core.compression", ("mean", "max")), ("learner.discount", ("0.9", "0.99"))]
     options = ["--agent.core.mlp-size", "16", "--agent.core.model-size=32"]
     trials = grid(cores=("compressive", "transformer-xl", "lstm"), vary=vary, options=options)
-    assert len(trials) == 4 + 2 + 2, "of no consequence in a Transformer-XL, unknown to an LSTM"
+    assert len(trials) == 4 + 2 + 2, "no meaning in a Transformer-XL, unknown to an LSTM"
     assert "compressive-max-discount-0.99-seed-0" in trials
     assert trials["transformer-xl-discount-0.9-seed-0"].agent.core.mlp_size == 16
     assert trials["lstm-discount-0.9-seed-0"].agent.core.model_size == 32
@@ -86,19 +89,22 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
         (["--vary", "learner.speed", "1", "2"], ["--learner.speed"]),
         (["--vary", "learner.discount"], ["vary", "a field and its values", "learner.discount"]),
         (["--rates", "1", "2", "--folder", "FULL"], ["FULL", "not empty", "--folder"]),
+        (["--kind", "song", "--cores", "lstm"], ["--kind", "'launch', 'text', 'speech'", "'song'"]),
+        (["--kind", "speech", "--cores", "lstm", "gru"], ["core", "wavenet", "'gru'"]),
+        (["--kind", "text", "--cores", "lstm", "gru", "--remote-actors"], ["remote-actors", "text"]),
+        (["--kind", "text", "--cores", "lstm", "gru", "--corpus", "folder", "--path", "MISSING"], ["MISSING"]),
+        (["speech compare", "--run", "NEW", "--cores", "lstm"], ["--cores or --rates"]),
         (["--rates", "1", "2", "--folder", "SWEEP"], ["SWEEP holds another sweep", "as it was"]),
-        (["--resume", "EMPTY"], ["EMPTY", "no sweep", "sweep.json"]),
+        (["--resume", "EMPTY"], ["EMPTY", "not a sweep", "sweep.json"]),
         (["--resume", "SWEEP", "--frames", "3"], ["--resume", "--frames 3"]),
         (["--resume", "SWEEP", "--folder", "NEW"], ["--resume", "--folder"]),
         (["--from", "EMPTY"], ["EMPTY", "config.json"]),
         (["--from", "MISSING"], ["MISSING", "config.json"]),
         (["--from", "EMPTY", "--seeds", "7"], ["--from", "as they are", "--seeds"]),
-        (["--resume", "SWEEP", "--cores", "lstm"], ["--resume", "as it was begun", "--cores"]),
+        (["--resume", "SWEEP", "--cores", "lstm"], ["--resume", "as it began", "--cores"]),
         (["--rates", "1", "2", "--cpus-per-trial", "nan"], ["cpus_per_trial", "(0, 1024]", "nan"]),
         (["--rates", "1", "2", "--gpus-per-trial", "inf"], ["gpus_per_trial", "0 or more", "inf"]),
         (["--rates", "1", "2", "--threshold", "nan"], ["threshold", "a finite number", "nan"]),
-        (["--rates", "1", "2", "--checkpoint-seconds", "nan"], ["checkpoint_seconds", "0 or more", "nan"]),
-        (["--rates", "1", "2", "--env", "rooms:small,rooms:small"], ["'rooms:small'", "each task once"]),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -109,7 +115,8 @@ def test_bad_input_is_one_clear_line(
         (tmp_path / name).mkdir()
     (tmp_path / "FULL" / "thesis.txt").write_text("all of it")
     write(tmp_path / "SWEEP", grid(cores=("lstm", "gru")), "as it was")
-    error = refusal(["compare", *arguments], capfd)
+    command = ["speech", "compare", *arguments[1:]] if arguments[:1] == ["speech compare"] else ["compare", *arguments]
+    error = refusal(command, capfd)
     assert all(word in error for word in words), error
     assert {path.name for path in tmp_path.iterdir()} == {"EMPTY", "FULL", "SWEEP"}
 
@@ -145,26 +152,7 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-class Page(HTMLParser):
-    """What a page loads from elsewhere, and whether all that it opens is closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.loads: list[str] = []
-        self.open: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        given = dict(attributes)
-        self.loads += [given[name] or "" for name in ("src", "href", "xlink:href") if name in given]
-        if tag not in ("meta", "br", "link"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def test_the_report_of_finished_runs_says_their_numbers(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
+def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
     runs = [
         make_run("a", "compressive", 0, [10.0, 80.0, 90.0], 91.0),
         make_run("b", "compressive", 1, [30.0, 40.0, 85.0], 81.0),
@@ -196,20 +184,29 @@ def test_the_report_of_finished_runs_says_their_numbers(make_run: MakeRun, tmp_p
     ours, theirs = table(out / "report" / "improvements.csv")
     assert float(ours["low"]) == 1 - float(theirs["high"]), "one is the other's reverse"
 
-    text = (out / "report.html").read_text()
-    page = Page(text)
-    assert page.open == []
-    assert all(target.startswith("#") for target in page.loads), "needs nothing else"
-    for words in ("oracle-normalised", "86.00", "75&nbsp;%", RECALL, "--from"):
+    text, page = (out / "report.html").read_text(), embedded(out / "report.html")
+    for words in ("Oracle-normalised", "86.00", "75 %", RECALL, "--from"):
         assert words in text
-    for name in ("curves", "scores"):
-        assert (out / "report" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
-        assert (out / "report" / f"{name}.svg").read_text().startswith("<?xml")
+    ((panel,), scores) = page["panels"], page["scores"]
+    assert [(line["name"], line.get("thin", False)) for line in panel["series"]] == [
+        ("compressive", True),
+        ("compressive", True),
+        ("compressive", False),
+        ("lstm", True),
+        ("lstm", True),
+        ("lstm", False),
+    ]
+    thick = panel["series"][2]
+    assert [thick[name][-1] for name in ("x", "y", "low", "high")] == [300, 87.5, 85, 90]
+    assert scores[0] == {"name": "compressive", "index": 0, "points": [91, 81], "value": 86, "low": 81, "high": 91}
+    assert page["lines"] == [{"name": "threshold 75", "value": 75.0}]
+    if importlib.util.find_spec("matplotlib"):
+        for name in ("curves", "scores"):
+            assert (out / "report" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+            assert (out / "report" / f"{name}.svg").read_text().startswith("<?xml")
 
 
-def test_environments_with_a_common_scale_are_tasks_and_others_are_refused(
-    make_run: MakeRun, tmp_path: Path, capfd: Capture
-) -> None:
+def test_environments_with_a_common_scale_are_joined(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
     longer = f"{RECALL[:-1]}9"
     runs = [
         make_run(f"{core}{index}", core, 0, [50.0], score, env=env)
@@ -221,11 +218,11 @@ def test_environments_with_a_common_scale_are_tasks_and_others_are_refused(
     main(["compare", "--from", *map(str, runs), "--folder", str(out)])
     better = table(out / "report" / "improvements.csv")
     assert [float(row["probability"]) for row in better] == [0.5, 0.5]
-    assert "has the highest interquartile mean, 40.0" in (out / "report.html").read_text()
-    assert "One run of a variant in an environment says nothing" in (out / "report.html").read_text()
+    assert "has the highest interquartile mean, 40.00" in (out / "report.html").read_text()
+    assert "A single run of a variant in an environment has no interval" in (out / "report.html").read_text()
     capfd.readouterr()
     main(["compare", "--from", str(runs[0]), str(runs[2]), "--folder", str(out)])
-    assert "One run of a variant says nothing" in (out / "report.html").read_text()
+    assert "A single run of a variant has no interval" in (out / "report.html").read_text()
     assert "60.00  " in (printed := capfd.readouterr().out)
     assert "[" not in printed, "no interval"
     ends = [
@@ -256,12 +253,12 @@ def test_two_runs_of_each_in_every_environment_have_intervals(make_run: MakeRun,
         "its runs are better than those of lstm. With as few as 2 runs of a variant in an environment, that is weak"
         " evidence" in text
     )
-    assert "class=missing>" not in text
+    assert 'class="warning"' not in text
     main(["compare", "--from", *runs[:-1], "--folder", str(out)])
     assert "more runs in one environment than in another" in (out / "report.html").read_text()
 
 
-def test_a_run_counts_once_whatever_it_is_called(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
+def test_a_run_under_two_names_is_refused(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
     run = make_run("a", "lstm", 0, [1.0, 2.0], 3.0)
     (tmp_path / "link").symlink_to(run)
     copy = shutil.copytree(run, tmp_path / "copy")
@@ -271,7 +268,7 @@ def test_a_run_counts_once_whatever_it_is_called(make_run: MakeRun, tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
-def test_what_makes_numbers_say_less_is_said(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
+def test_reasons_to_trust_numbers_less_are_stated(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
     runs = [make_run(f"{curve}", "lstm", 5, [curve], 3.0) for curve in (1.0, 2.0)]
     for run in runs:
         summary = json.loads((run / "evaluation.json").read_text())
@@ -286,7 +283,7 @@ def test_what_makes_numbers_say_less_is_said(make_run: MakeRun, tmp_path: Path, 
 
 def test_runs_that_are_not_finished_or_damaged_are_named(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
     run = make_run("my [red] run", "lstm", 0, [1.0, 2.0], 3.0)
-    again = f"go on with: compressive launch --resume '{run}'"
+    again = f"resume with: compressive launch --resume '{run}'"
     for text in (
         *("{", "", "[]", "3", '{"return": []}', '{"return": {"mean": NaN}}', '{"return": {"mean": "3"}}'),
         '{"return": {"mean": 3}, "oracle_normalised": null}',
@@ -302,7 +299,7 @@ def test_runs_that_are_not_finished_or_damaged_are_named(make_run: MakeRun, tmp_
     assert f"got 0 of 200 frames; {again}" in refusal(["compare", "--from", str(run)], capfd)
 
 
-def test_curves_of_torn_metrics_are_of_what_is_whole(make_run: MakeRun, tmp_path: Path) -> None:
+def test_curves_of_torn_metrics_have_the_whole_rows(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("run", "lstm", 0, [1.0, 2.0, 3.0], 3.0)
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text(lines[0] + lines[1][:30] + "\n" + '{"step": 3}\n' + lines[2])
@@ -311,9 +308,7 @@ def test_curves_of_torn_metrics_are_of_what_is_whole(make_run: MakeRun, tmp_path
     assert [row["frames"] for row in curves] == ["100.0", "300.0"]
 
 
-def test_the_report_spares_runs_and_goes_where_it_can_be_written(
-    make_run: MakeRun, tmp_path: Path, capfd: Capture
-) -> None:
+def test_a_report_never_replaces_that_of_a_run(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
     run = make_run("run", "lstm", 0, [1.0, 2.0], 3.0)
     (tmp_path / "file").write_text("all of it")
     arguments = ["compare", "--from", str(run), "--folder"]
@@ -325,18 +320,15 @@ def test_the_report_spares_runs_and_goes_where_it_can_be_written(
     assert f"--folder '{out}'" in html.unescape((out / "report.html").read_text())
 
 
-@pytest.mark.ray
 def test_a_trial_with_a_damaged_evaluation_is_not_finished(make_run: MakeRun) -> None:
-    from training.trials import failure, is_finished
-
-    run = make_run("run", "lstm", 0, [1.0, 2.0], 3.0)
+    run = Run(make_run("run", "lstm", 0, [1.0, 2.0], 3.0))
     config = read_config(run)
     assert is_finished(run, config)
     assert not is_finished(run, dataclasses.replace(config, frames=201))
-    (run / "evaluation.json").write_text('{"return"')
+    run.evaluation_file().write_text('{"return"')
     assert not is_finished(run, config)
     assert failure(run) is None
-    (run / "error.txt").write_text("")
+    run.error_file.write_text("")
     assert failure(run) == "it left no reason"
 
 
@@ -361,7 +353,7 @@ def hparams(run: Path) -> tuple[set[str], set[str]]:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_killed_sweep_goes_on_and_a_failing_trial_fails_alone(tmp_path: Path) -> None:
+def test_a_killed_sweep_is_resumed_and_a_failing_trial_fails_alone(tmp_path: Path) -> None:
     """Three runs, one of which cannot learn; the driver is killed after the first has finished."""
     folder, mark = tmp_path / "sweep", uuid.uuid4().hex
     words = ["compare", "--folder", folder, "--preset", "memory", "--cores", "lstm", "--env", RECALL]
@@ -400,7 +392,76 @@ def test_a_killed_sweep_goes_on_and_a_failing_trial_fails_alone(tmp_path: Path) 
         "lstm (learning rate 0.001)",
         "lstm (learning rate 0.0001)",
     ]
-    wait_until(lambda: not marked(mark))  # nobody had to end what was left of the first sweep
+    wait_until(lambda: not marked(mark))  # the processes of the first sweep ended by themselves
     parameters, scalars = hparams(folder / good)
     assert parameters == {"learner.learning_rate"}
     assert {"evaluation/return", "evaluation/oracle_normalised"} <= scalars
+
+
+def make_sequence_run(run: Path, config: Any, losses: list[float], summary: dict[str, float], digest: str = "a") -> str:
+    """The folder of a finished run of text or speech; losses are two steps apart."""
+    run.mkdir()
+    steps = 2 * len(losses)
+    config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, steps=steps))
+    (run / "config.json").write_text(json.dumps(to_plain(config)))
+    rows = [
+        {"step": step, "time": 0.0, "speed/tokens_per_second": 9.0, "valid/nll": loss, "valid/bits_per_byte": loss}
+        for step, loss in zip(range(2, steps + 1, 2), losses)
+    ]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (run / "evaluation.json").write_text(json.dumps(summary))
+    (run / "corpus.json").write_text(json.dumps({"name": "voices", "digest": digest}))
+    return str(run)
+
+
+@pytest.mark.parametrize("kind", ["text", "speech"])
+def test_runs_of_sequences_are_compared_by_their_loss(kind: str, tmp_path: Path, capfd: Capture) -> None:
+    name = "nats" if kind == "speech" else "bits_per_byte"
+    extra = {"bits": 1.0, "linear": 2.7, "order_0": 5.1} if kind == "speech" else {"word_perplexity": 9.0}
+    grid = [("lstm", 0, 2.0), ("lstm", 1, 2.2), ("compressive", 0, 1.0), ("compressive", 1, 1.2)]
+    runs = []
+    for core, seed, loss in grid:
+        config = dataclasses.replace(PRESETS[kind]("cpu", core), seed=seed)
+        runs.append(make_sequence_run(tmp_path / f"{core}{seed}", config, [loss + 1, loss], {name: loss} | extra))
+    arguments = ["compare", "--folder", str(tmp_path / "out"), "--threshold", "1.5", "--from"]
+    main([*arguments, *runs])
+    printed, page = capfd.readouterr().out, embedded(tmp_path / "out" / "report.html")
+    assert "1.100  [1.000, 1.200]" in printed
+    assert page["verdict"].startswith("compressive has the lowest interquartile mean, 1.100 [1.000, 1.200]; its runs")
+    rows = {row["variant"]: row for row in table(tmp_path / "out" / "report" / "improvements.csv")}
+    assert float(rows["compressive"]["probability"]) == 1
+    reached = [row["steps_to_threshold"] for row in table(tmp_path / "out" / "report" / "runs.csv")]
+    assert reached == ["", "", "4.0", "4.0"]
+    assert ("linear predictor" in printed) == (kind == "speech")
+    references = {"linear predictor": 2.7, "frequencies": 5.1} if kind == "speech" else {}
+    assert {line["name"]: line["value"] for line in page["lines"]} == references | {"threshold 1.5": 1.5}
+
+    Path(runs[0], "evaluation.json").write_text('{"return": {"mean": 3.0}}')
+    error = refusal([*arguments, *runs], capfd)
+    assert "no nats" in error or "no word_perplexity" in error
+    other = PRESETS[kind]("cpu", "lstm")
+    if kind == "text":
+        other = dataclasses.replace(other, corpus="enwik8")
+    another = make_sequence_run(tmp_path / "other", other, [2.0], {name: 2.0} | extra, digest="b")
+    assert "mixed corpora" in refusal([*arguments, *runs[1:], another], capfd)
+
+
+def test_runs_of_two_kinds_are_refused(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
+    runs = [str(make_run("a", "lstm", 0, [1.0], 2.0))]
+    runs.append(make_sequence_run(tmp_path / "b", PRESETS["speech"]("cpu", "lstm"), [2.0], {"nats": 2.0}))
+    assert "expected runs of one kind, got launch and speech" in refusal(["compare", "--from", *runs], capfd)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_speech_compare_of_version_0_1_is_a_sweep(tmp_path: Path, capfd: Capture) -> None:
+    words = ["speech", "compare", "--run", str(tmp_path / "all"), "--cores", "lstm", "wavenet", "--parallel=2"]
+    words += ["--learner.batch-size=2", "--learner.sequence-length=64", "--learner.steps=2", "--sample-seconds=0"]
+    main(words)
+    assert "linear predictor" in capfd.readouterr().out
+    assert {row["variant"] for row in table(tmp_path / "all" / "report" / "runs.csv")} == {"lstm", "wavenet"}
+    before = (tmp_path / "all" / "lstm-seed-0" / "evaluation.json").stat().st_mtime_ns
+    main(words)  # everything is finished
+    assert "2, 2 of them finished" in capfd.readouterr().out
+    assert (tmp_path / "all" / "lstm-seed-0" / "evaluation.json").stat().st_mtime_ns == before
+    assert "holds another sweep" in refusal([*words, "--learner.learning-rate=1e-3"], capfd)

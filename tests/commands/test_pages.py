@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from actors.recording import Recording
 from commands import main
-from commands.evaluate import PlayOptions, load_player, record
-from commands.report import attention_by_bucket
-from commands.visualize import page_data
 from learner.metrics import read_metrics
+from reports.episode import page_data
 from reports.pages import packed, write_page
+from reports.report import attention_by_bucket
 from tests.commands.cli import TINY, frames, refusal
 from tests.commands.pages import embedded, shown_frames, unpacked
+from training.evaluation import load_player, record
+from training.run import Run
 
 Capture = pytest.CaptureFixture[str]
 Copied = Callable[..., Path]
@@ -30,7 +30,7 @@ Copied = Callable[..., Path]
 @pytest.fixture(scope="session")
 def recording(finished: tuple[Path, str]) -> Recording:
     """The episode that the finished run filmed, played once more."""
-    player = load_player(finished[0], Console(quiet=True), PlayOptions())
+    player = load_player(Run(finished[0]))
     return record(player.config, player.agent, 1)[0]
 
 
@@ -67,10 +67,10 @@ def test_what_does_not_fit_is_left_out_and_said(recording: Recording) -> None:
     size = len(json.dumps(whole["episodes"]))
     two = page_data([recording, recording], "a", "compressive", limit=int(1.5 * size) + 100_000)
     assert len(two["episodes"]) == 1
-    assert "Of 2 episodes the first 1 are shown" in two["note"]
+    assert "the first 1 of 2 episodes" in two["note"]
     part = page_data([recording], "a", "compressive", limit=int(0.7 * size) + 100_000)
     assert len(part["episodes"][0]["actions"]) == 90
-    assert "Of the episode's 180 steps the first 90 are shown" in part["note"]
+    assert "the first 90 of 180 steps" in part["note"]
     assert len(json.dumps(part["episodes"])) <= 0.7 * size
 
 
@@ -84,24 +84,23 @@ def test_visualize_writes_a_video_and_a_page(finished: tuple[Path, str], tmp_pat
     assert other["episodes"][0]["actions"] != embedded(finished[0] / "videos" / "final.html")["episodes"][0]["actions"]
 
 
-def test_text_cannot_end_the_script(tmp_path: Path) -> None:
-    data = {"title": "</script><script>alert(1)</script><!--<script>{{style}}"}
-    page = write_page(tmp_path / "a.html", "report", "<b>&", data)
+def test_text_cannot_end_the_script_or_be_a_template(tmp_path: Path) -> None:
+    data = {"title": "</script><script>alert(1)</script><!--<script>{{style}}", "note": "<b>{{ json }}", "episodes": []}
+    page = write_page(tmp_path / "a.html", "episode", data)
     text = page.read_text()
-    assert "<title>&lt;b&gt;&amp;</title>" in text
+    assert "<title>&lt;/script&gt;" in text
+    assert "{{style}}</title>" in text
+    assert "&lt;b&gt;{{ json }}" in text
     assert "alert(1)</script>" not in text
-    assert json.loads(text.partition('type="application/json">')[2].partition("</script>")[0]) == data
+    assert embedded(page) == data
     np.testing.assert_array_equal(unpacked(packed(np.arange(5, dtype=np.int32)), "<i4"), np.arange(5))
 
 
 def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    page = write_page(tmp_path / "a.html", "report", "{{data}}{{style}}", {"title": "{{charts}}"})
-    assert "<title>{{data}}{{style}}</title>" in page.read_text()
-    assert '{"title":"{{charts}}"}' in page.read_text()
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError):
-        write_page(tmp_path / "folder", "report", "a", {})
-    assert {path.name for path in tmp_path.iterdir()} == {"a.html", "folder"}, "nothing is left behind"
+        write_page(tmp_path / "folder", "episode", {"title": "", "note": "", "episodes": []})
+    assert {path.name for path in tmp_path.iterdir()} == {"folder"}, "no temporary file remains"
 
 
 def test_the_report_of_the_run_in_the_current_folder(
@@ -114,7 +113,7 @@ def test_the_report_of_the_run_in_the_current_folder(
     (run / "config.json").write_text(json.dumps(config | {"frames": config["frames"] * 4}))
     monkeypatch.chdir(run)
     main(["report", "."])
-    assert capfd.readouterr().out.endswith("go on with: compressive launch --resume .\n")
+    assert capfd.readouterr().out.endswith("resume with: compressive launch --resume .\n")
     data = embedded(run / "report.html")
     assert data["facts"]["state"] == "stopped"
     assert "Nothing could be played: my [red] run has no checkpoint" in data["buckets"]["why"]

@@ -49,7 +49,7 @@ def test_a_run_survives_its_actors_its_learners_and_itself(tmp_path: Path, capfd
     printed, killed = [screen.read_text()], saved_steps(folder)[-1]
     assert "2 learners on Ray" in printed[0]
     assert "died and is replaced" in printed[0]
-    assert printed[0].count("all learners are started again at version") == 1
+    assert printed[0].count("all learners are restarted at version") == 1
     wait_until(lambda: not marked(mark))
 
     process = begin("--resume", folder, "--learners", 1, *allowed)

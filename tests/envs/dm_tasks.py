@@ -1,4 +1,4 @@
-"""A dm_env environment with every kind of spec that there is, short enough for tests."""
+"""A dm_env environment with every kind of spec and short episodes."""
 
 import time
 
@@ -60,7 +60,7 @@ class Walk(dm_env.Environment):
 
 
 class Unhurried(Walk):
-    """A walk that leaves most of the processor to the processes that tests wait for."""
+    """A walk that leaves most of the processor to other processes."""
 
     def step(self, action: int) -> dm_env.TimeStep:
         time.sleep(0.005)

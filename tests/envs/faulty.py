@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 
 def parse(reply: str) -> tuple[str, str]:
-    """Raises a ValueError far from where it is asked to."""
+    """Raises a ValueError in a further frame."""
     word, number = reply.split()
     return word, number
 
@@ -24,13 +24,13 @@ FAULTS = {
     "sleep": lambda: time.sleep(10_000),
     "pause": lambda: (print("pause", flush=True), time.sleep(0.3)),
     "stubborn": lambda: [swallow() for _ in itertools.count()],
-    "c": lambda: hashlib.pbkdf2_hmac("sha1", b"", b"", 2**31 - 1),  # lets go of Python's lock, but does not return
+    "c": lambda: hashlib.pbkdf2_hmac("sha1", b"", b"", 2**31 - 1),  # releases Python's lock, but does not return
     "lock": lambda: sum(itertools.repeat(0)),  # does neither
 }
 
 
 def swallow() -> None:
-    """Waits on, whatever is raised."""
+    """Ignores interruptions."""
     with contextlib.suppress(BaseException):
         time.sleep(1000)
 

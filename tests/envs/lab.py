@@ -1,7 +1,7 @@
-"""A double of the package `deepmind_lab` that raises what the real one was found to raise, and forgives as little.
+"""A double of the package `deepmind_lab` that raises the same errors as the real one.
 
-Measured on commit b1db91af unless a comment names the source file that was read. The picture shows what the double was
-told: it depends on level, seeds, frame and the last action, and on nothing else.
+Measured on commit b1db91af unless a comment names the source file. The image depends on level, seeds, frame and last
+action only.
 """
 
 import hashlib
@@ -12,14 +12,14 @@ import numpy as np
 
 LEVEL = "contributed/dmlab30/rooms_select_nonmatching_object"
 HELD_OUT = ("rooms_collect_good_objects_test", "rooms_exploit_deferred_effects_test")
-"""Levels that want the setting `allowHoldOutLevels` (game_scripts/decorators/test_only.lua)."""
+"""Levels that need the setting `allowHoldOutLevels` (game_scripts/decorators/test_only.lua)."""
 
 
 class Lab:
     """`rewards` maps the frame of an episode (1..720) to its reward; `instruction` is that of language levels.
 
-    `begun` collects (level, mixer seed, seed) of all episodes of all instances, without the first of each, which is not
-    like the later ones; `built` counts maps that were compiled.
+    `begun` collects (level, mixer seed, seed) of all episodes of all instances except the first of each, which differs
+    from later ones; `built` counts compiled maps.
     """
 
     frames = 720
@@ -63,7 +63,7 @@ class Lab:
             self._make_map()
 
     def _make_map(self):
-        """What levels do that make their map at run time: there are ten of this one."""
+        """Compiles a map at run time, one of ten, as some levels do."""
         key = f"{self.level} {self.seed % 10}"
         content = hashlib.sha256(key.encode()).digest() * 100
         with tempfile.TemporaryDirectory() as folder:

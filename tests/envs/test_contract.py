@@ -1,6 +1,6 @@
-"""What every environment keeps, whatever it is: one suite, run for each spec below.
+"""The contract of all environments: one suite, run for each spec below. A new kind of environment adds a line.
 
-A new kind of environment adds a line. Those of packages that are not installed are skipped.
+Specs of packages that are not installed are skipped.
 """
 
 import importlib.util
@@ -18,17 +18,16 @@ import envs
 from actors import Actor
 from agent import Agent, AgentConfig
 from agent.core import GRUConfig
-from agent.trajectory import acted, validate
+from agent.trajectory import loss_mask, validate
 from envs.gym import PACKAGES
 from tests.envs.lab import Lab
 
 SPECS = (
     "rooms:small,episode_frames=50",
-    "rooms:full,episode_frames=50,image_height=16,image_width=16,hud=False",
+    "rooms:full,randomise=True,redraw_match=True,examples=2,delay_frames=30,episode_frames=120,image_width=64",
     "dmlab:rooms_select_nonmatching_object,image_height=24,image_width=32",
     "diagnostic:recall,delay=5",
     "diagnostic:tmaze,length=2",
-    "diagnostic:counting",
     "dm:envs.dm:RoomsDmEnv,config=small",
     "dm:tests.envs.dm_tasks:Walk",
     "gym:CartPole-v1",
@@ -65,7 +64,7 @@ def actions_for(env: VectorEnv, rows: int, steps: int = STEPS) -> np.ndarray:
 
 
 def play(env: VectorEnv, actions: np.ndarray) -> list[Step]:
-    """What each step says, with the environment's counters for infos."""
+    """The outputs of each step, with the environment's counters in place of infos."""
     names = env.metadata["episode_metrics"]
     steps = (env.step(action) for action in actions)
     return [(*values, *(infos[name] for name in names)) for *values, infos in steps]
@@ -80,7 +79,7 @@ def rows_of(steps: list[Step], rows: slice) -> list[Step]:
 
 
 class Single(gymnasium.Env):
-    """The one member of a batch, as gymnasium's checker wants it."""
+    """A batch of one as a single environment, for gymnasium's checker."""
 
     def __init__(self, spec: str) -> None:
         self.envs = envs.make_vector(spec, 1)
@@ -119,7 +118,7 @@ def test_spaces_types_and_counters(spec: str) -> None:
     env.close()
 
 
-def test_the_same_seed_gives_the_same_episodes_and_another_seed_others(spec: str) -> None:
+def test_equal_seeds_give_equal_episodes_and_others_do_not(spec: str) -> None:
     runs, firsts = [], []
     for seed in (7, 7, 80):
         env = envs.make_vector(spec, 3)
@@ -156,7 +155,7 @@ def test_no_environment_depends_on_its_neighbours(spec: str) -> None:
     together.close()
 
 
-def test_the_step_after_the_end_ignores_its_action_and_begins_an_episode(spec: str) -> None:
+def test_the_step_after_the_end_begins_an_episode(spec: str) -> None:
     left, right = (envs.make_vector(spec, 3) for _ in range(2))
     assert np.array_equal(left.reset(seed=1)[0], right.reset(seed=1)[0])
     over, ended = np.zeros(3, bool), 0
@@ -185,7 +184,7 @@ def test_what_a_step_returns_is_safe_to_keep(spec: str) -> None:
     env.close()
 
 
-def test_a_state_resumes_exactly_where_there_is_one(spec: str) -> None:
+def test_a_state_resumes_exactly(spec: str) -> None:
     env, other = (envs.make_vector(spec, 3) for _ in range(2))
     if not hasattr(env, "get_state"):
         pytest.skip("it has no state to save")
@@ -195,12 +194,10 @@ def test_a_state_resumes_exactly_where_there_is_one(spec: str) -> None:
     expected = play(env, actions_for(env, 3))
     assert np.array_equal(other.set_state(state), observation)  # type: ignore[attr-defined]
     assert same(play(other, actions_for(other, 3)), expected)
-    with pytest.raises(ValueError, match="expected the fields"):
-        other.set_state({})  # type: ignore[attr-defined]
 
 
 def test_an_actor_unrolls_it(spec: str) -> None:
-    """Score and steps of episodes are those of their trajectory; whatever the network is given, it takes."""
+    """Score and steps of episodes are those of their trajectory."""
     env = envs.make_vector(spec, 2)
     config = AgentConfig(torso="small", torso_size=8, core=GRUConfig(8), reconstruction_cost=1.0)
     agent = Agent(config, env.single_observation_space.shape or (), int(env.single_action_space.n))  # type: ignore[attr-defined]
@@ -210,6 +207,6 @@ def test_an_actor_unrolls_it(spec: str) -> None:
     if unroll.episodes:  # short ones only
         first = unroll.episodes[0]
         row = first.environment
-        assert acted(trajectory)[row, : first.steps].all()
+        assert loss_mask(trajectory)[row, : first.steps].all()
         assert first.score == pytest.approx(float(trajectory.reward[row, 1 : first.steps + 1].sum()), abs=1e-5)
     env.close()

@@ -1,4 +1,4 @@
-"""dm_env both ways: its own test suite on the rooms level, and specs, ends of episodes and seeds of what is adapted."""
+"""dm_env both ways: its own test suite on the rooms level; specs, ends of episodes and seeds of adapted ones."""
 
 import unittest
 from functools import partial
@@ -27,8 +27,6 @@ class TestRoomsKeepsTheContractOfDmEnv(test_utils.EnvironmentTestMixin, unittest
 
 
 class TestWalkKeepsTheContractOfDmEnv(test_utils.EnvironmentTestMixin, unittest.TestCase):
-    """What the adapter is tested with is a proper environment itself."""
-
     def make_object_under_test(self) -> dm_env.Environment:
         return Walk(seed=0)
 
@@ -50,6 +48,8 @@ def test_there_and_back_is_the_level_itself() -> None:
 
 def test_truncation_and_termination_are_told_apart() -> None:
     env, ends = DmEnv(Walk), set()
+    with pytest.raises(RuntimeError, match="call reset"):
+        env.step(0)
     env.reset(seed=0)
     for action in np.random.default_rng(0).integers(0, 3, 300):
         _, reward, terminated, truncated, _ = env.step(action)
@@ -62,12 +62,7 @@ def test_truncation_and_termination_are_told_apart() -> None:
     assert ends == {(True, False), (False, True)}
 
 
-def test_step_needs_a_reset() -> None:
-    with pytest.raises(RuntimeError, match="call reset"):
-        DmEnv(Walk).step(0)
-
-
-def test_an_environment_that_exists_goes_on_with_its_own_random_stream() -> None:
+def test_an_existing_environment_keeps_its_random_stream() -> None:
     walk, twin = Walk(seed=5), Walk(seed=5)
     env = DmEnv(lambda: walk)
     for seed in (None, 1):
@@ -92,8 +87,9 @@ def test_specs_become_spaces() -> None:
         to_space({"text": specs.StringArray(())})
 
 
-def test_by_name() -> None:
-    env = envs.make_vector("dm:tests.envs.dm_tasks:Walk,cells=7", 2)
+@pytest.mark.parametrize("name", ["tests.envs.dm_tasks:Walk", "tests.envs.test_dm:makes_walks"])
+def test_by_name(name: str) -> None:
+    env = envs.make_vector(f"dm:{name},cells=7", 2)
     assert env.single_observation_space.shape == (7 + 1 + 2,)
     assert env.single_action_space == spaces.Discrete(3, dtype=np.int32)
 
@@ -119,23 +115,18 @@ def test_wrong_names_and_fields(spec: str, message: str) -> None:
 
 
 class Continuous(Walk):
-    """A walk whose actions are no numbers of actions."""
+    """A walk with continuous actions."""
 
     def action_spec(self) -> Any:
         return specs.BoundedArray((2,), np.float32, -1, 1)
 
 
-def makes_walks(cells: int = 7) -> dm_env.Environment:
+def makes_walks(cells: int = 5) -> dm_env.Environment:
     return Walk(cells)
 
 
 def says_nothing(cells: int = 7):  # type: ignore[no-untyped-def]
     raise AssertionError("it was called")
-
-
-def test_a_function_that_says_it_makes_environments() -> None:
-    env = envs.make_vector("dm:tests.envs.test_dm:makes_walks,cells=6", 1)
-    assert env.single_observation_space.shape == (6 + 1 + 2,)
 
 
 def test_a_module_that_does_not_exist() -> None:

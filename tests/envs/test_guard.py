@@ -1,5 +1,4 @@
-"""What an environment's code does wrong, wherever it does so: the name, the call and the place are said, and a call
-that does not return ends in time."""
+"""Errors of environments name the environment, the call and the place; a call that does not return ends in time."""
 
 import contextlib
 import pickle
@@ -26,7 +25,7 @@ def _limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def play(fields: str) -> None:
-    """What every command does: makes environments, plays episodes and closes them."""
+    """Makes environments, plays episodes and closes them, as every command does."""
     actor = ScriptedActor(envs.make_vector(SPEC + fields, 2), "random", 0, SPEC + fields)
     try:
         play_episodes(actor, 4)
@@ -72,7 +71,7 @@ def test_an_error_in_closing_does_not_hide_the_one_before() -> None:
         raise KeyError("before")
 
 
-def test_a_missing_package_of_the_environments_own_has_its_place(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_has_its_place(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needs_more.py").write_text("import nowhere_at_all\n")
     monkeypatch.syspath_prepend(tmp_path)
     for spec in ("dm:needs_more:Env", "gym:needs_more:Env-v0"):
@@ -111,7 +110,7 @@ def test_many_short_calls_are_no_long_one() -> None:
 
 @contextlib.contextmanager
 def other_process(fields: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that plays with a limit of one second, and half a one for what cannot be interrupted."""
+    """A process that plays with a limit of one second, and half a second of grace."""
     program = (
         "import envs; from envs import guard; from tests.envs.test_guard import play;"
         f"envs.limit_calls(1.0); guard.GRACE_SECONDS = 0.5; play('{fields}'); print('played')"

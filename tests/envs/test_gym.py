@@ -1,4 +1,4 @@
-"""What gymnasium's environments look like to an agent, which of them are refused, and what is said then."""
+"""Observations of gymnasium's environments, and the errors for those that are not supported."""
 
 import importlib.util
 import sys
@@ -16,7 +16,7 @@ FLOATS = spaces.Box(-2.0, 3.0, (2, 2), np.float64)
 
 
 class Shows(gymnasium.Env):
-    """Shows samples of a space, which `last` keeps."""
+    """Observations are samples of a space; `last` is the last."""
 
     def __init__(self, space: spaces.Space, actions: spaces.Space | None = None) -> None:
         self.observation_space, self.action_space = space, actions or spaces.Discrete(2)
@@ -41,7 +41,7 @@ class Shows(gymnasium.Env):
         (spaces.Dict({"a": FLOATS, "b": spaces.Discrete(2)}), lambda x: [*x["a"].ravel(), *np.eye(2)[x["b"]]]),
     ],
 )
-def test_what_is_no_image_becomes_a_vector(space: spaces.Space, values: Any) -> None:
+def test_other_observations_become_vectors(space: spaces.Space, values: Any) -> None:
     env = adapt(Shows(space), "test")
     for seed in range(5):
         observation, _ = env.reset(seed=seed)
@@ -50,7 +50,7 @@ def test_what_is_no_image_becomes_a_vector(space: spaces.Space, values: Any) -> 
         np.testing.assert_allclose(observation, np.asarray(values(env.unwrapped.last), np.float32))  # type: ignore[attr-defined]
 
 
-def test_images_stay_what_they_are_and_grey_ones_get_an_axis() -> None:
+def test_images_are_kept_and_grey_ones_get_an_axis() -> None:
     colour = Shows(spaces.Box(0, 255, (12, 16, 3), np.uint8))
     assert adapt(colour, "test") is colour
     grey = adapt(Shows(spaces.Box(0, 255, (12, 16), np.uint8)), "test")
@@ -106,7 +106,7 @@ def test_a_package_named_in_the_id_is_imported() -> None:
     ("name", "module"),
     [("MiniGrid-MemoryS13-v0", "minigrid"), ("popgym-CountRecallEasy-v0", "popgym"), ("MysteryPath-v0", "memory_gym")],
 )
-def test_a_missing_package_is_named_with_the_command_that_installs_it(
+def test_a_missing_package_is_named_with_its_installation(
     name: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)

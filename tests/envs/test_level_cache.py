@@ -1,4 +1,4 @@
-"""The level cache: a file is there whole or not at all, never more bytes than allowed, whoever else writes or dies."""
+"""The level cache: complete files or none, never more bytes than allowed, while other processes write or die."""
 
 import hashlib
 import logging
@@ -17,14 +17,14 @@ LIMIT = 12_000
 
 
 def content(key):
-    """What belongs to a key, so that a torn or a wrong file shows."""
+    """The content for a key, so that a partial or wrong file is noticed."""
     block = hashlib.sha256(key.encode()).digest()
     return (block * (SIZES[key] // len(block) + 1))[: SIZES[key]]
 
 
 @pytest.fixture
 def made(tmp_path):
-    """Makes the file that Lab would have compiled for a key: `made(key)`."""
+    """`made(key)` makes the file that Lab would compile."""
 
     def make(key):
         path = tmp_path / "made.pk3"
@@ -58,7 +58,7 @@ def test_any_text_is_a_key(tmp_path, made):
     assert {path.name for path in tmp_path.iterdir()} == {"cache", "copy.pk3", "made.pk3"}
 
 
-def test_the_least_lately_used_give_way(tmp_path, made):
+def test_the_least_recently_used_are_removed(tmp_path, made):
     cache, copy = LevelCache(tmp_path / "cache", 4500), tmp_path / "copy.pk3"
     for age, key in enumerate(("level 3", "level 2", "level 1", "level 0")):
         cache.write(key, made(key))
@@ -69,7 +69,7 @@ def test_the_least_lately_used_give_way(tmp_path, made):
     assert [key for key in SIZES if cache.fetch(key, str(copy))] == ["level 0", "level 2", "level 3", "level 4"]
 
 
-def test_what_is_larger_than_everything_is_left_out(tmp_path, made):
+def test_a_level_larger_than_the_cache_is_not_kept(tmp_path, made):
     cache = LevelCache(tmp_path / "cache", 1100)
     cache.write("level 0", made("level 0"))
     cache.write("level 9", made("level 9"))
@@ -77,7 +77,7 @@ def test_what_is_larger_than_everything_is_left_out(tmp_path, made):
     assert not cache.fetch("level 9", str(tmp_path / "copy"))
 
 
-def test_what_killed_writers_left_is_removed(tmp_path, made):
+def test_partial_files_of_killed_writers_are_removed(tmp_path, made):
     cache = LevelCache(tmp_path / "cache", LIMIT)
     cache.write("level 0", made("level 0"))
     left = cache._file("level 1").with_suffix(".tmp")
@@ -87,14 +87,13 @@ def test_what_killed_writers_left_is_removed(tmp_path, made):
     assert not left.exists()
 
 
-def test_a_folder_that_cannot_be_used_is_done_without(tmp_path, made, caplog):
+def test_a_folder_that_cannot_be_used(tmp_path, made, caplog):
     (tmp_path / "file").write_text("no folder")
     cache = LevelCache(tmp_path / "file", LIMIT)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             cache.write("level 0", made("level 0"))
             assert not cache.fetch("level 0", str(tmp_path / "copy"))
-    assert "not written to any more" in caplog.text
     assert caplog.text.count("not written to any more") == 1
 
 
@@ -106,7 +105,7 @@ def test_the_default_folder(monkeypatch):
 
 
 def _use(folder, own, seed):
-    """What an actor does, on and on: fetch a level or make and write it. A wrong byte leaves the file "wrong"."""
+    """An actor that fetches levels, or makes and writes them, forever; makes the file "wrong" for a wrong byte."""
     draw, cache = random.Random(seed), LevelCache(folder, LIMIT)
     path = own / f"{seed}.pk3"
     while True:

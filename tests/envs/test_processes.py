@@ -1,4 +1,4 @@
-"""A batch shared out over processes does what it does in one, says what went wrong in them, and leaves none behind."""
+"""A batch divided over processes does what it does in one, reports errors in them, and leaves no process behind."""
 
 import os
 import signal
@@ -16,11 +16,30 @@ from gymnasium import spaces
 
 import envs
 from envs import guard
-from envs.processes import ProcessVectorEnv, _portable, batch
+from envs.processes import ProcessVectorEnv, batch
+
+
+class Stubborn(Exception):
+    """Cannot be pickled: it takes two arguments and shows one."""
+
+    def __init__(self, level: str, line: int) -> None:
+        super().__init__(f"{level}, line {line}")
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+FAULTS = {
+    "step": lambda: fail(KeyError("a broken door")),
+    "stubborn": lambda: fail(Stubborn("attic", 3)),
+    "exit": lambda: sys.exit(0),
+    "hang": lambda: time.sleep(10_000),
+}
 
 
 class Tally(gymnasium.Env):
-    """Random numbers to observe and a counter of steps; fails where it is told to."""
+    """Observations are random numbers, `steps` counts; action 2 causes the fault `fails_in`."""
 
     metadata = {"episode_metrics": ("steps",)}  # noqa: RUF012
     observation_space = spaces.Box(0, 1, (2,), np.float32)
@@ -37,12 +56,8 @@ class Tally(gymnasium.Env):
         return self._observe(), {"steps": 0}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
-        if self.fails_in == "step" and action == 2:
-            raise KeyError("a broken door")
-        if self.fails_in == "exit" and action == 2:
-            sys.exit(0)
-        if self.fails_in == "hang" and action == 2:
-            time.sleep(10_000)
+        if self.fails_in and action == 2:
+            FAULTS[self.fails_in]()
         self.steps += 1
         over = bool(self.np_random.random() < 0.2)
         return self._observe(), float(action), over, False, {"steps": self.steps, "only": self.steps}
@@ -102,10 +117,11 @@ def test_an_error_in_a_process_is_raised_as_itself_and_ends_all() -> None:
     assert all(gone(process.pid) for process in env.processes)  # type: ignore[attr-defined]
 
 
-def test_an_exit_in_a_process_is_an_error_like_any_other() -> None:
-    env = batch(partial(Tally, "exit"), 2, processes=2)
+@pytest.mark.parametrize(("fault", "said"), [("exit", "SystemExit: 0"), ("stubborn", "Stubborn: attic, line 3")])
+def test_exits_and_errors_that_cannot_be_pickled(fault: str, said: str) -> None:
+    env = batch(partial(Tally, fault), 2, processes=2)
     env.reset(seed=0)
-    with pytest.raises(RuntimeError, match="SystemExit: 0") as caught:
+    with pytest.raises(RuntimeError, match=said) as caught:
         env.step(np.array([0, 2]))
     assert "in step" in caught.value.__notes__[0]
 
@@ -154,27 +170,8 @@ def test_they_do_not_outlive_a_program_that_is_killed(fault: str) -> None:
     assert all(gone(pid) for pid in pids)
 
 
-class Stubborn(Exception):
-    """Cannot be sent: it is made of two arguments and shows one."""
-
-    def __init__(self, level: str, line: int) -> None:
-        super().__init__(f"{level}, line {line}")
-
-
-def test_an_error_that_cannot_be_sent_is_told() -> None:
-    error = Stubborn("attic", 3)
-    error.add_note("in environment process 1")
-    told = _portable(error)
-    assert isinstance(told, RuntimeError)
-    assert str(told) == "Stubborn: attic, line 3"
-    assert told.__notes__ == ["in environment process 1"]
-
-
 @pytest.mark.parametrize("processes", [0, 1.5, "two"])
 def test_impossible_numbers_of_processes(processes: Any) -> None:
     with pytest.raises(ValueError, match="processes: expected an integer of at least 1"):
         batch(Tally, 2, processes)
-
-
-def test_one_environment_stays_in_this_process() -> None:
-    assert not isinstance(batch(Tally, 1, processes=4), ProcessVectorEnv)
+    assert not isinstance(batch(Tally, 1, processes=4), ProcessVectorEnv), "one environment stays in this process"

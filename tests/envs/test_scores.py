@@ -1,4 +1,4 @@
-"""What scores mean: references by spec, and scores on their scales."""
+"""Reference scores by spec, and normalised scores."""
 
 import pytest
 
@@ -13,9 +13,8 @@ UNKNOWN = {"human": None, "random": None, "oracle": None}
 def test_the_level_itself():
     for spec, oracle in (("rooms:full", 67.0), ("dmlab:rooms_select_nonmatching_object", 66.0)):
         assert envs.reference_scores(spec) == {"human": 65.9, "random": 0.312, "oracle": oracle}
-        assert envs.human_normalised(65.9, spec) == pytest.approx(100.0)
-        assert envs.human_normalised(0.312, spec) == pytest.approx(0.0)
-        assert envs.oracle_normalised(oracle, spec) == pytest.approx(100.0)
+        for score, scale, percent in ((65.9, "human", 100.0), (0.312, "human", 0.0), (oracle, "oracle", 100.0)):
+            assert envs.mean_normalised({spec: score})[f"{scale}_normalised"] == pytest.approx(percent)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -23,10 +22,7 @@ def test_variants_of_the_level(variant):
     scores = envs.reference_scores(f"rooms:{variant}")
     assert scores["human"] is None or variant == "full"
     assert MEASURED[variant]["oracle"] > MEASURED[variant]["random"] >= 0
-    assert envs.oracle_normalised(scores["oracle"], f"rooms:{variant}") == pytest.approx(100.0)
     assert envs.reference_scores(f"rooms:{variant},object_scale=2.0") == UNKNOWN
-    assert envs.human_normalised(10.0, "rooms:small") is None
-    assert envs.oracle_normalised(1.0, "rooms:small,object_scale=2.0") is None
 
 
 def test_unknown_variants_are_named():

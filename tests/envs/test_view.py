@@ -1,4 +1,4 @@
-"""What can be seen, and what must not be: visibility of the objects, no leak between the rooms, the display."""
+"""Views: visibility and size of the objects, no leak between the rooms, the display."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def test_both_choices_are_seen_on_arrival(variant):
 
 
 def test_at_arrival_an_object_is_5_to_6_pixels_wide_on_the_full_level():
-    """312 u away; a sphere is 32 u wide: 96 / 2 * 32 / 312 = 4.9 pixels, and what part of pixels add."""
+    """312 u away; a sphere is 32 u wide: 96 / 2 * 32 / 312 = 4.9 pixels, plus partial ones."""
     sphere = 3 * 10
     seen = columns(at_arrival(match=sphere, other=1), at_arrival(match=sphere + 1, other=1))
     assert 4 <= len(seen) <= 6
@@ -168,7 +168,6 @@ def test_every_yaw_and_place_of_a_room_can_be_drawn():
     env.state.x[:] = np.concatenate([rng.uniform(-240, 112, 256), rng.uniform(400, 625, 256)])
     env.state.y[:] = rng.uniform(-230, 112, 512)
     images = env.set_state(env.get_state())
-    assert images.shape == (512, 24, 32, 3)
     assert (images.max((1, 2, 3)) > images.min((1, 2, 3))).all()
 
 
@@ -192,18 +191,13 @@ def test_objects_spin_once_in_2_048_seconds():
     assert min(changed[1:]) > 20
 
 
-def test_the_display_shows_the_running_score_bottom_right_and_the_clock_top_right():
+def test_the_display_shows_the_score_and_the_clock():
     off = view(RoomsConfig(hud=False))
     assert set(columns(view(), off)) <= {*range(2, 30), *range(78, 96)}
     changed = view(score=37.0) != view(score=0.0)
     assert changed[60:, 80:].any()
     assert not changed[:60].any()
-    late = view(frame=0) != view(frame=0, x=-232.0)
-    assert not late.any()
-    on, off = view(frame=300), view(RoomsConfig(hud=False), frame=300)
-    assert (on[:10, 78:] != off[:10, 78:]).any()
-
-
-def test_negative_and_long_scores_fit():
     for score in (-120.0, 9999.0):
         assert (view(score=score) != view(score=0.0)).any()
+    on, off = view(frame=300), view(RoomsConfig(hud=False), frame=300)
+    assert (on[:10, 78:] != off[:10, 78:]).any()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from agent.core import Mean
 from agent.trajectory import Trajectory
 
 OBSERVATION, HIDDEN, ACTIONS = 3, 8, 2
@@ -20,7 +21,7 @@ class TinyOutput(NamedTuple):
     policy_logits: Tensor
     value: Tensor
     state: TinyState
-    losses: dict[str, Tensor]
+    losses: dict[str, Mean]
     attention: None = None
 
 
@@ -59,7 +60,7 @@ class TinyAgent(nn.Module):
             self.policy(features),
             self.baseline(features).squeeze(-1),
             TinyState(hidden, state.phase),
-            {"compression/layer_0": loss},
+            {"compression/layer_0": Mean(loss[None], torch.ones(1, dtype=torch.int64))},
         )
 
 

@@ -10,6 +10,7 @@ import torch
 from fsspec.core import url_to_fs
 
 from learner import checkpoints
+from learner.serialization import digest
 
 Place = Path | str
 
@@ -47,5 +48,4 @@ def forge(folder: Path, change: Callable[[Any], Any]) -> None:
     content.pop("sha256")
     changed = change(content)
     content = content if changed is None else changed
-    digest = checkpoints._digest_json(content)
-    (folder / "state.json").write_text(json.dumps({**content, "sha256": digest}))
+    (folder / "state.json").write_text(json.dumps({**content, "sha256": digest(content)}))

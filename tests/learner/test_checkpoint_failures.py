@@ -1,4 +1,4 @@
-"""Whatever disk, network or process do at any moment of a write, a checkpoint is there that loads."""
+"""After failures of disk, network or process at any moment of a write, there is a checkpoint that loads."""
 
 import os
 import subprocess
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from learner import checkpoints, storage
+from learner import checkpoints
 from tests.learner.runs import PARTS, names, save
 from tests.unreliable import Unreliable
 
 
-def test_a_failed_write_leaves_those_before(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_earlier_checkpoints(tmp_path, monkeypatch):
     save(tmp_path, 100, keep=1)
 
     def full(*_):
@@ -29,9 +29,9 @@ def test_a_failed_write_leaves_those_before(tmp_path, monkeypatch):
 
 @pytest.fixture
 def unreliable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[float]]]:
-    """The URL of a run on an unreliable store, and the pauses that were made before new tries, which take no time."""
+    """The URL of a run on an unreliable store, and the pauses before retries, which are skipped."""
     pauses: list[float] = []
-    monkeypatch.setattr(storage.time, "sleep", pauses.append)
+    monkeypatch.setattr(checkpoints.time, "sleep", pauses.append)
     Unreliable.fail(())
     yield f"unreliable://{tmp_path}/run", pauses
     Unreliable.fail(())
@@ -40,7 +40,7 @@ def unreliable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tupl
 @pytest.mark.parametrize("step", [20, 10, 5], ids=["newer", "same", "earlier"])
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 def test_a_store_that_fails_at_any_moment_leaves_a_checkpoint_that_loads(unreliable, step, late):
-    """Whether an operation had its effect before the answer was lost or not."""
+    """late: the operation has its effect, and the answer is lost."""
     url = unreliable[0]
     for count in range(1, 100):
         run = f"{url}{count}"
@@ -49,12 +49,12 @@ def test_a_store_that_fails_at_any_moment_leaves_a_checkpoint_that_loads(unrelia
         said = None
         try:
             checkpoints.save(run, step, PARTS, {"try": 2}, keep=1)
-        except storage.StorageError as error:
+        except checkpoints.StorageError as error:
             said = str(error)
         assert said in (None, f"{run} cannot be read or written: ConnectionResetError: the network is down")
         Unreliable.fail(())
-        for name in (remote := storage.Remote(run)).folders():  # nothing half written looks like a checkpoint
-            assert checkpoints._read(remote, name).state["try"] in (1, 2)
+        for name in (remote := checkpoints.Checkpoints(run)).names():  # nothing half written looks like a checkpoint
+            assert remote.read(name).state["try"] in (1, 2)
         assert checkpoints.load_latest(run).state["try"] in (1, 2)
         checkpoints.save(run, step, PARTS, {"try": 3}, keep=1)
         assert checkpoints.load_latest(run).state == {"try": 3}
@@ -65,8 +65,8 @@ def test_a_store_that_fails_at_any_moment_leaves_a_checkpoint_that_loads(unrelia
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
-def test_what_fails_is_tried_again(unreliable, late, caplog):
-    """Each operation of a save in turn fails three times; keeping one, removals included."""
+def test_failed_operations_are_retried(unreliable, late, caplog):
+    """Each operation of a save, removals included, fails three times."""
     url, pauses = unreliable
     for count in range(1, 100):
         run = f"{url}{count}"
@@ -79,19 +79,21 @@ def test_what_fails_is_tried_again(unreliable, late, caplog):
         if not pauses:
             break
     assert 5 < count < 99
-    assert f"{url}1: ConnectionResetError: the network is down; once more in 9 s" in caplog.text
+    assert f"{url}1: ConnectionResetError: the network is down; retrying in 9 s" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("error", "tries"), [(ConnectionResetError("the network is down"), [1, 3, 9]), (PermissionError("not yours"), [])]
 )
 def test_what_cannot_be_read_for_now_is_not_taken_for_damage(unreliable, error, tries):
-    """The newest checkpoint is not skipped; what is forbidden is not tried again either."""
+    """The newest checkpoint is not skipped; a PermissionError is not retried."""
     url, pauses = unreliable
     for step in (10, 20):
         save(url, step)
     Unreliable.fail(range(2, 10**6), error=error)
-    with pytest.raises(storage.StorageError, match=f"{url} cannot be read or written: {type(error).__name__}: {error}"):
+    with pytest.raises(
+        checkpoints.StorageError, match=f"{url} cannot be read or written: {type(error).__name__}: {error}"
+    ):
         checkpoints.load_latest(url)
     assert pauses == tries
     Unreliable.fail(range(2, 5), error=ConnectionResetError())
@@ -103,7 +105,7 @@ import os, random, shutil, signal, sys, time, warnings
 from pathlib import Path
 import torch
 from fsspec.implementations.local import LocalFileSystem
-from learner import checkpoints, storage
+from learner import checkpoints, files
 
 torch.set_num_threads(1)
 base, scheme = Path(sys.argv[1]), sys.argv[2]  # runs are named by folder or, with file://, by URL
@@ -117,8 +119,8 @@ def save(run, step, content, keep=1):
 
 def load(run):
     for folder in (run / "checkpoints").iterdir():  # nothing half written or half removed looks like a checkpoint
-        files = [path.name for path in folder.iterdir()]
-        assert folder.suffix == ".tmp" or len(files) == 3 or scheme and "state.json" not in files, folder
+        names = [path.name for path in folder.iterdir()]
+        assert folder.suffix == ".tmp" or len(names) == 3 or scheme and "state.json" not in names, folder
     loaded = checkpoints.load_latest(scheme + str(run) if scheme else run)
     content = loaded.state["content"]
     for part in loaded.parts.values():
@@ -140,7 +142,7 @@ def die():
     time.sleep(60)
 
 def dies_at(count, run, step):
-    '''Saves, and is killed on reaching the given step that touches the disk; if there are fewer, ends with status 0.'''
+    '''Saves, and is killed at a given disk operation; ends with status 0 if there are fewer.'''
     left = [count]
     def before(function, half=None):
         def wrapped(*args, **kwargs):
@@ -161,7 +163,7 @@ def dies_at(count, run, step):
     Path.rename = before(Path.rename)
     Path.mkdir = before(Path.mkdir)
     shutil.rmtree = before(shutil.rmtree, half_a_removal)
-    storage.write_and_flush = before(storage.write_and_flush, half_a_file)
+    files.write_and_flush = before(files.write_and_flush, half_a_file)
     LocalFileSystem.pipe_file = before(LocalFileSystem.pipe_file, half_a_file)
     LocalFileSystem.mkdir = before(LocalFileSystem.mkdir)
     LocalFileSystem.rm = before(LocalFileSystem.rm)
@@ -214,11 +216,7 @@ print("reached", reached)
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_kill_9_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path, scheme):
-    """At every step that touches the disk in turn, then ten times at random in a loop of writes, keeping only one.
-
-    Nothing that was saved before is lost: what loads is the checkpoint being written or the last before, of the same
-    step or not, though there is an older one.
-    """
+    """At each operation of a write in turn, then ten times at random; that checkpoint or the one before loads."""
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path), scheme],
         cwd=Path(checkpoints.__file__).parents[1],

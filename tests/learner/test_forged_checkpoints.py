@@ -1,8 +1,9 @@
-"""What was made up to look like a checkpoint is skipped with its reason, as damage is, before it is read."""
+"""A forged checkpoint is skipped with a reason, like a damaged one, before it does any harm; it runs no code."""
 
 import hashlib
 import json
 import os
+import pickle
 import struct
 import time
 import warnings
@@ -23,35 +24,35 @@ def manifest(**changes: Any) -> Callable[[Path], None]:
     return lambda folder: forge(folder, lambda content: content.update(changes))
 
 
-def part(name: str, **changes: Any) -> Callable[[Path], None]:
-    """One more file in the manifest, or other facts of one that is in it."""
+def entry(name: str, **changes: Any) -> Callable[[Path], None]:
+    """One more file in the manifest, or other properties of one that is in it."""
 
     def change(content: Any) -> None:
-        entry = content["files"].setdefault(name, {"size": 9, "sha256": "0" * 64})
-        entry.update(changes)
+        content["files"].setdefault(name, {"size": 9, "sha256": "0" * 64}).update(changes)
 
     return lambda folder: forge(folder, change)
 
 
-def tensors(header: bytes, length: int | None = None) -> Callable[[Path], None]:
-    """Another header of the tensors, with a manifest to match."""
+def weights(data: bytes) -> Callable[[Path], None]:
+    """Other bytes of the weights, with a matching manifest."""
 
-    def spoil(folder: Path) -> None:
-        data = struct.pack("<Q", len(header) if length is None else length) + header + bytes(64)
+    def corrupt(folder: Path) -> None:
         (folder / "weights.safetensors").write_bytes(data)
-        part("weights.safetensors", size=len(data), sha256=hashlib.sha256(data).hexdigest())(folder)
+        entry("weights.safetensors", size=len(data), sha256=hashlib.sha256(data).hexdigest())(folder)
 
-    return spoil
+    return corrupt
+
+
+def header(text: bytes, length: int | None = None) -> Callable[[Path], None]:
+    return weights(struct.pack("<Q", len(text) if length is None else length) + text + bytes(64))
 
 
 def instead(file: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
-    """Something else in the place of a file."""
-
-    def spoil(folder: Path) -> None:
+    def corrupt(folder: Path) -> None:
         (folder / file).unlink()
         make(folder / file)
 
-    return spoil
+    return corrupt
 
 
 def raw(text: str) -> Callable[[Path], None]:
@@ -66,50 +67,49 @@ def sparse(size: int) -> Callable[[Path], None]:
     return make
 
 
+class Attack:
+    """Pickled in place of tensors."""
+
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+WHOLE = "expected a whole number of 0 or more, got"
+NAMES = "files: expected names such as weights.safetensors, got"
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "files: []": (manifest(files=[]), "state.json: files: expected an object, got []"),
-    "files: null": (manifest(files=None), "state.json: files: expected an object, got None"),
-    "files: above": (
-        part("../../secret.safetensors"),
-        "files: expected names such as weights.safetensors, got '../../",
-    ),
-    "files: absolute": (part("/dev/zero"), "files: expected names such as weights.safetensors, got '/dev/zero'"),
-    "files: other": (part("state.json"), "files: expected names such as weights.safetensors, got 'state.json'"),
+    "files: above": (entry("../../secret.safetensors"), f"{NAMES} '../../"),
+    "files: absolute": (entry("/dev/zero"), f"{NAMES} '/dev/zero'"),
+    "files: other": (entry("state.json"), f"{NAMES} 'state.json'"),
     "files: list": (manifest(files={"weights.safetensors": []}), "weights.safetensors: expected an object, got []"),
-    "size: huge": (part("weights.safetensors", size=10**30), "size: expected a whole number of 0 or more, got 1000"),
-    "size: negative": (part("weights.safetensors", size=-1), "size: expected a whole number of 0 or more, got -1"),
-    "size: true": (part("weights.safetensors", size=True), "size: expected a whole number of 0 or more, got True"),
-    "size: text": (part("weights.safetensors", size="9"), "size: expected a whole number of 0 or more, got '9'"),
-    "sha256: 0": (part("weights.safetensors", sha256=0), "sha256: expected a text, got 0"),
-    "step: NaN": (manifest(step=float("nan")), "step: expected a whole number of 0 or more, got nan"),
-    "step: -1": (manifest(step=-1), "step: expected a whole number of 0 or more, got -1"),
-    "step: true": (manifest(step=True), "step: expected a whole number of 0 or more, got True"),
-    "step: text": (manifest(step="200"), "step: expected a whole number of 0 or more, got '200'"),
-    "step: huge": (manifest(step=1 << 80), "step: expected a whole number of 0 or more"),
+    "size: huge": (entry("weights.safetensors", size=10**30), f"size: {WHOLE} 1000"),
+    "size: negative": (entry("weights.safetensors", size=-1), f"size: {WHOLE} -1"),
+    "size: true": (entry("weights.safetensors", size=True), f"size: {WHOLE} True"),
+    "sha256: 0": (entry("weights.safetensors", sha256=0), "sha256: expected a text, got 0"),
+    "step: NaN": (manifest(step=float("nan")), f"step: {WHOLE} nan"),
+    "step: text": (manifest(step="200"), f"step: {WHOLE} '200'"),
+    "step: huge": (manifest(step=1 << 80), f"step: {WHOLE}"),
     "time: text": (manifest(time="now"), "time: expected a number, got 'now'"),
     "state: null": (manifest(state=None), "state: expected an object, got None"),
-    "format: text": (manifest(format="1"), "format: expected a whole number of 0 or more, got '1'"),
+    "format: text": (manifest(format="1"), f"format: {WHOLE} '1'"),
     "deep JSON": (raw("[" * 100_000 + "]" * 100_000), "state.json is damaged"),
-    "deep state": (lambda folder: raw(json.dumps({"sha256": "", "state": DEEP}))(folder), "state.json is"),
+    "deep state": (raw(json.dumps({"sha256": "", "state": DEEP})), "state.json is"),
     "device": (instead("weights.safetensors", lambda path: path.symlink_to("/dev/zero")), "got a symbolic link"),
     "FIFO": (instead("weights.safetensors", os.mkfifo), "expected a regular file, got a FIFO"),
-    "link": (instead("weights.safetensors", lambda path: path.symlink_to("/etc/hostname")), "got a symbolic link"),
     "folder": (instead("weights.safetensors", Path.mkdir), "expected a regular file, got a folder"),
     "terabytes": (instead("weights.safetensors", sparse(1 << 40)), "has 1099511627776 bytes instead of"),
     "state.json: device": (instead("state.json", lambda path: path.symlink_to("/dev/zero")), "got a symbolic link"),
     "state.json: FIFO": (instead("state.json", os.mkfifo), "expected a regular file, got a FIFO"),
     "state.json: terabytes": (instead("state.json", sparse(1 << 40)), f"expected at most {JSON_BYTES}"),
-    "header: none": (tensors(b""), "weights.safetensors holds no tensors"),
-    "header: long": (tensors(b"{}", 1 << 62), "weights.safetensors holds no tensors"),
-    "header: beyond": (
-        tensors(b'{"a":{"dtype":"F32","shape":[99],"data_offsets":[0,396]}}'),
-        "weights.safetensors holds no tensors",
-    ),
+    "pickle": (weights(pickle.dumps(Attack())), "weights.safetensors holds no tensors"),
+    "header: none": (header(b""), "weights.safetensors holds no tensors"),
+    "header: long": (header(b"{}", 1 << 62), "weights.safetensors holds no tensors"),
+    "header: beyond": (header(b'{"a":{"dtype":"F32","shape":[99],"data_offsets":[0,396]}}'), "holds no tensors"),
     "header: overflow": (
-        tensors(b'{"a":{"dtype":"F32","shape":[4611686018427387905,4],"data_offsets":[0,16]}}'),
-        "weights.safetensors holds no tensors",
+        header(b'{"a":{"dtype":"F32","shape":[4611686018427387905,4],"data_offsets":[0,16]}}'),
+        "holds no tensors",
     ),
-    "header: deep": (tensors(b"[" * 5000 + b"]" * 5000), "weights.safetensors holds no tensors"),
+    "header: deep": (header(b"[" * 5000 + b"]" * 5000), "weights.safetensors holds no tensors"),
 }
 
 
@@ -117,11 +117,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.timeout(20)
 def test_it_is_skipped_and_named(kind: str, behind: str, tmp_path: Path) -> None:
-    spoil, reason = HOSTILE[kind]
+    corrupt, reason = HOSTILE[kind]
     save(tmp_path, 100)
     folder = save(tmp_path, 200)
     assert isinstance(folder, Path)
-    spoil(folder)
+    corrupt(folder)
     if behind == "file" and "got a FIFO" in reason:
         reason = "expected a regular file, got other"
     if behind == "file" and "got a folder" in reason:
@@ -133,21 +133,19 @@ def test_it_is_skipped_and_named(kind: str, behind: str, tmp_path: Path) -> None
     assert len(loaded.skipped[0]) <= 200
 
 
-def test_size_that_no_memory_holds(tmp_path: Path) -> None:
-    """Even where the manifest says the same."""
+def test_a_size_that_exceeds_memory(tmp_path: Path) -> None:
+    """Even if the manifest agrees."""
     save(tmp_path, 100)
     folder = save(tmp_path, 200)
     assert isinstance(folder, Path)
-    (folder / "weights.safetensors").unlink()
-    sparse(1 << 42)(folder / "weights.safetensors")
-    part("weights.safetensors", size=1 << 42)(folder)
+    instead("weights.safetensors", sparse(1 << 42))(folder)
+    entry("weights.safetensors", size=1 << 42)(folder)
     with pytest.warns(UserWarning, match="has 4398046511104 bytes, expected at most"):
         assert checkpoints.load_latest(tmp_path).step == 100
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
-def test_what_is_no_folder_is_no_checkpoint_and_is_removed_as_such(kind: str, tmp_path: Path) -> None:
-    """A link is not followed, neither to read nor to remove what it leads to."""
+def test_links_and_files_are_not_followed_and_are_removed(kind: str, tmp_path: Path) -> None:
     run, other = tmp_path / "run", tmp_path / "other"
     for place in (run, other):
         place.mkdir()
@@ -169,7 +167,6 @@ def test_what_is_no_folder_is_no_checkpoint_and_is_removed_as_such(kind: str, tm
 
 @pytest.mark.parametrize("behind", ["disk", "file"])
 def test_a_thousand_damaged_ones_are_few_words_and_no_wait(behind: str, tmp_path: Path) -> None:
-    """It took 134 s, and one line of 37,055 characters."""
     for step in range(1000):
         folder = tmp_path / "checkpoints" / f"{step:012d}"
         folder.mkdir(parents=True)

@@ -1,7 +1,4 @@
-"""Learners that share a batch by rows against one learner of the whole of it: in threads, then on Ray, where they die.
-
-Sums are those of gloo in both.
-"""
+"""Learners that share a batch by rows against one learner of the whole batch: in threads, then on Ray, with gloo."""
 
 import dataclasses
 import functools
@@ -21,9 +18,9 @@ import torch.distributed as dist
 
 from agent import Agent, AgentConfig, Trajectory
 from agent.core import CompressiveTransformerConfig, LSTMConfig, detach_state, index_state, map_state
-from agent.trajectory import acted
+from agent.trajectory import loss_mask
 from learner import group as learner_group
-from learner.communicator import DataParallel, PeerLost
+from learner.communicator import Communicator, PeerLost
 from learner.group import LearnerGroup
 from learner.learner import Learner, LearnerConfig
 
@@ -44,7 +41,7 @@ CPU = LearnerConfig(
     entropy_cost_end=0.01,
     max_gradient_norm=0.5,
 )
-OPTIMISERS: dict[str, dict[str, Any]] = {
+OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"optimizer": "adam"},
     "rmsprop": {"optimizer": "rmsprop", "rmsprop_epsilon": 1e-3, "rmsprop_momentum": 0.5},
 }
@@ -57,7 +54,7 @@ def make_agent(core: str) -> Agent:
 
 
 def make_batch(agent: Agent, seed: int) -> Trajectory:
-    """Episodes of very different lengths, so that no count of anything is the same in two shards; states in use."""
+    """Episodes of very different lengths, so that counts differ between shards; memories are not empty."""
     generator = torch.Generator().manual_seed(seed)
     often = torch.linspace(0, 0.4, ROWS)[:, None]
 
@@ -91,14 +88,14 @@ def make_batches(core: str, count: int) -> list[Trajectory]:
     return [make_batch(agent, seed) for seed in range(count)]
 
 
-def together(work: Callable[[DataParallel, int], Any], size: int = 2, seconds: float = 20.0) -> list[Any]:
-    """What `work(parallel, rank)` returns or raises in each of `size` threads, which are one process group."""
+def together(work: Callable[[Communicator, int], Any], size: int = 2, seconds: float = 20.0) -> list[Any]:
+    """Results or exceptions of `work(comm, rank)` in the threads of a process group."""
     store, results = dist.HashStore(), [None] * size
 
     def run(rank: int) -> None:
         try:
             group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=seconds))
-            results[rank] = work(DataParallel(group), rank)
+            results[rank] = work(Communicator(group), rank)
         except Exception as error:
             results[rank] = error
 
@@ -117,19 +114,19 @@ def shard(batch: Trajectory, rank: int, size: int) -> Trajectory:
 
 @pytest.mark.parametrize(
     ("core", "optimizer", "reduction"),
-    [*itertools.product(("compressive", "lstm"), OPTIMISERS, ("mean", "sum")), ("autoencoding", "adam", "mean")],
+    [*itertools.product(("compressive", "lstm"), OPTIMIZERS, ("mean", "sum")), ("autoencoding", "adam", "mean")],
 )
 def test_two_learners_of_half_a_batch_are_one_of_the_whole(core: str, optimizer: str, reduction: Any) -> None:
-    config = dataclasses.replace(CPU, reduction=reduction, **OPTIMISERS[optimizer])
+    config = dataclasses.replace(CPU, reduction=reduction, **OPTIMIZERS[optimizer])
     batches = make_batches(core, 20)
-    counts = [[int(acted(shard(batch, rank, 2)).sum()) for rank in range(2)] for batch in batches]
+    counts = [[int(loss_mask(shard(batch, rank, 2)).sum()) for rank in range(2)] for batch in batches]
     assert all(first != second for first, second in counts)
 
     agents = [make_agent(core) for _ in range(3)]
     start = {name: tensor.clone() for name, tensor in agents[2].state_dict().items()}
 
-    def learn(parallel: DataParallel, rank: int) -> tuple[Learner, list[dict[str, float]]]:
-        learner = Learner(agents[rank], config, 2000, parallel)
+    def learn(comm: Communicator, rank: int) -> tuple[Learner, list[dict[str, float]]]:
+        learner = Learner(agents[rank], config, 2000, comm)
         return learner, [learner.update(shard(batch, rank, 2)) for batch in batches]
 
     (first, metrics), (second, other_metrics) = together(learn)
@@ -137,11 +134,9 @@ def test_two_learners_of_half_a_batch_are_one_of_the_whole(core: str, optimizer:
     expected = [alone.update(batch) for batch in batches]
 
     assert first.steps == second.steps == alone.steps
-    for name, weight in alone.weights().items():
-        assert first.weights()[name].equal(second.weights()[name]), "learners drift apart"
-        torch.testing.assert_close(first.weights()[name], weight, rtol=0, atol=1e-10)
-    moved = max(float((weight - start[name]).abs().max()) for name, weight in alone.weights().items())
-    assert moved > 1e-2
+    assert_close(first.weights(), alone.weights())
+    assert all(weight.equal(second.weights()[name]) for name, weight in first.weights().items())
+    assert max(float((weight - start[name]).abs().max()) for name, weight in alone.weights().items()) > 1e-2
     assert metrics == other_metrics
     for actual, wanted in zip(metrics, expected, strict=True):
         assert actual == pytest.approx(wanted, rel=1e-5, abs=1e-6)  # totals of losses are in float32
@@ -149,15 +144,14 @@ def test_two_learners_of_half_a_batch_are_one_of_the_whole(core: str, optimizer:
     assert ("loss/compression/layer_1" in metrics[0]) == (core != "lstm")
 
 
-def test_a_shard_in_which_nothing_acts_or_is_compressed() -> None:
-    """Its counts are 0, the batch's are not."""
+def test_a_shard_without_steps_and_compression() -> None:
+    """Its counts are 0, those of the batch are not."""
     batch = make_batch(make_agent("compressive"), 0)
-    for row in range(ROWS // 2):
-        batch.reset[row, 1:] = True
+    batch.reset[: ROWS // 2, 1:] = True
     agents = [make_agent("compressive") for _ in range(3)]
 
-    def learn(parallel: DataParallel, rank: int) -> Learner:
-        learner = Learner(agents[rank], CPU, 2000, parallel)
+    def learn(comm: Communicator, rank: int) -> Learner:
+        learner = Learner(agents[rank], CPU, 2000, comm)
         learner.update(shard(batch, rank, 2))
         return learner
 
@@ -165,18 +159,17 @@ def test_a_shard_in_which_nothing_acts_or_is_compressed() -> None:
     alone = Learner(agents[2], CPU, 2000)
     alone.update(batch)
     assert first.steps == alone.steps > 0
-    for name, weight in alone.weights().items():
-        torch.testing.assert_close(first.weights()[name], weight, rtol=0, atol=1e-10)
+    assert_close(first.weights(), alone.weights())
 
 
-def test_what_is_not_finite_in_one_shard_stops_all_learners_alike_and_changes_nothing() -> None:
+def test_a_shard_that_is_not_finite_stops_all_learners() -> None:
     good = make_batch(make_agent("compressive"), 0)
     bad = good._replace(reward=good.reward.clone())
     bad.reward[-1, 3] = math.nan
     agents = [make_agent("compressive") for _ in range(2)]
 
-    def learn(parallel: DataParallel, rank: int) -> tuple[str, bool, int]:
-        learner = Learner(agents[rank], CPU, 2000, parallel)
+    def learn(comm: Communicator, rank: int) -> tuple[str, bool, int]:
+        learner = Learner(agents[rank], CPU, 2000, comm)
         before = learner.weights()
         with pytest.raises(FloatingPointError) as error:
             learner.update(shard(bad, rank, 2))
@@ -185,11 +178,9 @@ def test_what_is_not_finite_in_one_shard_stops_all_learners_alike_and_changes_no
         return str(error.value), unchanged, learner.version
 
     first, second = together(learn)
-    assert first == second, "the learner without the bad row must say the same"
-    message, unchanged, version = first
-    assert "trajectory that are not finite: reward." in message
-    assert unchanged
-    assert version == 1
+    assert first == second
+    assert "trajectory that are not finite: reward." in first[0]
+    assert first[1:] == (True, 1)
 
 
 @pytest.mark.parametrize("reason", ["gone", "late"])
@@ -198,8 +189,8 @@ def test_a_lost_learner_leaves_the_others_as_they_were(reason: str) -> None:
     agents = [make_agent("lstm") for _ in range(2)]
     done = threading.Event()
 
-    def learn(parallel: DataParallel, rank: int) -> tuple[bool, int]:
-        learner = Learner(agents[rank], CPU, 2000, parallel)
+    def learn(comm: Communicator, rank: int) -> tuple[bool, int]:
+        learner = Learner(agents[rank], CPU, 2000, comm)
         if rank == 1:
             if reason == "late":
                 done.wait()
@@ -213,16 +204,17 @@ def test_a_lost_learner_leaves_the_others_as_they_were(reason: str) -> None:
     assert together(learn, seconds=2.0)[0] == (True, 0)
 
 
-def test_three_learners_and_the_sums_themselves() -> None:
-    def add(parallel: DataParallel, rank: int) -> tuple[int, list[float], list[int]]:
+def test_collectives_of_three_learners() -> None:
+    def work(comm: Communicator, rank: int) -> tuple[int, int, list[list[float]]]:
         part = torch.tensor([1.0, rank], requires_grad=True)
-        total, most = parallel.sum(part), parallel.max(torch.tensor([rank, -rank]))
-        assert not total.requires_grad
-        assert part.tolist() == [1.0, rank], "what goes in is left as it is"
-        return parallel.size, total.tolist(), most.tolist()
+        results = [comm.sum(part), comm.max(torch.tensor([rank, -rank])), comm.gather(part.detach())]
+        assert not results[0].requires_grad
+        assert part.tolist() == [1.0, rank], "the argument is unchanged"
+        return comm.size, comm.rank, [result.tolist() for result in results]
 
-    assert together(add, size=3) == [(3, [3.0, 3.0], [2, 0])] * 3
-    assert DataParallel().size == 1
+    expected = [[3.0, 3.0], [2, 0], [1.0, 0.0, 1.0, 1.0, 1.0, 2.0]]
+    assert together(work, size=3) == [(3, rank, expected) for rank in range(3)]
+    assert (Communicator().size, Communicator().rank) == (1, 0)
 
 
 def make(core: str = "compressive") -> Learner:
@@ -245,10 +237,7 @@ def kill(group: LearnerGroup, *ranks: int) -> None:
 def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(
     cluster: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Equal to one learner throughout: after a death, after what is not finite, from a state and back to one.
-
-    A bug is none of these: it is raised.
-    """
+    """Equal to one learner throughout: after deaths, after an update that is not finite, after saving and resuming."""
     batches, alone, follower = make_batches("compressive", 7), make(), make()
     for learner in (alone, follower):
         learner.update(batches[0])
@@ -269,7 +258,7 @@ def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(
         assert_close(group.weights(), alone.weights())
         assert_close(resumed.weights(), alone.weights())
 
-        # One dies after an update and before it says so: the update is not done twice.
+        # One dies after an update, before it reports it: the update is not repeated.
         halves = [map_state(lambda leaf: leaf.numpy(), shard(batches[6], rank, 2)) for rank in range(2)]
         ray.get([member.update.remote(half) for member, half in zip(group.members, halves)])
         kill(group, 0)
@@ -279,9 +268,9 @@ def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(
         said = [record.getMessage() for record in caplog.records if record.name == "learner.group"]
         assert len(said) == 1
         assert "learner 0 died" in said[0]
-        assert said[0].endswith("all learners are started again at version 5")
+        assert said[0].endswith("all learners are restarted at version 5")
         assert "\n" not in said[0]
-        # Nor is anything lost where the wait for room to start again is ended.
+        # Nothing is lost if the wait for resources for the restart is ended.
         with monkeypatch.context() as waiting:
             waiting.setattr(group, "check", leave)
             waiting.setattr(group.placement, "wait", lambda seconds: False)  # as where a node is lost
@@ -295,13 +284,12 @@ def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(
         assert_close(group.weights(), alone.weights())
         assert_close(resumed.weights(), alone.weights())
 
-        # If all die there is no survivor: the optimizer is that of `saved`, one update old; nothing else is lost.
-        # Who only asks for the state starts no learners.
+        # If all die, only the optimizer's last update is lost (it is that of `saved`). `state_dict` restarts none.
         kill(group, 0, 1)
         assert group.state_dict()["version"] == 6
         assert not group.members
         group.update(batches[4])
-        assert caplog.messages[-1].endswith("all learners are started again at version 6, optimizer 5")
+        assert caplog.messages[-1].endswith("all learners are restarted at version 6, optimizer 5")
         behind = {**alone.state_dict(), "optimizer": saved["optimizer"]}
         alone.load_state_dict(behind)
         alone.update(batches[4])
@@ -348,18 +336,16 @@ def leave() -> None:
 
 
 @pytest.mark.ray
-def test_a_wait_for_room_can_be_ended(cluster: None) -> None:
+def test_a_wait_for_resources_can_be_ended(cluster: None) -> None:
     before = ray.util.placement_group_table().keys()
-    with pytest.raises(Left), LearnerGroup(make("lstm"), 2, "cpu", labels={"for": "nobody"}, check=leave):
+    with pytest.raises(Left), LearnerGroup(make("lstm"), 2, "cpu", labels={"for": "others"}, check=leave):
         raise AssertionError("there is no such node")
     groups = ray.util.placement_group_table()
     assert [groups[new]["state"] for new in groups.keys() - before] == ["REMOVED"]
 
 
 @pytest.mark.ray
-def test_each_result_is_fetched_once_for_its_node_may_be_lost_meanwhile(
-    cluster: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_result_is_fetched_once(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched, get = set(), ray.get
 
     def get_once(reference: ray.ObjectRef) -> Any:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from speech import audio, synthetic
-from speech.corpus import SPLITS, Corpus, CorpusConfig, excerpt, prepare
+from speech.corpus import SPLITS, Corpus, CorpusConfig, excerpt, open_built
+from speech.corpus import prepare as build
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -20,7 +21,7 @@ def sound(seed: int, samples: int) -> np.ndarray:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Six speakers with four files each, WAV and FLAC, in folders, and what is no sound."""
+    """Six speakers with four files each, WAV and FLAC, in folders, and a file that is not sound."""
     root = tmp_path / "voices"
     for speaker in range(6):
         (root / f"s{speaker}").mkdir(parents=True)
@@ -30,6 +31,10 @@ def folder(tmp_path: Path) -> Path:
             soundfile.write(path, sound(10 * speaker + number, 1000 + 100 * number), RATE)
     (root / "README.txt").write_text("not sound")
     return root
+
+
+def prepare(*arguments) -> Corpus:
+    return open_built(build(*arguments))
 
 
 def config_of(folder: Path, **fields) -> CorpusConfig:
@@ -133,29 +138,19 @@ def test_bad_files_are_named_or_left_out(folder: Path, tmp_path: Path) -> None:
     (folder / "s1" / "s1-9.wav").write_bytes(b"not sound at all")
     with pytest.raises(audio.AudioError, match=r"s1-9.wav: expected a WAV or FLAC file.*skip_unreadable"):
         prepare(config_of(folder), tmp_path / "cache")
-    with pytest.warns(UserWarning, match=r"left out .*s1-9.wav"):
-        corpus = prepare(config_of(folder, skip_unreadable=True), tmp_path / "cache")
-    assert sum(len(split.files) for split in corpus.splits.values()) == 24
-
-
-def test_a_file_cut_short_is_refused_before_anything_is_built(folder: Path, tmp_path: Path) -> None:
     path = folder / "s1" / "s1-0.WAV"
     path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(
-        audio.AudioError, match=r"s1-0.WAV: expected 2000 bytes of samples as its header says, got 456 .*"
-    ):
+    with pytest.raises(audio.AudioError, match=r"s1-0.WAV: expected 2000 bytes of samples .*, got 456"):
         prepare(config_of(folder), tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
-    with pytest.warns(UserWarning, match=r"left out .*s1-0.WAV"):
+    assert not (tmp_path / "cache").exists(), "refused before anything is built"
+    with pytest.warns(UserWarning, match=r"left out .*s1-"):
         corpus = prepare(config_of(folder, skip_unreadable=True), tmp_path / "cache")
     assert sum(len(split.files) for split in corpus.splits.values()) == 23
 
 
-@pytest.mark.parametrize("pattern", ["", ".", "/", "/etc/*", "..", "../*", "s*/../*", "a**/b"])
+@pytest.mark.parametrize("pattern", ["", ".", "/etc/*", "../*", "s*/../*", "a**/b"])
 def test_patterns_stay_below_the_folder(pattern: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"include: expected a pattern of names below the folder, such as \*_mic1.flac"
-    ):
+    with pytest.raises(ValueError, match=r"include: expected a pattern of names below the folder, such as \*_mic1"):
         CorpusConfig(include=pattern)
 
 
@@ -172,20 +167,13 @@ def test_names_need_not_be_utf8(folder: Path, tmp_path: Path) -> None:
     assert any(r"s1/\xff.WAV" in split.files for split in corpus.splits.values())
 
 
-@pytest.mark.parametrize("kind", ["file", "pipe", "device"])
-def test_what_is_no_folder_is_refused(kind: str, tmp_path: Path) -> None:
-    path = Path("/dev/null") if kind == "device" else tmp_path / "voices"
-    {"file": Path.touch, "pipe": os.mkfifo}.get(kind, Path.exists)(path)
-    with pytest.raises(FileNotFoundError, match=f"corpus: expected a folder .*; there is no folder {path}"):
-        prepare(CorpusConfig(str(path)), tmp_path / "cache")
-
-
 def test_what_cannot_be_a_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    with pytest.raises(
-        FileNotFoundError, match=r"corpus: expected a folder .* or 'synthetic'; there is no folder /nowhere"
-    ):
-        prepare(CorpusConfig("/nowhere"), cache)
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/nowhere", "/dev/null", str(tmp_path / "pipe")):
+        expected = f"corpus: expected a folder .* or 'synthetic'; there is no folder {path}"
+        with pytest.raises(FileNotFoundError, match=expected):
+            prepare(CorpusConfig(path), cache)
     with pytest.raises(ValueError, match=r"expected WAV or FLAC files named \*_mic1.flac in .*, got none"):
         prepare(config_of(folder, include="*_mic1.flac"), cache)
     soundfile.write(folder / "fast.wav", sound(0, 100), 2 * RATE)
@@ -196,7 +184,7 @@ def test_what_cannot_be_a_corpus_is_refused(folder: Path, tmp_path: Path) -> Non
         prepare(config_of(folder, split_by="speaker", speaker_pattern="z+"), cache)
     with pytest.raises(ValueError, match=r"at least 3 speakers in .*, got 1: s"):
         prepare(config_of(folder, sample_rate=RATE, include="s*", split_by="speaker", speaker_pattern="s"), cache)
-    with pytest.raises(ValueError, match=r"speaker_pattern: .* is no regular expression: the repetition number is too"):
+    with pytest.raises(ValueError, match=r"speaker_pattern: .* is not a regular expression: the repetition"):
         CorpusConfig(speaker_pattern="a{99999999999}")
     with pytest.raises(ValueError, match=r"sample_rate: expected 1000 or more or None, got 10"):
         CorpusConfig(sample_rate=10)
@@ -215,7 +203,7 @@ def test_an_excerpt_lies_inside_one_file(folder: Path, tmp_path: Path) -> None:
         excerpt(split, 1301)
 
 
-def test_synthetic_voices_are_the_same_everywhere_and_differ_from_each_other(tmp_path: Path) -> None:
+def test_synthetic_voices_are_reproducible_and_differ(tmp_path: Path) -> None:
     one = synthetic.utterance(3, 5)
     np.testing.assert_array_equal(one, synthetic.utterance(3, 5))
     assert 0.2 < np.abs(one).max() < 1
@@ -223,6 +211,6 @@ def test_synthetic_voices_are_the_same_everywhere_and_differ_from_each_other(tmp
     config = CorpusConfig(sample_rate=4000, split_by="speaker")
     corpus = prepare(config, tmp_path)
     assert corpus.name == "synthetic voices"
-    assert corpus.seconds("train") > 100
+    assert len(corpus.splits["train"].tokens) > 100 * 4000
     voices = [{name.split("-")[0] for name in corpus.splits[split].files} for split in SPLITS]
     assert sum(map(len, voices)) == 12

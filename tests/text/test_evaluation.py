@@ -13,15 +13,15 @@ from agent.language_model import IGNORE, SequenceModel
 from learner.sequence_learner import SequenceLearnerConfig, Total, evaluate
 from learner.streams import Batch, one_pass
 from text import evaluation
-from text.corpora import Split
 from text.tokenization import Bytes, Words
+from text.tokens import Split
 
 VOCABULARY = 7
 TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, 400).astype(np.uint8)
 STARTS = np.array([0, 90, 200])
 SPLIT = Split(TOKENS, STARTS, 3, 397, 50)
 SLOTS = [1] * 6 + [2] * 6 + [1, 1, 2, 1, 1, 2]
-"""Slots of each bucket of attention, of 6 compressed ones, 12 of memory and 8 of the segment."""
+"""Slots of each bucket of attention: 6 of compressed memory, 12 of memory and 8 of the segment."""
 
 
 def make_model(core: Any = None, **fields: Any) -> SequenceModel:
@@ -43,30 +43,32 @@ class TestArithmetic:
         assert evaluation.perplexity(math.log(43.4) * 3_007_061, 3_007_061) == pytest.approx(43.4)
         assert evaluation.perplexity(3 * math.log(10), 3) == pytest.approx(10.0)
 
-    def test_summary(self) -> None:
+    @pytest.mark.parametrize(
+        ("tokenizer", "prescribed", "perplexity"),
+        [(Bytes(), False, 16.0), (Words(["<eos>", "<unk>"]), False, 4.0), (Words(["<eos>", "<unk>"]), True, 16.0)],
+    )
+    def test_summary(self, tokenizer, prescribed, perplexity) -> None:
         """Six targets of 2 ln 2 nats, 8 bytes, 3 words: 12 bits / 8, and 2^12 to the power of 1/3 (or 1/6)."""
-        total, split = Total(12 * math.log(2), 6), SPLIT._replace(bytes=8, words=3)
-        found = evaluation.summary(total, split, Bytes())
+        split = SPLIT._replace(bytes=8, words=3, prescribed=prescribed)
+        found = evaluation.summary(Total(12 * math.log(2), 6), split, tokenizer)
         assert found["nats_per_token"] == pytest.approx(2 * math.log(2))
-        assert found["bits_per_byte"] == pytest.approx(1.5)
-        assert found["word_perplexity"] == pytest.approx(16.0)
-
-    def test_words_have_no_bits_and_the_targets_that_the_data_set_prescribes(self) -> None:
-        total, split, words = Total(12 * math.log(2), 6), SPLIT._replace(bytes=8, words=3), Words(["<eos>", "<unk>"])
-        found = evaluation.summary(total, split, words)
-        assert "bits_per_byte" not in found
-        assert found["word_perplexity"] == pytest.approx(4.0)
-        prescribed = evaluation.summary(total, split._replace(prescribed=True), words)
-        assert prescribed["word_perplexity"] == pytest.approx(16.0)
+        assert found["word_perplexity"] == pytest.approx(perplexity)
+        assert found.get("bits_per_byte") == (1.5 if isinstance(tokenizer, Bytes) else None)
 
     def test_text_without_words(self) -> None:
         found = evaluation.summary(Total(2.0, 2), SPLIT._replace(bytes=0, words=0), Bytes())
         assert found["word_perplexity"] == pytest.approx(math.exp(2.0))
         assert math.isfinite(found["bits_per_byte"])
 
+    def test_the_first_tokens_of_a_split(self) -> None:
+        first = SPLIT.first(100)
+        assert (len(first.tokens), first.starts.tolist(), first.documents) == (100, [0, 90], 2)
+        assert (first.bytes, first.words) == (round(397 / 4), round(50 / 4))
+        assert SPLIT.first(None) is SPLIT.first(400) is SPLIT
+
 
 class Uniform(torch.nn.Module):
-    """A core without features: the model's softmax is uniform, whatever it reads."""
+    """A core without features: the model's softmax is uniform."""
 
     config = LSTMConfig(4)
 
@@ -98,7 +100,7 @@ def test_a_uniform_model_has_the_size_of_the_vocabulary_as_perplexity() -> None:
 
 
 class TestParts:
-    """What an analysis splits up adds up to the whole."""
+    """The parts of an analysis add up to the whole."""
 
     @pytest.mark.parametrize("starts", [None, STARTS])
     def test_by_position(self, starts) -> None:
@@ -111,13 +113,6 @@ class TestParts:
         for begin, count in counts.items():
             assert count == sum(max(0, min(span, 2 * begin - 1) - begin + 1) for span in spans)
 
-    def test_by_frequency(self) -> None:
-        model, counts = make_model(), np.array([1, 10, 500, 2000, 50_000, 3, 700])
-        parts = evaluation.by_frequency(model, one_pass(TOKENS, 2, 16), counts)
-        total = evaluate(model, one_pass(TOKENS, 2, 16))
-        assert sum(part.nll for part in parts.values()) == pytest.approx(total.nll)
-        assert sum(part.count for part in parts.values()) == total.count
-
     def test_attention(self) -> None:
         found = evaluation.attention(make_model(), one_pass(TOKENS, 2, 8))
         assert [found.kinds.count(kind) for kind in ("compressed", "memory", "segment")] == [6, 6, 6]
@@ -128,7 +123,7 @@ class TestParts:
 
     @pytest.mark.parametrize("starts", [None, STARTS])
     def test_attention_is_that_of_real_steps(self, starts) -> None:
-        """By loops over rows and steps, three parts side by side, of which one ends before the others."""
+        """By loops over rows and steps; three parts side by side, and one ends before the others."""
         model, expected = make_model().eval(), []
         batches = list(one_pass(TOKENS, 3, 8, starts))
         state = model.initial_state(len(batches[0].tokens))
@@ -146,12 +141,12 @@ class TestParts:
         assert found.mean == pytest.approx(np.mean(expected, axis=0))
         assert found.error == pytest.approx(np.std(expected, axis=0, ddof=1) / len(expected) ** 0.5)
 
-    def test_attention_does_not_depend_on_neighbours_where_documents_are_apart(self) -> None:
+    def test_with_resets_attention_does_not_depend_on_rows(self) -> None:
         alone, beside = (evaluation.attention(make_model(), one_pass(TOKENS, rows, 8, STARTS)) for rows in (1, 3))
         assert beside.mean == pytest.approx(alone.mean)
         assert beside.error == pytest.approx(alone.error)
 
-    def test_nobody_can_tell_the_error_of_one_segment(self) -> None:
+    def test_one_segment_has_no_standard_error(self) -> None:
         assert evaluation.attention(make_model(), one_pass(TOKENS[:6], 1, 8)).error == [None] * 18
 
     def test_counts(self) -> None:
@@ -167,7 +162,7 @@ class TestCompression:
             output = model(batch.tokens, batch.reset, state, batch.targets)
             state, seen = output.state, seen + 8
             if seen > 24:
-                expected.append([float(loss.detach()) for loss in output.losses.values()])
+                expected.append([float(loss.value.detach()) for loss in output.losses.values()])
         found = evaluation.compression_loss(model, one_pass(TOKENS, 1, 8))
         assert list(found) == ["compression/layer_0", "compression/layer_1"]
         assert list(found.values()) == pytest.approx(np.mean(expected, axis=0).tolist())
@@ -190,21 +185,23 @@ def test_other_sizes_of_memory() -> None:
         list(evaluation.by_memory(model, lambda: one_pass(TOKENS, 2, 16), [(None, 0)]))
 
 
-def test_analyses_are_in_the_precision_of_what_they_split_up() -> None:
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_analyses_add_up_in_the_precision_of_the_whole(precision) -> None:
     model = make_model()
 
     def batches() -> Any:
         return one_pass(TOKENS, 2, 16)
 
-    total = evaluate(model, batches(), "bfloat16")
-    assert total.nll != pytest.approx(evaluate(model, batches()).nll, rel=1e-7)
+    total = evaluate(model, batches(), precision)
+    assert (total == evaluate(model, batches())) == (precision == "float32")
     counts = np.array([1, 10, 500, 2000, 50_000, 3, 700])
-    frequencies = evaluation.by_frequency(model, batches(), counts, "bfloat16").values()
+    frequencies = evaluation.by_frequency(model, batches(), counts, precision).values()
     assert sum(part.nll for part in frequencies) == pytest.approx(total.nll, rel=1e-12)
-    positions = evaluation.by_position(model, batches(), "bfloat16")
+    assert sum(part.count for part in frequencies) == total.count
+    positions = evaluation.by_position(model, batches(), precision)
     assert sum(part.nll for _, part in positions) == pytest.approx(total.nll, rel=1e-12)
-    assert dict(evaluation.by_memory(model, batches, [(12, 6)], "bfloat16"))[12, 6] == total
-    config = SequenceLearnerConfig(precision="bfloat16")
+    assert dict(evaluation.by_memory(model, batches, [(12, 6)], precision))[12, 6] == total
+    config = SequenceLearnerConfig(precision=precision)
     assert evaluation.dynamic(model, batches(), config, 1e-30).nll == pytest.approx(total.nll, rel=1e-7)
 
 

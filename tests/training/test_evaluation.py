@@ -10,8 +10,8 @@ import pytest
 import envs
 from actors import Episode
 from actors.evaluation import ScriptedActor, play_episodes
-from envs.diagnostic import Counting
 from learner.metrics import MetricsWriter
+from tests.actors.counting import Counting
 from training.cluster import RayGauges, gauge_name
 from training.evaluation import summarize
 
@@ -19,7 +19,7 @@ from training.evaluation import summarize
 class TwoAndTwenty(Counting):
     """Episodes take 2 steps in even rows, 20 in odd ones."""
 
-    def advance(self, actions: np.ndarray) -> tuple[Any, ...]:
+    def act(self, actions: np.ndarray) -> tuple[Any, ...]:
         self.count += 1
         over = self.count == np.where(np.arange(self.num_envs) % 2, 20, 2)
         return self.count.astype(float), over, np.zeros_like(over)

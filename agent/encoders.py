@@ -1,7 +1,6 @@
-"""Torsos: images to features (IMPALA's deep and shallow networks, and one for small images), and back; vectors too.
+"""Encoders of observations: images (IMPALA's deep and shallow networks, and a small one), vectors and instructions.
 
-A torso maps observations, uint8 images [N, height, width, channels] or float32 vectors [N, D], to features [N, size],
-ReLU applied. Observations are scaled here and nowhere else (docs/decisions.md says why). A new torso for images is one
+Observations are scaled here and nowhere else (docs/decisions.md gives the reasons). A new torso for images is one
 function and one line in `TORSOS`.
 """
 
@@ -11,10 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from agent.core import Mean
+
+EMBEDDING_SIZE, INSTRUCTION_SIZE = 20, 64
+
 
 def scale(images: Tensor, dtype: torch.dtype) -> Tensor:
     """uint8 images [N, height, width, channels] to [N, channels, height, width] in [-2, 2]."""
-    # NHWC memory is what channels_last means: the permuted view needs no copy.
+    # NHWC memory is channels_last: the permuted view needs no copy.
     return images.to(dtype).sub_(127.5).mul_(1 / 63.75).permute(0, 3, 1, 2)
 
 
@@ -23,12 +26,8 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.branch = nn.Sequential(
-            nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1),
-        )
+        convolutions = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
+        self.branch = nn.Sequential(nn.ReLU(), convolutions[0], nn.ReLU(), convolutions[1])
 
     def forward(self, stream: Tensor) -> Tensor:
         return stream + self.branch(stream)
@@ -45,7 +44,7 @@ def deep_layers(channels: int) -> list[nn.Module]:
 
 
 def shallow_layers(channels: int) -> list[nn.Module]:
-    """IMPALA's shallow network (Espeholt et al. 2018, figure 3), padded so that images of any size will do."""
+    """IMPALA's shallow network (Espeholt et al. 2018, figure 3), padded so that it accepts images of any size."""
     return [nn.Conv2d(channels, 16, 8, 4, padding=4), nn.ReLU(), nn.Conv2d(16, 32, 4, 2, padding=2), nn.ReLU()]
 
 
@@ -66,7 +65,7 @@ TORSOS: dict[str, Callable[[int], list[nn.Module]]] = {
 
 
 class Vision(nn.Module):
-    """The convolutions that `TORSOS` names, then one linear layer with a ReLU."""
+    """The convolutions of a torso in `TORSOS`, then one linear layer with a ReLU."""
 
     def __init__(self, name: str, image_shape: Sequence[int], size: int) -> None:
         super().__init__()
@@ -83,18 +82,14 @@ class Vision(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 images [N, height, width, channels] to features [N, size]."""
-        if images.shape[1:] != self.image_shape or images.dtype != torch.uint8:
-            raise ValueError(
-                f"observation: expected uint8 [N, {', '.join(map(str, self.image_shape))}], "
-                f"got {images.dtype} {list(images.shape)}"
-            )
+        _check_observation(images, torch.uint8, self.image_shape)
         return torch.relu(self.linear(self.convolutions(scale(images, self.linear.weight.dtype)).flatten(1)))
 
 
 class VectorTorso(nn.Module):
     """Two linear layers with ReLUs, on sign(x) log(1 + |x|) of the vector.
 
-    That is nearly x for small values and tames large ones, whatever their units (DreamerV3, Hafner et al. 2023).
+    That is nearly x for small values and bounds the effect of large ones (DreamerV3, Hafner et al. 2023).
     """
 
     def __init__(self, vector_size: int, size: int) -> None:
@@ -104,16 +99,19 @@ class VectorTorso(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """float32 vectors [N, vector_size] to features [N, size]."""
-        if vectors.shape[1:] != (self.vector_size,) or vectors.dtype != torch.float32:
-            raise ValueError(
-                f"observation: expected float32 [N, {self.vector_size}], got {vectors.dtype} {list(vectors.shape)}"
-            )
+        _check_observation(vectors, torch.float32, (self.vector_size,))
         squashed = vectors.sign() * vectors.abs().log1p()
         return self.layers(squashed.to(next(self.layers.parameters()).dtype))
 
 
+def _check_observation(observation: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if observation.shape[1:] != shape or observation.dtype != dtype:
+        expected = f"{str(dtype).removeprefix('torch.')} [N, {', '.join(map(str, shape))}]"
+        raise ValueError(f"observation: expected {expected}, got {observation.dtype} {list(observation.shape)}")
+
+
 def make_torso(name: str, observation_shape: Sequence[int], size: int) -> nn.Module:
-    """The torso for observations of a shape: a vector has only one, an image that of `TORSOS` which is named.
+    """The torso for an observation shape: `VectorTorso` for vectors, the one of `TORSOS` for images.
 
     Raises:
         ValueError: if there is no such torso, or the shape is neither that of a vector nor that of an image.
@@ -125,11 +123,36 @@ def make_torso(name: str, observation_shape: Sequence[int], size: int) -> nn.Mod
     return Vision(name, observation_shape, size)
 
 
-class Reconstruction(nn.Module):
-    """Draws the image from what the core made of it, as a small picture: an auxiliary loss for vision and core.
+class InstructionEncoder(nn.Module):
+    """An embedding and an LSTM over the words; sizes as in the code of IMPALA (Espeholt et al. 2018, figure 3).
 
-    Reward alone says little about what is worth seeing. MERLIN (Wayne et al. 2018) and RMA (Hung et al. 2019) train
-    their memory agents with the reconstruction of observations too; here the decoder is one linear layer.
+    Args:
+        vocabulary: number of word ids, including 0 for no word.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, EMBEDDING_SIZE, padding_idx=0)
+        self.lstm = nn.LSTM(EMBEDDING_SIZE, INSTRUCTION_SIZE, batch_first=True)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Words [N, W] int64, padded with 0 at the end, to the LSTM's output [N, INSTRUCTION_SIZE] at the last word.
+
+        Zeros where there is no word. Equal instructions are encoded once, because an episode has few different ones;
+        counting them waits for the GPU.
+        """
+        words, index = torch.unique(words, dim=0, return_inverse=True)
+        outputs, _ = self.lstm(self.embedding(words))
+        length = (words != 0).sum(dim=1)
+        last = outputs[torch.arange(len(words), device=words.device), (length - 1).clamp(min=0)]
+        return last.masked_fill((length == 0)[:, None], 0.0)[index]
+
+
+class Reconstruction(nn.Module):
+    """Predicts a small version of the image from the core's features: an auxiliary loss for vision and core.
+
+    MERLIN (Wayne et al. 2018) and RMA (Hung et al. 2019) train their memory agents with the reconstruction of
+    observations too; here the decoder is one linear layer.
     """
 
     def __init__(self, model_size: int, channels: int, height: int = 6, width: int = 8) -> None:
@@ -137,7 +160,8 @@ class Reconstruction(nn.Module):
         self.size = (height, width)
         self.decoder = nn.Linear(model_size, channels * height * width)
 
-    def forward(self, features: Tensor, images: Tensor) -> Tensor:
-        """The mean squared error of the pictures, a scalar; features [N, D], images uint8 [N, H, W, channels]."""
+    def forward(self, features: Tensor, images: Tensor) -> Mean:
+        """The squared error over all pixels; features [N, D], images uint8 [N, height, width, channels]."""
         pictures = F.adaptive_avg_pool2d(scale(images, features.dtype), self.size).flatten(1)
-        return F.mse_loss(self.decoder(features), pictures)
+        total = F.mse_loss(self.decoder(features), pictures, reduction="sum")
+        return Mean(total[None], torch.tensor([pictures.numel()], device=total.device))

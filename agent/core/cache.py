@@ -1,0 +1,68 @@
+"""The cache of keys and values of one layer, valid while the weights do not change.
+
+Axes: B batch, H heads, S slots, K features of a head.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from agent.core.config import LayerSizes
+
+
+class KVCache:
+    """Keys and values of the slots [compressed | memory | segment] of one layer, and the encodings of distances.
+
+    States that follow each other share the tensors. The newest state writes its next steps into them without a copy:
+    the earlier states end before these steps and do not read them. A state that is not the newest copies first.
+
+    Attributes:
+        keys, values: [B, H, S, K]; slots after the last step of the state are undefined.
+        near: [H, K, S], projected encodings of the distances S - 1, ..., 0, shared by the batch.
+        far: [H, K, M], projected encodings of the distances 0, ..., M - 1 for compressed slots, shared by the batch;
+            None if a compressed slot counts as one position.
+        newest: whether no other state has written into the tensors of this state, of its segment's inputs included.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, near: Tensor, far: Tensor | None, newest: bool = False) -> None:
+        self.keys, self.values, self.near, self.far, self.newest = keys, values, near, far, newest
+
+    def map(self, function: Callable[..., Any], *others: "KVCache") -> "KVCache":
+        """Applies a function to the tensors that have a batch axis."""
+        keys, values = ([getattr(cache, name) for cache in (self, *others)] for name in ("keys", "values"))
+        return KVCache(function(*keys), function(*values), self.near, self.far)
+
+    def write(self, slots: Tensor, new: Tensor, begin: int) -> Tensor:
+        """Returns `slots` [..., S, D] with `new` [..., T, D] from `begin` on: in place if this is the newest state."""
+        end = begin + new.shape[-2]
+        if self.newest and _in_place():
+            slots[..., begin:end, :] = new
+            return slots
+        return torch.cat([slots[..., :begin, :], new, slots[..., end:, :]], dim=-2)
+
+    def append(self, keys: Tensor, values: Tensor, begin: int) -> "KVCache":
+        """Returns the cache with keys and values [B, H, T, K] of new steps from slot `begin` on."""
+        keys, values = self.write(self.keys, keys, begin), self.write(self.values, values, begin)
+        if _in_place():
+            self.newest = False
+        return KVCache(keys, values, self.near, self.far, newest=_in_place())
+
+    def shift(self, keys: Tensor, values: Tensor, sizes: LayerSizes) -> "KVCache":
+        """Returns the cache after a full segment has entered memory, given those of the newly compressed slots."""
+        n_s, n_m, n_cm, _ = sizes
+        added = keys.shape[2]
+        keys, values = (
+            F.pad(
+                torch.cat([old[:, :, added:n_cm], new, old[:, :, n_cm + n_s : n_cm + n_s + n_m]], dim=2), (0, 0, 0, n_s)
+            )
+            for old, new in ((self.keys, keys), (self.values, values))
+        )
+        return KVCache(keys, values, self.near, self.far, newest=_in_place())
+
+
+def _in_place() -> bool:
+    """Whether tensors may be changed: learning needs them unchanged, and compiled code does not see `newest` change."""
+    return not torch.is_grad_enabled() and not torch.compiler.is_compiling()

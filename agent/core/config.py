@@ -1,0 +1,124 @@
+"""Configurations of the Compressive Transformer and of Transformer-XL, the same core without compressed memory."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from agent.fields import Checked, Decay, Layers, Size, Slots
+
+Sizes = Slots | tuple[Slots, ...]
+"""One number for all layers, or one for each layer."""
+
+
+class LayerSizes(NamedTuple):
+    """Slots of a layer: segment n_s, memory n_m, compressed memory n_cm; and its compression rate c."""
+
+    segment: int
+    memory: int
+    compressed: int
+    rate: int
+
+    @property
+    def slots(self) -> int:
+        """Number of slots that the last step of a segment can attend to."""
+        return self.compressed + self.memory + self.segment
+
+
+@dataclass(frozen=True)
+class CompressiveTransformerConfig(Checked):
+    """Sizes and variants of a Compressive Transformer; `compressed_size = 0` makes it a Transformer-XL."""
+
+    model_size: Size = 256
+    """Features of inputs, outputs and memory slots (D)."""
+    num_layers: Layers = 4
+    """Layers (L)."""
+    num_heads: Layers = 8
+    """Attention heads of each layer (H); divides model_size."""
+    mlp_size: Size = 1024
+    """Hidden features of each layer's MLP."""
+    segment_size: Size = 64
+    """Steps processed in parallel before they enter memory (n_s)."""
+    memory_size: Sizes = 64
+    """Slots of uncompressed memory (n_m), one number or one for each layer."""
+    compressed_size: Sizes = 64
+    """Slots of compressed memory (n_cm), one number or one for each layer; 0 for none."""
+    compression_rate: Size | tuple[Size, ...] = 4
+    """Evicted memories that become one compressed slot (c), one number or one for each layer; divides segment_size."""
+    compression: Literal["convolution", "dilated", "mean", "max", "most-used"] = "convolution"
+    """Compression function."""
+    compression_loss: Literal["attention", "autoencoding", "bptt", "none"] = "attention"
+    """How the compression function is trained: attention reconstruction (Algorithm 2), auto-encoding, the task's
+    gradient through time (BPTT), or not at all. The losses of functions without parameters are only reported."""
+    norm: Literal["pre", "post"] = "post"
+    """Layer normalization before each sub-layer, or after the residual sum as in Algorithm 1."""
+    gate: Literal["residual", "gru"] = "residual"
+    """How a sub-layer's output joins the stream: sum, or GTrXL's GRU gate (Parisotto et al. 2019)."""
+    compressed_position: Literal["slot", "time"] = "slot"
+    """A compressed slot counts as one position, or as the c steps that it summarizes."""
+    dropout: Decay = 0.0
+    """Dropout on the output of each sub-layer while training."""
+    attention: Literal["sdpa", "flex"] = "sdpa"
+    """Attention over a segment: scaled_dot_product_attention (on a CPU its formula, which is faster there), or
+    FlexAttention (inside torch.compile, on a GPU)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model_size % self.num_heads:
+            raise ValueError(f"model_size: expected a multiple of num_heads = {self.num_heads}, got {self.model_size}")
+        if self.model_size % 2:
+            raise ValueError(f"model_size: expected an even number (sines and cosines), got {self.model_size}")
+        for sizes in self.layer_sizes:
+            if sizes.compressed and sizes.segment % sizes.rate:
+                expected = f"a divisor of segment_size = {self.segment_size}"
+                raise ValueError(f"compression_rate: expected {expected}, got {sizes.rate}")
+        if self.attention == "flex" and self.compression == "most-used":
+            raise ValueError("attention: expected sdpa with most-used compression, which needs the weights, got 'flex'")
+
+    def by_layer(self, name: str) -> tuple[int, ...]:
+        """The values of memory_size, compressed_size or compression_rate, one for each layer."""
+        value = getattr(self, name)
+        if not isinstance(value, (tuple, list)):
+            return (value,) * self.num_layers
+        if len(value) != self.num_layers:
+            raise ValueError(f"{name}: expected one number or {self.num_layers} (num_layers), got {tuple(value)}")
+        return tuple(value)
+
+    @property
+    def layer_sizes(self) -> tuple[LayerSizes, ...]:
+        """The sizes of each layer."""
+        names = ("memory_size", "compressed_size", "compression_rate")
+        return tuple(LayerSizes(self.segment_size, *sizes) for sizes in zip(*map(self.by_layer, names)))
+
+
+@dataclass(frozen=True)
+class TransformerXLConfig(CompressiveTransformerConfig):
+    """Transformer-XL: more memory in place of compressed memory. The compression fields keep their defaults."""
+
+    memory_size: Sizes = 128
+    """Slots of memory (n_m), one number or one for each layer."""
+    compressed_size: Sizes = 0
+    """Always 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(self.by_layer("compressed_size")):
+            raise ValueError(f"compressed_size: expected 0 for Transformer-XL, got {self.compressed_size}")
+        for name in ("compression", "compression_loss", "compression_rate", "compressed_position"):
+            value, default = getattr(self, name), getattr(CompressiveTransformerConfig, name)
+            if value != default and value != (default,) * self.num_layers:
+                expected = f"the default, {default!r}, for Transformer-XL, which compresses nothing"
+                raise ValueError(f"{name}: expected {expected}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class GatedTransformerXLConfig(TransformerXLConfig):
+    """GTrXL (Parisotto et al. 2019): Transformer-XL with the norm at the input of each sub-layer, and GRU gates."""
+
+    norm: Literal["pre", "post"] = "pre"
+    """Layer normalization before each sub-layer, as in GTrXL, or after it."""
+    gate: Literal["residual", "gru"] = "gru"
+    """Always gru."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gate != "gru":
+            raise ValueError(f"gate: expected gru for gated Transformer-XL, got {self.gate!r}")

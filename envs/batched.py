@@ -1,0 +1,165 @@
+"""The base of environments that step a whole batch with array code: seeds, autoreset, checks and exact states.
+
+The rooms level (numba) and the diagnostic tasks (numpy) derive from it. `processes.py` batches copies of single
+environments instead.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numba.extending import register_jitable
+from numpy.typing import NDArray
+
+Step = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
+"""Rewards, terminated and truncated, [N] each."""
+
+
+class BatchedEnv(VectorEnv):
+    """N environments stepped together. A row depends on its own seed and actions only.
+
+    The step after the end of a row's episode ignores the row's action, has reward 0 and returns the first observation
+    of the next episode (gymnasium's NEXT_STEP). Subclasses define `begin`, `advance`, `observe` and `oracle_actions`.
+
+    Args:
+        num_envs: N.
+        observation_space: of one environment.
+        num_actions: actions are 0..num_actions - 1.
+        arrays: all that decides what happens next, [N, ...] by name; changed in place. "rng" uint64 is the counter of
+            each row's random stream (see `draw`).
+        over: the array [N] bool that is true between the end of an episode and the next step.
+        counters: arrays that the infos carry, by name.
+        metadata: further entries of `metadata`.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        observation_space: spaces.Box,
+        num_actions: int,
+        *,
+        arrays: dict[str, NDArray],
+        over: NDArray[np.bool_],
+        counters: dict[str, NDArray] | None = None,
+        **metadata: Any,
+    ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs: expected at least 1, got {num_envs}")
+        self.num_envs, self.arrays, self.over, self.counters = num_envs, arrays, over, counters or {}
+        shared = {"autoreset_mode": AutoresetMode.NEXT_STEP, "episode_metrics": tuple(self.counters)}
+        self.metadata = {"action_repeat": 1, **shared, **metadata}
+        self.single_observation_space = observation_space
+        self.single_action_space = spaces.Discrete(num_actions)
+        self.observation_space = batch_space(observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.over[:] = True  # rows that the first reset leaves out begin with the first step
+        self._reset_once = False
+
+    def begin(self, rows: NDArray[np.bool_]) -> None:
+        """Begins an episode in `rows` [N] and leaves the others as they are."""
+        raise NotImplementedError
+
+    def advance(self, actions: NDArray[np.int64], begin: NDArray[np.bool_]) -> Step:
+        """Begins an episode in the rows `begin` [N], with reward 0, and takes `actions` [N] in the others."""
+        raise NotImplementedError
+
+    def observe(self) -> NDArray:
+        """The present observations, [N, ...], in a new array."""
+        raise NotImplementedError
+
+    def oracle_actions(self) -> NDArray[np.int64]:
+        """The best actions [N], chosen with knowledge of the state."""
+        raise NotImplementedError
+
+    def entropy(self, seed: int, row: int) -> int | tuple[int, ...]:
+        """The seed of a row's random stream where one seed is given for all rows."""
+        return seed + row
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray, dict[str, Any]]:
+        """Begins an episode in every row, or in those of options["reset_mask"] [N] bool.
+
+        One seed gives every row a stream of its own (see `entropy`); a sequence has a seed for each row. A row with
+        seed None continues its stream, whose first seed is then random.
+        """
+        options = options or {}
+        if options.keys() - {"reset_mask"}:
+            raise ValueError(f"options: expected none or reset_mask, got {', '.join(options)}")
+        rows = np.asarray(options.get("reset_mask", np.ones(self.num_envs, bool)))
+        if rows.shape != (self.num_envs,) or rows.dtype != bool or not rows.any():
+            raise ValueError(f"reset_mask: expected bool [{self.num_envs}] with a True, got {rows.dtype} {rows.shape}")
+        if seed is None or isinstance(seed, (int, np.integer)):
+            seeds = [None if seed is None else self.entropy(int(seed), row) for row in range(self.num_envs)]
+        else:
+            seeds = [None if row is None else int(row) for row in seed]
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"seed: expected {self.num_envs} seeds, got {len(seeds)}")
+        for row, entropy in enumerate(seeds):
+            if (rows[row] and entropy is not None) or not self._reset_once:
+                self.arrays["rng"][row] = np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]
+        self._reset_once = True
+        self.over[rows] = False
+        self.begin(rows)
+        return self.observe(), self._infos()
+
+    def step(
+        self, actions: NDArray[np.integer]
+    ) -> tuple[NDArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """One step of every row. Raises ValueError for actions of a wrong number, type or value."""
+        if not self._reset_once:
+            raise RuntimeError("step() before reset()")
+        actions, most = np.asarray(actions), int(self.single_action_space.n) - 1  # type: ignore[attr-defined]
+        if actions.shape != (self.num_envs,) or actions.dtype.kind not in "iu":
+            raise ValueError(f"actions: expected integers [{self.num_envs}], got {actions.dtype} {list(actions.shape)}")
+        if actions.min() < 0 or actions.max() > most:
+            raise ValueError(f"actions: expected 0..{most}, got {actions.min()}..{actions.max()}")
+        reward, terminated, truncated = self.advance(actions.astype(np.int64), self.over.copy())
+        np.logical_or(terminated, truncated, out=self.over)
+        return self.observe(), reward, terminated, truncated, self._infos()
+
+    def _infos(self) -> dict[str, Any]:
+        present = {f"_{name}": np.ones(self.num_envs, bool) for name in self.counters}
+        return {name: counter.copy() for name, counter in self.counters.items()} | present
+
+    def get_state(self) -> dict[str, NDArray]:
+        """All that decides what happens next, as arrays by name, for `set_state`."""
+        return {name: array.copy() for name, array in self.arrays.items()}
+
+    def set_state(self, state: dict[str, NDArray]) -> NDArray:
+        """Continues from a state of `get_state` and returns its observations [N, ...]."""
+        if state.keys() != self.arrays.keys():
+            raise ValueError(f"state: expected the fields {tuple(self.arrays)}, got {tuple(state)}")
+        for name, own in self.arrays.items():
+            given = np.asarray(state[name])
+            if given.shape != own.shape or given.dtype != own.dtype:
+                raise ValueError(f"state[{name!r}]: expected {own.dtype} {own.shape}, got {given.dtype} {given.shape}")
+        for name, own in self.arrays.items():
+            own[:] = state[name]
+        self._reset_once = True
+        self.begin(np.zeros(self.num_envs, bool))  # begins no episode, but draws the views where there are any
+        return self.observe()
+
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_30, _27, _31, _32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
+
+
+@register_jitable
+def mixed(z):
+    """Random bits from a counter that grows by GOLDEN (splitmix64; Steele, Lea and Flood, 2014)."""
+    z = (z ^ (z >> _30)) * _MIX_1
+    z = (z ^ (z >> _27)) * _MIX_2
+    return z ^ (z >> _31)
+
+
+@register_jitable
+def draw(state, rows, n):
+    """A number uniform in 0..n-1 from the random stream of a row, or, without numba, of each of some rows (a mask)."""
+    state.rng[rows] += GOLDEN
+    return np.int64(((mixed(state.rng[rows]) >> _32) * np.uint64(n)) >> _32)

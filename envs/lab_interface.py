@@ -1,0 +1,66 @@
+"""DeepMind Lab's interface without the engine: sets of actions and the numbering of an instruction's words.
+
+Both the adapter of the engine (`dmlab.py`) and the re-created level (`rooms/`) read it.
+"""
+
+import zlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: The nine actions of IMPALA's code. An action is a set of motions, joined by ", ".
+NINE = (
+    *("forward", "backward", "strafe left", "strafe right"),
+    *("look left", "look right", "look left, forward", "look right, forward", "fire"),
+)
+#: The fifteen actions of Hessel et al. 2019 (PopArt) and most later work.
+FIFTEEN = (
+    *NINE[:6],
+    *("look far left", "look far right", "look down", "look up"),
+    *("look left, forward", "look right, forward", "look far left, forward", "look far right, forward", "fire"),
+)
+#: Column of a row of `action_rows`, and sign, of each motion.
+_MOTIONS = {
+    "look left": (0, -1),
+    "look right": (0, 1),
+    "look far left": (0, -1),
+    "look far right": (0, 1),
+    "look up": (1, -1),
+    "look down": (1, 1),
+    "strafe left": (2, -1),
+    "strafe right": (2, 1),
+    "forward": (3, 1),
+    "backward": (3, -1),
+    "fire": (4, 1),
+}
+
+
+def action_rows(names: tuple[str, ...], look_pixels: int, far_pixels: int = 60) -> NDArray[np.intc]:
+    """Actions as Lab takes them each frame.
+
+    Args:
+        names: as in `NINE`.
+        look_pixels: mouse units (0.1056 degrees) that a look turns a frame.
+        far_pixels: the same for "look far left" and "look far right".
+
+    Returns:
+        [A, 7] of (look right, look down, strafe right, move forward, fire, jump, crouch).
+    """
+    rows = np.zeros((len(names), 7), np.intc)
+    for row, name in zip(rows, names):
+        for motion in name.split(", "):
+            column, sign = _MOTIONS[motion]
+            row[column] = sign * (far_pixels if "far" in motion else look_pixels if "look" in motion else 1)
+    return rows
+
+
+#: Number of words of an instruction that are kept; all instructions of DMLab-30 are shorter.
+INSTRUCTION_WORDS = 16
+#: Number of word ids: 1 to 1000, as many hash buckets as in IMPALA's code, and 0 for no word.
+VOCABULARY = 1001
+
+
+def hash_words(text: str) -> NDArray[np.int64]:
+    """The first `INSTRUCTION_WORDS` words as ids 1..`VOCABULARY` - 1, the same on every machine, padded with zeros."""
+    ids = [zlib.crc32(word.encode()) % (VOCABULARY - 1) + 1 for word in text.split()[:INSTRUCTION_WORDS]]
+    return np.array(ids + [0] * (INSTRUCTION_WORDS - len(ids)), np.int64)

@@ -1,0 +1,232 @@
+"""IMPALA with a recurrent memory in one file: acting, V-trace, and the update of the weights. No Ray, one process.
+
+    python examples/impala.py                     the Compressive Transformer on a small level, some minutes
+    python examples/impala.py --core lstm --env diagnostic:recall
+
+The actor keeps the weights of some updates ago, as actors on other machines do; V-trace corrects for that. A test shows
+that `update` changes the weights exactly as `learner.learner.Learner` does.
+
+Axes: B environments, T steps, A actions. Source: Espeholt et al. 2018, arXiv:1802.01561.
+"""
+
+import argparse
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from torch import Tensor, nn
+
+from agent import Agent, AgentConfig, Trajectory
+from agent.core import State, detach_state
+from agent.core.matched import matched_cores
+from envs import make_vector
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to learn."""
+
+    learning_rate: float = 1e-3
+    discount: float = 0.92
+    lambda_: float = 0.85
+    entropy_cost: float = 3e-2
+    baseline_cost: float = 1.0
+    max_gradient_norm: float = 1.0
+    clip_rho: float = 1.0
+    clip_c: float = 1.0
+
+
+class Actor:
+    """B environments that are stepped together, with one memory state for each."""
+
+    def __init__(self, envs: VectorEnv, agent: Agent, seed: int) -> None:
+        self.envs, self.agent, rows = envs, agent, envs.num_envs
+        self.generator = torch.Generator().manual_seed(seed)
+        self.state: State = agent.initial_state(rows)
+        self.over = np.zeros(rows, dtype=bool)
+        self.scores, self.finished = np.zeros(rows), list[float]()
+        observation, _ = envs.reset(seed=seed)
+        # What the environments say at one step: observation, last action, reward, discount, reset.
+        self.output = (
+            torch.from_numpy(observation.copy()),
+            torch.full((rows,), -1),
+            torch.zeros(rows),
+            torch.ones(rows),
+            torch.ones(rows, dtype=torch.bool),
+        )
+
+    @torch.no_grad()
+    def unroll(self, length: int) -> Trajectory:
+        """T steps; the trajectory has T + 1 environment outputs, the last of which is the bootstrap."""
+        begin, outputs, actions, logits = self.state, [self.output], [], []
+        state = self.agent.core.with_cache(begin)  # memory is projected once, not at every step
+        for _ in range(length):
+            observation, last_action, reward, _, reset = (part[:, None] for part in self.output)
+            step = self.agent(observation, last_action, reward, reset, state)
+            state = step.state
+            logits.append(step.policy_logits[:, 0])
+            actions.append(self.sample(logits[-1]))
+            self.step(actions[-1])
+            outputs.append(self.output)
+        self.state = self.agent.core.without_cache(state)
+        observation, last_action, reward, discount, reset = (torch.stack(parts, dim=1) for parts in zip(*outputs))
+        rows = torch.zeros(len(reset), dtype=torch.int64)
+        return Trajectory(
+            observation=observation,
+            last_action=last_action,
+            reward=reward,
+            discount=discount,
+            reset=reset,
+            action=torch.stack(actions, dim=1),
+            policy_logits=torch.stack(logits, dim=1),
+            core_state=begin,
+            actor_id=rows,
+            version=rows,
+        )
+
+    def sample(self, logits: Tensor) -> Tensor:
+        """Actions [B] from logits [B, A]: the largest of logits plus Gumbel noise."""
+        uniform = torch.rand(logits.shape, generator=self.generator).clamp_min(1e-20)
+        return (logits - (-uniform.log()).log()).argmax(dim=-1)
+
+    def step(self, action: Tensor) -> None:
+        """Steps the environments. After the end of an episode the next step ignores its action and resets."""
+        resets = self.over
+        observation, reward, terminated, truncated, _ = self.envs.step(action.numpy())
+        self.over = terminated | truncated
+        self.scores += reward
+        self.finished += self.scores[self.over].tolist()
+        self.scores[self.over] = 0
+        self.output = (
+            torch.from_numpy(observation.copy()),
+            action.masked_fill(torch.from_numpy(resets), -1),
+            torch.from_numpy(reward.astype(np.float32)),
+            torch.from_numpy(1 - terminated.astype(np.float32)),
+            torch.from_numpy(resets),
+        )
+
+
+def vtrace(
+    log_rhos: Tensor, discounts: Tensor, rewards: Tensor, values: Tensor, mask: Tensor, settings: Settings
+) -> tuple[Tensor, Tensor]:
+    """Targets of the value function and advantages, both [B, T]; equation (1) of the paper.
+
+    Args:
+        log_rhos: [B, T] log of the importance weights: target policy over behaviour policy.
+        discounts, rewards: [B, T] of what followed each action.
+        values: [B, T + 1], the last is the bootstrap.
+        mask: [B, T] bool, false where the action was ignored because the environment was reset.
+    """
+    rhos, bootstrap = log_rhos.exp(), values[:, -1]
+    values, next_values = values[:, :-1], values[:, 1:]
+    deltas = torch.where(mask, rhos.clamp(max=settings.clip_rho) * (rewards + discounts * next_values - values), 0.0)
+    decays = torch.where(mask, discounts * settings.lambda_ * rhos.clamp(max=settings.clip_c), 0.0)
+    correction, corrections = torch.zeros_like(bootstrap), []
+    for delta, decay in zip(reversed(deltas.unbind(1)), reversed(decays.unbind(1))):
+        correction = delta + decay * correction
+        corrections.append(correction)
+    targets = values + torch.stack(corrections[::-1], dim=1)
+    next_targets = torch.cat([targets[:, 1:], bootstrap[:, None]], dim=1)
+    advantages = rhos.clamp(max=settings.clip_rho) * (rewards + discounts * next_targets - values)
+    return targets, torch.where(mask, advantages, 0.0)
+
+
+def losses(agent: Agent, trajectory: Trajectory, settings: Settings) -> dict[str, Tensor]:
+    """The losses of a batch, scalars: policy gradient, value, entropy, and the core's own (compression)."""
+    output = agent(
+        trajectory.observation,
+        trajectory.last_action,
+        trajectory.reward,
+        trajectory.reset,
+        detach_state(trajectory.core_state),
+    )
+    log_policy = output.policy_logits[:, :-1].log_softmax(dim=-1)
+    chosen = trajectory.action[..., None]
+    log_probs = log_policy.gather(-1, chosen).squeeze(-1)
+    behaviour = trajectory.policy_logits.log_softmax(dim=-1).gather(-1, chosen).squeeze(-1)
+    mask = ~trajectory.reset[:, 1:]
+    with torch.no_grad():
+        targets, advantages = vtrace(
+            log_probs - behaviour,
+            settings.discount * trajectory.discount[:, 1:],
+            trajectory.reward[:, 1:].clamp(-1, 1),
+            output.value,
+            mask,
+            settings,
+        )
+
+    def mean(values: Tensor) -> Tensor:
+        return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
+
+    entropy = -(log_policy.exp() * log_policy).sum(dim=-1)
+    return {
+        "policy": mean(-log_probs * advantages),
+        "baseline": settings.baseline_cost * mean(0.5 * (targets - output.value[:, :-1]).square()),
+        "entropy": settings.entropy_cost * mean(-entropy),
+        **{name: loss.value for name, loss in output.losses.items()},
+    }
+
+
+def parameter_groups(agent: Agent) -> list[list[nn.Parameter]]:
+    """The network's parameters, and those of the compression, which only the compression loss trains."""
+    compression = agent.compression_parameters()
+    known = {id(parameter) for parameter in compression}
+    return [[parameter for parameter in agent.parameters() if id(parameter) not in known], compression]
+
+
+def make_optimizer(agent: Agent, settings: Settings) -> torch.optim.Optimizer:
+    """Adam over both groups."""
+    groups = [{"params": group} for group in parameter_groups(agent)]
+    return torch.optim.Adam(groups, lr=settings.learning_rate, eps=1e-6)
+
+
+def update(
+    agent: Agent, optimizer: torch.optim.Optimizer, trajectory: Trajectory, settings: Settings
+) -> dict[str, float]:
+    """One update of the weights; returns the losses."""
+    agent.train()
+    optimizer.zero_grad()
+    parts = losses(agent, trajectory, settings)
+    torch.stack(list(parts.values())).sum().backward()
+    for group in parameter_groups(agent):
+        nn.utils.clip_grad_norm_(group, settings.max_gradient_norm)
+    optimizer.step()
+    return {name: loss.item() for name, loss in parts.items()}
+
+
+def main() -> None:
+    """Trains an agent and prints its return."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", default="rooms:small")
+    parser.add_argument("--core", default="compressive")
+    parser.add_argument("--updates", type=int, default=700)
+    parser.add_argument("--environments", type=int, default=64)
+    parser.add_argument("--unroll-length", type=int, default=32)
+    parser.add_argument("--lag", type=int, default=2, help="updates between two copies of the weights to the actor")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+
+    torch.manual_seed(options.seed)
+    settings = Settings()
+    envs = make_vector(options.env, options.environments)
+    sizes = {"model_size": 64, "num_layers": 2, "num_heads": 4, "mlp_size": 128, "segment_size": 16, "norm": "pre"}
+    core = matched_cores(sizes, memory=16, compressed=16)[options.core]
+    config = AgentConfig(torso="small", core=core, reconstruction_cost=1.0)
+    agent = Agent(config, envs.single_observation_space.shape, int(envs.single_action_space.n))
+    optimizer = make_optimizer(agent, settings)
+    actor = Actor(envs, copy.deepcopy(agent).eval(), options.seed)
+    for number in range(1, options.updates + 1):
+        trajectory = actor.unroll(options.unroll_length)
+        parts = update(agent, optimizer, trajectory, settings)
+        if number % options.lag == 0:
+            actor.agent.load_state_dict(agent.state_dict())
+        if number % 20 == 0:
+            score = np.mean(actor.finished[-200:]) if actor.finished else float("nan")
+            steps = number * options.environments * options.unroll_length
+            print(f"update {number}  {steps} steps  return {score:.2f}  loss {sum(parts.values()):.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

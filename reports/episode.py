@@ -1,0 +1,123 @@
+"""Recorded episodes as a video and as a page on which every step, layer and head can be looked at.
+
+`actors.recording` decides what is recorded; `pages/episode.html` how the page looks.
+"""
+
+import base64
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from actors.recording import Recording
+from reports.pages import packed, rounded, write_page
+from reports.video import check_images, film
+
+PAGE_BYTES = 15_000_000
+"""Largest size of a page, so that it opens quickly; what does not fit is left out, and the page says so."""
+SHEET_FRAMES = 100
+"""Frames in one picture of the page, in ten columns."""
+LOSSLESS_BYTES = 4_000_000
+"""Size of an episode's frames above which they are compressed with loss."""
+
+
+def show(recordings: Sequence[Recording], stem: Path, title: str, core: str) -> dict[str, str]:
+    """Writes the video and the page of recorded episodes; returns where they are.
+
+    Args:
+        recordings: with image observations [T, height, width, 3] uint8.
+        stem: path of both without their endings.
+        title: of the page.
+        core: name of the agent's core.
+    """
+    video = film(recordings, stem.with_suffix(".mp4"))
+    page = write_page(stem.with_suffix(".html"), "episode", page_data(recordings, title, core))
+    return {"video": str(video), "page": f"{page}  (open it in a browser)"}
+
+
+def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int = PAGE_BYTES) -> dict[str, Any]:
+    """What `pages/episode.html` reads: the episodes that fit, but at least the beginning of the first."""
+    check_images(recordings)
+    first = recordings[0]
+    height, width = first.observations.shape[1:3]
+    limit -= 100_000  # the page itself
+    episodes: list[dict[str, Any]] = []
+    room, note = limit, ""
+    for number, recording in enumerate(recordings):
+        steps = len(recording.actions)
+        episode, size = _episode(recording, steps)
+        while size > room and not episodes:
+            steps //= 2
+            episode, size = _episode(recording, steps)
+            note = f"The page shows the first {steps} of {len(recording.actions)} steps, because of its size."
+        if size > room:
+            note = f"The page shows the first {number} of {len(recordings)} episodes, because of its size."
+            break
+        episodes.append(episode)
+        room -= size
+    return {
+        "title": title,
+        "note": note,
+        "without": f"This agent's core ({core}) has no attention, so its memory cannot be traced to steps.",
+        "actions": first.action_names,
+        "fps": first.fps,
+        "plan": first.floor_plan if first.poses is not None else None,
+        "sheet": {"columns": 10, "rows": SHEET_FRAMES // 10, "width": width, "height": height},
+        "episodes": episodes,
+    }
+
+
+def _episode(recording: Recording, steps: int) -> tuple[dict[str, Any], int]:
+    """The first steps of an episode as the page reads them, and about how many bytes that takes."""
+    layers = []
+    for layer in recording.attention:
+        weights = layer.weights[:steps]
+        layers.append(
+            {
+                "sizes": layer.sizes,
+                "heads": weights.shape[1],
+                "slots": weights.shape[2],
+                # Square roots: a byte then tells small weights from each other, and rows still add up to 1.
+                "weights": packed(np.rint(255 * np.sqrt(weights)).astype(np.uint8)),
+                "steps": packed(layer.steps[:steps].astype(np.int32)),
+            }
+        )
+    sheets = _sheets(recording.observations[:steps])
+    poses = None if recording.poses is None else [rounded(pose) for pose in recording.poses[:steps]]
+    episode = {
+        "score": recording.episode.score,
+        "sheets": sheets,
+        "actions": recording.actions[:steps].tolist(),
+        "values": rounded(recording.values[:steps]),
+        "rewards": rounded(recording.rewards[:steps]),
+        "scores": rounded(recording.returns[:steps], 6),
+        "layers": layers,
+        "poses": poses,
+    }
+    size = sum(map(len, sheets)) + sum(len(layer["weights"]) + len(layer["steps"]) for layer in layers) + 80 * steps
+    return episode, size
+
+
+def _sheets(frames: np.ndarray) -> list[str]:
+    """Frames [T, height, width, 3] as data URLs of WebP pictures, ten columns each; without loss if they are small."""
+    pictures, (height, width) = [], frames.shape[1:3]
+    for begin in range(0, len(frames), SHEET_FRAMES):
+        part = frames[begin : begin + SHEET_FRAMES]
+        rows = -(-len(part) // 10)
+        grid = np.zeros((rows * 10, height, width, 3), np.uint8)
+        grid[: len(part)] = part
+        grid = grid.reshape(rows, 10, height, width, 3).swapaxes(1, 2)
+        pictures.append(grid.reshape(rows * height, 10 * width, 3))
+    sheets = [_webp(picture, lossless=True, quality=50, method=2) for picture in pictures]
+    if sum(map(len, sheets)) > LOSSLESS_BYTES:
+        sheets = [_webp(picture, quality=85, method=2) for picture in pictures]
+    return sheets
+
+
+def _webp(picture: np.ndarray, **options: Any) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "WEBP", **options)
+    return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,0 +1,350 @@
+// The page of episodes: view, path, attention and charts of the chosen step. Reads DATA; see `reports/episode.py`.
+const KINDS = ["compressed", "memory", "segment"];
+const NAMES = { compressed: "compressed memory", memory: "memory", segment: "segment" };
+const MEAN = "mean", SHOWN = 12, LARGEST = 104, SMALLEST = 22, INSET = 8;
+
+let episode, sheets, layers, step = 0, timer = null, charts = [];
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "") + readable(Math.abs(value));
+const percent = (value) => `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)} %`;
+const span = (first, last) => (first === last ? `${first}` : `${first}–${last}`);
+
+// A canvas as large as it is shown, in the screen's own pixels; returns its context in CSS pixels.
+function prepared(canvas, height) {
+  const width = canvas.clientWidth, ratio = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  const context = canvas.getContext("2d");
+  context.scale(ratio, ratio);
+  return [context, width, height];
+}
+
+// Draws the view of a step into a box.
+function paint(context, at, x, y, width, height) {
+  const { columns, rows } = DATA.sheet, each = columns * rows;
+  const within = at % each;
+  const left = (within % columns) * DATA.sheet.width, top = Math.floor(within / columns) * DATA.sheet.height;
+  context.imageSmoothingEnabled = false;
+  context.drawImage(sheets[Math.floor(at / each)], left, top, DATA.sheet.width, DATA.sheet.height, x, y, width, height);
+}
+
+function image(source) {
+  const loaded = new Image();
+  loaded.src = source;
+  return loaded.decode().then(() => loaded);
+}
+
+// Attention of a step: weights of slots, and the first and last step that each holds, by the layer and head chosen.
+function attention(at) {
+  const choice = get("layer").value, head = get("head").value;
+  const chosen = choice === MEAN ? layers : [layers[Number(choice)]];
+  const { heads, slots, steps, sizes } = chosen[0];
+  const weights = new Float64Array(slots);
+  let total = 0;
+  for (const layer of chosen) {
+    for (let index = 0; index < heads; index++) {
+      if (head !== MEAN && Number(head) !== index) continue;
+      const offset = (at * heads + index) * slots;
+      for (let slot = 0; slot < slots; slot++) {
+        const weight = (layer.weights[offset + slot] / 255) ** 2;  // stored as square roots
+        weights[slot] += weight;
+        total += weight;
+      }
+    }
+  }
+  const found = [];
+  for (let slot = 0; slot < slots; slot++) {
+    const first = steps[2 * (at * slots + slot)], last = steps[2 * (at * slots + slot) + 1];
+    const kind = KINDS[slot < sizes[0] ? 0 : slot < sizes[0] + sizes[1] ? 1 : 2];
+    if (first >= 0) found.push({ kind, first, last, weight: weights[slot] / total });
+  }
+  return found;
+}
+
+async function choose(index) {
+  stop();
+  const chosen = DATA.episodes[index];
+  const pictures = Promise.all(chosen.sheets.map(image));
+  const unpack = async (layer) => ({
+    ...layer,
+    weights: await unpacked(layer.weights, Uint8Array),
+    steps: await unpacked(layer.steps, Int32Array),
+  });
+  [sheets, layers] = await Promise.all([pictures, Promise.all(chosen.layers.map(unpack))]);
+  episode = chosen;
+  get("slider").max = episode.values.length - 1;
+  const steps = episode.values.map((_, at) => at);
+  for (const name of ["values", "rewards"]) get(name).replaceChildren();
+  const shared = { inset: INSET, domain: [0, steps.length - 1], bands: visits().map(([from, to]) => ({ from, to })), pick: (x) => go(Math.round(x)) };
+  charts = [
+    new LineChart(get("values"), [{ name: "value", colour: "var(--s0)", x: steps, y: episode.values }], { ...shared, height: 96, label: "value at each step", include: [0, 0] }),
+    new LineChart(get("rewards"), [{ name: "reward", colour: "var(--s6)", x: steps, y: episode.rewards, stems: true }], { ...shared, height: 56, label: "reward after each step", include: [0, 0] }),
+  ];
+  go(0);
+  mark();
+  document.body.dataset.ready = index;
+}
+
+// [first, last] of each stay in the room where what must be remembered is shown.
+function visits() {
+  const found = [];
+  if (!episode.poses) return found;
+  episode.poses.forEach((pose, at) => {
+    if (pose[3] !== 0) return;
+    if (found.length && found[found.length - 1][1] === at - 1) found[found.length - 1][1] = at;
+    else found.push([at, at]);
+  });
+  return found;
+}
+
+const across = (width, at) => INSET + ((width - 2 * INSET) * at) / Math.max(1, episode.values.length - 1);
+const rewarded = () => episode.rewards.flatMap((reward, at) => (reward ? [at] : []));
+
+function mark() {
+  const width = get("marks").parentElement.clientWidth;
+  const largest = Math.max(...episode.rewards.map(Math.abs));
+  get("marks").setAttribute("viewBox", `0 0 ${width} 12`);
+  get("marks").replaceChildren(...rewarded().map((at) => {
+    const reward = episode.rewards[at], size = 4 + 8 * Math.sqrt(Math.abs(reward) / largest);
+    const tick = shape("rect", { x: across(width, at) - 1.5, y: 12 - size, width: 3, height: size, rx: 1, fill: reward > 0 ? "var(--good)" : "var(--bad)" });
+    tick.dataset.step = at;
+    tick.append(shape("title", {}, `step ${at}: reward ${signed(reward)}`));
+    return tick;
+  }));
+}
+
+function facts() {
+  const room = DATA.plan && episode.poses ? [["place", DATA.plan.rooms[episode.poses[step][3]]]] : [];
+  const rows = [
+    ["step", `${step} of ${episode.values.length - 1}`], ["action", DATA.actions[episode.actions[step]]],
+    ["value", signed(episode.values[step])], ["score", signed(episode.scores[step])], ...room,
+  ];
+  get("facts").replaceChildren(...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
+}
+
+function go(to) {
+  step = Math.max(0, Math.min(episode.values.length - 1, to));
+  document.body.dataset.step = step;
+  get("slider").value = step;
+  get("slider").setAttribute("aria-valuetext", `step ${step}, value ${signed(episode.values[step])}`);
+  const view = get("view"), scale = Math.max(1, Math.ceil(768 / DATA.sheet.width));
+  view.width = DATA.sheet.width * scale;
+  view.height = DATA.sheet.height * scale;
+  paint(view.getContext("2d"), step, 0, 0, view.width, view.height);
+  get("value").textContent = signed(episode.values[step]);
+  get("reward").textContent = episode.rewards[step] ? signed(episode.rewards[step]) : "none";
+  for (const chart of charts) chart.cursor(step);
+  facts();
+  follow();
+  if (layers.length) look();
+}
+
+// The path from above; y grows to the left of a player who looks along x.
+function follow() {
+  if (!DATA.plan || !episode.poses) return;
+  const { walls, areas, spots } = DATA.plan;
+  const xs = walls.flatMap(([a, , b]) => [a, b]), ys = walls.flatMap(([, a, , b]) => [a, b]);
+  const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+  const width = get("map").clientWidth, scale = (width - 16) / (right - left);
+  const [context] = prepared(get("map"), (high - low) * scale + 16);
+  get("map").style.height = `${(high - low) * scale + 16}px`;
+  const point = (x, y) => [8 + (x - left) * scale, 8 + (high - y) * scale];
+  for (const [x0, y0, x1, y1] of Object.values(areas)) {
+    context.fillStyle = colour("line");
+    context.fillRect(...point(x0, y1), (x1 - x0) * scale, (y1 - y0) * scale);
+  }
+  context.strokeStyle = colour("faint");
+  context.lineWidth = 1.5;
+  for (const [x0, y0, x1, y1] of walls) {
+    context.beginPath();
+    context.moveTo(...point(x0, y0));
+    context.lineTo(...point(x1, y1));
+    context.stroke();
+  }
+  for (const spot of Object.values(spots)) {
+    context.beginPath();
+    context.arc(...point(...spot), 5, 0, 7);
+    context.stroke();
+  }
+  const mass = layers.length ? byStep() : null;
+  const largest = mass ? Math.max(...mass.map((entry) => entry.weight), 1e-9) : 1;
+  for (let at = Math.max(0, step - 400); at <= step; at++) {
+    const [x, y] = point(episode.poses[at][0], episode.poses[at][1]);
+    const age = step - at;
+    context.globalAlpha = Math.max(0.12, 1 - age / 40);
+    context.fillStyle = colour("faint");
+    context.beginPath();
+    context.arc(x, y, 1.6, 0, 7);
+    context.fill();
+    if (mass && at < step && mass[at].weight > 0.002) {
+      context.globalAlpha = 0.75;
+      context.fillStyle = colour(mass[at].kind);
+      context.beginPath();
+      context.arc(x, y, 1.5 + 7 * Math.sqrt(mass[at].weight / largest), 0, 7);
+      context.fill();
+    }
+  }
+  context.globalAlpha = 1;
+  const [x, y] = point(episode.poses[step][0], episode.poses[step][1]), yaw = (episode.poses[step][2] * Math.PI) / 180;
+  context.fillStyle = colour("ink");
+  context.beginPath();
+  context.moveTo(x + 11 * Math.cos(yaw), y - 11 * Math.sin(yaw));
+  for (const turn of [2.5, -2.5]) context.lineTo(x + 8 * Math.cos(yaw + turn), y - 8 * Math.sin(yaw + turn));
+  context.fill();
+}
+
+// Attention on each step of the episode; a group shares its weight out equally.
+function byStep() {
+  const mass = episode.values.map(() => ({ weight: 0, kind: "segment" }));
+  for (const { kind, first, last, weight } of attention(step)) {
+    for (let at = first; at <= last; at++) mass[at] = { kind, weight: mass[at].weight + weight / (last - first + 1) };
+  }
+  return mass;
+}
+
+function look() {
+  const slots = attention(step), mass = byStep();
+  ribbon(mass);
+  const share = (kind) => slots.reduce((sum, slot) => sum + (slot.kind === kind ? slot.weight : 0), 0);
+  const present = KINDS.filter((_, index) => layers.some((layer) => layer.sizes[index]));
+  get("kinds").replaceChildren(...present.map((kind) => element("span", { style: `width: ${100 * share(kind)}%; background: var(--${kind})` })));
+  get("shares").replaceChildren(...present.map((kind) => {
+    const node = element("span"), swatch = element("i", { style: `color: var(--${kind})` });
+    node.append(swatch, `${NAMES[kind]} `, element("b", {}, percent(share(kind))));
+    return node;
+  }));
+  const visit = visits().filter(([first]) => first <= step).pop();
+  get("looks").textContent = "";
+  if (visit) {
+    const weight = mass.slice(visit[0], visit[1] + 1).reduce((sum, entry) => sum + entry.weight, 0);
+    get("looks").textContent = `${percent(weight)} of it goes to the latest stay in the ${DATA.plan.rooms[0]}, steps ${span(...visit)}.`;
+  }
+  const largest = Math.max(...slots.map((slot) => slot.weight));
+  const best = [...slots].sort((a, b) => b.weight - a.weight).slice(0, SHOWN).sort((a, b) => a.first - b.first);
+  get("strip").replaceChildren(...best.map((slot) => thumbnail(slot, largest)));
+  const rest = slots.length - best.length, left = 1 - best.reduce((sum, slot) => sum + slot.weight, 0);
+  get("rest").textContent = rest > 0 ? `The other ${rest} slots together: ${percent(Math.max(0, left))}.` : "";
+}
+
+// One slot: its frames side by side, in a picture whose area is its weight.
+function thumbnail({ kind, first, last, weight }, largest) {
+  const count = last - first + 1, columns = Math.ceil(Math.sqrt(count)), rows = Math.ceil(count / columns);
+  const height = Math.max(SMALLEST, LARGEST * Math.sqrt(weight / largest));
+  const width = (height * DATA.sheet.width) / DATA.sheet.height;
+  const now = last === step && first === step;
+  const canvas = element("canvas", { "aria-hidden": "true" });
+  const ratio = window.devicePixelRatio || 1;
+  const [across, down] = [Math.round((width * ratio) / columns), Math.round((height * ratio) / columns)];
+  canvas.width = across * columns;
+  canvas.height = down * rows;
+  canvas.style.width = `${canvas.width / ratio}px`;
+  canvas.style.height = `${canvas.height / ratio}px`;
+  const context = canvas.getContext("2d"), gap = count > 1 ? 1 : 0;
+  for (let index = 0; index < count; index++) {
+    paint(context, first + index, (index % columns) * across, Math.floor(index / columns) * down, across - gap, down - gap);
+  }
+  const name = now ? "now" : span(first, last);
+  const button = element("button", {
+    class: "slot", style: `border-bottom-color: var(--${kind})`, title: `${NAMES[kind]}, step ${span(first, last)}: go there`,
+    "aria-label": `${NAMES[kind]}, step ${span(first, last)}, ${percent(weight)}: go there`,
+    "data-kind": kind, "data-first": first, "data-last": last, "data-weight": weight.toFixed(4),
+  });
+  button.append(canvas, element("b", {}, percent(weight)), element("span", {}, name));
+  button.addEventListener("click", () => go(first));
+  return button;
+}
+
+function ribbon(mass) {
+  const [context, width, height] = prepared(get("ribbon"), 46);
+  const bar = Math.max(1.5, (width - 2 * INSET) / mass.length - 1);
+  const largest = Math.sqrt(Math.max(...mass.map((entry) => entry.weight)));
+  context.fillStyle = colour("band");
+  for (const [first, last] of visits()) context.fillRect(across(width, first), 0, across(width, last) - across(width, first), height);
+  mass.forEach(({ weight, kind }, at) => {
+    if (!weight) return;
+    const tall = Math.max(1.5, ((height - 4) * Math.sqrt(weight)) / largest);
+    context.fillStyle = colour(kind);
+    context.fillRect(across(width, at) - bar / 2, height - tall, bar, tall);
+  });
+  context.fillStyle = colour("line");
+  context.fillRect(INSET, height - 1, width - 2 * INSET, 1);
+  context.fillStyle = colour("ink");
+  context.fillRect(across(width, step) - 0.75, 0, 1.5, height);
+}
+
+function stop() {
+  clearInterval(timer);
+  timer = null;
+  get("play").textContent = "Play";
+  get("play").setAttribute("aria-pressed", "false");
+}
+
+function play() {
+  if (timer !== null) return stop();
+  if (step === episode.values.length - 1) go(0);
+  get("play").textContent = "Pause";
+  get("play").setAttribute("aria-pressed", "true");
+  timer = setInterval(() => {
+    go(step + 1);
+    if (step === episode.values.length - 1) stop();
+  }, 1000 / (DATA.fps * Number(get("speed").value)));
+}
+
+const nextReward = () => go(rewarded().find((at) => at > step) ?? step);
+const formerReward = () => go(rewarded().reverse().find((at) => at < step) ?? step);
+const KEYS = {
+  ArrowLeft: () => go(step - 1), ArrowRight: () => go(step + 1), Home: () => go(0),
+  End: () => go(episode.values.length - 1), n: nextReward, p: formerReward, " ": play,
+};
+
+document.addEventListener("keydown", (event) => {
+  if (!(event.key in KEYS) || event.ctrlKey || event.metaKey || event.altKey) return;
+  const on = event.target.tagName;
+  if (on === "SELECT" || (on === "BUTTON" && event.key === " ")) return;
+  event.preventDefault();
+  if (event.key !== " ") stop();
+  KEYS[event.key]();
+});
+
+function options(select, names) {
+  select.replaceChildren(...names.map(([value, name]) => element("option", { value }, name)));
+}
+
+function start() {
+  options(get("episode"), DATA.episodes.map((each, index) => [index, `episode ${index + 1}: ${signed(each.score)}`]));
+  get("episode").addEventListener("change", (event) => choose(Number(event.target.value)));
+  get("shaded").textContent = DATA.plan ? `shaded: ${DATA.plan.rooms[0]}` : "";
+  get("above").hidden = !DATA.plan;
+  const known = DATA.episodes[0].layers;
+  if (known.length) {
+    const alike = known.every((layer) => String(layer.sizes) === String(known[0].sizes));
+    options(get("layer"), [...(alike && known.length > 1 ? [[MEAN, "mean of all"]] : []), ...known.map((_, index) => [index, `${index + 1}`])]);
+    options(get("head"), [...(known[0].heads > 1 ? [[MEAN, "mean of all"]] : []), ...Array.from({ length: known[0].heads }, (_, index) => [index, `${index + 1}`])]);
+    get("place").textContent = "From above: the agent, its path, and in colour where it was at the steps it attends to.";
+  } else {
+    get("trace").hidden = true;
+    get("attention").replaceChildren(element("p", { class: "note" }, DATA.without));
+    get("place").textContent = "From above: the agent and its path.";
+  }
+  for (const name of ["layer", "head"]) get(name)?.addEventListener("change", () => go(step));
+  get("slider").addEventListener("input", (event) => { stop(); go(Number(event.target.value)); });
+  get("play").addEventListener("click", play);
+  get("speed").addEventListener("change", () => { if (timer !== null) { stop(); play(); } });
+  for (const [name, act] of [["back", () => go(step - 1)], ["forth", () => go(step + 1)], ["former", formerReward], ["next", nextReward]]) {
+    get(name).addEventListener("click", () => { stop(); act(); });
+  }
+  const at = (event, box) => Math.round(((event.clientX - box.left - INSET) / (box.width - 2 * INSET)) * (episode.values.length - 1));
+  for (const name of ["ribbon", "marks"]) {
+    get(name).addEventListener("click", (event) => {
+      stop();
+      go(Number(event.target.dataset.step ?? at(event, get(name).getBoundingClientRect())));
+    });
+  }
+  const again = () => { if (episode) { go(step); mark(); } };
+  new ResizeObserver(again).observe(get("time"));
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  choose(0);
+}
+
+start();

@@ -1,0 +1,245 @@
+"""Sound as a modality: which corpus, which network, what is measured on held-out sound, and samples to listen to."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from agent.core import Core, make_core
+from agent.fields import Checked, Count, Range, Several, Slots
+from agent.language_model import IGNORE, SequenceModel
+from agent.memory_check import build_network
+from learner.modality import Counting, Modality, Table, cache_folder, quiet
+from learner.sampling import sample
+from learner.sequence_learner import Total, score
+from learner.streams import one_pass
+from speech import audio, baselines, corpus
+from speech.config import SpeechConfig, SpeechCoreConfig, make_preset
+from speech.corpus import CorpusConfig, Split
+from speech.spectrogram import write_spectrograms
+from speech.wavenet import WaveNet, WaveNetConfig
+
+Seconds = Annotated[float, Range(0, 3600.0, above=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechEvaluation(Checked):
+    """What to measure on held-out sound."""
+
+    split: Literal["train", "validation", "test"] = "test"
+    """Which sound."""
+    samples: Annotated[int, Range(2, 2**63 - 1)] | None = None
+    """At most so many samples, in pieces spread over the split; None for all."""
+    memory_size: Slots | None = None
+    """Another size of the memory than the model was trained with."""
+    compressed_size: Slots | None = None
+    """Another size of the compressed memory than the model was trained with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechSampling(Checked):
+    """Which clips to draw."""
+
+    seconds: Seconds = 1.0
+    """Seconds to draw after each prompt."""
+    prompt_seconds: Seconds = 1.0
+    """Seconds of real sound before."""
+    clips: Several = 2
+    """Number of clips, which are drawn together."""
+    split: Literal["train", "validation", "test"] = "validation"
+    """Where the prompts come from."""
+    temperature: Annotated[float, Range(0.001)] = 1.0
+    """Logits are divided by it; below 1 probable levels become more probable."""
+    seed: Count = 0
+    """Seed of the draws."""
+
+
+class Speech(Modality):
+    """A corpus as levels of samples, and a model of waveforms; see `learner.modality.Modality`."""
+
+    config_type = SpeechConfig
+    fixed = (*Modality.fixed, *(f"corpus.{part.name}" for part in fields(CorpusConfig) if part.name != "path"))
+    make_preset = staticmethod(make_preset)
+    config: SpeechConfig
+    splits: dict[str, Split]
+
+    def __init__(self, config: SpeechConfig, folder: Path) -> None:
+        super().__init__(config, folder)
+        self.name, self.sample_rate, self.splits, self.digest = corpus.open_built(folder)
+
+    @classmethod
+    def prepare(cls, config: SpeechConfig, show: Callable[[int, int], None] = lambda done, total: None) -> Self:
+        """See `Modality`; warns of files that are left out."""
+        return cls(config, corpus.prepare(config.corpus, cache_folder("speech"), show))
+
+    def record(self) -> dict[str, Any]:
+        """See `Modality`."""
+        return {"name": self.name, "digest": self.digest}
+
+    def describe(self) -> str:
+        """See `Modality`."""
+        minutes = {name: len(split.tokens) / self.sample_rate / 60 for name, split in self.splits.items()}
+        lengths = ", ".join(f"{name} {length:.1f} min" for name, length in minutes.items())
+        return f"{self.name}: {self.sample_rate} Hz, {lengths}"
+
+    def make_model(self) -> SequenceModel:
+        """See `Modality`."""
+        return make_model(self.config.model)
+
+    def unit(self, nll: float) -> str:
+        """See `Modality`."""
+        return f"{nll:.3f} nats"
+
+    def validate(self, model: SequenceModel) -> dict[str, float]:
+        """See `Modality`."""
+        measured = self.measure(model, self.held_out("validation", self.config.evaluate_tokens))
+        return {"valid/nll": measured["nats"], "valid/bits": measured["bits"]}
+
+    def final_options(self) -> SpeechEvaluation:
+        """See `Modality`."""
+        return SpeechEvaluation()
+
+    def evaluate(
+        self, model: SequenceModel, options: SpeechEvaluation, count: Counting = quiet
+    ) -> Iterator[dict[str, Any]]:
+        """See `Modality`."""
+        given = {"memory_size": options.memory_size, "compressed_size": options.compressed_size}
+        sizes = {name: size for name, size in given.items() if size is not None}
+        model = model.resized(**sizes) if sizes else model
+        part = self.held_out(options.split, options.samples)
+        measured = self.measure(model, part, count, f"measuring {options.split}")
+        (predictors,) = baselines.predictors(self.splits["train"].tokens, part.tokens)
+        yield {"split": options.split, **measured, **predictors, **sizes}
+
+    def finish(self, model: SequenceModel, run: Path, step: int, count: Counting = quiet) -> dict[str, Any]:
+        """See `Modality`: the loss on the validation split, the model's size, and samples."""
+        measured = self.measure(model, self.splits["validation"], count, "measuring validation")
+        found: dict[str, Any] = {"validation": measured["nats"]}
+        found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        if seconds := self.config.sample_seconds:
+            options = SpeechSampling(seconds=seconds, prompt_seconds=seconds, clips=1)
+            try:
+                found["drawn"] = str(self.draw(model, options, run / "samples", run, step, count))
+            except (ValueError, OSError) as error:  # the measures count more than the samples
+                found["drawn"] = f"none: {error}"
+        return found
+
+    def tables(self, part: dict[str, Any]) -> Iterator[Table]:
+        """See `Modality`."""
+        files = sorted(part["files"].items(), key=lambda item: item[1])
+        (best, least), (worst, most) = files[0], files[-1]
+        nats, samples = part["nats"], part["samples"]
+        yield [
+            (
+                f"split {part['split']}",
+                f"{nats:.3f} nats, {part['bits']:.3f} bits per sample, over {samples:,} samples",
+            ),
+            ("files", f"{len(files)}: from {least:.3f} nats ({best}) to {most:.3f} ({worst})"),
+            ("linear predictor", f"{part['linear']:.3f} nats"),
+            ("frequencies", f"{part['order_0']:.3f} nats (order 0; uniform: {math.log(audio.LEVELS):.3f})"),
+        ]
+        if "drawn" in part:
+            yield [("samples", part["drawn"])]
+
+    def held_out(self, split: str, samples: int | None = None) -> Split:
+        """A split or, spread over it, at most so many of its samples."""
+        part = self.splits[split]
+        return part if samples is None else corpus.thin(part, samples, self._rows(samples))
+
+    def _rows(self, samples: int) -> int:
+        """Parts in which so many samples are read side by side: the rows of a batch, or fewer where they are short."""
+        return max(1, min(self.config.learner.batch_size, samples // (4 * self.config.learner.sequence_length)))
+
+    def measure(self, model: SequenceModel, part: Split, count: Counting = quiet, activity: str = "") -> dict[str, Any]:
+        """Negative log-likelihood: "nats" and "bits" per sample, the number of "samples", and nats of each of "files".
+
+        Reads the part in as many contiguous rows as a batch has, or fewer where it is short, and keeps the memory.
+        """
+        rows, length = self._rows(len(part.tokens)), self.config.learner.sequence_length
+        names, numbers = np.unique(part.files, return_inverse=True)
+        lengths = np.diff(part.starts, append=len(part.tokens))
+        numbers = np.repeat(numbers.astype(np.min_scalar_type(len(names))), lengths)
+        losses, counts = np.zeros(len(names)), np.zeros(len(names), np.int64)
+        scored = score(model, self.batches(part, rows, count, activity), self.config.learner.precision)
+        # The second pass reads the file's number where the first reads a sample.
+        for (batch, nll), where in zip(scored, one_pass(numbers, rows, length, self._starts(part))):
+            kept = batch.targets != IGNORE
+            index = where.targets[kept].numpy()
+            losses += np.bincount(index, nll[kept].double().numpy(), len(names))
+            counts += np.bincount(index, minlength=len(names))
+        total = Total(float(losses.sum()), int(counts.sum()))
+        files = {str(name): float(loss / count) for name, loss, count in zip(names, losses, counts) if count}
+        return {"nats": total.mean, "bits": total.mean / math.log(2), "samples": total.count, "files": files}
+
+    def draw(
+        self, model: SequenceModel, options: SpeechSampling, out: Path, run: Path, step: int, count: Counting = quiet
+    ) -> Path:
+        """Draws clips after prompts of real sound: WAV files and spectrograms in `out`, TensorBoard events in the run.
+
+        Each clip is written twice: the prompt with what the model drew, and the real clip that the prompt is cut from.
+
+        Args:
+            model: what draws; see `learner.sampling.sample`.
+            options: which clips.
+            out: the folder; its parent must exist.
+            run, step: where the events belong.
+            count: shows the progress.
+
+        Returns:
+            the picture of the spectrograms.
+
+        Raises:
+            ValueError: if no file is long enough.
+            OSError: if the files cannot be written.
+        """
+        rate, part = self.sample_rate, self.splits[options.split]
+        prompt, length = max(1, round(options.prompt_seconds * rate)), max(1, round(options.seconds * rate))
+        real = np.stack([corpus.excerpt(part, prompt + length, number) for number in range(options.clips)])
+        prompts, drawn = torch.from_numpy(real[:, :prompt].astype(np.int64)), []
+        with count("drawing", length, "samples") as show:
+            for tokens in sample(model, prompts, length, options.temperature, seed=options.seed):
+                drawn.append(tokens.numpy().astype(np.uint8))
+                show(len(drawn))
+        waveforms: dict[str, np.ndarray] = {}
+        for number, made in enumerate(np.stack(drawn, axis=1)):
+            waveforms[f"real-{number}"] = audio.decode(real[number])
+            waveforms[f"sample-{number}"] = audio.decode(np.concatenate([real[number, :prompt], made]))
+        out.mkdir(exist_ok=True)
+        for name, waveform in waveforms.items():
+            audio.write_wav(out / f"{name}.wav", waveform, rate)
+        picture = write_spectrograms(out / "spectrograms.png", waveforms, rate, options.prompt_seconds)
+        with SummaryWriter(str(run)) as events:
+            for name, waveform in waveforms.items():
+                events.add_audio(name, torch.from_numpy(waveform), step, sample_rate=rate)
+            events.add_image("spectrograms", np.asarray(picture), step, dataformats="HWC")
+        return out / "spectrograms.png"
+
+
+def make_model(config: SpeechCoreConfig) -> SequenceModel:
+    """A model of the 256 levels whose input and output tables start as smooth functions of the level.
+
+    Levels have an order, unlike letters; with independent vectors the model has to learn each level alone.
+
+    Raises:
+        ValueError: if the network does not fit into memory.
+    """
+    make: Callable[[Any], Core] = WaveNet if isinstance(config, WaveNetConfig) else make_core
+    model = build_network(lambda: SequenceModel(make(config), audio.LEVELS, tied=False), config)
+    with torch.no_grad():
+        for table in (model.embedding, model.outputs):
+            assert table is not None
+            smooth = _smooth_vectors(config.model_size)
+            table.vectors[0].copy_(smooth * table.vectors[0].std() / smooth.std())
+    return model
+
+
+def _smooth_vectors(size: int) -> torch.Tensor:
+    """Vectors [256, size] that are similar where levels are: random mixtures of cosines of the level."""
+    levels = (torch.arange(audio.LEVELS) + 0.5) / audio.LEVELS
+    waves = torch.cos(math.pi * torch.arange(1, 33) * levels[:, None])
+    return (waves / torch.arange(1, 33) ** 0.5) @ torch.randn(32, size)

@@ -1,0 +1,62 @@
+"""Small agents, inputs and trajectories for the tests of encoders, agents and trajectories."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agent import Agent, AgentConfig, Observation, Trajectory
+from agent.core import CompressiveTransformerConfig, LSTMConfig, MemorylessConfig, TransformerXLConfig
+
+IMAGE, ACTIONS, VOCABULARY, WORDS = (12, 16, 3), 5, 11, 6
+CORES = {
+    "compressive": CompressiveTransformerConfig(16, 2, 2, 16, segment_size=4, memory_size=4, compressed_size=4),
+    "transformer-xl": TransformerXLConfig(16, 2, 2, 16, segment_size=4, memory_size=4, norm="pre", gate="gru"),
+    "lstm": LSTMConfig(16),
+    "memoryless": MemorylessConfig(16, 1, 16),
+}
+
+
+def make_agent(core: Any = CORES["compressive"], instruction: bool = False, shape: Any = IMAGE, **fields: Any) -> Agent:
+    torch.manual_seed(0)
+    config = AgentConfig(torso="small", torso_size=16, core=core, instruction=instruction, **fields)
+    return Agent(config, shape, ACTIONS, VOCABULARY if instruction else 0).eval()
+
+
+def random_words(*shape: int, seed: int = 0) -> Tensor:
+    """Instructions of 0 to WORDS words."""
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.randint(1, VOCABULARY, (*shape, WORDS), generator=generator)
+    length = torch.randint(0, WORDS + 1, (*shape, 1), generator=generator)
+    return words.masked_fill(torch.arange(WORDS) >= length, 0)
+
+
+def agent_inputs(rows: int, steps: int, seed: int = 0, instruction: bool = False) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    reset = torch.rand(rows, steps, generator=generator) < 0.1
+    image = torch.randint(0, 256, (rows, steps, *IMAGE), generator=generator, dtype=torch.uint8)
+    return {
+        "observation": Observation(image, random_words(rows, steps, seed=seed)) if instruction else image,
+        "last_action": torch.randint(0, ACTIONS, (rows, steps), generator=generator).masked_fill(reset, -1),
+        "last_reward": torch.randn(rows, steps, generator=generator),
+        "reset": reset,
+    }
+
+
+def make_trajectory(
+    rows: int, steps: int, seed: int = 0, core: Any = CORES["compressive"], instruction: bool = False
+) -> Trajectory:
+    inputs = agent_inputs(rows, steps + 1, seed, instruction)
+    generator = torch.Generator().manual_seed(seed)
+    return Trajectory(
+        observation=inputs["observation"],
+        last_action=inputs["last_action"],
+        reward=inputs["last_reward"],
+        discount=torch.ones(rows, steps + 1),
+        reset=inputs["reset"],
+        action=torch.randint(0, ACTIONS, (rows, steps), generator=generator),
+        policy_logits=torch.randn(rows, steps, ACTIONS, generator=generator),
+        core_state=make_agent(core, instruction).initial_state(rows),
+        actor_id=torch.arange(rows),
+        version=torch.full((rows,), seed),
+    )

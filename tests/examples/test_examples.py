@@ -1,0 +1,76 @@
+"""The examples do what they say: the same updates as the learner, and a memory that learns."""
+
+import copy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from actors import Actor
+from agent import Agent, AgentConfig
+from agent.core.matched import matched_cores
+from envs import make_vector
+from examples import core_in_your_loop, impala
+from learner.learner import Learner, LearnerConfig
+
+SIZES = {"model_size": 16, "num_layers": 1, "num_heads": 2, "mlp_size": 16, "segment_size": 8, "norm": "pre"}
+
+
+def make_agent(core: str) -> Agent:
+    torch.manual_seed(0)
+    config = AgentConfig(torso="small", torso_size=16, core=matched_cores(SIZES, 8, 4)[core], reconstruction_cost=1.0)
+    return Agent(config, (24, 32, 3), 7)
+
+
+@pytest.mark.parametrize("core", ["compressive", "lstm"])
+def test_updates_equal_those_of_the_learner(core: str) -> None:
+    ours, settings = make_agent(core), impala.Settings()
+    learner = Learner(
+        copy.deepcopy(ours),
+        LearnerConfig(
+            learning_rate=settings.learning_rate,
+            discount=settings.discount,
+            lambda_=settings.lambda_,
+            entropy_cost=settings.entropy_cost,
+            baseline_cost=settings.baseline_cost,
+            reward_clipping="abs_one",
+            max_gradient_norm=settings.max_gradient_norm,
+            device="cpu",
+        ),
+        total_steps=10**6,
+    )
+    optimizer = impala.make_optimizer(ours, settings)
+    actor = impala.Actor(make_vector("rooms:small,episode_frames=80", 3), copy.deepcopy(ours).eval(), seed=1)
+    for _ in range(3):  # the actor's weights get old: V-trace has something to correct
+        trajectory = actor.unroll(16)
+        parts, metrics = impala.update(ours, optimizer, trajectory, settings), learner.update(trajectory)
+        assert {name: metrics[f"loss/{name}"] for name in parts} == pytest.approx(parts, rel=1e-4, abs=1e-6)
+    for name, weight in learner.weights().items():
+        torch.testing.assert_close(ours.state_dict()[name], weight, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_unrolls_equal_those_of_the_actor() -> None:
+    agent = make_agent("compressive")
+    ours = impala.Actor(make_vector("rooms:small,episode_frames=80", 2), agent.eval(), seed=0)
+    theirs = Actor(make_vector("rooms:small,episode_frames=80", 2), copy.deepcopy(agent), 0, seed=0)
+    theirs.reset_envs(0)
+    ours.envs.reset(seed=0)
+    theirs.generator = torch.Generator().manual_seed(0)
+    theirs.env_output = theirs.env_output._replace(observation=ours.output[0].clone())
+    for _ in range(2):
+        expected, found = theirs.unroll(16).trajectory, ours.unroll(16)
+        for name in ("observation", "last_action", "reward", "discount", "reset", "action", "policy_logits"):
+            np.testing.assert_allclose(getattr(found, name), getattr(expected, name), atol=1e-6, err_msg=name)
+
+
+def test_the_core_remembers_in_a_loop_of_its_own() -> None:
+    assert core_in_your_loop.train(updates=150) > 0.9
+
+
+def test_the_script_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["impala.py", "--updates=20", "--environments=2", "--unroll-length=16"])
+    impala.main()
+    assert "update 20  640 steps" in capsys.readouterr().out
+    assert len(Path(impala.__file__).read_text().splitlines()) <= 250

@@ -1,0 +1,120 @@
+"""The training of sequence models: exact resumption, several learners, and checkpoints that do not fit."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from agent.core import LSTMConfig
+from learner.communicator import DataParallel
+from learner.metrics import read_metrics
+from learner.sequence_learner import SequenceLearnerConfig
+from speech.config import SpeechConfig
+from speech.corpus import Split
+from speech.modality import Speech
+from tests.speech.tiny import TINY, noise
+from training.run import Run
+from training.sequence import SequenceTrainer
+
+LEARNER = SequenceLearnerConfig(
+    batch_size=4, sequence_length=8, steps=12, learning_rate=1e-2, warmup_steps=2, decay_steps=10, late_step=None
+)
+DROPOUT = dataclasses.replace(TINY["compressive"], dropout=0.2)
+
+
+class Sound(Speech):
+    """The modality with the same noise in every split."""
+
+    def __init__(self, config: SpeechConfig, folder: Path) -> None:
+        self.config, self.folder, self.name, self.sample_rate, self.digest = config, folder, "noise", 8000, ""
+        self.splits = dict.fromkeys(("train", "validation", "test"), Split(noise(301), ["a"], np.array([0])))
+
+
+def make_trainer(run: Path, core: Any = TINY["compressive"], *, comm: Any = None, **changes: Any) -> SequenceTrainer:
+    run.mkdir(exist_ok=True)
+    learner = dataclasses.replace(LEARNER, **changes)
+    config = SpeechConfig(model=core, learner=learner, log_every=1, evaluate_every=5, keep_checkpoints=1)
+    return SequenceTrainer(Sound(config, run), Run(run), comm)
+
+
+def go(run: Path, core: Any, updates: int = 99, resume: bool = False, **changes: Any) -> SequenceTrainer:
+    """Trains for some updates."""
+    trainer, left = make_trainer(run, core, **changes), [updates]
+    if resume:
+        trainer.restore()
+
+    def stop() -> bool:
+        left[0] -= 1
+        return left[0] == 0
+
+    trainer.train(lambda progress: None, stop)
+    return trainer
+
+
+@pytest.mark.parametrize("length", [8, 16])
+@pytest.mark.parametrize("core", [DROPOUT, *(TINY[name] for name in ("transformer-xl", "lstm", "wavenet"))])
+def test_stopping_anywhere_changes_nothing(core, length, tmp_path: Path) -> None:
+    """Weights, optimizer, memory, metrics and dropout masks."""
+    changes = {"sequence_length": length, "late_step": 5, "late_update_every": 2}
+    straight = go(tmp_path / "straight", core, **changes)
+    go(tmp_path / "stopped", core, 2, **changes)
+    go(tmp_path / "stopped", core, 4, resume=True, **changes)
+    stopped = go(tmp_path / "stopped", core, resume=True, **changes)
+    assert stopped.learner.step == straight.learner.step == 12
+    assert stopped.learner.tokens == straight.learner.tokens
+    for part in ("weights", "optimizer", "memory"):
+        file = f"checkpoints/000000000012/{part}.safetensors"
+        assert (tmp_path / "straight" / file).read_bytes() == (tmp_path / "stopped" / file).read_bytes(), part
+    rows = [
+        [{name: row[name] for name in row if name not in ("time", "speed/tokens_per_second")} for row in read]
+        for read in (read_metrics(tmp_path / run) for run in ("straight", "stopped"))
+    ]
+    assert rows[0] == rows[1]
+    assert [row["step"] for row in rows[0] if "valid/nll" in row] == [5, 11, 12]
+
+
+def test_other_weights_memory_or_tokens_are_refused(tmp_path: Path) -> None:
+    go(tmp_path, TINY["compressive"], steps=1)
+    trainers = [make_trainer(tmp_path, LSTMConfig(8)), make_trainer(tmp_path, batch_size=2), make_trainer(tmp_path)]
+    trainers[2].learner.source.tokens = noise(200)
+    for trainer, message in zip(
+        trainers, ("expected 2 parts", r"expected a tensor of \[2, .*, got \[4, ", "expected 301 as before, got 200")
+    ):
+        with pytest.raises(ValueError, match=f"does not fit: .*{message}"):
+            trainer.restore()
+
+
+def test_learners_that_share_a_batch_draw_different_masks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn = []
+    for rank in (0, 1, 2):
+        trainer = make_trainer(tmp_path)  # each builds the same model, from the same seed
+        expected = torch.get_rng_state()
+        monkeypatch.setattr(DataParallel, "rank", rank)
+        trainer.seed_rank()
+        monkeypatch.undo()
+        assert torch.equal(torch.get_rng_state(), expected) == (rank == 0)
+        drawn.append(tuple(torch.rand(4).tolist()))
+    assert len(set(drawn)) == 3
+
+
+def _shared(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    trainer = make_trainer(folder / "run", comm=DataParallel(dist.group.WORLD))
+    trainer.train(lambda progress: None, lambda: rank == 1 and trainer.learner.updates == 3)
+    assert trainer.learner.step == 3, "any learner can stop all"
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_several_learners_agree_and_one_writes(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_shared, (tmp_path,), nprocs=2)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"{3:012d}"]
+    alone = go(tmp_path / "one", TINY["compressive"], 3)
+    one, two = (read_metrics(tmp_path / run) for run in ("one", "run"))
+    assert [row["loss/nll"] for row in two] == pytest.approx([row["loss/nll"] for row in one], rel=1e-5)
+    assert alone.learner.tokens == two[-1]["learner/tokens"]

@@ -1,0 +1,178 @@
+"""The configuration of a language model's run, and presets: the paper's three models and a small one for CPUs.
+
+`docs/decisions.md` says what the paper leaves open. Everything in a preset can be overridden.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from agent.core import CORES, CompressiveTransformerConfig, CoreConfig, TransformerXLConfig
+from agent.core.matched import matched_cores
+from agent.fields import Checked, Decay, Positive, Several, Size
+from learner.modality import SequenceConfig
+from learner.sequence_learner import SequenceLearnerConfig
+from text.corpora import CORPORA
+
+
+@dataclass(frozen=True)
+class TextModelConfig(Checked):
+    """The network; the tokenizer decides its vocabulary."""
+
+    core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
+    """The recurrent core."""
+    cutoffs: tuple[Size, ...] = ()
+    """Adaptive input and softmax: where clusters of rarer tokens begin (20000,40000,200000 for WikiText-103); none for
+    one full softmax."""
+    divisor: Size = 4
+    """How much narrower the vectors of each cluster are than those of the one before."""
+    tied: bool = True
+    """One table of vectors for input and softmax."""
+    dropout: Decay = 0.0
+    """Dropout on embeddings and on the core's features during training; the core has its own."""
+
+
+@dataclass(frozen=True)
+class TextConfig(SequenceConfig):
+    """A language model's run; `compressive text train` writes it, resolved, to the run's `config.json`."""
+
+    kind = "text"
+    cores = CORES
+
+    corpus: str = "python"
+    """Text: python (the standard library's source, which every machine has), enwik8, wikitext103, pg19, or folder."""
+    path: str | None = None
+    """Where it is: the file of enwik8, the folder of the others. If not given, wikitext103 and pg19 are downloaded."""
+    tokens: Literal["bytes", "words", "subwords"] = "bytes"
+    """What a token is."""
+    vocabulary: Positive | None = None
+    """Words (most frequent) or subwords; None for all words, or 32,000 subwords."""
+    evaluate_rows: Several = 16
+    """Parts of a split that an evaluation reads side by side; 1 gives every token all of its context."""
+    model: TextModelConfig = field(default_factory=TextModelConfig)
+    """The network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.corpus not in CORPORA:
+            raise ValueError(f"corpus: expected one of {', '.join(CORPORA)}, got {self.corpus!r}")
+
+    @property
+    def core_config(self) -> CoreConfig:
+        """The configuration of the core."""
+        return self.model.core
+
+    def located(self, absolute: Callable[[str], str], path: str | None = None) -> Self:
+        """See `SequenceConfig`."""
+        path = self.path if path is None else path
+        return self if path is None else dataclasses.replace(self, path=absolute(path))
+
+
+def _cores(
+    transformer: dict[str, Any], memory: int, compressed: int, rate: int, baseline: int | None = None
+) -> dict[str, CoreConfig]:
+    """Every core at one size, and local attention: Transformer-XL without memory."""
+    layers = transformer["num_layers"]
+    matched = matched_cores(transformer, memory, compressed, rate, baseline, recurrent_layers=layers)
+    return matched | {"local": TransformerXLConfig(**transformer, memory_size=0)}
+
+
+def cpu(core: str) -> TextConfig:
+    """Bytes of Python's source on one CPU thread, in about six minutes; `make text` compares cores with it."""
+    transformer = {
+        "model_size": 128,
+        "num_layers": 2,
+        "num_heads": 4,
+        "mlp_size": 512,
+        "segment_size": 64,
+        "norm": "pre",
+    }
+    return TextConfig(
+        model=TextModelConfig(core=_cores(transformer, 64, 64, 4)[core], tied=False),
+        evaluate_every=500,
+        learner=SequenceLearnerConfig(
+            batch_size=16,
+            sequence_length=64,
+            steps=1_800,
+            learning_rate=6e-3,
+            least_learning_rate=1e-5,
+            warmup_steps=100,
+            decay_steps=1_700,
+            max_gradient_norm=1.0,
+            late_start=None,
+        ),
+    )
+
+
+def _paper(preset: str, model: TextModelConfig, learner: SequenceLearnerConfig, **fields: Any) -> TextConfig:
+    """What the paper's three models share; the rest of their recipe is the default of `SequenceLearnerConfig`."""
+    return TextConfig(
+        preset=preset,
+        corpus=preset,
+        evaluate_every=4_000,
+        evaluate_tokens=None,
+        checkpoint_seconds=600,
+        model=model,
+        learner=dataclasses.replace(learner, precision="bfloat16"),
+        **fields,
+    )
+
+
+def enwik8(core: str) -> TextConfig:
+    """Section 5.2 and appendix B: 24 layers, 277 M parameters; evaluated with 3,072 compressed slots (`--sizes`)."""
+    transformer = {
+        "model_size": 1024,
+        "num_layers": 24,
+        "num_heads": 8,
+        "mlp_size": 3072,
+        "segment_size": 768,
+        "dropout": 0.15,
+    }
+    learner = SequenceLearnerConfig(batch_size=64, sequence_length=768)
+    cores = _cores(transformer, 768, 1152, 3, 2304)
+    return _paper("enwik8", TextModelConfig(core=cores[core], tied=False, dropout=0.15), learner)
+
+
+_LONG = SequenceLearnerConfig(
+    batch_size=128, sequence_length=512, steps=516_000, warmup_steps=16_000, decay_steps=500_000
+)
+
+
+def wikitext103(core: str) -> TextConfig:
+    """Section 5.3 and appendix B: 18 layers, 512 slots of each kind, adaptive input and softmax."""
+    transformer = {
+        "model_size": 1024,
+        "num_layers": 18,
+        "num_heads": 16,
+        "mlp_size": 4096,
+        "segment_size": 512,
+        "dropout": 0.2,
+    }
+    cores = _cores(transformer, 512, 512, 4)
+    model = TextModelConfig(core=cores[core], cutoffs=(20_000, 40_000, 200_000), dropout=0.2)
+    return _paper("wikitext103", model, _LONG, tokens="words", evaluate_rows=1)
+
+
+def pg19(core: str) -> TextConfig:
+    """Section 5.1: 36 layers, 32,000 subwords, batches of 512; the widths are those of WikiText-103's model."""
+    transformer = {"model_size": 1024, "num_layers": 36, "num_heads": 16, "mlp_size": 4096, "segment_size": 512}
+    learner = dataclasses.replace(_LONG, batch_size=512)
+    cores = _cores(transformer, 512, 512, 2)
+    return _paper("pg19", TextModelConfig(core=cores[core]), learner, tokens="subwords", vocabulary=32_000)
+
+
+PRESETS = {"cpu": cpu, "enwik8": enwik8, "wikitext103": wikitext103, "pg19": pg19}
+
+
+def make_preset(preset: str, core: str) -> TextConfig:
+    """A preset by name.
+
+    Raises:
+        ValueError: names the preset or the core that does not exist, and those that do.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {preset!r}")
+    if core not in (names := [*CORES, "local"]):
+        raise ValueError(f"core: expected one of {', '.join(names)}, got {core!r}")
+    return PRESETS[preset](core)
