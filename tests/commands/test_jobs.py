@@ -93,9 +93,7 @@ def job(head: Head, *arguments: object) -> str:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_job_trains_shows_its_metrics_and_stops_with_a_checkpoint(
-    head: Head, tmp_path: Path
-) -> None:
+def test_a_job_trains_shows_its_metrics_and_stops_with_a_checkpoint(head: Head, tmp_path: Path) -> None:
     source, run = tmp_path / "source", tmp_path / "run"
     for package in ("agent", "envs", "actors", "learner", "training", "reports", "commands"):
         shutil.copytree(ROOT / package, source / package)

@@ -154,8 +154,8 @@ def test_a_jobs_own_folder_is_refused(option: str, copied: Any, monkeypatch: pyt
 
 def test_options_as_people_write_them() -> None:
     """Abbreviated numbers, two ways to give a value, names of version 0.1, and sizes by layer."""
-    for frames, expected in {"6M": 6_000_000, "200k": 200_000, "1e6": 1_000_000, "1.5e3": 1500, "64": 64}.items():
-        assert parse(["--frames", frames]).frames == parse([f"--frames={frames}"]).frames == expected
+    for number, expected in {"6M": 6_000_000, "200k": 200_000, "1e6": 1_000_000, "1.5e3": 1500, "64": 64}.items():
+        assert parse(["--frames", number]).frames == parse([f"--frames={number}"]).frames == expected
     assert parse(["--learner.optimiser", "rmsprop"]).learner.optimizer == "rmsprop"
     assert parse(["--learner.optimiser=rmsprop", "--actors", "2..4"]).actors.max_actors == 4
     core: Any = parse(["--agent.core.memory-size", "16", "0", "--agent.core.compressed-size=0", "8"]).agent.core

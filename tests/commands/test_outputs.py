@@ -1,4 +1,4 @@
-"""Files that commands write: only regular files are replaced, as a whole, and JSON is strict; links are not followed."""
+"""Files that commands write: only regular files are replaced, as a whole; JSON is strict; links are not followed."""
 
 import json
 import math
@@ -17,9 +17,7 @@ from tests.training.test_run import IRREGULAR
 
 
 @pytest.mark.parametrize("kind", IRREGULAR)
-def test_only_a_regular_file_is_replaced(
-    kind: str, copied: Callable[..., Path], tmp_path: Path, cli: Commands
-) -> None:
+def test_only_a_regular_file_is_replaced(kind: str, copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:
     run, output = copied(), tmp_path / "output"
     output.mkdir()
     (output / "target").write_text("precious")
