@@ -2,7 +2,6 @@
 
 import fcntl
 import hashlib
-import importlib.util
 import itertools
 import json
 import os
@@ -51,17 +50,16 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "agent":
         yield Kind(LAUNCH, RESUME, "--frames", frames(1))
         return
-    if not importlib.util.find_spec("commands.sequence"):
-        pytest.skip("sequence models")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
         patch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(root / "cache"))
-        words = [request.param, "train"]
-        yield Kind([*words, *tiny_sequences(request.param, root)], [*words, "--resume"], "--learner.steps", 1)
+        new, words = tiny_sequences(request.param, root / "corpus"), [request.param, "train"]
+        yield Kind([*words, *new], [*words, "--resume"], "--learner.steps", 1)
 
 
 def tiny_sequences(kind: str, root: Path) -> list[str]:
     """Options of a tiny run of text or speech, whose corpus is written."""
+    root.mkdir()
     if kind == "text":
         from tests.commands.test_text import COMPRESSIVE
 
@@ -87,9 +85,10 @@ def straight(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def results(folder: Path) -> Any:
-    """All that must be the same in a run that was interrupted: learned state, logged steps and evaluation."""
-    steps = [row["step"] for row in read_metrics(folder)]
-    return state(folder), steps, (folder / "evaluation.json").read_bytes()
+    """All that must be equal after interruptions: learned state, logged steps and evaluation, but for its speed."""
+    summary = json.loads((folder / "evaluation.json").read_text())
+    scores = {name: value for name, value in summary.items() if name not in ("tokens_per_second", "drawn")}
+    return state(folder), [row["step"] for row in read_metrics(folder)], scores
 
 
 def test_interrupted_equals_uninterrupted(kind: Kind, straight: Path, tmp_path: Path, cli: Commands) -> None:
@@ -111,7 +110,7 @@ def test_interrupted_equals_uninterrupted(kind: Kind, straight: Path, tmp_path: 
     process.wait()
     assert first < saved_steps(folder)[-1] < end, "killed too late to show anything"
 
-    assert f"resumed from {folder}" in cli.run(*kind.resume, folder)
+    assert "resumed" in cli.run(*kind.resume, folder)
     assert results(folder) == results(straight)
     cli.run(*kind.resume, folder)
     assert results(folder) == results(straight), "resumed twice"
@@ -135,9 +134,8 @@ def as_version_0_1(folder: Path) -> None:
 
     config = folder / "config.json"
     config.write_text(json.dumps(rename(json.loads(config.read_text()))))
-    for name in ("tokenizer.json",):
-        if (folder / name).exists():
-            (folder / name).rename(folder / "tokeniser.json")
+    if (tokenizer := folder / "tokenizer.json").exists():
+        tokenizer.rename(folder / "tokeniser.json")
     from safetensors.torch import load_file, save_file
 
     for path in folder.glob("checkpoints/*"):
