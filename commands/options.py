@@ -39,7 +39,7 @@ class Start(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions:
+class TrainingOptions(Checked):
     """What belongs to one launch of a training rather than to the run."""
 
     core: str = "compressive"

@@ -1,12 +1,11 @@
-"""What all tests share: one thread a process, how many examples hypothesis draws, one Ray cluster, and which tests stay
-together when pytest-xdist runs them in several processes."""
+"""Shared by all tests: threads, hypothesis profiles, one Ray cluster, and groups of tests for pytest-xdist."""
 
 import os
 
 import pytest
 from hypothesis import settings
 
-os.environ["OMP_NUM_THREADS"] = "1"  # torch, imported later, reads it here and in the processes that tests start
+os.environ["OMP_NUM_THREADS"] = "1"  # read by torch, which is imported later, and by the processes that tests start
 
 settings.register_profile("quick", max_examples=4, deadline=None, derandomize=True)
 settings.register_profile("thorough", max_examples=100, deadline=None)
@@ -14,25 +13,22 @@ settings.load_profile("quick")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests that share what is expensive run in one process of pytest-xdist: a Ray cluster, a finished run.
-
-    Those with clusters of their own mostly wait, and one at a time is enough of it.
-    """
+    """Groups tests that share a Ray cluster or a finished run, and those with their own clusters, by process."""
     fixtures = set(getattr(item, "fixturenames", ()))
     if item.get_closest_marker("ray"):
         item.add_marker(pytest.mark.xdist_group("ray" if fixtures & {"cluster", "make_pool"} else "clusters"))
-    elif "finished" in fixtures:
-        item.add_marker(pytest.mark.xdist_group("finished"))
+    for shared in ("finished", "straight"):
+        if shared in fixtures:
+            item.add_marker(pytest.mark.xdist_group(shared))
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Ray cluster of four CPUs, whatever other clusters this machine has; all tests that want no other share it."""
+    """A Ray cluster of four CPUs that tests share."""
     import ray
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     if not ray.is_initialized():
-        ray.init(
-            address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20
-        )
+        store = 200 << 20
+        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=store)

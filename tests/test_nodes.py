@@ -82,7 +82,7 @@ def test_actors_and_learners_outlive_a_node_and_use_a_new_one(make_cluster: Call
 
 
 def actors_survive(cluster: Cluster) -> None:
-    """An elastic pool uses a node that joins, goes on without it when it is lost, and uses the next one."""
+    """An elastic pool uses a node that joins, continues without it when it is lost, and uses the next one."""
     config = ActorsConfig(num_actors=1, max_actors=3, envs_per_actor=ENVS, unroll_length=8)
     acting = {"num_cpus": 2, "labels": {"for": "acting"}}
     labelled = ActorsConfig(num_actors=1, envs_per_actor=ENVS, unroll_length=8, cpus=0, labels=("for=acting",))
@@ -150,7 +150,7 @@ def learners_survive(cluster: Cluster) -> None:
 def test_processes_killed_for_lack_of_memory_are_replaced(
     make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By Ray's memory monitor, which is told to end whatever works. The pauses are 2, 4, ... s."""
+    """By Ray's memory monitor ends every process that works. The pauses are 2, 4, ... s."""
     monitor = {"memory_usage_threshold": 0.0, "min_memory_free_bytes": -1, "memory_monitor_refresh_ms": 100}
     ray.init(address=make_cluster(num_cpus=2, _system_config=monitor).address, **START)
     for module in (counting, test_group):
@@ -187,7 +187,7 @@ def test_a_full_object_store_moves_to_the_disk_and_stops_the_run_where_that_is_f
     arguments = ["launch", "--run", str(run), "--ray-address", cluster.address, *BIG]
     error = refusal([*arguments, "--actors.unroll-length=640"], capfd)  # 106 MB
     assert "Ray's object store is full, and so is the disk that it moves objects to" in error
-    assert f"go on from {run}/checkpoints/{0:012d} with: compressive launch --resume {run}" in error
+    assert f"resume from {run}/checkpoints/{0:012d} with: compressive launch --resume {run}" in error
     assert checkpoints.load_latest(run).step == 0
     ray.shutdown()
     cluster.shutdown()
@@ -230,7 +230,7 @@ def test_a_lost_head_node_is_noticed_and_nothing_learned_is_lost(
     assert f"the head of the Ray cluster ({cluster.address}) does not answer, waiting 20 s for it" in printed
     step = checkpoints.load_latest(run).step
     assert step >= last_metrics(run)["step"], "what was learned while the program waited is saved as well"
-    last = f"compressive: the head of the Ray cluster ({cluster.address}) is lost; go on from "
+    last = f"compressive: the head of the Ray cluster ({cluster.address}) is lost; resume from "
     assert printed.strip().splitlines()[-1].startswith(f"{last}{run}/checkpoints/{step:012d} with: compressive launch")
     assert "Traceback" not in printed
     main(["launch", "--local", "--learners=1", "--resume", str(run), f"--frames={4 * step + 500}"])

@@ -27,7 +27,7 @@ from agent import Trajectory
 from agent.core import concatenate_states, leaves, state_bytes
 from envs import limit_calls, mean_normalised, prepare, tasks
 from learner import checkpoints
-from learner.checkpoints import Checkpoint, Checkpoints, pack_learner, unpack_learner
+from learner.checkpoints import Checkpoint, Checkpoints, StorageError, pack_learner, unpack_learner
 from learner.diagnostics import attention_mass
 from learner.files import abbreviate, require_schema, write_json
 from learner.learner import Learner
@@ -192,7 +192,7 @@ class Trainer:
                     self._start(stack)
                     loop.train(self, show, checkpoint_seconds=self.config.checkpoint_seconds)
                 self.save_new()
-            except FloatingPointError:
+            except (FloatingPointError, StorageError):
                 raise
             except Exception:
                 self._rescue()

@@ -1,4 +1,4 @@
-"""The command line as tests use it: real processes with real signals, or in this process where only words matter."""
+"""The command line as tests use it: processes that receive signals, or calls in this process."""
 
 import os
 import re
@@ -26,14 +26,14 @@ TINY = [
     "--checkpoint-seconds=0",
     "--video-episodes=0",
 ]
-"""Options of a run whose every update leaves a row of metrics and a checkpoint."""
+"""Options of a run that writes a row of metrics and a checkpoint after every update."""
 ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 PATIENCE = 300.0
-"""Seconds to wait for what a busy machine does in five."""
+"""Seconds to wait for what takes five on an idle machine."""
 
 
 def frames(updates: int) -> int:
-    """Environment frames of `updates` updates of a tiny run before any episode ends: rows x steps x repeat."""
+    """Environment frames of a number of updates of a tiny run: updates x rows x steps x repeat."""
     return updates * 2 * 16 * 4
 
 
@@ -42,9 +42,10 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-c", "from commands import main; main()", *map(str, arguments)]
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end."""
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=200, env=ENVIRONMENT)
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command in another process to its end."""
+    environment = ENVIRONMENT | environment
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=200, env=environment)
 
 
 def _default_signals() -> None:
@@ -56,7 +57,7 @@ def _default_signals() -> None:
 def start(
     *arguments: object, output: Any = subprocess.DEVNULL, preexec_fn: Callable[[], Any] = int, **options: Any
 ) -> subprocess.Popen[str]:
-    """Starts a command and leaves it running."""
+    """Starts a command in another process."""
     return subprocess.Popen(
         command(*arguments),
         stdout=output,
@@ -70,7 +71,7 @@ def start(
 def wait_until(
     condition: Callable[[], object], process: subprocess.Popen[str] | None = None, patience: float = PATIENCE
 ) -> None:
-    """Waits until something holds, as long as the process lives."""
+    """Waits for a condition; fails if the process ends first."""
     deadline = time.monotonic() + patience
     while not condition():
         assert process is None or process.poll() is None, f"the process ended with status {process.returncode}"
@@ -79,9 +80,9 @@ def wait_until(
 
 
 def marked(mark: str, title: str = "") -> set[int]:
-    """Processes that were started, however indirectly, with MARK=`mark` in their environment, and are called so.
+    """Processes with MARK=`mark` in their environment and `title` in their command.
 
-    Without Ray's two agents, which wait a minute for a node whose program was killed, and do nothing.
+    Ray's two agents are left out: they wait a minute after their node's program was killed.
     """
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
@@ -90,7 +91,7 @@ def marked(mark: str, title: str = "") -> set[int]:
             if title in command and f"MARK={mark}" in (entry / "environ").read_text():
                 found |= set() if re.match("ray::(Dashboard|RuntimeEnv)Agent", command) else {int(entry.name)}
         except OSError:
-            continue  # not ours, or gone meanwhile
+            continue  # another user's process, or one that has ended
     return found
 
 
@@ -106,12 +107,36 @@ def state(folder: Path) -> dict[str, bytes]:
 
 
 def refusal(arguments: list[str], capfd: Any) -> str:
-    """Runs a command in this process that must fail as bad input does; returns the one line that it says."""
-    capfd.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    error = capfd.readouterr().err
-    assert len(error.splitlines()) == 1, error
-    assert error.startswith("compressive: ")
-    return error
+    """Runs a command in this process that must end with status 2 and one line, which is returned."""
+    return Commands(capfd).refuse(*arguments)
+
+
+class Commands:
+    """Runs commands in this process; arguments may be anything that has a text."""
+
+    def __init__(self, capfd: Any) -> None:
+        self.capfd = capfd
+
+    def run(self, *arguments: object) -> str:
+        """A command that succeeds; returns its standard output."""
+        self.capfd.readouterr()
+        main([str(argument) for argument in arguments])
+        return self.capfd.readouterr().out
+
+    def fail(self, *arguments: object, status: int = 1) -> str:
+        """A command that ends with a status; returns its standard error."""
+        self.capfd.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        error = self.capfd.readouterr().err
+        assert stop.value.code == status, error
+        assert error.startswith("compressive: ")
+        return error
+
+    def refuse(self, *arguments: object, words: str | list[str] = ()) -> str:  # type: ignore[assignment]
+        """A command that ends with status 2 and one line with certain words; returns the line."""
+        error = self.fail(*arguments, status=2)
+        assert len(error.splitlines()) == 1, error
+        missing = [word for word in ([words] if isinstance(words, str) else words) if word not in error]
+        assert not missing, f"{missing} not in: {error}"
+        return error

@@ -1,4 +1,4 @@
-"""One finished tiny run for all that only read it, and a process as it was after commands ran in it."""
+"""Fixtures of the commands: one finished tiny run, commands in this process, and the process restored after each."""
 
 import logging
 import shutil
@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.commands.cli import TINY, frames, run
+from envs.guard import STEP_SECONDS, limit_calls
+from tests.commands.cli import TINY, Commands, frames, run
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A finished run of 30 updates in one process, and what it printed."""
+    """A finished run of 30 updates in one process, and its standard output."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
     result = run("launch", "--local", "--run", folder, "--frames", frames(30), *TINY, "--video-episodes=1")
     assert result.returncode == 0, result.stderr
@@ -23,13 +24,24 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.fixture
-def copied(finished: tuple[Path, str], tmp_path: Path) -> Callable[[str], Path]:
+def copied(finished: tuple[Path, str], tmp_path: Path) -> Callable[..., Path]:
     """Copies the finished run: `copied("name")`."""
-    return lambda name="run": shutil.copytree(finished[0], tmp_path / name)  # type: ignore[misc]
+    return lambda name="run": shutil.copytree(finished[0], tmp_path / name)
+
+
+@pytest.fixture
+def cli(capfd: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(capfd)
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operations behind URLs are not repeated."""
+    monkeypatch.setattr("learner.checkpoints.PAUSES", ())
 
 
 @pytest.fixture(autouse=True)
-def _process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _restore_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("COLUMNS", "200")
     root, threads = logging.getLogger(), torch.get_num_threads()
     handlers, level = root.handlers[:], root.level
@@ -38,3 +50,4 @@ def _process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
     root.handlers, root.level = handlers, level
     torch.set_num_threads(threads)
+    limit_calls(STEP_SECONDS)

@@ -1,7 +1,6 @@
-"""Runs a command in a forked process and judges how it ended: status, what it said, and the JSON that it wrote.
+"""Runs a command in a forked process and checks how it ended: status, output, and the JSON that it wrote.
 
-`multiprocessing`'s fork server imports the commands once; each case then costs a fork, and a case that hangs or dies by
-a signal is blamed alone.
+The fork server of `multiprocessing` imports the commands once, so a case costs a fork.
 """
 
 import json
@@ -16,16 +15,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from commands import COMMANDS
+
 SECONDS = 20.0
 """A case that takes longer hangs; most take 0.02 to 0.7."""
 MEMORY = 8 << 30
-"""Bytes of address space of a case: what allocates without limit fails rather than fill the machine."""
+"""Bytes of address space of a case, so that none fills the machine."""
 LONGEST = 2100
 """Characters of a message that can still be read."""
 PRELOADED = [
     "tests.commands.fuzz",
-    *(f"commands.{name}" for name in ("launch", "evaluate", "visualize", "report", "compare", "status", "text")),
-    *("commands.speech", "soundfile", "torch.utils.tensorboard", "torch._dynamo"),
+    *(f"commands.{name}" for name in set(COMMANDS.values())),
+    *("soundfile", "torch.utils.tensorboard", "torch._dynamo"),
 ]
 
 
@@ -69,23 +70,23 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None
     main(arguments)
 
 
-def fault(outcome: Outcome, folder: Path, spoilt: Path | None = None) -> str | None:
-    """What is wrong with how a command ended in a folder, None if nothing is; `spoilt` is no JSON of ours."""
-    said = outcome.err.rstrip("\n").split("\n")
+def fault(outcome: Outcome, folder: Path, damaged: Path | None = None) -> str | None:
+    """What is wrong with how a command ended in a folder; None if nothing is. `damaged` need not be JSON."""
+    lines = outcome.err.rstrip("\n").split("\n")
     if outcome.status is None:
         return "hung"
     if outcome.status not in (0, 1, 2):
-        return f"status {outcome.status}: {said[-1]}"
+        return f"status {outcome.status}: {lines[-1]}"
     if "Traceback (most recent call last)" in outcome.err:
-        return f"traceback: {said[-1]}"
-    ours = [line for line in said if line.startswith("compressive: ")]
-    if outcome.status and ours != said[-1:]:
-        return f"expected one line at the end, got {said[-3:]}"
-    if outcome.status and (len(said[-1]) > LONGEST or re.match(r"compressive: *(\(see|$)", said[-1])):
-        return f"a message of {len(said[-1])} characters: {said[-1][:80]}"
-    texts = [path.read_text() for path in folder.rglob("*.json") if path.is_file() and path != spoilt]
+        return f"traceback: {lines[-1]}"
+    ours = [line for line in lines if line.startswith("compressive: ")]
+    if outcome.status and ours != lines[-1:]:
+        return f"expected one line at the end, got {lines[-3:]}"
+    if outcome.status and (len(lines[-1]) > LONGEST or re.match(r"compressive: *(\(see|$)", lines[-1])):
+        return f"a message of {len(lines[-1])} characters: {lines[-1][:80]}"
+    texts = [path.read_text() for path in folder.rglob("*.json") if path.is_file() and path != damaged]
     texts += [
-        line for path in folder.rglob("*.jsonl") if path.is_file() and path != spoilt for line in path.open() if line
+        line for path in folder.rglob("*.jsonl") if path.is_file() and path != damaged for line in path.open() if line
     ]
     texts += [outcome.out] if outcome.out.startswith("[\n") else []  # of evaluate --json
     for text in texts:
@@ -97,7 +98,7 @@ def fault(outcome: Outcome, folder: Path, spoilt: Path | None = None) -> str | N
 
 
 def strict_json(text: str) -> Any:
-    """Raises a ValueError where a text is not JSON as RFC 8259 has it: NaN and Infinity are not."""
+    """Raises a ValueError if a text is not JSON as in RFC 8259, which has no NaN and no Infinity."""
 
     def refuse(constant: str) -> float:
         raise ValueError(f"{constant} is not JSON")

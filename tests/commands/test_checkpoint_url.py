@@ -1,42 +1,37 @@
-"""Checkpoints behind a URL, from the command line: a lost machine, refusals, a network that fails, two runs at once."""
+"""Checkpoints behind a URL: a lost machine, refusals, a network that fails, and credentials that are never shown."""
 
 import json
 import re
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
-from agent import AgentConfig
-from agent.core import LSTMConfig
-from commands import main
 from learner import checkpoints
-from tests.commands.cli import TINY, frames, refusal, saved_steps, start, wait_until
+from learner.files import redact, require_no_secret
+from tests.commands.cli import TINY, Commands, frames, saved_steps, start, state, wait_until
 from tests.unreliable import Unreliable
-from training import UserError
-from training.config import RunConfig
-from training.impala import Progress, Trainer
-from training.signals import StopRequest
 
-Capture = pytest.CaptureFixture[str]
 Copied = Callable[..., Path]
+LAUNCH = ["launch", "--local", *TINY]
+RESUME = ["launch", "--local", "--resume"]
 fsspec.register_implementation("absent", "no_such_package.FileSystem", errtxt="Install no_such_package to reach it")
 
 
-def steps(folder: Path) -> list[int]:
+def steps(store: Path) -> list[int]:
     """Steps of the complete checkpoints behind the file:// URL of a folder, oldest first."""
-    return sorted(int(path.parent.name.partition("-")[0]) for path in folder.glob("checkpoints/*/state.json"))
+    return sorted(int(path.parent.name.partition("-")[0]) for path in store.glob("checkpoints/*/state.json"))
 
 
-def test_a_run_whose_machine_is_lost_is_gone_on_with_elsewhere(
-    finished: tuple[Path, str], tmp_path: Path, capfd: Capture
-) -> None:
+def test_a_run_whose_machine_is_lost(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:
     lost, found, store = tmp_path / "lost", tmp_path / "found", tmp_path / "store"
     end, url = saved_steps(finished[0])[-1], f"file://{store}"
-    process = start("launch", "--local", "--run", lost, "--checkpoint-url", url, "--frames", frames(30), *TINY)
+    process = start(*LAUNCH, "--run", lost, "--checkpoint-url", url, "--frames", frames(30))
     wait_until(lambda: len(steps(store)) > 2, process)
     process.kill()
     process.wait()
@@ -44,32 +39,28 @@ def test_a_run_whose_machine_is_lost_is_gone_on_with_elsewhere(
     assert not (lost / "checkpoints").exists()
     shutil.rmtree(lost)
 
-    main(["launch", "--local", "--resume", url, "--run", str(found)])
-    assert f"resumed from {url}/checkpoints/" in capfd.readouterr().out
-    expected, actual = checkpoints.load_latest(finished[0]), checkpoints.load_latest(url)
+    assert f"resumed from {url}/checkpoints/" in cli.run(*RESUME, url, "--run", found)
+    actual = checkpoints.load_latest(url)
     assert (actual.step, len(steps(store))) == (end, 3)
-    for part in ("weights", "optimizer"):
-        assert all(tensor.equal(actual.parts[part][name]) for name, tensor in expected.parts[part].items())
+    last = store / "checkpoints" / Path(str(actual.path)).name
+    assert {name: (last / f"{name}.safetensors").read_bytes() for name in state(finished[0])} == state(finished[0])
     assert (found / "evaluation.json").read_bytes() == (finished[0] / "evaluation.json").read_bytes()
 
     # From now on the folder stands for the run.
-    main(["status", str(found)])
-    assert f"{actual.path} (" in capfd.readouterr().out
-    main(["evaluate", str(found), "--episodes", "1"])
-    assert str(actual.path) in capfd.readouterr().out
-    main(["launch", "--local", "--resume", str(found), f"--frames={frames(32)}"])
+    assert f"{actual.path} (" in cli.run("status", found)
+    assert str(actual.path) in cli.run("evaluate", found, "--episodes", 1)
+    cli.run(*RESUME, found, f"--frames={frames(32)}")
     assert steps(store)[-1] > end
 
 
-def test_a_run_folder_that_was_copied_behind_a_url(copied: Copied, tmp_path: Path, capfd: Capture) -> None:
-    """What was written to a disk goes on behind the URL; and the new folder stands, even if Ray does not start."""
+def test_a_run_that_was_copied_behind_a_url(copied: Copied, tmp_path: Path, cli: Commands) -> None:
+    """Its new folder can be resumed, even if Ray does not start."""
     store, new = copied("store"), tmp_path / "new"
-    arguments = ["launch", "--resume", f"file://{store}", "--run", str(new), f"--frames={frames(31)}"]
-    error = refusal([*arguments, "--ray-address", "127.0.0.1:1"], capfd)
-    assert "ray-address" in error, error
+    arguments = ["launch", "--resume", f"file://{store}", "--run", new, f"--frames={frames(31)}"]
+    cli.refuse(*arguments, "--ray-address", "127.0.0.1:1", words="ray-address: expected a Ray cluster")
     assert json.loads((new / "config.json").read_text())["checkpoint_url"] == f"file://{store}"
     before = saved_steps(store)
-    main(["launch", "--local", "--resume", str(new)])
+    cli.run(*RESUME, new)
     assert steps(store)[-1] > before[-1]
 
 
@@ -85,101 +76,177 @@ def test_a_run_folder_that_was_copied_behind_a_url(copied: Copied, tmp_path: Pat
         ("file://STORE", ["file://STORE already has checkpoints", "--resume file://STORE"]),
     ],
 )
-def test_a_url_that_cannot_be_used_is_refused_before_the_first_update(
-    url: str, words: list[str], copied: Copied, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Capture
-) -> None:
-    monkeypatch.setattr(checkpoints, "PAUSES", ())
-    store = str(copied("store"))
-    arguments = ["launch", "--local", "--run", str(tmp_path / "run"), *TINY]
-    error = refusal([*arguments, "--checkpoint-url", url.replace("STORE", store)], capfd)
-    assert all(word.replace("STORE", store) in error for word in words), error
-    assert [path.name for path in tmp_path.iterdir()] == ["store"], "nothing is left behind"
-
-
-def test_a_run_killed_right_after_its_first_checkpoint_is_not_begun_again(
-    copied: Copied, tmp_path: Path, capfd: Capture
-) -> None:
-    run, url = tmp_path / "run", f"file://{copied('store')}"
+def test_an_unusable_url(url: str, words: list[str], copied: Copied, no_pauses: None, tmp_path: Path, cli: Any) -> None:
+    """It is refused before the first update, and leaves nothing, but for the folder of a run that was killed."""
+    run, store = tmp_path / "run", str(copied("store"))
+    arguments = [*LAUNCH, "--run", run, "--checkpoint-url", url.replace("STORE", store)]
+    words = [word.replace("STORE", store) for word in words]
+    cli.refuse(*arguments, words=words)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
     run.mkdir()
     (run / "config.json").write_text("{}")
-    arguments = ["launch", "--local", "--run", str(run), *TINY, "--checkpoint-url", url]
-    assert f"{url} already has checkpoints" in refusal(arguments, capfd)
+    cli.refuse(*arguments, words=words)
     assert (run / "config.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["launch", "--resume", "memory://nowhere/run"], ["memory://nowhere/run has no checkpoint yet"]),
-        (["launch", "--resume", "absent://host/run"], ["absent://host/run", "Install no_such_package"]),
-        (["launch", "--resume", "RUN", "--checkpoint-url", "file://x"], ["checkpoint_url", "None", "file://x"]),
+        (["memory://nowhere/run"], "memory://nowhere/run has no checkpoint yet"),
+        (["absent://host/run"], "Install no_such_package"),
+        (["RUN", "--checkpoint-url", "file://x"], "checkpoint_url: expected None"),
     ],
 )
-def test_what_cannot_be_resumed(arguments: list[str], words: list[str], copied: Copied, capfd: Capture) -> None:
-    run = str(copied())
-    error = refusal([run if argument == "RUN" else argument for argument in arguments], capfd)
-    assert all(word in error for word in words), error
+def test_a_url_that_cannot_be_resumed(arguments: list[str], words: str, copied: Copied, cli: Commands) -> None:
+    run = copied()
+    cli.refuse("launch", "--resume", *(run if word == "RUN" else word for word in arguments), words=words)
 
 
 @pytest.fixture
-def unreliable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """The URL of an unreliable store, without patience."""
-    monkeypatch.setattr(checkpoints, "PAUSES", ())
+def unreliable(no_pauses: None, tmp_path: Path) -> Iterator[str]:
+    """The URL of an unreliable store."""
     Unreliable.fail(())
     yield f"unreliable://{tmp_path}/run"
     Unreliable.fail(())
 
 
-def test_a_network_that_fails_stops_the_run_and_spares_the_checkpoints_before(
-    unreliable: str, tmp_path: Path, capfd: Capture
-) -> None:
-    run = tmp_path / "run"
-    new = ["launch", "--local", "--run", str(run), f"--frames={frames(8)}", *TINY, "--checkpoint-url", unreliable]
+def test_a_network_that_fails(unreliable: str, tmp_path: Path, cli: Commands) -> None:
+    """It stops the run and spares older checkpoints."""
+    run, down = tmp_path / "run", "the network is down"
+    new = [*LAUNCH, "--run", run, f"--frames={frames(8)}", "--checkpoint-url", unreliable]
     Unreliable.fail(range(1, 10**6))
-    error = refusal(new, capfd)
-    assert f"{unreliable} cannot be read or written: ConnectionResetError: the network is down" in error
+    cli.refuse(*new, words=f"{unreliable} cannot be read or written: ConnectionResetError: {down}")
     assert not run.exists()
 
     Unreliable.fail(range(60, 10**6))
-    error = refusal(new, capfd)
+    error = cli.refuse(*new)
     assert Unreliable.calls == 60, "it did not stop at once"
     Unreliable.fail(())
     saved = checkpoints.load_latest(unreliable)
-    named = re.search(rf"go on from {unreliable}/checkpoints/(\d+)-\w+ with: compressive launch --resume {run}", error)
+    named = re.search(rf"resume from {unreliable}/checkpoints/(\d+)-\w+ with: compressive launch --resume {run}", error)
     assert named, error
     assert 0 < int(named[1]) <= saved.step
 
     Unreliable.fail(range(1, 10**6))
-    main(["status", str(run)])
-    assert "the network is down" in capfd.readouterr().out
-    assert "the network is down" in refusal(["evaluate", str(run)], capfd)
-    assert "the network is down" in refusal(["launch", "--local", "--resume", str(run)], capfd)
+    assert down in cli.run("status", run)
+    for command in (["evaluate"], RESUME):
+        cli.refuse(*command, run, words=down)
     Unreliable.fail(())
-    main(["launch", "--local", "--resume", str(run)])
+    cli.run(*RESUME, run)
     assert checkpoints.load_latest(unreliable).step > saved.step
 
 
-def test_of_two_runs_at_one_url_the_last_goes_on(tmp_path: Path) -> None:
-    class NoDisplay:
-        def update(self, progress: Progress) -> None:
-            raise AssertionError("nothing is to be learned here")
+# Credentials.
 
-    url, stop = f"file://{tmp_path}/store", StopRequest()
-    stop.signal = signal.SIGINT
-    config = RunConfig(
-        agent=AgentConfig(torso="small", torso_size=8, core=LSTMConfig(model_size=16)), checkpoint_url=url
-    )
-    first, second = (Trainer(config, tmp_path / name, local=True) for name in ("first", "second"))
-    first.claim(new=True)
-    first.train(NoDisplay(), stop)
-    with pytest.raises(ValueError, match=f"{url} already has checkpoints: expected a new URL, or --resume {url}"):
-        second.claim(new=True)
-    first.save(first.learner)
+SECRET = "xyzzy42"
+URLS = [
+    f"s3://key:{SECRET}@bucket/run",
+    f"s3://key:{SECRET}/+@bucket/run",
+    f"s3://key:4{SECRET} @bucket/run",
+    f"s3://key%3A{SECRET}@bucket/run",
+    f"S3://key:{SECRET}@bucket",
+    f"https://{SECRET}@host/run",
+    f"sftp://user:{SECRET}@host:22/run",
+    f"https://host/run?token={SECRET}",
+    f"https://host/run?a=b&X-Amz-Signature={SECRET}",
+    f"abfs://container@account.dfs.core.windows.net/run?sv=1;sig={SECRET}",
+    f"simplecache::s3://key:{SECRET}@bucket/run",
+    f"filecache::https://host/run#access_token={SECRET}",
+]
+HARMLESS = [
+    "s3://bucket/run",
+    "s3://bucket/a:b/c@d=e",
+    "sftp://user@host:22/a@b",
+    "hdfs://user@node:8020/run",
+    "abfs://container@account.dfs.core.windows.net/run",
+    "http://127.0.0.1:9000/a@b",
+    "file:///mnt/my run",
+    "memory://run",
+]
 
-    second.claim(new=False)
-    second.restore()
-    with pytest.raises(UserError, match=rf"taken over by {second.run} on .*; this run ends with {first.saved}"):
-        first.save(first.learner)
-    assert checkpoints.load_latest(url).path == first.saved, "the first wrote after it was displaced"
-    second.save(second.learner)
-    assert checkpoints.load_latest(url).path == second.saved != first.saved
+
+@pytest.mark.parametrize("url", HARMLESS)
+def test_urls_without_a_secret(url: str) -> None:
+    require_no_secret(url)
+    assert redact(f"{url} cannot be read; resume with: --resume {url}").count(url) == 2
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_url_with_a_secret_is_refused(url: str, tmp_path: Path, cli: Commands) -> None:
+    """In one line that does not show it, typed or read from a run."""
+    run = tmp_path / "run"
+    for arguments in ([*LAUNCH, "--run", run, "--checkpoint-url", url], [*RESUME, url, "--run", run]):
+        assert SECRET not in cli.refuse(*arguments, words=["***", "credentials belong in the environment"])
+        assert not run.exists()
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"checkpoint_url": url}))
+    for command in (["launch", "--resume"], ["evaluate"], ["status"], ["report"], ["visualize"]):
+        assert SECRET not in cli.refuse(*command, run, words=f"{run / 'config.json'}: config.checkpoint_url: ")
+    if " " not in url:  # within a sentence, a space ends a URL
+        assert SECRET not in cli.refuse("evaluate", url), "typed in the wrong place"
+
+
+class Guarded(DirFileSystem):
+    """A folder behind a password, whose errors quote it."""
+
+    protocol = "guarded"
+    root = ""
+    broken = False
+
+    def __init__(self, password: str | None = None, **options: Any) -> None:
+        self.given = password
+        super().__init__(path=Guarded.root, fs=LocalFileSystem())
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.removeprefix("guarded://").rstrip("/")
+
+    def pipe_file(self, path: str, value: bytes, **options: Any) -> Any:
+        if self.given != SECRET:
+            raise PermissionError("this password is wrong")
+        if Guarded.broken:
+            raise ConnectionError(f"PUT https://user:{SECRET}@host/{path}?X-Amz-Signature={SECRET} failed")
+        return super().pipe_file(path, value, **options)
+
+
+@pytest.fixture
+def guarded(no_pauses: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """A store with a password; `guarded(variables)` reads them from the environment as fsspec does."""
+    (tmp_path / "store" / "bucket").mkdir(parents=True)
+    fsspec.register_implementation("guarded", Guarded, clobber=True)
+    monkeypatch.setattr(Guarded, "root", str(tmp_path / "store"))
+    before = dict(fsspec.config.conf)
+
+    def configure(**variables: str) -> None:
+        Guarded.clear_instance_cache()
+        fsspec.config.set_conf_env(fsspec.config.conf, variables)
+
+    yield configure
+    fsspec.config.conf.clear()
+    fsspec.config.conf.update(before)
+    Guarded.clear_instance_cache()
+
+
+def test_credentials_reach_only_the_store(
+    guarded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Commands, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, url = tmp_path / "run", "guarded://bucket/run"
+    new = [*LAUNCH, "--run", run, f"--frames={frames(3)}", "--checkpoint-url", url]
+    cli.refuse(*new, words="this password is wrong")
+
+    guarded(FSSPEC_GUARDED_PASSWORD=SECRET)
+    printed = cli.run(*new)
+    printed += cli.run(*RESUME, run, f"--frames={frames(5)}")
+    printed += cli.run(*RESUME, url, "--run", tmp_path / "again", f"--frames={frames(7)}")
+    printed += cli.run("report", "--episodes=0", run) + cli.run("status", run)
+    assert checkpoints.load_latest(url).step > 0
+
+    monkeypatch.setattr(Guarded, "broken", True)
+    error = cli.refuse(*RESUME, run, f"--frames={frames(9)}")
+    assert f"{url} cannot be read or written: ConnectionError: PUT https://***@host/" in error
+    monkeypatch.setattr(checkpoints, "PAUSES", (0.0,))
+    with pytest.raises(checkpoints.StorageError):
+        checkpoints.Checkpoints(url).claim("me")
+    assert "ConnectionError: PUT https://***@host/" in caplog.text, "the warning before another attempt"
+    assert SECRET not in error + printed + caplog.text
+    assert SECRET.encode() not in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from commands import main
 from envs import foreign_code, require_consent
 from learner import checkpoints
-from tests.commands.cli import refusal, saved_steps
+from tests.commands.cli import Commands, saved_steps
 from training import sweep
-from training.config import read_config
+from training.config import RunConfig, read_config
 from training.run import Run
 
-Capture = pytest.CaptureFixture[str]
 EVIL = """
 import pathlib, gymnasium, dm_env
 pathlib.Path(__file__).with_name("executed").touch()
@@ -36,11 +34,12 @@ def forged(
     env = request.param.format(tmp_path)
     folder = copied("run")
     config = json.loads((folder / "config.json").read_text()) | {"env": env}
-    (folder / "config.json").write_text(json.dumps(config))
+    Run(folder).write_config(config)
     last = checkpoints.load_latest(folder)
     checkpoints.save((tmp_path / "url").as_uri(), last.step, last.parts, last.state | {"config": config}, 1)
     (tmp_path / "sweep").mkdir()
-    sweep.write(tmp_path / "sweep", {name: read_config(Run(folder)) for name in "ab"}, "compressive compare")
+    trials = dict.fromkeys(("a", "b"), read_config(Run(folder), RunConfig))
+    sweep.write(tmp_path / "sweep", trials, "compressive compare")
     return folder, env
 
 
@@ -58,48 +57,39 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_code_that_a_run_names_is_not_run(
-    command: str, forged: tuple[Path, str], tmp_path: Path, capfd: Capture
+def test_the_code_of_a_foreign_run_does_not_run(
+    command: str, forged: tuple[Path, str], tmp_path: Path, cli: Commands
 ) -> None:
     folder, env = forged
     before = saved_steps(folder)
     words = {"RUN": folder, "NEW": tmp_path / "new", "SWEEP": tmp_path / "sweep", "URL": (tmp_path / "url").as_uri()}
-    arguments = [str(words.get(word, word)) for word in COMMANDS[command]]
-    said = f"the run's environment {env!r} runs code of its own choice"
-    if command in ("report", "status"):  # these tell what there is without playing
-        main(arguments)
-        printed = capfd.readouterr().out
-        assert (said in printed) == (command == "report")
+    arguments = [words.get(word, word) for word in COMMANDS[command]]
+    told = f"the run's environment {env!r} runs code of its own choice"
+    if command in ("report", "status"):  # these do not need to play
+        assert (told in cli.run(*arguments)) == (command == "report")
     else:
-        assert f"{said}: expected one that is allowed" in refusal(arguments, capfd)
+        cli.refuse(*arguments, words=f"{told}: expected one that is allowed")
     assert not (tmp_path / "executed").exists()
     assert not (tmp_path / "new").exists()
     assert saved_steps(folder) == before
 
 
-@pytest.fixture(scope="module")
-def walked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run in an environment of the user's own."""
-    folder = tmp_path_factory.mktemp("runs") / "walked"
+def test_code_that_the_user_allows_by_name(tmp_path: Path, cli: Commands) -> None:
+    run, more = tmp_path / "run", tmp_path / "more"
     small = ["--core=lstm", "--agent.torso-size=8", "--agent.core.model-size=8", "--actors.envs-per-actor=2"]
     small += ["--actors.unroll-length=8", "--eval-episodes=2", "--video-episodes=0", "--frames=64"]
-    main(["launch", "--local", "--run", str(folder), "--env", f"{WALK},cells=4", *small])
-    return folder
-
-
-def test_what_the_user_allows_by_name_is_run(walked: Path, tmp_path: Path, capfd: Capture) -> None:
-    run, more = str(walked), str(shutil.copytree(walked, tmp_path / "more"))
-    assert f"--allow-env {WALK!r}" in refusal(["evaluate", run], capfd)
-    assert "runs code" in refusal(["evaluate", run, "--allow-env", "dm:tests.envs.dm_tasks:Unhurried"], capfd)
-    main(["evaluate", run, "--episodes=2", "--allow-env", WALK])
-    main(["evaluate", run, "--episodes=2", "--env", f"{WALK},cells=4,limit=7"])
-    main(["report", run, "--allow-env", WALK])
-    main(["compare", "--from", run, "--folder", str(tmp_path / "new"), "--allow-env", WALK])
-    capfd.readouterr()
-    main(["launch", "--local", "--resume", more, "--frames=128", "--allow-env", WALK])
-    assert f"compressive evaluate {more} --allow-env {WALK}\n" in capfd.readouterr().out
-    main(["launch", "--local", "--resume", more, "--frames=160", "--env", f"{WALK},cells=4"])
-    assert saved_steps(Path(more))[-1] >= 160
+    cli.run("launch", "--local", "--run", run, "--env", f"{WALK},cells=4", *small)
+    shutil.copytree(run, more)
+    cli.refuse("evaluate", run, words=f"--allow-env {WALK!r}")
+    cli.refuse("evaluate", run, "--allow-env", "dm:tests.envs.dm_tasks:Unhurried", words="runs code")
+    cli.run("evaluate", run, "--episodes=2", "--allow-env", WALK)
+    cli.run("evaluate", run, "--episodes=2", "--env", f"{WALK},cells=4,limit=7")
+    cli.run("report", run, "--allow-env", WALK)
+    cli.run("compare", "--from", run, "--folder", tmp_path / "new", "--allow-env", WALK)
+    resume = ["launch", "--local", "--resume", more]
+    assert f"compressive evaluate {more} --allow-env {WALK}\n" in cli.run(*resume, "--frames=128", "--allow-env", WALK)
+    cli.run(*resume, "--frames=160", "--env", f"{WALK},cells=4")
+    assert saved_steps(more)[-1] >= 160
 
 
 @pytest.mark.parametrize(

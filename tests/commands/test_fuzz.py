@@ -8,7 +8,6 @@ import os
 import random
 import re
 import shutil
-import wave
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -25,23 +24,9 @@ from tests.commands.test_text import COMPRESSIVE as TINY_TEXT
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fuzz")]
 
 NUMBERS = ("nan", "inf", "-inf", "-1", "0", "1e400", "1e-320", "1e300", "0.5", str(2**64), str(10**12), "9" * 5000)
-TEXTS = (
-    "",
-    "/",
-    "x" * 300,
-    "\udcff",
-    "a\0b",
-    "[]",
-    "a\nb",
-    "--",
-    "FIFO",
-    "🙂",
-    "1:2:3",
-    "meta",
-    "~nobody1/x",
-)
+TEXTS = ("", "/", "x" * 300, "\udcff", "a\0b", "[]", "a\nb", "--", "FIFO", "🙂", "1:2:3", "meta", "~no-user/x")
 WORK = ("frames", "episodes", "steps", "every", "length", "clips", "seconds", "rows", "tokens", "samples")
-"""Ends of names of options that say how much is to be done: a trillion is a long run, and no mistake."""
+"""Ends of names of options for amounts of work: a trillion is a long run, and no error."""
 VALUES = (None, [], {}, "x", -1, 0, 0.5, 2**64, True, [[]], "a\0b", "\ud800", "x" * 300, float("nan"), float("inf"))
 
 LAUNCH = [*cli.TINY, "--local", "--env=diagnostic:recall", "--frames=32", "--eval-episodes=1", "--keep-checkpoints=1"]
@@ -61,7 +46,7 @@ COMMANDS = {
     "speech sample": ["SPEECH", *SAMPLE],
     "speech compare": ["--run=NEW", "--cores=lstm", *TINY_SPEECH[:4], "--corpus.path=VOICES"],
 }
-"""Arguments with which each command soon ends; names in capitals are in the folder where it runs."""
+"""Arguments with which each command ends soon; names in capitals are those of `place`."""
 READERS = {
     "RUN": ["status", "report --episodes=1", "evaluate --episodes=1 --json", "visualize --episodes=1",
             "launch --local --resume", "compare --folder=NEW --from"],
@@ -73,7 +58,7 @@ READERS = {
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny finished run of each kind and what they were trained on."""
+    """A folder with a tiny finished run of each kind and their corpora."""
     root = tmp_path_factory.mktemp("fuzz")
     (root / "TEXTS").mkdir()
     for index in range(30):
@@ -93,19 +78,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder where cases run, with links to what `runs` has."""
+    """A folder where cases run, with links to the content of `runs`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(runs / "cache"))
     for name in ("RUN", "TEXT", "SPEECH", "TEXTS", "VOICES", "FIFO"):
         (tmp_path / name).symlink_to(runs / name)
     return tmp_path
 
 
-def check(cases: Iterable[tuple[str, list[str], Path | None]], place: Path, least: int) -> None:
-    """Runs cases, each a name, arguments and a file that is not to be looked at, and names those that end badly."""
+Case = tuple[str, list[str], Path | None]
+"""A name, the arguments, and a damaged file, which need not be JSON."""
+
+
+def check(cases: Iterable[Case], place: Path, least: int) -> None:
+    """Runs cases, at least so many, and names those that end badly."""
     faults, count = [], 0
-    for name, arguments, spoilt in cases:
+    for name, arguments, damaged in cases:
         count += 1
-        if found := fault(run_case(arguments, place), place, spoilt):
+        if found := fault(run_case(arguments, place), place, damaged):
             faults.append(f"{name:.80}: {found:.300}")
         shutil.rmtree(place / "NEW", ignore_errors=True)
     assert not faults, "\n".join([f"{len(faults)} of {count}:", *faults])
@@ -118,7 +107,7 @@ def test_options(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> 
     out = run_case([*command.split(), "--help"], place).out
     options = re.findall(r"^│ (--[a-z][\w.-]+) *([^\n│]*?) *│$", out, re.MULTILINE)
 
-    def cases() -> Iterable[tuple[str, list[str], None]]:
+    def cases() -> Iterable[Case]:
         for name, takes in options:
             draw = random.Random(f"{command} {name}")
             numeric = "INT" in takes or "FLOAT" in takes
@@ -131,54 +120,46 @@ def test_options(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> 
     check(cases(), place, 0 if command == "status" else 4)
 
 
-def _write(text: str | bytes) -> Callable[[Path], Any]:
+def write(text: str | bytes) -> Callable[[Path], Any]:
     return lambda path: path.write_bytes(text.encode() if isinstance(text, str) else text)
 
 
-def _sparse(path: Path) -> None:
+def sparse(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(2 << 30)
 
 
-def _stereo(path: Path) -> None:
-    with wave.open(str(path), "wb") as file:
-        file.setparams((3, 1, 4000, 0, "NONE", ""))
-        file.writeframes(bytes(3000))
-
-
-SPOILT: dict[str, Callable[[Path], Any]] = {
-    "empty": _write(""),
-    "binary": _write(bytes(range(256)) * 20),
-    "NUL": _write("\0" * 5000),
-    "not UTF-8": _write(b"\xff\xfeword \xe9t\xe9\n" * 300),
-    "null": _write("null"),
-    "list": _write("[]"),
-    "object": _write("{}\n"),
-    "number": _write("1e999\n"),
-    "digits": _write("9" * 5000),
-    "not finite": _write('{"step": NaN, "time": Infinity, "learner/frames": NaN}\n'),
-    "deep": _write("[" * 100_000),
-    "huge": _sparse,
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "empty": write(""),
+    "binary": write(bytes(range(256)) * 20),
+    "NUL": write("\0" * 5000),
+    "not UTF-8": write(b"\xff\xfeword \xe9t\xe9\n" * 300),
+    "null": write("null"),
+    "list": write("[]"),
+    "object": write("{}\n"),
+    "number": write("1e999\n"),
+    "digits": write("9" * 5000),
+    "not finite": write('{"step": NaN, "time": Infinity, "learner/frames": NaN}\n'),
+    "deep": write("[" * 100_000),
+    "huge": sparse,
     "folder": Path.mkdir,
     "loop": lambda path: path.symlink_to(path),
     "FIFO": os.mkfifo,
     "zeros": lambda path: path.symlink_to("/dev/zero"),
     "missing": lambda path: None,
 }
-"""What a file may be replaced by, in a run or a corpus; "half" of it and JSON with another value come beside."""
-
-HOW = [how for how in SPOILT if how != "huge"]
-"""The same for corpora, which may well be huge."""
+"""What replaces a file of a run or a corpus; "half" of it and changed values of JSON are made from it."""
+CORPUS_DAMAGES = [how for how in DAMAGES if how != "huge"]  # a corpus may be huge
 
 
-def _spoil(path: Path, how: str) -> None:
+def damage(path: Path, how: str) -> None:
     before = path.read_bytes()
     path.unlink()
-    _write(before[: len(before) // 2])(path) if how == "half" else SPOILT[how](path)
+    write(before[: len(before) // 2])(path) if how == "half" else DAMAGES[how](path)
 
 
-def _change(path: Path, draw: random.Random) -> str:
-    """Puts another value somewhere into a JSON file, whose digest, if it has one, is made to fit; says what."""
+def change(path: Path, draw: random.Random) -> str:
+    """Replaces a value of a JSON file, corrects its digest if it has one, and returns what it did."""
     content = json.loads(path.read_text())
     digest = content.pop("sha256", None)
     node, key = content, draw.choice(list(content))
@@ -198,40 +179,42 @@ def test_run_folders(kind: str, runs: Path, place: Path) -> None:
     names = [name for name in names if name.endswith((".json", ".jsonl", ".safetensors", ".lock"))]
     draw = random.Random(kind)
 
-    def cases() -> Iterable[tuple[str, list[str], Path]]:
+    def cases() -> Iterable[Case]:
         for name in names:
-            damages = [*SPOILT, "half", *(["change"] * 12 if name.endswith(".json") else [])]
-            for how in damages:
+            for how in [*DAMAGES, "half", *(["change"] * 12 if name.endswith(".json") else [])]:
                 shutil.rmtree(place / "COPY", ignore_errors=True)
                 shutil.copytree(runs / kind, place / "COPY", ignore=shutil.ignore_patterns("events.*"))
-                said = _change(place / "COPY" / name, draw) if how == "change" else _spoil(place / "COPY" / name, how)
+                path = place / "COPY" / name
+                done = change(path, draw) if how == "change" else damage(path, how)
                 command = draw.choice(READERS[kind])
-                spoilt = (place / "COPY" / name).absolute()
-                yield f"{name}, {how} {said or ''}, {command}", [*command.split(), "COPY"], spoilt
+                yield f"{name}, {how} {done or ''}, {command}", [*command.split(), "COPY"], path.absolute()
 
     check(cases(), place, 100)
 
 
-@pytest.mark.parametrize("command", ["text train", "speech train"])
-def test_corpora(command: str, runs: Path, place: Path) -> None:
-    corpus, option, odd = (
-        ("TEXTS", "--path", "7.txt") if command == "text train" else ("VOICES", "--corpus.path", "1.wav")
-    )
-    other = {"three channels": _stereo, "header": _write((runs / "VOICES" / "1.wav").read_bytes()[:44])}
+@pytest.mark.parametrize(
+    ("command", "corpus", "option", "odd"),
+    [("text train", "TEXTS", "--path", "7.txt"), ("speech train", "VOICES", "--corpus.path", "1.wav")],
+)
+def test_corpora(command: str, corpus: str, option: str, odd: str, runs: Path, place: Path) -> None:
+    """One damaged file, beside others or alone."""
+    header = (runs / "VOICES" / "1.wav").read_bytes()[:44]
 
-    def cases() -> Iterable[tuple[str, list[str], None]]:
-        for how in [*HOW, "half", *other]:
+    def cases() -> Iterable[Case]:
+        for how in [*CORPUS_DAMAGES, "half", "header", "three channels"]:
             for alone in (False, True):
                 shutil.rmtree(place / "COPY", ignore_errors=True)
                 (place / "COPY").mkdir()
                 for path in (runs / corpus).iterdir():
                     if path.name == odd or not alone:
                         shutil.copy(path, place / "COPY" / path.name)
-                path = place / "COPY" / odd
-                if how in other:
-                    other[how](path)
+                if how in ("header", "three channels"):
+                    channels = b"\3" if how == "three channels" else header[22:23]
+                    (place / "COPY" / odd).write_bytes(
+                        header[:22] + channels + header[23:] + bytes(3000) * (how != "header")
+                    )
                 else:
-                    _spoil(path, how)
+                    damage(place / "COPY" / odd, how)
                 for given in ("COPY", f"COPY/{odd}") if alone else ("COPY",):
                     arguments = [*command.split(), *COMMANDS[command], f"{option}={given}"]
                     yield f"{odd}, {how}, in {given}{' alone' * alone}", arguments, None
@@ -239,16 +222,22 @@ def test_corpora(command: str, runs: Path, place: Path) -> None:
     check(cases(), place, 50)
 
 
-@pytest.mark.parametrize("corpus", ["enwik8", "wikitext103", "pg19", "folder"])
-def test_named_corpora(corpus: str, runs: Path, place: Path) -> None:
-    names = {"enwik8": "enwik8", "wikitext103": "wiki.train.tokens", "pg19": "metadata.csv", "folder": "\udcff.txt"}
-
-    def cases() -> Iterable[tuple[str, list[str], None]]:
-        for how in HOW:
+@pytest.mark.parametrize(
+    ("corpus", "name"),
+    [
+        ("enwik8", "enwik8"),
+        ("wikitext103", "wiki.train.tokens"),
+        ("pg19", "metadata.csv"),
+        ("folder", "\udcff.txt"),
+    ],
+)
+def test_named_corpora(corpus: str, name: str, runs: Path, place: Path) -> None:
+    def cases() -> Iterable[Case]:
+        for how in CORPUS_DAMAGES:
             shutil.rmtree(place / "COPY", ignore_errors=True)
             (place / "COPY").mkdir()
-            SPOILT[how](place / "COPY" / names[corpus])
+            DAMAGES[how](place / "COPY" / name)
             arguments = ["text", "train", *COMMANDS["text train"], f"--corpus={corpus}", "--path=COPY"]
-            yield f"{names[corpus]!r}, {how}", arguments, None
+            yield f"{name!r}, {how}", arguments, None
 
-    check(cases(), place, len(HOW))
+    check(cases(), place, len(CORPUS_DAMAGES))

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def test_a_run_survives_its_actors_its_learners_and_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """An actor is killed, one of two learners, then the program; resumed, it is stopped; and goes on without Ray."""
+    """An actor is killed, one of two learners, then the program; resumed, it is stopped; and is resumed without Ray."""
     folder, home, mark = tmp_path / "run", tmp_path / "home", uuid.uuid4().hex
     home.mkdir()  # Ray keeps its token there
     environment = {name: value for name, value in ENVIRONMENT.items() if name != "RAY_AUTH_MODE"}
@@ -46,21 +46,21 @@ def test_a_run_survives_its_actors_its_learners_and_itself(tmp_path: Path, capfd
     wait_until(lambda: saved_steps(folder)[-1] > reached + 300, process)
     process.kill()
     process.wait()
-    said, killed = [screen.read_text()], saved_steps(folder)[-1]
-    assert "2 learners on Ray" in said[0]
-    assert "died and is replaced" in said[0]
-    assert said[0].count("all learners are restarted at version") == 1
+    printed, killed = [screen.read_text()], saved_steps(folder)[-1]
+    assert "2 learners on Ray" in printed[0]
+    assert "died and is replaced" in printed[0]
+    assert printed[0].count("all learners are restarted at version") == 1
     wait_until(lambda: not marked(mark))
 
     process = begin("--resume", folder, "--learners", 1, *allowed)
     wait_until(lambda: last_metrics(folder)["step"] > killed + 300, process)
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) == 128 + signal.SIGINT
-    said.append(screen.read_text())
-    assert f"resumed from {folder}/checkpoints/{killed:012d}" in said[1]
-    assert f"go on with: compressive launch --resume {folder} {' '.join(allowed)}\n" in said[1]
+    printed.append(screen.read_text())
+    assert f"resumed from {folder}/checkpoints/{killed:012d}" in printed[1]
+    assert f"resume with: compressive launch --resume {folder} {' '.join(allowed)}\n" in printed[1]
     for chatter in ("INFO", "uthentication", "raylet", "Traceback"):
-        assert chatter not in "".join(said)
+        assert chatter not in "".join(printed)
     rows = read_metrics(folder)
     assert [row["step"] for row in rows] == sorted({row["step"] for row in rows}), "nothing is learned twice"
     assert rows[-1]["attention/compressed"] > 0

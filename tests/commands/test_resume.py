@@ -1,121 +1,342 @@
-"""A run that was interrupted, however often and however rudely, ends as if it never had been."""
+"""Interruptions of every kind of run: Ctrl-C, kill -9, lost folders, full disks, damaged checkpoints, version 0.1."""
 
-import dataclasses
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import pty
+import re
+import resource
+import shutil
 import signal
+import struct
+import termios
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-from actors import ActorsConfig
-from agent import AgentConfig
-from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, TransformerXLConfig
-from commands import main
+from learner import checkpoints
 from learner.metrics import read_metrics
-from tests.commands.cli import TINY, frames, saved_steps, start, state, wait_until
-from training.config import RunConfig
-from training.impala import Progress, Trainer
-from training.signals import StopRequest
+from tests.commands.cli import ENVIRONMENT, TINY, Commands, frames, saved_steps, start, state, wait_until
+from tests.learner.runs import forge
+from training.config import RENAMED
+from training.loop import Clock
+from training.run import Run
 
-SIZES = {"model_size": 16, "num_layers": 1, "num_heads": 2, "mlp_size": 16, "segment_size": 4, "memory_size": 4}
-CORES: dict[str, CoreConfig] = {
-    "compressive": CompressiveTransformerConfig(**SIZES, compressed_size=4, compression_rate=2, dropout=0.2),  # type: ignore[arg-type]
-    "transformer-xl": TransformerXLConfig(**SIZES),  # type: ignore[arg-type]
-    "lstm": LSTMConfig(model_size=16),
-}
+LAUNCH = ["launch", "--local", *TINY]
+RESUME = ["launch", "--local", "--resume"]
 
 
-class StopAfter:
-    """A display that asks to stop after some updates."""
+class Kind(NamedTuple):
+    """How runs of a kind are created and resumed."""
 
-    def __init__(self, updates: int) -> None:
-        self.left, self.stop = updates, StopRequest()
+    new: list[str]
+    resume: list[str]
+    length: str
+    updates: int
 
-    def update(self, progress: Progress) -> None:
-        self.left -= 1
-        if not self.left:
-            self.stop.signal = signal.SIGINT
-
-
-def train(config: RunConfig, folder: Path, updates: int, resume: bool = False) -> Trainer:
-    trainer = Trainer(config, folder, local=True)
-    if resume:
-        trainer.restore()
-    display = StopAfter(updates)
-    trainer.train(display, display.stop)
-    return trainer
+    def to(self, updates: int) -> str:
+        """The option that sets the number of updates of the whole run."""
+        return f"{self.length}={updates * self.updates}"
 
 
-def timeless(folder: Path) -> list[dict[str, float]]:
-    """The rows of metrics without what the clock decides."""
-    clock = ("time", "speed/", "learner/idle")
-    rows = read_metrics(folder)
-    return [{name: value for name, value in row.items() if not name.startswith(clock)} for row in rows]
+@pytest.fixture(scope="module", params=["agent", "text", "speech"])
+def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kind]:
+    root = tmp_path_factory.mktemp(request.param)
+    if request.param == "agent":
+        yield Kind(LAUNCH, RESUME, "--frames", frames(1))
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        patch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(root / "cache"))
+        new, words = tiny_sequences(request.param, root / "corpus"), [request.param, "train"]
+        yield Kind([*words, *new], [*words, "--resume"], "--learner.steps", 1)
 
 
-@pytest.mark.parametrize("core", CORES)
-def test_stopping_anywhere_changes_nothing(core: str, tmp_path: Path) -> None:
-    """Two actors take turns, so that stops after odd and even numbers of unrolls differ; dropout draws at random."""
-    config = RunConfig(
-        env="rooms:small,episode_frames=120",
-        frames=10**6,
-        log_every=2,
-        agent=AgentConfig(torso="small", torso_size=8, core=CORES[core]),
-        actors=ActorsConfig(num_actors=2, envs_per_actor=2, unroll_length=20),
-    )
-    straight = train(config, tmp_path / "straight", 8)
-    for first, *others, last in ((1, 7), (4, 3, 1)):
-        folder = tmp_path / f"stopped after {first}"
-        train(config, folder, first)
-        for updates in others:
-            train(config, folder, updates, resume=True)
-        stopped = train(config, folder, last, resume=True)
-        assert stopped.learner.version == straight.learner.version == 8
-        assert state(folder) == state(tmp_path / "straight")
-        assert stopped.episodes == straight.episodes > 0
-        assert stopped.recent == straight.recent
-        assert timeless(folder) == timeless(tmp_path / "straight")
+def tiny_sequences(kind: str, root: Path) -> list[str]:
+    """Options of a tiny run of text or speech, whose corpus is written."""
+    root.mkdir()
+    if kind == "text":
+        from tests.commands.test_text import COMPRESSIVE
+
+        for index in range(30):
+            (root / f"{index}.txt").write_text(f"def function_{index}(x):\n    return x + {index}\n" * 20)
+        return [*COMPRESSIVE, f"--path={root}", "--checkpoint-seconds=0"]
+    from speech import audio, synthetic
+    from tests.commands.test_speech import TINY as SPEECH
+
+    for number in range(4):
+        audio.write_wav(root / f"{number}.wav", synthetic.utterance(0, number)[:1000], 4000)
+    return [*SPEECH, f"--corpus.path={root}"]
 
 
-def test_another_number_of_actors_begins_fresh_episodes(tmp_path: Path) -> None:
-    config = RunConfig(
-        env="rooms:small,episode_frames=120",
-        frames=10**6,
-        agent=AgentConfig(torso="small", torso_size=8, core=CORES["lstm"]),
-        actors=ActorsConfig(num_actors=2, envs_per_actor=2, unroll_length=20),
-    )
-    before = train(config, tmp_path, 3)
-    more = dataclasses.replace(config, actors=dataclasses.replace(config.actors, num_actors=3, envs_per_actor=4))
-    after = train(more, tmp_path, 3, resume=True)
-    assert after.learner.version == before.learner.version + 3
+@pytest.fixture(scope="module")
+def straight(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 30 updates without interruption."""
+    from commands import main
+
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    main([*kind.new, "--run", str(folder), kind.to(30)])
+    return folder
 
 
-def test_ctrl_c_then_kill_9_then_the_end(
-    finished: tuple[Path, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "interrupted"
-    end = saved_steps(finished[0])[-1]
+def results(folder: Path) -> Any:
+    """All that must be equal after interruptions: learned state, logged steps and evaluation, but for its speed."""
+    summary = json.loads((folder / "evaluation.json").read_text())
+    scores = {name: value for name, value in summary.items() if name not in ("tokens_per_second", "drawn")}
+    return state(folder), [row["step"] for row in read_metrics(folder)], scores
+
+
+def test_interrupted_equals_uninterrupted(kind: Kind, straight: Path, tmp_path: Path, cli: Commands) -> None:
+    """Ctrl-C, then kill -9, then the end; what is finished is evaluated again, or trained for longer."""
+    folder, end = tmp_path / "run", saved_steps(straight)[-1]
     with (tmp_path / "screen").open("w+") as screen:
-        process = start("launch", "--local", "--run", folder, "--frames", frames(30), *TINY, output=screen)
+        process = start(*kind.new, "--run", folder, kind.to(30), output=screen)
         wait_until(lambda: len(saved_steps(folder)) > 1, process)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 128 + signal.SIGINT
         screen.seek(0)
-        assert f"go on with: compressive launch --resume {folder} --local" in screen.read()
+        assert f"resume with: compressive {kind.resume[0]}" in (said := screen.read())
+        assert f"--resume {folder}" in said
     first = saved_steps(folder)[-1]
     assert 0 < first < end, "stopped too late to show anything"
-
-    process = start("launch", "--local", "--resume", folder)
+    process = start(*kind.resume, folder)
     wait_until(lambda: saved_steps(folder)[-1] > first, process)
     process.kill()
     process.wait()
     assert first < saved_steps(folder)[-1] < end, "killed too late to show anything"
 
-    main(["launch", "--local", "--resume", str(folder), "--video-episodes=0"])
-    assert f"resumed from {folder}" in capfd.readouterr().out
-    assert state(folder) == state(finished[0])
-    assert [row["step"] for row in read_metrics(folder)] == [row["step"] for row in read_metrics(finished[0])]
-    assert (folder / "evaluation.json").read_bytes() == (finished[0] / "evaluation.json").read_bytes()
-    # What is finished can be resumed, too: it is only evaluated again, or trained for longer if it is asked to.
-    steps = saved_steps(folder)
-    main(["launch", "--local", "--resume", str(folder), f"--frames={frames(32)}", "--video-episodes=0"])
-    assert saved_steps(folder)[-1] > steps[-1]
+    assert "resumed" in cli.run(*kind.resume, folder)
+    assert results(folder) == results(straight)
+    cli.run(*kind.resume, folder)
+    assert results(folder) == results(straight), "resumed twice"
+    cli.run(*kind.resume, folder, kind.to(32))
+    assert saved_steps(folder)[-1] > end
+
+
+def test_two_programs_want_one_run(kind: Kind, straight: Path, cli: Commands) -> None:
+    with Run(straight).lock():
+        cli.refuse(*kind.resume, straight, words=f"{straight} is in use by another process")
+
+
+def as_version_0_1(folder: Path) -> None:
+    """Renames all that has another name since version 0.1."""
+    old = {new: name for name, new in RENAMED.items()}
+
+    def rename(plain: Any) -> Any:
+        if isinstance(plain, dict):
+            return {old.get(name, name): rename(value) for name, value in plain.items()}
+        return plain
+
+    config = folder / "config.json"
+    config.write_text(json.dumps(rename(json.loads(config.read_text()))))
+    if (tokenizer := folder / "tokenizer.json").exists():
+        tokenizer.rename(folder / "tokeniser.json")
+    from safetensors.torch import load_file, save_file
+
+    for path in folder.glob("checkpoints/*"):
+        (path / "optimizer.safetensors").rename(path / "optimiser.safetensors")
+        if (actors := path / "actors.safetensors").exists():
+            tensors = {name.replace("env_output/", "moment/"): value for name, value in load_file(actors).items()}
+            assert any("/moment/" in name for name in tensors)
+            save_file(tensors, actors)
+
+        def change(content: Any, path: Path = path) -> None:
+            content["format"] = 1
+            content["state"] |= {name: rename(content["state"][name]) for name in ("learner", "config")}
+            content["files"] = {
+                file.name: {"size": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+                for file in path.glob("*.safetensors")
+            }
+
+        forge(path, change)
+
+
+def test_runs_of_version_0_1(kind: Kind, straight: Path, tmp_path: Path, cli: Commands) -> None:
+    new, old = (shutil.copytree(straight, tmp_path / name) for name in ("new", "old"))
+    as_version_0_1(old)
+    for folder in (new, old):
+        cli.run(*kind.resume, folder, kind.to(34))
+    assert results(new) == results(old)
+    assert saved_steps(old)[-1] > saved_steps(straight)[-1]
+
+
+def test_a_launch_killed_before_its_first_checkpoint(kind: Kind, tmp_path: Path, cli: Commands) -> None:
+    """What it leaves is no run, and the folder can be used."""
+    folder = tmp_path / "run"
+    (folder / "checkpoints" / "000000000000.tmp").mkdir(parents=True)
+    for name in (".lock", "config.json", "config.json.tmp", "checkpoints/000000000000.tmp/state.json"):
+        (folder / name).write_text("{")
+    cli.run(*kind.new, "--run", folder, kind.to(1))
+    assert saved_steps(folder)[-1] > 0
+
+
+# A run's folder that is moved, removed or replaced.
+
+
+@pytest.fixture
+def at_update(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Lets something happen at the end of the fourth update."""
+    mark, count = Clock.mark, itertools.count(1)
+
+    def prepare(happens: Callable[[], object]) -> None:
+        def marked(clock: Clock, steps: int) -> None:
+            if next(count) == 4:
+                happens()
+            mark(clock, steps)
+
+        monkeypatch.setattr(Clock, "mark", marked)
+
+    return prepare
+
+
+def remove(folder: Path) -> None:
+    while folder.exists():  # TensorBoard's thread may write its file again
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+SELDOM = "--checkpoint-seconds=1000"
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["moved", "replaced"])
+def test_a_moved_run(again: bool, kind: Kind, at_update: Callable[..., None], tmp_path: Path, cli: Commands) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+
+    def happens() -> None:
+        run.rename(other)
+        if again:
+            run.mkdir()
+
+    at_update(happens)
+    moved = [f"{run} was moved to {other} while it was in use", f"--resume {other}"]
+    cli.refuse(*kind.new, SELDOM, "--run", run, kind.to(30), words=moved)
+    last = saved_steps(other)[-1]
+    assert last > 0, "what was learned since the first checkpoint"
+    assert list(run.iterdir()) == [] if again else not run.exists()
+    cli.run(*kind.resume, other, kind.to(6))
+    assert saved_steps(other)[-1] > last
+
+
+def test_a_removed_run(kind: Kind, at_update: Callable[..., None], tmp_path: Path, cli: Commands) -> None:
+    run = tmp_path / "run"
+    at_update(lambda: remove(run))
+    error = cli.refuse(*kind.new, SELDOM, "--run", run, kind.to(30))
+    assert f"{run} was removed or replaced while it was in use, and with it all that was learned" in error
+    assert not run.exists()
+
+
+def test_a_run_without_its_lock(kind: Kind, at_update: Callable[..., None], tmp_path: Path, cli: Commands) -> None:
+    """Another process might claim the folder, so this one stops; with a checkpoint, as no other has claimed it yet."""
+    run = tmp_path / "run"
+    at_update(lambda: (run / ".lock").unlink())
+    words = [f"{run}/.lock was removed while it was in use", f"--resume {run}"]
+    cli.refuse(*kind.new, SELDOM, "--run", run, kind.to(30), words=words)
+    assert saved_steps(run)[-1] > 0
+
+
+def test_a_removed_run_with_a_url(at_update: Callable[..., None], tmp_path: Path, cli: Commands) -> None:
+    run, url = tmp_path / "run", f"file://{tmp_path}/store"
+    at_update(lambda: remove(run))
+    error = cli.refuse(*LAUNCH, SELDOM, "--run", run, f"--frames={frames(30)}", "--checkpoint-url", url)
+    saved = checkpoints.load_latest(url)
+    assert saved.step > 0
+    assert f"resume from {saved.path} with: compressive launch --resume {url}" in error
+
+
+def test_removed_files_are_written_again(at_update: Callable[..., None], tmp_path: Path, cli: Commands) -> None:
+    run = tmp_path / "run"
+
+    def happens() -> None:
+        shutil.rmtree(run / "checkpoints")
+        (run / "config.json").unlink()
+
+    at_update(happens)
+    cli.run(*LAUNCH, "--run", run, f"--frames={frames(30)}")
+    cli.run(*RESUME, run, f"--frames={frames(32)}")
+
+
+# Disks and checkpoints.
+
+
+@pytest.fixture
+def small_files() -> Iterator[Callable[[], None]]:
+    """From the call on no file may grow beyond 100 kB, as on a disk that is almost full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk(copied: Callable[..., Path], small_files: Any, tmp_path: Path, cli: Commands) -> None:
+    """It is noticed before the first update, and spares older checkpoints."""
+    folder = copied()
+    before = saved_steps(folder)
+    small_files()
+    resume = f"resume from {folder}/checkpoints/{before[-1]:012d} with: compressive launch --resume {folder}"
+    cli.refuse(*RESUME, folder, f"--frames={frames(40)}", words=["cannot be written to", resume])
+    assert saved_steps(folder) == before
+    assert checkpoints.load_latest(folder).step == before[-1]
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [f"{step:012d}" for step in before]
+    cli.refuse(*LAUNCH, "--run", tmp_path / "new", "--agent.torso-size=256", words="cannot be written to")
+    assert not (tmp_path / "new").exists()
+
+
+def test_truncated_checkpoints(
+    finished: tuple[Path, str], copied: Callable[..., Path], tmp_path: Path, cli: Commands
+) -> None:
+    """They are named and skipped for the one before."""
+    folder = copied()
+    weights = [folder / "checkpoints" / f"{step:012d}" / "weights.safetensors" for step in saved_steps(folder)]
+    *_, before, last = saved_steps(folder)
+    weights[-1].write_bytes(weights[-1].read_bytes()[:1000])
+    skipped = f"skipped checkpoint {last:012d}: weights.safetensors has 1000 bytes instead of"
+    printed = cli.run("evaluate", folder, "--episodes", 1)
+    assert skipped in printed
+    assert f"{before:012d}" in printed
+    printed = cli.run(*RESUME, folder, "--video-episodes", 0)
+    assert skipped in printed
+    assert f"resumed from {folder}/checkpoints/{before:012d}" in printed
+    assert state(folder) == state(finished[0]), "what was lost was learned again"
+    for path in weights:
+        path.write_bytes(path.read_bytes()[:1000])
+    for command in (RESUME, ["evaluate"]):
+        error = cli.refuse(*command, folder, words="no checkpoint that can be read")
+        assert error.count("1000 bytes instead of") == 3
+
+
+# A terminal.
+
+
+def test_a_terminal_of_60_columns_that_is_closed(tmp_path: Path) -> None:
+    (master, slave), folder, written = pty.openpty(), tmp_path / "run", bytearray()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 60, 0, 0))
+
+    def read() -> None:
+        try:
+            while data := os.read(master, 4096):
+                written.extend(data)
+        except OSError:  # closed
+            pass
+
+    threading.Thread(target=read, daemon=True).start()
+    process = start(
+        *(*LAUNCH, "--run", folder, "--frames", frames(10_000)),
+        output=slave,
+        stdin=slave,
+        start_new_session=True,
+        env={name: value for name, value in ENVIRONMENT.items() if name != "COLUMNS"} | {"TERM": "xterm"},
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(slave)
+    wait_until(lambda: b"frames/s" in written and len(saved_steps(folder)) > 2, process)
+    before = saved_steps(folder)[-1]
+    os.close(master)
+    assert process.wait(60) == 128 + signal.SIGHUP
+    assert saved_steps(folder)[-1] >= before > 0
+    lines = [re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", written.decode())]
+    live = [line for line in lines if "frames/s" in line]
+    assert live
+    assert all(len(line) <= 60 for line in live), live

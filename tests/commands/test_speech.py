@@ -15,7 +15,7 @@ from speech import audio, baselines, synthetic
 from speech.config import SpeechConfig
 from speech.modality import Speech
 from tests.commands.cli import refusal, state
-from tests.commands.test_other_versions import edit
+from tests.commands.test_errors import edit
 from tests.learner.runs import forge
 from training.config import core_name, read_config
 from training.run import Run

@@ -18,7 +18,7 @@ from benchmarks.text import Options
 from commands import main
 from learner.metrics import last_metrics, read_metrics
 from tests.commands.cli import ENVIRONMENT, PATIENCE, refusal, saved_steps, start, wait_until
-from tests.commands.test_other_versions import GONE, edit
+from tests.commands.test_errors import GONE, edit
 from tests.learner.runs import forge
 from text.modality import Text
 

@@ -1,0 +1,89 @@
+"""Configurations: presets, the way through JSON, names of version 0.1, and limits of every number."""
+
+import dataclasses
+import importlib
+import json
+import re
+import sys
+import typing
+from typing import Any
+
+import pytest
+
+import commands
+from agent.core import CORES
+from agent.fields import Checked
+from envs import tasks
+from training.config import RENAMED, RunConfig, core_name, from_plain, to_plain
+from training.presets import PRESETS, make_preset
+
+
+def read(config: RunConfig) -> Any:
+    """What a program reads from the file that another one wrote."""
+    return from_plain(RunConfig, json.loads(json.dumps(to_plain(config))))
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_and_core_survives_json(preset: str, core: str) -> None:
+    config = make_preset(preset, core)
+    assert (config.preset, core_name(config)) == (preset, core)
+    assert read(config) == config
+
+
+def test_sizes_by_layer_survive_json() -> None:
+    config = make_preset("cpu", "compressive")
+    core = dataclasses.replace(config.agent.core, memory_size=(16, 0), compressed_size=(0, 8))  # type: ignore[call-arg]
+    config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, core=core))
+    assert read(config) == config
+    for wrong in ([16, "0"], [16, 0.5], "16", [[16, 0]]):
+        plain = to_plain(config)
+        plain["agent"]["core"]["memory_size"] = wrong
+        with pytest.raises(ValueError, match=r"config\.agent\.core\.memory_size: expected an integer"):
+            from_plain(RunConfig, plain)
+
+
+def test_files_of_version_0_1() -> None:
+    """They lack later fields, and have other names of some."""
+    plain = to_plain(RunConfig())
+    del plain["video_episodes"], plain["actors"]["step_seconds"], plain["actors"]["max_episode_steps"]
+    assert from_plain(RunConfig, plain) == RunConfig()
+    plain["learner"]["optimiser"] = plain["learner"].pop("optimizer")
+    assert RENAMED["optimiser"] == "optimizer"
+    assert from_plain(RunConfig, plain) == RunConfig()
+
+
+def test_unrolls_end_where_segments_do() -> None:
+    plain = to_plain(make_preset("cpu", "compressive"))
+    plain["actors"]["unroll_length"] = 17
+    with pytest.raises(ValueError, match="unroll_length: expected a multiple of the core's segment_size = 16, got 17"):
+        from_plain(RunConfig, plain)
+
+
+def test_the_preset_for_dmlab30_is_the_papers_agent_that_reads() -> None:
+    paper, all_levels = make_preset("paper", "lstm"), make_preset("dmlab30", "lstm")
+    assert (paper.agent.instruction, all_levels.agent.instruction) == (False, True)
+    assert dataclasses.replace(all_levels.agent, instruction=False) == paper.agent
+    assert all_levels.learner == paper.learner
+    assert all_levels.actors.num_actors % len(tasks(all_levels.env)) == 0
+
+
+OURS = ("agent.", "actors.", "learner.", "text.", "speech.", "training.", "reports.", "commands.")
+
+
+def test_every_number_of_every_option_has_limits() -> None:
+    """Only a threshold may be any finite number."""
+    for name in set(commands.COMMANDS.values()):
+        importlib.import_module(f"commands.{name}")
+    kinds, found = [Checked], []
+    for kind in kinds:  # grows meanwhile
+        kinds += kind.__subclasses__()
+    for kind in (kind for kind in kinds[1:] if kind.__module__.startswith(OURS)):
+        for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+            plain = str(typing.get_type_hints(kind)[name])
+            if re.search(r"\b(int|float)\b", plain) and "Range" not in str(hint):
+                found.append(f"{kind.__name__}.{name}")
+    assert found == ["Options.threshold"]
+    ours = {module for module in sys.modules.values() if module.__name__.startswith("commands.")}
+    options = {each for module in ours for name, each in vars(module).items() if name.endswith("Options")}
+    assert options <= {*kinds}, options - {*kinds}

@@ -1,0 +1,184 @@
+"""The loop's clock and checkpoints, what a terminal shows at any width, and signals as requests to stop."""
+
+import io
+import math
+import os
+import signal
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from training.console import LiveLine, counting, duration, quantity
+from training.loop import Clock, Progress, train
+from training.signals import stop_on_signals
+
+TEXTS = ("2.51M steps", "12.3k frames/s", "return -123.4  correct 98.7 %", "2 actors, 1 restarted")
+PROGRESS = Progress(10_048_000, 12_000_000, "frames", 12_345.0, TEXTS)
+
+
+@pytest.fixture
+def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets seconds pass on the clock of loop and console."""
+    time = SimpleNamespace(now=0.0)
+    time.monotonic = lambda: time.now
+    for module in ("loop", "console"):
+        monkeypatch.setattr(f"training.{module}.time", time)
+
+    def sleep(seconds: float) -> None:
+        time.now += seconds
+
+    return sleep
+
+
+def test_the_clock_measures_the_last_seconds(sleep: Callable[[float], None]) -> None:
+    clock = Clock(1000, window=10.0)
+    assert clock.rate == 0
+    sleep(40)
+    clock.mark(1100)
+    assert clock.rate == pytest.approx(2.5), "an update longer than the window still counts"
+    for count in (1110, 1120, 1130):
+        sleep(5)
+        clock.mark(count)
+    assert clock.rate == pytest.approx(2.0), "older updates do not count"
+    with clock.paused():
+        sleep(100)
+    sleep(5)
+    clock.mark(1140)
+    assert clock.rate == pytest.approx(2.0), "pauses do not count"
+
+
+def test_the_clock_measures_idle_time(sleep: Callable[[float], None]) -> None:
+    clock = Clock(0)
+    with clock.waiting():
+        sleep(3)
+    sleep(1)
+    with clock.paused():
+        sleep(100)
+    assert clock.idle_fraction() == pytest.approx(0.75)
+    sleep(1)
+    assert clock.idle_fraction() == 0, "since the last call"
+
+
+class Counted:
+    """A job of ten updates, one a second, that logs every other one; `agree` is that of one process."""
+
+    def __init__(self, sleep: Callable[[float], None]) -> None:
+        self.sleep, self.updates = sleep, 0
+        self.rows: list[int] = []
+        self.saved: list[int] = []
+
+    @property
+    def done(self) -> bool:
+        return self.updates >= 10
+
+    def update(self) -> dict[str, float]:
+        self.sleep(1)
+        self.updates += 1
+        return {"loss": 1.0 / self.updates}
+
+    def progress(self) -> Progress:
+        return Progress(self.updates, 10, "steps", 1.0)
+
+    def row(self, metrics: dict[str, float]) -> dict[str, float]:
+        return {} if self.updates % 2 else metrics
+
+    def write(self, row: Any) -> None:
+        self.rows.append(self.updates)
+
+    def save(self) -> None:
+        self.saved.append(self.updates)
+
+    def agree(self, due: bool, stopping: bool) -> tuple[bool, bool]:
+        return due, stopping
+
+
+def test_the_loop_logs_saves_and_stops(sleep: Callable[[float], None]) -> None:
+    job, shown = Counted(sleep), list[int]()
+    train(job, lambda progress: shown.append(progress.done), checkpoint_seconds=2.5)
+    assert (shown, job.rows, job.saved) == ([*range(1, 11)], [2, 4, 6, 8, 10], [3, 6, 9])
+    train(job, lambda progress: None)
+    assert job.updates == 10, "done is done"
+    stopped = Counted(sleep)
+    train(stopped, lambda progress: None, lambda: stopped.updates == 3, checkpoint_seconds=2.5)
+    assert (stopped.updates, stopped.saved) == (3, []), "the last checkpoint is the caller's"
+
+
+def shown(progress: Progress | None, width: int) -> list[str]:
+    """The lines that a terminal of a width shows."""
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    line = LiveLine(console, "training", "the first unroll")
+    if progress:
+        line.update(progress)
+    with console.capture() as capture:
+        console.print(line)
+    return capture.get().rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 160])
+def test_progress_fits_the_terminal(width: int) -> None:
+    lines = shown(PROGRESS, width)
+    assert len(lines) == (1 if width == 160 else 2)
+    assert all(len(line.rstrip()) <= width for line in lines), lines
+    text = " ".join(lines)
+    assert "10M/12M frames  left 2:38" in text
+    kept = 2 if width == 40 else 3 if width < 120 else 4
+    assert [field in text for field in TEXTS] == [index < kept for index in range(4)], "the least important goes first"
+
+
+def test_before_the_first_update() -> None:
+    assert shown(None, 60) == ["training  waiting for the first unroll"]
+    assert "left ?" in " ".join(shown(PROGRESS._replace(per_second=0.0), 100))
+
+
+def test_plain_lines_without_a_terminal(sleep: Callable[[float], None]) -> None:
+    """Also of an evaluation: one every 15 seconds, and the last."""
+    console = Console(file=io.StringIO(), width=80)
+    with counting(console, "evaluating", 40, "episodes") as count:
+        for done in range(1, 41):
+            sleep(1)
+            count(done)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split()[:4] for line in lines] == [
+        ["0:01", "2.5", "%", "1/40"],
+        ["0:16", "40.0", "%", "16/40"],
+        ["0:31", "77.5", "%", "31/40"],
+        ["0:40", "100.0", "%", "40/40"],
+    ]
+    assert lines[1].endswith("episodes  left 0:24")
+
+
+def test_numbers_for_people() -> None:
+    numbers = [quantity(value) for value in (0, 999, 1234, 1.2e6, 5e9, -4321)]
+    assert numbers == ["0", "999", "1.23k", "1.2M", "5G", "-4.32k"]
+    assert [duration(seconds) for seconds in (0, 59.9, 61, 3723, math.inf)] == ["0:00", "0:59", "1:01", "1:02:03", "?"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_a_later_one_acts(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        with stop_on_signals() as stop:
+            assert not stop.requested
+            os.kill(os.getpid(), number)
+            assert stop.requested
+            assert stop.signal == number
+            os.kill(os.getpid(), number)  # within a second: the same wish
+            monkeypatch.setattr("training.signals.SAME_SECONDS", 0.0)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+
+
+def test_ignored_signals_stay_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)

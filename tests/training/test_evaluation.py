@@ -1,0 +1,63 @@
+"""Which episodes an evaluation counts, how scores of several tasks are joined, and metrics as gauges of Ray."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import envs
+from actors import Episode
+from actors.evaluation import ScriptedActor, play_episodes
+from learner.metrics import MetricsWriter
+from tests.actors.counting import Counting
+from training.cluster import RayGauges, gauge_name
+from training.evaluation import summarize
+
+
+class TwoAndTwenty(Counting):
+    """Episodes take 2 steps in even rows, 20 in odd ones."""
+
+    def act(self, actions: np.ndarray) -> tuple[Any, ...]:
+        self.count += 1
+        over = self.count == np.where(np.arange(self.num_envs) % 2, 20, 2)
+        return self.count.astype(float), over, np.zeros_like(over)
+
+
+def test_long_episodes_count_as_often_as_short_ones() -> None:
+    counted: list[int] = []
+    episodes = play_episodes(ScriptedActor(TwoAndTwenty(4), "random", seed=0), 8, counted.append)
+    assert sorted(episode.steps for episode in episodes) == [2, 2, 2, 2, 20, 20, 20, 20]
+    assert [sum(episode.environment == row for episode in episodes) for row in range(4)] == [2, 2, 2, 2]
+    assert counted[-1] == 8
+
+
+def test_the_capped_mean_caps_each_task() -> None:
+    env = "dmlab:rooms_watermaze,dmlab:lasertag_one_opponent_small,dmlab:lt_chasm"
+    scores = dict(zip(envs.tasks(env), (1000.0, -0.224, 5.0)))
+    episodes = [Episode(score, 10, 0, 0, 0, {}, task) for task, score in scores.items() for _ in range(2)]
+    summary = summarize(episodes, env)
+    assert summary["human_normalised"] > 100
+    assert summary["human_normalised_capped"] == pytest.approx(50.0)
+    assert summary["return"]["mean"] == pytest.approx(sum(scores.values()) / 3)
+    assert ["human_normalised" in part for part in summary["tasks"]] == [True, True, False]
+
+
+def test_every_finite_metric_goes_to_the_gauges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.util.metrics import Gauge
+
+    rows: list[tuple[str, str, float]] = []
+
+    def record(gauge: Gauge, value: float, tags: dict[str, str] | None = None) -> None:
+        assert not gauge._discard_metric, "Ray takes the name"
+        rows.append((gauge.info["name"], gauge._get_final_tags(tags)["run"], value))
+
+    monkeypatch.setattr(Gauge, "_record", record)
+    with MetricsWriter(tmp_path, mirror=RayGauges("a").set) as writer:
+        writer.write(1, {"episode/return": 1.5, "loss/total": math.nan, "gradient/norm": math.inf})
+        writer.write(2, {"episode/return": -0.5, "a.b-c/d:e f": 2})
+    name = gauge_name("a.b-c/d:e f")
+    assert name == "compressive_a_b_c_d_e_f"
+    returns = [("compressive_episode_return", "a", value) for value in (1.5, -0.5)]
+    assert rows == [*returns, (name, "a", 2.0)]

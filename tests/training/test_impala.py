@@ -1,0 +1,292 @@
+"""An agent's training: interruption, policy lag, errors, checkpoints behind URLs, and seeds of its actors."""
+
+import dataclasses
+import itertools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import envs
+from actors import ActorsConfig, Episode, LocalPool, Unroll
+from agent import AgentConfig
+from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, TransformerXLConfig
+from envs.dmlab import TEST_MIXER, TRAINING_MIXERS
+from learner import checkpoints
+from learner.learner import Learner
+from learner.metrics import read_metrics
+from tests.commands.cli import state
+from tests.envs.lab import Lab, Module
+from training import UserError, impala
+from training.config import RunConfig
+from training.evaluation import make_evaluator
+from training.factories import episode_stream, interface, make_actor, make_agent
+from training.impala import Trainer
+from training.run import Run
+from training.signals import stop_on_signals
+
+AGENT = AgentConfig(torso="small", torso_size=8, core=LSTMConfig(8))
+CONFIG = RunConfig(
+    env="rooms:small,episode_frames=120",
+    frames=10**6,
+    agent=AGENT,
+    actors=ActorsConfig(num_actors=2, envs_per_actor=2, unroll_length=20, cpus=0.5),
+)
+SIZES: dict[str, Any] = {"model_size": 16, "num_layers": 1, "num_heads": 2, "mlp_size": 16, "segment_size": 4}
+CORES: dict[str, CoreConfig] = {
+    "compressive": CompressiveTransformerConfig(
+        **SIZES, memory_size=4, compressed_size=4, compression_rate=2, dropout=0.2
+    ),
+    "transformer-xl": TransformerXLConfig(**SIZES, memory_size=4),
+    "lstm": LSTMConfig(model_size=16),
+}
+
+
+def train(
+    config: RunConfig,
+    folder: Path,
+    updates: int | None = None,
+    resume: bool = False,
+    then: Callable[[], Any] = lambda: True,
+    local: bool = True,
+) -> Trainer:
+    """Trains to the end, or until `then` returns true; it is called once, after a number of updates."""
+    trainer, count, stop = Trainer(config, Run(folder), local), itertools.count(1), list[Any]()
+    if resume:
+        trainer.restore()
+    if updates == 0:
+        stop.append(then())
+    trainer.train(lambda progress: next(count) == updates and stop.append(then()), lambda: any(stop))
+    return trainer
+
+
+def timeless(folder: Path) -> list[dict[str, float]]:
+    """The rows of metrics without measured times."""
+    clock = ("time", "speed/", "learner/idle")
+    rows = read_metrics(folder)
+    return [{name: value for name, value in row.items() if not name.startswith(clock)} for row in rows]
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_stopping_anywhere_changes_nothing(core: str, tmp_path: Path) -> None:
+    """Two actors take turns, so stops after odd and even numbers of unrolls differ; dropout draws at random."""
+    agent = dataclasses.replace(AGENT, core=CORES[core])
+    config = dataclasses.replace(CONFIG, log_every=2, agent=agent)
+    straight = train(config, tmp_path / "straight", 8)
+    for stops in ((1, 7), (4, 3, 1)):
+        folder = tmp_path / f"stopped after {stops[0]}"
+        for part, updates in enumerate(stops):
+            stopped = train(config, folder, updates, resume=part > 0)
+        assert stopped.learner.version == straight.learner.version == 8
+        assert state(folder) == state(tmp_path / "straight")
+        assert stopped.episodes == straight.episodes > 0
+        assert stopped.recent == straight.recent
+        assert timeless(folder) == timeless(tmp_path / "straight")
+
+
+def test_another_number_of_actors_begins_new_episodes(tmp_path: Path) -> None:
+    before = train(CONFIG, tmp_path, 3)
+    actors = dataclasses.replace(CONFIG.actors, num_actors=3, envs_per_actor=4)
+    after = train(dataclasses.replace(CONFIG, actors=actors), tmp_path, 3, resume=True)
+    assert after.learner.version == before.learner.version + 3
+
+
+@pytest.mark.parametrize(("limit", "dropped"), [(None, 0), (3, 0), (2, 3), (0, 3)])
+def test_only_unrolls_older_than_the_limit_are_dropped(
+    limit: int | None, dropped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every third unroll says that it is three versions old."""
+    get, versions = LocalPool.get, list[int]()
+
+    def sometimes_late(pool: LocalPool, *_: Any) -> Unroll:
+        unroll = get(pool)
+        versions.append(int(unroll.trajectory.version[0]) - 3 * (len(versions) % 3 == 2))
+        late = unroll.trajectory._replace(version=unroll.trajectory.version * 0 + versions[-1])
+        return Unroll(late, [Episode(1.0, 30, 0, 0, 0, {})])
+
+    monkeypatch.setattr(LocalPool, "get", sometimes_late)
+    trainer = train(dataclasses.replace(CONFIG, max_policy_lag=limit, log_every=1), tmp_path, 8)
+    rows = read_metrics(tmp_path)
+    assert trainer.learner.version == 8
+    assert len(versions) == 8 + dropped
+    assert rows[-1]["actors/unrolls_dropped"] == dropped
+    assert max(row["policy_lag/max"] for row in rows) == (0 if dropped else 3)
+    assert trainer.episodes == len(versions), "episodes of dropped unrolls count"
+
+
+@pytest.mark.parametrize(("owner", "method"), [(LocalPool, "get"), (Learner, "update"), (LocalPool, "publish")])
+def test_errors_do_not_lose_what_was_learned(
+    owner: type, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, calls = getattr(owner, method), itertools.count(1)
+
+    def fails_at_last(*arguments: Any) -> Any:
+        if next(calls) == 6:
+            raise RuntimeError("broken")
+        return function(*arguments)
+
+    monkeypatch.setattr(owner, method, fails_at_last)
+    with pytest.raises(RuntimeError, match="broken"):
+        train(CONFIG, tmp_path)
+    checkpoint = checkpoints.load_latest(tmp_path)
+    assert checkpoint.state["learner"]["version"] == 5
+    assert "actors" not in checkpoint.parts, "their unrolls are not complete"
+    monkeypatch.undo()
+    assert train(CONFIG, tmp_path, 1, resume=True).learner.version == 6
+
+
+def test_nothing_is_saved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, save = list[int](), checkpoints.save
+
+    def counted(place: Any, step: int, *rest: Any) -> Any:
+        steps.append(step)
+        return save(place, step, *rest)
+
+    monkeypatch.setattr(checkpoints, "save", counted)
+    config = dataclasses.replace(CONFIG, checkpoint_seconds=0.0)
+    first = train(config, tmp_path, 4)
+    assert len(steps) == 5
+    assert steps == sorted(set(steps))
+    again = train(config, tmp_path, 0, resume=True)
+    assert len(steps) == 5
+    assert again.saved == first.saved
+
+
+def test_the_last_of_two_runs_owns_a_url(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    config = dataclasses.replace(CONFIG, checkpoint_url=url)
+    first, second = (Trainer(config, Run(tmp_path / name), local=True) for name in ("first", "second"))
+    first.claim_url(new=True)
+    first.train(lambda progress: None, lambda: True)
+    with pytest.raises(ValueError, match=f"{url} already has checkpoints: expected a new URL, or --resume {url}"):
+        second.claim_url(new=True)
+    first.save()
+
+    second.claim_url(new=False)
+    second.restore()
+    with pytest.raises(UserError, match=rf"taken over by {second.run} on .*; this run ends with {first.saved}"):
+        first.save()
+    assert checkpoints.load_latest(url).path == first.saved, "the first wrote after it was displaced"
+    second.save()
+    assert checkpoints.load_latest(url).path == second.saved != first.saved
+
+
+# On a Ray cluster.
+
+CROWDED = {
+    "actors": dataclasses.replace(CONFIG, actors=dataclasses.replace(CONFIG.actors, cpus=100)),
+    "learners": dataclasses.replace(CONFIG, learners=2, learner_labels=("for=no-node",)),
+}
+"""Runs for which the cluster has no room."""
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("lacking", CROWDED)
+def test_ctrl_c_ends_a_run_that_waits_for_the_cluster(lacking: str, cluster: None, tmp_path: Path) -> None:
+    trainer = Trainer(CROWDED[lacking], Run(tmp_path), local=False)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+    with stop_on_signals() as stop:
+        timer = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        try:
+            trainer.train(lambda progress: None, lambda: stop.requested)
+        finally:
+            timer.cancel()
+    assert stop.signal == signal.SIGINT
+    assert checkpoints.load_latest(tmp_path).step == 0
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_learners_that_cannot_be_replaced(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are killed once too often: the last weights are saved without them."""
+    import ray
+
+    monkeypatch.setattr("learner.group.MAX_FAILURES", 0)
+    groups, make = list[Any](), impala.make_learners
+
+    def watched(*arguments: Any) -> Any:
+        groups.append(make(*arguments))
+        return groups[0]
+
+    def kill() -> None:
+        for pid in ray.get([member.pid.remote() for member in groups[0].members]):
+            os.kill(pid, signal.SIGKILL)
+
+    monkeypatch.setattr(impala, "make_learners", watched)
+    actors = dataclasses.replace(CONFIG.actors, num_actors=1)
+    config = dataclasses.replace(CONFIG, actors=actors, learners=2, checkpoint_seconds=1e9)
+    with pytest.raises(RuntimeError, match="learners were lost 1 times in a row"):
+        train(config, tmp_path, 3, then=kill, local=False)
+    checkpoint, learner = checkpoints.load_latest(tmp_path), groups[0].learner
+    assert checkpoint.state["learner"]["version"] == learner.version == 3
+    assert checkpoint.step == learner.steps
+    weights = learner.weights()
+    assert all(weights[name].equal(weight) for name, weight in checkpoint.parts["weights"].items())
+
+
+# Seeds of DeepMind Lab.
+
+SMALL = "image_height=24,image_width=32,cache_gigabytes=0"
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int, int]]]:
+    """A double of DeepMind Lab with episodes of two steps; (level, mixer seed, seed) of all that begin."""
+    monkeypatch.setitem(sys.modules, "deepmind_lab", Module)
+    monkeypatch.setattr(Lab, "frames", 8)
+    monkeypatch.setattr(Lab, "begun", [])
+    interface.cache_clear()
+    yield Lab.begun
+    interface.cache_clear()
+
+
+def test_no_two_episodes_of_a_run_share_a_seed(lab: list[tuple[str, int, int]]) -> None:
+    """Of actors that are replaced and resumed, of evaluations and of films."""
+    config = RunConfig(
+        env=f"dmlab:rooms_select_nonmatching_object,{SMALL}",
+        agent=AGENT,
+        actors=ActorsConfig(num_actors=3, envs_per_actor=3, unroll_length=30),
+    )
+    agent, held_out = make_agent(config), envs.held_out(config.env)
+    lab.clear()
+
+    def seeds(*actors: Any) -> list[tuple[int, int]]:
+        """(mixer seed, seed) of the episodes of an unroll of each actor."""
+        for actor in actors:
+            actor.unroll(30)
+            actor.close()
+        found = [pair[1:] for pair in lab]
+        lab.clear()
+        return found
+
+    trained = seeds(*(make_actor(config, *numbers) for numbers in itertools.product(range(2), range(3), range(2))))
+    assert len(set(trained)) == len(trained) > 12 * 3 * 8
+    mixers = {mixer for mixer, _ in trained}
+    assert len(mixers) == 12
+    assert min(mixers) >= TRAINING_MIXERS
+    evaluators = itertools.product(range(2), (False, True))
+    tested = seeds(*(make_evaluator(config, agent, 3, seed, True, held_out, film) for seed, film in evaluators))
+    assert len(set(tested)) == len(tested) > 4 * 3 * 8
+    assert {mixer for mixer, _ in tested} == {TEST_MIXER}
+    by_name = seeds(make_evaluator(config, agent, 3, 0, True, config.env, False))
+    assert {mixer for mixer, _ in by_name} == {0}, "training levels played by name have their own seeds"
+
+    same, other = config, dataclasses.replace(config, seed=1)
+    first, second, third = (seeds(make_actor(each, 0, 0, 0)) for each in (config, same, other))
+    assert first == second
+    assert not set(first) & set(third)
+
+
+def test_episode_streams_are_unique() -> None:
+    limits = (512, 4096, 1024)
+    some = [(0, 1, limit // 2, limit - 1) for limit in limits]
+    numbers = [episode_stream(*each) for each in itertools.product(*some)]
+    assert len(set(numbers)) == 64
+    assert (min(numbers), max(numbers)) == (0, 2**31 - 1)
+    assert [episode_stream(*each) for each in ((512, 0, 0), (0, 4096, 0), (0, 0, 1024))] == [0, 0, 0]
