@@ -1,18 +1,22 @@
 """Everywhere actions happen: actors and their pools, evaluation and recording. Ray only in `ray_pool`."""
 
-from actors.actor import Actor, Episode, Unroll
-from actors.pool import ActorsConfig, ClusterError, LocalPool, Pool, PoolStatus
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from actors.config import ActorsConfig, ClusterError
 from envs import EnvironmentFailed, EnvironmentHung
 
-__all__ = [
-    "Actor",
-    "ActorsConfig",
-    "ClusterError",
-    "EnvironmentFailed",
-    "EnvironmentHung",
-    "Episode",
-    "LocalPool",
-    "Pool",
-    "PoolStatus",
-    "Unroll",
-]
+if TYPE_CHECKING:
+    from actors.actor import Actor, Episode, Unroll
+    from actors.pool import LocalPool, Pool, PoolStatus
+
+__all__ = ["Actor", "ActorsConfig", "ClusterError", "EnvironmentFailed", "EnvironmentHung", "Episode", "LocalPool"]
+__all__ += ["Pool", "PoolStatus", "Unroll"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs torch on first use."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "pool" if "Pool" in name else "actor"
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

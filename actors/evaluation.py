@@ -8,7 +8,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from actors.actor import Actor, Episode, Player
-from actors.pool import MAX_EPISODE_STEPS
+from actors.config import MAX_EPISODE_STEPS
 from envs import EnvironmentFailed
 
 

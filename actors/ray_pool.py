@@ -19,7 +19,8 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, Ray
 from torch import Tensor
 
 from actors.actor import Unroll
-from actors.pool import ActorsConfig, ClusterError, MakeActor, Pool, PoolStatus
+from actors.config import ActorsConfig, ClusterError
+from actors.pool import MakeActor, Pool, PoolStatus
 from agent.core import map_state
 from envs import EnvironmentFailed, EnvironmentHung
 

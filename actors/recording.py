@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from actors.actor import Actor, Episode
+from actors.config import MAX_EPISODE_STEPS
 from actors.evaluation import check_length
-from actors.pool import MAX_EPISODE_STEPS
 from agent.core import CompressiveTransformer, State
 from agent.trajectory import image_of
 

@@ -1,33 +1,15 @@
 """The actor-critic: encoders of observation, last action and last reward, a recurrent core, policy and value heads."""
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.core import CompressiveTransformerConfig, CoreConfig, Mean, State, make_core
+from agent.config import AgentConfig
+from agent.core import Mean, State, make_core
 from agent.encoders import INSTRUCTION_SIZE, InstructionEncoder, Reconstruction, make_torso
-from agent.fields import AtLeast0, Checked, Size
 from agent.trajectory import Observation
-
-
-@dataclass(frozen=True)
-class AgentConfig(Checked):
-    """The network; the environment determines observation shape, number of actions and vocabulary."""
-
-    torso: str = "deep"
-    """Network for images: deep or shallow (IMPALA's two) or small. Vectors always use two linear layers."""
-    torso_size: Size = 256
-    """Features of the torso."""
-    core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
-    """The recurrent core."""
-    reconstruction_cost: AtLeast0 = 0.0
-    """Weight of an auxiliary loss: to predict the image, at 6 x 8 pixels, from the core's features; 0 for none. A mean
-    over steps for both reductions of the learner. Vectors have no such loss."""
-    instruction: bool = False
-    """Encode the environment's instructions with IMPALA's LSTM; set if and only if the environment has instructions."""
 
 
 class AgentOutput(NamedTuple):

@@ -22,8 +22,7 @@ from actors import ClusterError
 from commands.options import AllowEnv, TrainingOptions, parse_training, user_errors
 from envs import EnvironmentFailed, foreign_code, held_out, limit_calls, prepare, require_consent, tasks
 from learner import checkpoints
-from learner.checkpoints import StorageError
-from learner.communicator import LearnersLost
+from learner.errors import LearnersLost, StorageError
 from learner.files import is_url, require_schema, write_json
 from reports.tables import evaluation_rows, table, task_table
 from training import UserError

@@ -16,7 +16,7 @@ import tyro
 
 from actors import ActorsConfig
 from agent.fields import Above0, Checked, Positive, Threads
-from learner.checkpoints import StorageError
+from learner.errors import StorageError
 from training import UserError
 from training.config import RENAMED, core_name, differences, read_config, to_plain
 from training.run import Run

@@ -26,8 +26,9 @@ from agent.fields import Checked, Threads
 from agent.language_model import SequenceModel
 from commands.options import NewFolder, RunFolder, TrainingOptions, parse, parse_training, user_errors
 from learner.checkpoints import Checkpoint, write_json
+from learner.config import SequenceConfig
 from learner.files import read_json
-from learner.modality import Modality, SequenceConfig, Table
+from learner.modality import Modality, Table
 from learner.sampling import sample
 from speech.config import SpeechConfig
 from speech.modality import SpeechEvaluation, SpeechSampling

@@ -12,7 +12,7 @@ from rich.console import Console
 from agent.fields import Checked
 from commands.options import RunFolder, parse, user_errors
 from learner import checkpoints
-from learner.checkpoints import StorageError
+from learner.errors import StorageError
 from reports.tables import number, progress_rows, say_how_to_resume, table
 from training.config import core_name, read_config
 from training.console import duration, quantity

@@ -10,10 +10,12 @@ import sys
 import threading
 import traceback
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv
+
+if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
 
 STEP_SECONDS = 300.0  # longest duration of a call, unless `limit_calls` sets another: the first one may compile
 GRACE_SECONDS = 10.0  # for an interrupted call to return before its process is ended
@@ -95,7 +97,7 @@ class calling:
         raise EnvironmentFailed(f"environment {self.task} failed {self}: {text}{_place(error)}") from error
 
 
-def close(envs: VectorEnv, task: str) -> None:
+def close(envs: "VectorEnv", task: str) -> None:
     """Closes environments. Errors are ignored while another error is being handled."""
     failing = sys.exc_info()[1] is not None
     with suppress(EnvironmentFailed) if failing else nullcontext(), calling(task, "in close"):

@@ -24,6 +24,7 @@ from fsspec.core import url_to_fs
 from torch import Tensor
 
 from learner import files, serialization
+from learner.errors import StorageError
 from learner.files import abbreviate, format_json, is_url, redact, require_no_secret, require_schema, write_json
 from learner.serialization import MANIFEST, check_rng, flatten, restore_rng, rng_state, unflatten
 
@@ -41,10 +42,6 @@ _TEMPORARY = ".tmp"
 _PERMANENT = (PermissionError, NotImplementedError)
 """Errors that a retry would not remedy."""
 _NAME = re.compile(r"([0-9]{12,18})(?:-[0-9a-f]+)?(\.superseded)?")
-
-
-class StorageError(Exception):
-    """A URL cannot be used (a package may be missing) or fails in spite of retries; the message names the URL."""
 
 
 class Checkpoint(NamedTuple):

@@ -4,17 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-
-class PeerLost(RuntimeError):
-    """A learner of the group died, or did not take part in a collective in time.
-
-    With gloo the collective raises it in the other learners. NCCL only queues the collective: reading the result blocks
-    in CUDA, until torch's watchdog ends the process after the group's timeout. So on GPUs the others are lost, too.
-    """
-
-
-class LearnersLost(RuntimeError):
-    """The learners of a group died too often, or for too long; the message says how often and why."""
+from learner.errors import PeerLost
 
 
 class Communicator:

@@ -10,7 +10,8 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -232,3 +233,32 @@ def require_no_secret(url: str) -> None:
             f"{redacted}: expected a URL without a password, token or query; credentials belong in the environment, "
             "as FSSPEC_PROTOCOL_NAME=VALUE or as the protocol's package reads them (docs/clusters.md)"
         )
+
+
+def cache_folder(kind: str) -> Path:
+    """Where the prepared data of a kind are kept: under XDG_CACHE_HOME, or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "compressive-impala" / kind
+
+
+def build_once(target: Path, build: Callable[[Path], None]) -> None:
+    """Creates a folder, whole or not at all, unless it exists. Several processes may do so at once.
+
+    Args:
+        target: the folder.
+        build: writes the content into the empty folder that it is called with.
+
+    Raises:
+        OSError: if the folder cannot be written; also what `build` raises.
+    """
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-", suffix=".tmp"))
+    try:
+        build(temporary)
+        temporary.rename(target)
+    except Exception:
+        if not target.exists():  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

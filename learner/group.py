@@ -26,8 +26,10 @@ from torch import Tensor, nn
 
 from agent.core.state import index_state, map_state
 from agent.trajectory import Trajectory, validate
-from learner.communicator import Communicator, LearnersLost, PeerLost
-from learner.learner import Learner, LearnerConfig
+from learner.communicator import Communicator
+from learner.config import LearnerConfig
+from learner.errors import LearnersLost, PeerLost
+from learner.learner import Learner
 
 logger = logging.getLogger(__name__)
 

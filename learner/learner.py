@@ -4,77 +4,18 @@ Several learners that share each batch are connected by `communicator` and place
 """
 
 import functools
-import math
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from agent.core.state import detach_state, leaves, state_to
-from agent.fields import Above0, AtLeast0, Checked, Decay, Fraction
 from agent.trajectory import Trajectory, loss_mask, validate
 from learner import losses
 from learner.communicator import Communicator
+from learner.config import LearnerConfig
 from learner.optimization import Optimization, list_names, weights_to_cpu
 from learner.vtrace import VTraceReturns, action_log_probs, vtrace
-
-
-@dataclass(frozen=True)
-class LearnerConfig(Checked):
-    """Options of the learner. Impossible values raise a ValueError that names field, expectation and value."""
-
-    optimizer: Literal["adam", "rmsprop"] = "adam"
-    """Optimizer. The IMPALA paper used rmsprop; transformers are usually trained with adam."""
-    learning_rate: Above0 = 1e-4
-    """Learning rate at the first step."""
-    learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """constant, or linear to 0 over the run's total steps."""
-    adam_beta1: Decay = 0.9
-    """Adam: decay of the mean of the gradient."""
-    adam_beta2: Decay = 0.999
-    """Adam: decay of the mean of the squared gradient."""
-    adam_epsilon: Above0 = 1e-6
-    """Adam: added to the root of the mean squared gradient."""
-    rmsprop_decay: Decay = 0.99
-    """RMSProp: decay of the mean of the squared gradient."""
-    rmsprop_epsilon: Above0 = 0.1
-    """RMSProp: added to the root of the mean squared gradient (PyTorch's; TensorFlow's stands under the root)."""
-    rmsprop_momentum: Decay = 0.0
-    """RMSProp: momentum."""
-    discount: Fraction = 0.99
-    """Gamma, per agent step."""
-    entropy_cost: AtLeast0 = 2e-3
-    """Weight of the entropy bonus at the first step."""
-    entropy_cost_end: AtLeast0 | None = None
-    """If given, the weight of the entropy bonus changes linearly to this over the run's total steps."""
-    baseline_cost: AtLeast0 = 0.5
-    """Weight of the value function's loss, itself half the squared error."""
-    reward_clipping: Literal["none", "abs_one", "soft_asymmetric"] = "none"
-    """How rewards are clipped for learning. The returns that the run reports are never clipped."""
-    reward_scale: Above0 = 1.0
-    """Factor of the rewards after clipping."""
-    max_gradient_norm: Above0 | None = 2.5
-    """Longer gradients are scaled to this norm, those of the compression separately; none does not clip. A good value
-    depends on `reduction`: the IMPALA paper clips sums at 40."""
-    clip_rho: Above0 | None = 1.0
-    """Threshold rho-bar of the importance weights of the value targets; none does not clip."""
-    clip_c: Above0 | None = 1.0
-    """Threshold c-bar of the importance weights of the traces, at most `clip_rho`; none does not clip."""
-    clip_pg_rho: Above0 | None = 1.0
-    """Threshold of the importance weights of the policy gradient; none does not clip."""
-    lambda_: Fraction = 1.0
-    """Factor of the V-trace traces; 1 is IMPALA, 0 means one-step targets and two-step advantages."""
-    reduction: Literal["sum", "mean"] = "mean"
-    """sum over batch and time as IMPALA, or mean over the steps in the loss mask."""
-    device: str = "auto"
-    """Where to learn: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.clip_c or math.inf) > (self.clip_rho or math.inf):
-            highest = f"at most clip_rho = {self.clip_rho} (IMPALA, section 4.1)"
-            raise ValueError(f"clip_c: expected {highest}, got {self.clip_c!r}")
 
 
 class Learner:

@@ -4,19 +4,14 @@ A modality is a subclass of `SequenceConfig` and one of `Modality`, as in `text`
 `training.sequence`.
 """
 
-import os
-import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from agent.fields import AtLeast0, Checked, Count, Positive, Range, Several
 from agent.language_model import IGNORE, SequenceModel
-from learner.sequence_learner import SequenceLearnerConfig
+from learner.config import SequenceConfig
 from learner.streams import Batch, Streams, one_pass
 
 Counting = Callable[[str, int, str], AbstractContextManager[Callable[[int], None]]]
@@ -30,50 +25,6 @@ Table = Sequence[tuple[str, ...]]
 def quiet(activity: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
     """The `Counting` that shows nothing."""
     yield lambda done: None
-
-
-@dataclass(frozen=True)
-class SequenceConfig(Checked):
-    """The training of a sequence model. Impossible values raise a ValueError that names the field.
-
-    A subclass has the class attributes `kind` and `cores` of `training.config`.
-    """
-
-    kind = ""
-
-    preset: str = "cpu"
-    """Where all other defaults come from; a wrong name lists those that exist."""
-    seed: Count = 0
-    """Seed of weights and dropout."""
-    learners: Several = 1
-    """Learners that share each batch, one a GPU, placed by Ray Train; 1 learns in the program's own process."""
-    reset_at_starts: bool = False
-    """Reset the memory where a document or a file starts; the paper does not."""
-    log_every: Positive = 20
-    """Updates between two rows of metrics."""
-    evaluate_every: Positive | None = 1_000
-    """Steps between two evaluations on the validation split; there is also one at the end. None for no evaluation."""
-    evaluate_tokens: Annotated[int, Range(2, 2**63 - 1)] | None = 200_000
-    """Tokens (samples of sound) of the validation split in each of these evaluations; None for all."""
-    checkpoint_seconds: AtLeast0 = 60.0
-    """Time between two checkpoints; there is also one at the end or after Ctrl-C."""
-    keep_checkpoints: Positive = 3
-    """How many of the newest checkpoints are kept."""
-    learner: SequenceLearnerConfig = field(default_factory=SequenceLearnerConfig)
-    """The learner."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.learner.require_whole_segments(self.core_config)
-
-    @property
-    def core_config(self) -> Any:
-        """The configuration of the core."""
-        raise NotImplementedError
-
-    def located(self, absolute: Callable[[str], str], path: str | None = None) -> Self:
-        """The same configuration with data at another path, or at its own, made absolute."""
-        raise NotImplementedError
 
 
 class Modality(ABC):
@@ -194,32 +145,3 @@ class Modality(ABC):
 
     def _starts(self, part: Any) -> Any:
         return part.starts if self.config.reset_at_starts else None
-
-
-def cache_folder(kind: str) -> Path:
-    """Where the prepared data of a kind are kept: under XDG_CACHE_HOME, or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "compressive-impala" / kind
-
-
-def build_once(target: Path, build: Callable[[Path], None]) -> None:
-    """Creates a folder, whole or not at all, unless it exists. Several processes may do so at once.
-
-    Args:
-        target: the folder.
-        build: writes the content into the empty folder that it is called with.
-
-    Raises:
-        OSError: if the folder cannot be written; also what `build` raises.
-    """
-    if target.exists():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-", suffix=".tmp"))
-    try:
-        build(temporary)
-        temporary.rename(target)
-    except Exception:
-        if not target.exists():  # else another process was faster
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -19,7 +19,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 
 from agent.fields import Checked, Range
-from learner.modality import build_once
+from learner.files import build_once
 from speech import audio, synthetic
 
 SYNTHETIC = "synthetic"

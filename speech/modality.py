@@ -14,15 +14,16 @@ from agent.core import Core, make_core
 from agent.fields import Checked, Count, Range, Several, Slots
 from agent.language_model import IGNORE, SequenceModel
 from agent.memory_check import build_network
-from learner.modality import Counting, Modality, Table, cache_folder, quiet
+from learner.files import cache_folder
+from learner.modality import Counting, Modality, Table, quiet
 from learner.sampling import sample
 from learner.sequence_learner import Total, score
 from learner.streams import one_pass
 from speech import audio, baselines, corpus
-from speech.config import SpeechConfig, SpeechCoreConfig, make_preset
+from speech.config import SpeechConfig, SpeechCoreConfig, WaveNetConfig, make_preset
 from speech.corpus import CorpusConfig, Split
 from speech.spectrogram import write_spectrograms
-from speech.wavenet import WaveNet, WaveNetConfig
+from speech.wavenet import WaveNet
 
 Seconds = Annotated[float, Range(0, 3600.0, above=True)]
 

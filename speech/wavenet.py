@@ -7,8 +7,7 @@ Axes: B batch, T time, D features (model_size).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,44 +15,10 @@ from torch.nn import functional as F
 
 from agent.core import Core, CoreOutput
 from agent.core.contract import check_call, finite, mark_broken
-from agent.fields import Checked, Layers, Range, Size
+from speech.config import WaveNetConfig
 
 GATED_VARIANCE = 0.115
 """Mean square of sigmoid(x) tanh(y) for independent standard normal x and y."""
-
-
-@dataclass(frozen=True)
-class WaveNetConfig(Checked):
-    """Stacks of layers whose dilations double: 1, 2, 4, ..., and again from 1."""
-
-    model_size: Size = 64
-    """Features of inputs, outputs and of the residual stream (D)."""
-    num_layers: Layers = 30
-    """Layers (N)."""
-    stack_layers: Layers = 10
-    """Layers until the dilation begins at 1 again (n): layer i has dilation 2^(i mod n)."""
-    kernel_size: Annotated[int, Range(1, 64)] = 2
-    """Taps of each layer: the present step and earlier ones at distances of `dilation`."""
-    gate_size: Size = 64
-    """Features of each layer's tanh, and as many of its sigmoid."""
-    skip_size: Size = 256
-    """Features of the sum over layers, from which the output is computed."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.receptive_field > 2**24:
-            got = f"{self.num_layers} layers in stacks of {self.stack_layers}"
-            raise ValueError(f"stack_layers: expected a receptive field of at most 2^24 steps, got {got}")
-
-    @property
-    def dilations(self) -> tuple[int, ...]:
-        """The dilation of each layer."""
-        return tuple(2 ** (layer % self.stack_layers) for layer in range(self.num_layers))
-
-    @property
-    def receptive_field(self) -> int:
-        """Steps that an output depends on, its own included."""
-        return 1 + (self.kernel_size - 1) * sum(self.dilations)
 
 
 class WaveNetState(NamedTuple):

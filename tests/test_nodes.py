@@ -19,7 +19,7 @@ from actors import Actor, ActorsConfig, ClusterError, Unroll
 from actors.ray_pool import RayPool
 from commands import main
 from learner import checkpoints
-from learner.communicator import LearnersLost
+from learner.errors import LearnersLost
 from learner.group import LearnerGroup
 from learner.learner import Learner
 from learner.metrics import last_metrics

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from agent.core import CORES, CompressiveTransformerConfig, CoreConfig, TransformerXLConfig
+from agent.core.config import CORES, CompressiveTransformerConfig, CoreConfig, TransformerXLConfig
 from agent.core.matched import matched_cores
 from agent.fields import Checked, Decay, Positive, Several, Size
-from learner.modality import SequenceConfig
-from learner.sequence_learner import SequenceLearnerConfig
+from learner.config import SequenceConfig, SequenceLearnerConfig
 from text.corpora import CORPORA
 
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from learner.modality import build_once, cache_folder
+from learner.files import build_once, cache_folder
 
 SPLITS = ("train", "valid", "test")
 SHARES = (0.90, 0.05, 0.05)

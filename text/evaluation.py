@@ -16,7 +16,8 @@ from torch import Tensor
 
 from agent.core import ATTENTION_KINDS, CompressiveTransformer, detach_state, state_to
 from agent.language_model import IGNORE, SequenceModel
-from learner.sequence_learner import SequenceLearner, SequenceLearnerConfig, Total, autocast, evaluate, score
+from learner.config import SequenceLearnerConfig
+from learner.sequence_learner import SequenceLearner, Total, autocast, evaluate, score
 from learner.streams import Batch
 from text.tokenization import Tokenizer, Words
 from text.tokens import Split

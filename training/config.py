@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from actors import ActorsConfig
-from actors.pool import pairs
+from actors.config import pairs
 from agent import AgentConfig
 from agent.core import CORES, CoreConfig
 from agent.fields import AtLeast0, Checked, Count, Positive, Several
+from learner.config import LearnerConfig
 from learner.files import abbreviate, require_no_secret
-from learner.learner import LearnerConfig
 from training.run import Run
 
 RENAMED = {

@@ -11,7 +11,7 @@ import numpy as np
 
 from actors import Actor, LocalPool, Pool
 from actors.actor import check_environment
-from actors.pool import pairs
+from actors.config import pairs
 from agent import Agent
 from agent.memory_check import build_network
 from envs import limit_calls, make_vector, tasks

@@ -27,8 +27,9 @@ from agent import Trajectory
 from agent.core import concatenate_states, leaves, state_bytes
 from envs import limit_calls, mean_normalised, prepare, tasks
 from learner import checkpoints
-from learner.checkpoints import Checkpoint, Checkpoints, StorageError, pack_learner, unpack_learner
+from learner.checkpoints import Checkpoint, Checkpoints, pack_learner, unpack_learner
 from learner.diagnostics import attention_mass
+from learner.errors import StorageError
 from learner.files import abbreviate, require_schema, write_json
 from learner.learner import Learner
 from learner.metrics import MetricsWriter

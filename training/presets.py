@@ -8,7 +8,7 @@ from actors import ActorsConfig
 from agent import AgentConfig
 from agent.core import CORES
 from agent.core.matched import matched_cores
-from learner.learner import LearnerConfig
+from learner.config import LearnerConfig
 from training.config import RunConfig
 
 

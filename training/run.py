@@ -15,7 +15,6 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from learner import metrics
 from learner.files import abbreviate, open_regular, read_json, write_json
 from training import UserError
 
@@ -236,7 +235,9 @@ class Run(Folder):
 
     def last_row(self, metric: str = "step") -> dict[str, Any]:
         """The last row of metrics that has a metric; empty if there is none."""
-        return metrics.last_metrics(self.path, metric)
+        from learner.metrics import last_metrics  # here, because it imports torch
+
+        return last_metrics(self.path, metric)
 
     def state(self, row: Mapping[str, Any], counter: str, total: int) -> str:
         """Whether the run is running, stopped, trained, or finished, that is evaluated as well.

@@ -18,10 +18,11 @@ from agent.language_model import SequenceModel
 from learner import checkpoints
 from learner.checkpoints import Checkpoint, require, write_json
 from learner.communicator import Communicator
+from learner.config import SequenceConfig
 from learner.files import read_json
 from learner.learner import resolve_device
 from learner.metrics import MetricsWriter
-from learner.modality import Counting, Modality, SequenceConfig, quiet
+from learner.modality import Counting, Modality, quiet
 from learner.sequence_learner import SequenceLearner
 from speech.modality import Speech
 from text.modality import Text

@@ -1,4 +1,4 @@
-"""Configurations of the Compressive Transformer and of Transformer-XL, the same core without compressed memory."""
+"""Configurations of the cores. Nothing here imports torch, so that a command line can be read quickly."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -122,3 +122,57 @@ class GatedTransformerXLConfig(TransformerXLConfig):
         super().__post_init__()
         if self.gate != "gru":
             raise ValueError(f"gate: expected gru for gated Transformer-XL, got {self.gate!r}")
+
+
+@dataclass(frozen=True)
+class LSTMConfig(Checked):
+    """An LSTM with residual connections between its layers."""
+
+    model_size: Size = 256
+    """Features of inputs, outputs and of each layer's state."""
+    num_layers: Layers = 1
+    """Layers."""
+
+
+@dataclass(frozen=True)
+class GRUConfig(LSTMConfig):
+    """A GRU with residual connections between its layers."""
+
+
+@dataclass(frozen=True)
+class MemorylessConfig(Checked):
+    """A residual MLP that sees one step at a time."""
+
+    model_size: Size = 256
+    """Features of inputs and outputs."""
+    num_layers: Layers = 2
+    """Layers."""
+    mlp_size: Size = 1024
+    """Hidden features of each layer's MLP."""
+
+
+@dataclass(frozen=True)
+class MinGRUConfig(MemorylessConfig):
+    """minGRU layers between the transformer's MLP blocks: a recurrence that is computed for all steps at once."""
+
+
+CoreConfig = (
+    CompressiveTransformerConfig
+    | TransformerXLConfig
+    | GatedTransformerXLConfig
+    | LSTMConfig
+    | GRUConfig
+    | MinGRUConfig
+    | MemorylessConfig
+)
+
+CORES: dict[str, tuple[type, str]] = {
+    "compressive": (CompressiveTransformerConfig, "agent.core.compressive_transformer:CompressiveTransformer"),
+    "transformer-xl": (TransformerXLConfig, "agent.core.compressive_transformer:CompressiveTransformer"),
+    "gated-transformer-xl": (GatedTransformerXLConfig, "agent.core.compressive_transformer:CompressiveTransformer"),
+    "lstm": (LSTMConfig, "agent.core.recurrent:LSTM"),
+    "gru": (GRUConfig, "agent.core.recurrent:GRU"),
+    "mingru": (MinGRUConfig, "agent.core.recurrent:MinGRU"),
+    "memoryless": (MemorylessConfig, "agent.core.recurrent:Memoryless"),
+}
+"""Cores by name: the type of the configuration, and the module and class of the core."""

@@ -1,10 +1,13 @@
 """The contract of recurrent cores, and the checks that all of them share. docs/core.md lists the promises."""
 
-from typing import NamedTuple
+import importlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from agent.core.config import CORES
 from agent.core.state import State, leaves
 
 
@@ -113,3 +116,16 @@ def finite(tensor: Tensor) -> Tensor:
 def mark_broken(features: Tensor, inputs: Tensor) -> Tensor:
     """Sets features [B, T, D] to NaN where the inputs [B, T, D] were not finite: at that step, and nowhere else."""
     return torch.add(features, inputs.detach(), alpha=0)  # 0 x NaN is NaN
+
+
+def make_core(config: Any, cores: Mapping[str, tuple[type, str]] = CORES) -> Core:
+    """Builds the core of a config.
+
+    Raises:
+        ValueError: if the config belongs to no core of the table.
+    """
+    for kind, place in cores.values():
+        if type(config) is kind:
+            module, _, name = place.partition(":")
+            return getattr(importlib.import_module(module), name)(config)
+    raise ValueError(f"core: expected a config of {', '.join(cores)}, got {type(config).__name__}")

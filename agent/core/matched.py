@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from agent.core import (
+from agent.core.config import (
     CompressiveTransformerConfig,
     CoreConfig,
     GatedTransformerXLConfig,

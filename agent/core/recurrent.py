@@ -1,45 +1,12 @@
 """Baseline cores behind the same contract: LSTM, GRU, minGRU and a core without memory."""
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from agent.core.config import LSTMConfig, MemorylessConfig, MinGRUConfig
 from agent.core.contract import Core, CoreOutput, check_call, finite, mark_broken
-from agent.fields import Checked, Layers, Size
-
-
-@dataclass(frozen=True)
-class LSTMConfig(Checked):
-    """An LSTM with residual connections between its layers."""
-
-    model_size: Size = 256
-    """Features of inputs, outputs and of each layer's state."""
-    num_layers: Layers = 1
-    """Layers."""
-
-
-@dataclass(frozen=True)
-class GRUConfig(LSTMConfig):
-    """A GRU with residual connections between its layers."""
-
-
-@dataclass(frozen=True)
-class MemorylessConfig(Checked):
-    """A residual MLP that sees one step at a time."""
-
-    model_size: Size = 256
-    """Features of inputs and outputs."""
-    num_layers: Layers = 2
-    """Layers."""
-    mlp_size: Size = 1024
-    """Hidden features of each layer's MLP."""
-
-
-@dataclass(frozen=True)
-class MinGRUConfig(MemorylessConfig):
-    """minGRU layers between the transformer's MLP blocks: a recurrence that is computed for all steps at once."""
 
 
 class LSTMState(NamedTuple):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from agent.core import Core, make_core
-from speech.wavenet import WaveNet, WaveNetConfig
+from speech.config import WaveNetConfig
+from speech.wavenet import WaveNet
 
 pytest.register_assert_rewrite("tests.agent.literal")
 

@@ -14,7 +14,7 @@ from agent.core import (
     Sizes,
     TransformerXLConfig,
 )
-from speech.wavenet import WaveNetConfig
+from speech.config import WaveNetConfig
 
 SIZE = 8
 CYCLE = 60  # a multiple of every segment below, so that a state that consumed it has offset 0

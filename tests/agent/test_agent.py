@@ -10,7 +10,8 @@ from torch import Tensor
 from agent import Agent, AgentConfig, Observation
 from agent.core import leaves, map_state
 from agent.encoders import INSTRUCTION_SIZE
-from learner.learner import Learner, LearnerConfig
+from learner.config import LearnerConfig
+from learner.learner import Learner
 from tests.agent.agents import (
     ACTIONS,
     CORES,

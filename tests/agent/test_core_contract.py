@@ -27,7 +27,7 @@ from agent.core import (
     state_bytes,
     state_to,
 )
-from speech.wavenet import WaveNetConfig
+from speech.config import WaveNetConfig
 from tests.agent.cores import CASES, CONFIGS, CYCLE, FORGETFUL, SIZE, every_core, every_core_with_segments
 from tests.agent.tiny import assert_same, sum_losses
 

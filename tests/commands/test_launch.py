@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from actors import ClusterError, LocalPool
 from commands.launch import parse
 from learner import checkpoints
-from learner.communicator import LearnersLost
+from learner.errors import LearnersLost
 from learner.metrics import read_metrics
 from tests.commands.cli import TINY, Commands, frames, saved_steps
 

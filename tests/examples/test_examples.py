@@ -13,7 +13,8 @@ from agent import Agent, AgentConfig
 from agent.core.matched import matched_cores
 from envs import make_vector
 from examples import core_in_your_loop, impala
-from learner.learner import Learner, LearnerConfig
+from learner.config import LearnerConfig
+from learner.learner import Learner
 
 SIZES = {"model_size": 16, "num_layers": 1, "num_heads": 2, "mlp_size": 16, "segment_size": 8, "norm": "pre"}
 

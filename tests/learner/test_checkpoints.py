@@ -13,8 +13,9 @@ import torch
 from fsspec.core import url_to_fs
 
 from learner import checkpoints, serialization
+from learner.config import LearnerConfig
 from learner.files import write_json
-from learner.learner import Learner, LearnerConfig
+from learner.learner import Learner
 from tests.learner.runs import PARTS, Place, forge, listing, names, save
 
 STATE = {"episodes": 3, "config": {"discount": 0.99, "core": None}, "names": ["a", "b"]}

@@ -20,9 +20,11 @@ from agent import Agent, AgentConfig, Trajectory
 from agent.core import CompressiveTransformerConfig, LSTMConfig, detach_state, index_state, map_state
 from agent.trajectory import loss_mask
 from learner import group as learner_group
-from learner.communicator import Communicator, PeerLost
+from learner.communicator import Communicator
+from learner.config import LearnerConfig
+from learner.errors import PeerLost
 from learner.group import LearnerGroup
-from learner.learner import Learner, LearnerConfig
+from learner.learner import Learner
 
 SHAPE, ACTIONS, ROWS, STEPS = (12, 16, 3), 5, 6, 16
 COMPRESSIVE = CompressiveTransformerConfig(

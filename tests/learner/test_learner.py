@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from agent.trajectory import Trajectory
-from learner.learner import Learner, LearnerConfig, resolve_device
+from learner.config import LearnerConfig
+from learner.learner import Learner, resolve_device
 from learner.optimization import weights_to_cpu
 
 CPU = LearnerConfig(device="cpu")

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from agent.core import CompressiveTransformerConfig, LSTMConfig, make_core
 from agent.language_model import IGNORE, SequenceModel
 from learner.communicator import Communicator
-from learner.sequence_learner import SequenceLearner, SequenceLearnerConfig, evaluate, score
+from learner.config import SequenceLearnerConfig
+from learner.sequence_learner import SequenceLearner, evaluate, score
 from learner.streams import Batch, Streams, one_pass
 
 VOCABULARY = 9

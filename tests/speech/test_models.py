@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.sequence_learner import SequenceLearner, SequenceLearnerConfig
+from learner.config import SequenceLearnerConfig
+from learner.sequence_learner import SequenceLearner
 from speech import audio, config
 from speech.config import PRESETS, SPEECH_CORES, SpeechConfig, make_preset
 from speech.corpus import CorpusConfig, Split, thin

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from speech.wavenet import WaveNet, WaveNetConfig
+from speech.config import WaveNetConfig
+from speech.wavenet import WaveNet
 
 CONFIG = WaveNetConfig(6, num_layers=6, stack_layers=3, kernel_size=2, gate_size=5, skip_size=7)
 

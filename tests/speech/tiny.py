@@ -3,7 +3,7 @@
 import numpy as np
 
 from agent.core import CompressiveTransformerConfig, LSTMConfig, TransformerXLConfig
-from speech.wavenet import WaveNetConfig
+from speech.config import WaveNetConfig
 
 TRANSFORMER = {"model_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "segment_size": 8, "norm": "pre"}
 TINY = {

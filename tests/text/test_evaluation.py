@@ -10,7 +10,8 @@ from torch import Tensor
 
 from agent.core import CompressiveTransformerConfig, CoreOutput, LSTMConfig, make_core
 from agent.language_model import IGNORE, SequenceModel
-from learner.sequence_learner import SequenceLearnerConfig, Total, evaluate
+from learner.config import SequenceLearnerConfig
+from learner.sequence_learner import Total, evaluate
 from learner.streams import Batch, one_pass
 from text import evaluation
 from text.tokenization import Bytes, Words

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from agent.core import LSTMConfig
 from learner.communicator import DataParallel
+from learner.config import SequenceLearnerConfig
 from learner.metrics import read_metrics
-from learner.sequence_learner import SequenceLearnerConfig
 from speech.config import SpeechConfig
 from speech.corpus import Split
 from speech.modality import Speech

@@ -1,0 +1,23 @@
+"""The configuration of the agent's network. Nothing here imports torch."""
+
+from dataclasses import dataclass, field
+
+from agent.core.config import CompressiveTransformerConfig, CoreConfig
+from agent.fields import AtLeast0, Checked, Size
+
+
+@dataclass(frozen=True)
+class AgentConfig(Checked):
+    """The network; the environment determines observation shape, number of actions and vocabulary."""
+
+    torso: str = "deep"
+    """Network for images: deep or shallow (IMPALA's two) or small. Vectors always use two linear layers."""
+    torso_size: Size = 256
+    """Features of the torso."""
+    core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
+    """The recurrent core."""
+    reconstruction_cost: AtLeast0 = 0.0
+    """Weight of an auxiliary loss: to predict the image, at 6 x 8 pixels, from the core's features; 0 for none. A mean
+    over steps for both reductions of the learner. Vectors have no such loss."""
+    instruction: bool = False
+    """Encode the environment's instructions with IMPALA's LSTM; set if and only if the environment has instructions."""

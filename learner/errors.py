@@ -1,0 +1,17 @@
+"""Errors of learners and checkpoints that callers handle. Nothing here imports torch."""
+
+
+class PeerLost(RuntimeError):
+    """A learner of the group died, or did not take part in a collective in time.
+
+    With gloo the collective raises it in the other learners. NCCL only queues the collective: reading the result blocks
+    in CUDA, until torch's watchdog ends the process after the group's timeout. So on GPUs the others are lost, too.
+    """
+
+
+class LearnersLost(RuntimeError):
+    """The learners of a group died too often, or for too long; the message says how often and why."""
+
+
+class StorageError(Exception):
+    """A URL cannot be used (a package may be missing) or fails in spite of retries; the message names the URL."""
