@@ -9,7 +9,7 @@ CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train compare text test test-slow lint format bench clean
+.PHONY: help venv train compare text test test-slow lint format docs bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -34,11 +34,11 @@ train: venv  ## train the Compressive Transformer agent on two CPU cores, under 
 	$(BIN)/compressive launch --preset cpu $(ARGS)
 
 compare: venv  ## compare compression rates, an LSTM and a Transformer-XL on a task of memory: 15 runs, 30 to 60 minutes
-	@$(BIN)/python -c 'import ray.tune, matplotlib' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[compare]'
+	@$(BIN)/python -c 'import ray.tune' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[compare]'
 	$(BIN)/compressive compare --preset memory --rates 1 2 4 --cores lstm transformer-xl --seeds 0 1 2 $(ARGS)
 
 text: venv  ## compare language models with xz and bz2 on two CPU cores, under 20 minutes
-	$(BIN)/python benchmarks/text.py $(ARGS)
+	$(BIN)/python -m benchmarks.text $(ARGS)
 
 test: venv  ## run the tests, but for the slow ones, in three processes
 	$(BIN)/python -m pytest -m 'not slow' -n 3 --dist loadgroup $(ARGS)
@@ -55,9 +55,14 @@ format: venv  ## mend the style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-NO_SPEED := curves recall rllib nodes soak kill_driver text
+docs: venv  ## build the documentation and the API reference into site/
+	@$(BIN)/python -c 'import mkdocs, mkdocstrings_handlers.python' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[docs]'
+	$(BIN)/mkdocs build --quiet --strict
+
+NO_SPEED := common curves recall rllib soak kill_driver text
+SPEED := $(filter-out $(NO_SPEED),$(basename $(notdir $(wildcard benchmarks/*.py))))
 bench: venv  ## side-by-side speed measurements, one JSON object each
-	@for script in $(filter-out $(NO_SPEED:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do echo "# $$script" >&2; $(BIN)/python $$script || exit 1; done
+	@for name in $(SPEED); do echo "# $$name" >&2; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean:  ## remove caches, not runs
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

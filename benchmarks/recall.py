@@ -1,21 +1,20 @@
 """How far back one layer can recall a symbol, by compression rate and by compression function, at equal attention cost.
 
-    python benchmarks/recall.py docs/recall                             (needs: pip install -e '.[plot]')
-    python benchmarks/recall.py docs/recall --seeds 0 --processes 1
+    python -m benchmarks.recall docs/recall                             (needs: pip install -e '.[plot]')
+    python -m benchmarks.recall docs/recall --seeds 0 --processes 1
 
 Delayed recall: streams of distractors in which 8 cues, each a tag with a symbol, appear once; up to 4 times a stream,
 1 to 160 steps later, a tag alone asks for its symbol. Every core has 32 slots besides its segment of 16 steps:
-Transformer-XL as memory, the Compressive Transformer 16 as memory and 16 compressed. One layer, because then what is
-recalled beyond n_m + c n_cm is chance for certain: layer inputs are embeddings, so nothing is passed on by the steps
-between. All cores see the same streams and are trained alike, by the task's loss and the compression's own.
+Transformer-XL as memory, the Compressive Transformer 16 as memory and 16 compressed. With one layer, recall beyond
+n_m + c n_cm is chance: layer inputs are embeddings, so the steps between cannot pass anything on. All cores see the
+same streams and are trained alike, by the task's loss and the compression's own.
 
-Writes <picture>-rates.svg and <picture>-compressions.svg, prints progress and a table of recall by delay to stderr and
-one JSON object to stdout. Minutes on two cores.
+Writes <picture>-rates.svg and <picture>-compressions.svg, and prints a table of recall by delay to standard error.
+Takes minutes on two cores.
 """
 
 import functools
 import importlib.util
-import json
 import multiprocessing
 import sys
 import time
@@ -29,9 +28,8 @@ import tyro
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from agent.core import CompressiveTransformer, CompressiveTransformerConfig
+from benchmarks.common import markdown, picture, run
 
 TAGS, SYMBOLS, DISTRACTORS, ASKS = 8, 8, 8, 4
 VOCABULARY = TAGS * SYMBOLS + TAGS + DISTRACTORS
@@ -41,9 +39,6 @@ STEPS, LONGEST = 192, 160
 """Steps of a stream, and the longest delay in it."""
 DELAYS = torch.arange(8, LONGEST + 1, 8)
 """Delays at which recall is measured."""
-
-RATES = (1, 2, 4, 8)
-COMPRESSIONS = ("convolution", "dilated", "mean", "max", "most-used")
 TRANSFORMER_XL = "transformer-xl"
 
 
@@ -59,33 +54,29 @@ def make_streams(delays: Tensor, generator: torch.Generator) -> Streams:
     """Streams that ask for each tag's symbol at the given delays after its cue.
 
     Args:
-        delays: [B, TAGS, ASKS] int64, from 1 to LONGEST. What would fall on a step that is taken is left out.
+        delays: [B, TAGS, ASKS] int64, from 1 to LONGEST. Cues and questions for a step that is taken are left out.
         generator: draws symbols, distractors and the times of cues.
     """
     rows = torch.arange(delays.shape[0])
     tokens = torch.randint(VOCABULARY - DISTRACTORS, VOCABULARY, (len(rows), STEPS), generator=generator)
     asked, answers = torch.zeros_like(tokens), torch.zeros_like(tokens)
     free = torch.ones_like(tokens, dtype=torch.bool)
-
-    def place(row: Tensor, step: Tensor, *entries: tuple[Tensor, Tensor]) -> None:
-        free[row, step] = False
-        for target, values in entries:
-            target[row, step] = values
-
     for tag in range(TAGS):
         symbol = torch.randint(SYMBOLS, rows.shape, generator=generator)
         cue = (torch.rand(rows.shape, generator=generator) * (STEPS - delays[:, tag].amax(dim=1))).long()
         shown = rows[free[rows, cue]]
-        place(shown, cue[shown], (tokens, tag * SYMBOLS + symbol[shown]))
+        free[shown, cue[shown]] = False
+        tokens[shown, cue[shown]] = tag * SYMBOLS + symbol[shown]
         for delay in delays[:, tag].unbind(dim=1):
             row = shown[free[shown, (cue + delay)[shown]]]
-            query = torch.full_like(row, TAGS * SYMBOLS + tag)
-            place(row, (cue + delay)[row], (tokens, query), (asked, delay[row]), (answers, symbol[row]))
+            step = (cue + delay)[row]
+            free[row, step] = False
+            tokens[row, step], asked[row, step], answers[row, step] = TAGS * SYMBOLS + tag, delay[row], symbol[row]
     return Streams(tokens, asked, answers)
 
 
 def training_streams(rows: int, generator: torch.Generator) -> Streams:
-    """Streams of all delays, the short ones more often (log-uniform): reading must be learned before keeping can be."""
+    """Streams of all delays, log-uniform: reading a memory must be learned before keeping it can be."""
     share = torch.rand(rows, TAGS, ASKS, generator=generator)
     return make_streams(((LONGEST + 1) ** share).long().clamp(max=LONGEST), generator)
 
@@ -105,11 +96,12 @@ def core_config(compression: str = TRANSFORMER_XL, rate: int = 1) -> Compressive
     )
 
 
-VARIANTS = {
-    TRANSFORMER_XL: core_config(),
-    **{f"convolution, c = {rate}": core_config("convolution", rate) for rate in RATES},
-    **{f"{name}, c = 4": core_config(name, 4) for name in COMPRESSIONS},
+XL = {TRANSFORMER_XL: core_config()}
+RATES = XL | {f"convolution, c = {rate}": core_config("convolution", rate) for rate in (1, 2, 4, 8)}
+COMPRESSIONS = XL | {
+    f"{name}, c = 4": core_config(name, 4) for name in ("convolution", "dilated", "mean", "max", "most-used")
 }
+VARIANTS = RATES | COMPRESSIONS
 """All that is compared, by name."""
 
 
@@ -120,7 +112,7 @@ def reach(config: CompressiveTransformerConfig) -> int:
 
 
 class Recaller(nn.Module):
-    """Embedding, core and a linear read-out."""
+    """Embedding, core and a linear readout."""
 
     def __init__(self, config: CompressiveTransformerConfig) -> None:
         super().__init__()
@@ -129,7 +121,7 @@ class Recaller(nn.Module):
         self.read_out = nn.Linear(config.model_size, SYMBOLS)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores of the symbols [B, T, SYMBOLS] at each step of new streams [B, T], and the compression loss."""
+        """Logits of the symbols [B, T, SYMBOLS] at each step of new streams [B, T], and the compression loss."""
         reset = torch.zeros_like(tokens, dtype=torch.bool)
         output = self.core(self.embedding(tokens), reset, self.core.initial_state(len(tokens)))
         return self.read_out(output.features), sum((loss.value for loss in output.losses.values()), torch.zeros(()))
@@ -146,8 +138,8 @@ def train(
     losses = []
     for _ in range(updates):
         tokens, delays, answers = training_streams(rows, generator)
-        scores, compression = network(tokens)
-        loss = F.cross_entropy(scores[delays > 0], answers[delays > 0])
+        logits, compression = network(tokens)
+        loss = F.cross_entropy(logits[delays > 0], answers[delays > 0])
         optimizer.zero_grad()
         (loss + compression).backward()
         optimizer.step()
@@ -157,7 +149,7 @@ def train(
 
 @torch.no_grad()
 def recall(network: Recaller, seed: int, rows: int = 64, batches: int = 8) -> dict[int, float]:
-    """Share of right answers by delay, about 600 answers a delay with the defaults, none of them trained on."""
+    """Fraction of right answers by delay, about 600 answers a delay with the defaults, none of them trained on."""
     generator = torch.Generator().manual_seed(seed + 1_000_000)
     network.eval()
     right, asked = torch.zeros(2, LONGEST + 1)
@@ -170,85 +162,62 @@ def recall(network: Recaller, seed: int, rows: int = 64, batches: int = 8) -> di
 
 
 def measure(job: tuple[str, int], updates: int) -> tuple[dict[int, float], float]:
-    """Recall by delay of one variant with one seed, on one thread, and the CPU-seconds that it took."""
+    """Recall by delay of one variant with one seed, on one thread, and the CPU seconds that it took."""
     torch.set_num_threads(1)
     name, seed = job
     begin = time.process_time()
     by_delay = recall(train(VARIANTS[name], seed, updates)[0], seed)
     seconds = time.process_time() - begin
     seen = [share for delay, share in by_delay.items() if delay <= reach(VARIANTS[name])]
-    print(
-        f"{name}, seed {seed}: {100 * sum(seen) / len(seen):.1f} % within its reach, {seconds:.0f} CPU-seconds",
-        file=sys.stderr,
-        flush=True,
-    )
+    within = f"{100 * sum(seen) / len(seen):.1f} % within its reach"
+    print(f"{name}, seed {seed}: {within}, {seconds:.0f} CPU-seconds", file=sys.stderr, flush=True)
     return by_delay, seconds
 
 
 def table(results: dict[str, list[dict[int, float]]]) -> str:
     """Recall in percent, mean over the seeds, as Markdown."""
     delays = DELAYS[DELAYS % 16 == 0].tolist()
-    lines = ["| delay | reach | " + " | ".join(map(str, delays)) + " |", "|---" * (len(delays) + 2) + "|"]
-    for name, runs in results.items():
-        means = [100 * sum(run[delay] for run in runs) / len(runs) for delay in delays]
-        cells = [name, str(reach(VARIANTS[name])), *(f"{mean:.0f}" for mean in means)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    rows = [
+        [name, reach(VARIANTS[name]), *(round(100 * sum(run[delay] for run in runs) / len(runs)) for delay in delays)]
+        for name, runs in results.items()
+    ]
+    return markdown([["delay", "reach", *delays], *rows])
 
 
 def draw(path: Path, results: dict[str, list[dict[int, float]]]) -> None:
     """Recall against delay: the mean over the seeds and their range; dotted lines mark the reach."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams["svg.hashsalt"] = "recall"  # the same numbers give the same file
-    figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
-    delays = DELAYS.tolist()
-    for index, (name, runs) in enumerate(results.items()):
-        values = [[100 * run[delay] for run in runs] for delay in delays]
-        means = [sum(value) / len(value) for value in values]
-        style: dict[str, Any] = (
-            {"color": "black", "linestyle": "--"} if name == TRANSFORMER_XL else {"color": f"C{index - 1}"}
-        )
-        axes.plot(delays, means, label=name, marker=".", linewidth=1.4, zorder=3 - bool(index), **style)
-        lowest, highest = [min(value) for value in values], [max(value) for value in values]
-        axes.fill_between(delays, lowest, highest, color=style["color"], alpha=0.15, linewidth=0)
-    for steps in sorted({reach(VARIANTS[name]) for name in results}):
-        axes.axvline(steps, color="0.6", linewidth=0.8, linestyle=":")
-        axes.annotate(str(steps), (steps, 103), ha="center", va="bottom", fontsize=8, color="0.4")
-    axes.axhline(100 * CHANCE, color="0.6", linewidth=0.8)
-    axes.annotate("chance", (delays[0], 100 * CHANCE), ha="left", va="top", fontsize=8, color="0.4")
-    axes.set(xlabel="delay (steps); dotted: reach n_m + c n_cm", ylabel="recall (%)", ylim=(0, 103))
-    axes.legend(
-        title="32 slots each", title_fontsize=8, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1)
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    delays, note = DELAYS.tolist(), {"fontsize": 8, "color": "0.4"}
+    with picture(path, width=6.4, height=3.6) as axes:
+        for index, (name, runs) in enumerate(results.items()):
+            values = torch.tensor([[100 * run[delay] for delay in delays] for run in runs])
+            color, line = ("black", "--") if name == TRANSFORMER_XL else (f"C{index - 1}", "-")
+            style = {"color": color, "linestyle": line, "zorder": 3 - bool(index), "linewidth": 1.4, "marker": "."}
+            axes.plot(delays, values.mean(dim=0), label=name, **style)
+            axes.fill_between(delays, values.amin(dim=0), values.amax(dim=0), color=color, alpha=0.15, linewidth=0)
+        for steps in sorted({reach(VARIANTS[name]) for name in results}):
+            axes.axvline(steps, color="0.6", linewidth=0.8, linestyle=":")
+            axes.annotate(str(steps), (steps, 103), ha="center", va="bottom", **note)
+        axes.axhline(100 * CHANCE, color="0.6", linewidth=0.8)
+        axes.annotate("chance", (delays[0], 100 * CHANCE), ha="left", va="top", **note)
+        axes.set(xlabel="delay (steps); dotted: reach n_m + c n_cm", ylabel="recall (%)", ylim=(0, 103))
+        place = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+        axes.legend(title="32 slots each", title_fontsize=8, frameon=False, fontsize=8, **place)
 
 
 @dataclass
 class Options:
-    """Measures recall against delay and draws it."""
-
     picture: tyro.conf.Positional[str]
-    """Begin of the figures' paths: <picture>-rates.svg and <picture>-compressions.svg."""
+    """First part of the figures' paths: <picture>-rates.svg and <picture>-compressions.svg."""
     seeds: tuple[int, ...] = (0, 1)
     """A run for each variant and seed."""
     updates: int = 300
-    """Gradient steps a run."""
+    """Gradient steps of a run."""
     processes: int = 2
     """Runs at a time, one thread each."""
 
     def __post_init__(self) -> None:
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise ValueError(f"--seeds: expected different numbers, 0 or more, got {self.seeds}")
-        for name in ("updates", "processes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name}: expected 1 or more, got {getattr(self, name)}")
+        if not self.seeds or self.updates < 1 or self.processes < 1:
+            raise ValueError(f"seeds, updates, processes: expected at least 1 of each, got {self}")
         if importlib.util.find_spec("matplotlib") is None:
             raise ValueError("the figures need matplotlib: pip install -e '.[plot]'")
 
@@ -260,23 +229,17 @@ def main(options: Options) -> dict[str, Any]:
     with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
         by_job = dict(zip(jobs, pool.map(functools.partial(measure, updates=options.updates), jobs)))
     results = {name: [by_job[name, seed][0] for seed in options.seeds] for name in VARIANTS}
-    figures = {
-        "rates": [TRANSFORMER_XL, *(f"convolution, c = {rate}" for rate in RATES)],
-        "compressions": [TRANSFORMER_XL, *(f"{name}, c = 4" for name in COMPRESSIONS)],
-    }
-    for figure, names in figures.items():
+    for figure, names in {"rates": RATES, "compressions": COMPRESSIONS}.items():
         draw(Path(f"{options.picture}-{figure}.svg"), {name: results[name] for name in names})
     print(table(results), file=sys.stderr)
     return {
-        "benchmark": "recall",
         "model": "d 64, 1 layer, 4 heads, mlp 128, n_s 16, n_m + n_cm 32",
         "training": f"{options.updates} updates of 16 streams of {STEPS} steps, Adam 4e-3",
         "chance": CHANCE,
         "seeds": list(options.seeds),
         "reach": {name: reach(config) for name, config in VARIANTS.items()},
         "recall": {
-            name: {str(delay): [run[delay] for run in runs] for delay in DELAYS.tolist()}
-            for name, runs in results.items()
+            name: {delay: [run[delay] for run in runs] for delay in DELAYS.tolist()} for name, runs in results.items()
         },
         "minutes": round((time.monotonic() - begin) / 60, 1),
         "cpu_minutes": round(sum(seconds for _, seconds in by_job.values()) / 60, 1),
@@ -285,5 +248,4 @@ def main(options: Options) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    json.dump(main(tyro.cli(Options)), sys.stdout, indent=2)
-    print()
+    run(main, Options)

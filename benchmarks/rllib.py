@@ -3,49 +3,43 @@
     python -m venv rllib
     rllib/bin/pip install --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0
     rllib/bin/pip install 'ray[rllib]==2.60.0' numba==0.68.1 dm-env==1.6
-    python benchmarks/rllib.py --python rllib/bin/python [--as-it-comes] [--single] [--torso deep]
+    python -m benchmarks.rllib --python rllib/bin/python [--as-it-comes] [--single] [--torso deep]
 
-RLlib pins another gymnasium, hence a virtual environment of its own; its half is benchmarks/peers/rllib_impala.py.
+RLlib requires another gymnasium, hence a virtual environment of its own; its half is benchmarks/peers/rllib_impala.py.
 
 Equal in both: the level and (without --single) its vector of environments, uint8 pixels, the torso (our module in
 both), LSTM 256, policy and value heads, unrolls, steps of a batch, two processes that act, Adam, one thread a process,
-the same cores. Each runs with 4, 8 and 16 environments a process, and its best counts; starting and the first updates
-do not.
+the same CPU cores. Each runs with 4, 8 and 16 environments a process, and its best counts; starting and the first
+updates do not.
 
 Different: RLlib (new API stack) gives its LSTM no last action and reward; it cuts unrolls where episodes end and pads
-the pieces, so its batches have more rows; its LSTM is torch's fused one, where ours goes step by step to reset rows
+the pieces, so its batches have more rows; its LSTM is torch's fused one, while ours goes step by step to reset rows
 within an unroll. It learns in the driver, as we do: with a learner process of its own (--rllib-learners 1, its default)
-it drops batches that the learner has no time for. Its driver waits .05 s for samples instead of 0, which spares it a
-busy loop.
+it drops batches that the learner has no time for. Its driver waits 0.05 s for samples instead of 0, which avoids a busy
+loop.
 
-With --as-it-comes nothing of this is done for it: single environments, its own network of the same sizes (IMPALA's
-shallow torso, LSTM 256) on pixels as float32, for its convolutions take no others, its learner process and its waiting
-times. Only the lengths of unrolls and batches are ours.
+With --as-it-comes RLlib keeps its own choices: single environments, its own network of the same sizes (IMPALA's shallow
+torso, LSTM 256) on pixels as float32, because its convolutions require them, its learner process and its waiting times.
+Only the lengths of unrolls and batches are ours.
 
-Prints one JSON object; CPU time is that of all processes, Ray's own among them (Linux only).
+CPU time is that of all processes, Ray's own among them (Linux only).
 """
 
 import collections
 import dataclasses
 import json
-import logging
 import os
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-import tyro
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from typing import Any
 
 from actors import ActorsConfig
-from benchmarks.system import cpu_seconds, iterate
+from benchmarks.common import cpu_seconds, iterate, local_ray, run
 from envs import prepare
 from training.config import RunConfig
-from training.impala import make_agent, make_learner, make_pool
+from training.factories import make_agent, make_learner, make_pool
 from training.presets import make_preset
 
 PEER = Path(__file__).resolve().parent / "peers" / "rllib_impala.py"
@@ -53,18 +47,16 @@ PEER = Path(__file__).resolve().parent / "peers" / "rllib_impala.py"
 
 @dataclass
 class Options:
-    """Measures RLlib's IMPALA and ours."""
-
     python: Path
     """Interpreter of the virtual environment that has RLlib."""
     env: str = "rooms:full"
     torso: str = "shallow"
-    """Vision network: IMPALA's shallow one, so that the system shows, or deep, which costs CPUs more than all else."""
+    """Image encoder: IMPALA's shallow one, so that the system dominates, or deep, which takes most of the CPU time."""
     single: bool = False
     """RLlib gets single environments, which it steps one after the other, as it does with any gymnasium id."""
     as_it_comes: bool = False
-    """RLlib as it sets itself up, with its own network instead of our torso; --torso, --single and --rllib-learners
-    then say nothing about it."""
+    """RLlib with its own choices and its own network; --torso, --single and --rllib-learners then have no effect on
+    it."""
     unroll_length: int = 100
     batch: int = 1600
     """Steps of an update."""
@@ -80,7 +72,7 @@ class Options:
     """Updates before that."""
 
 
-def make_config(options: Options, envs: int) -> RunConfig:
+def our_config(options: Options, envs: int) -> RunConfig:
     """Our half as a run.
 
     Raises:
@@ -88,9 +80,8 @@ def make_config(options: Options, envs: int) -> RunConfig:
     """
     unrolls, rest = divmod(options.batch, envs * options.unroll_length)
     if rest or not unrolls:
-        raise ValueError(
-            f"batch: expected a multiple of {envs} environments x {options.unroll_length} steps, got {options.batch}"
-        )
+        expected = f"a multiple of {envs} environments x {options.unroll_length} steps"
+        raise ValueError(f"batch: expected {expected}, got {options.batch}")
     config = make_preset("paper", "lstm")
     return dataclasses.replace(
         config,
@@ -102,24 +93,24 @@ def make_config(options: Options, envs: int) -> RunConfig:
 
 
 class Meter:
-    """Steps a second and CPU seconds a step, between the first and the last report of how many steps there are."""
+    """Steps a second and CPU milliseconds a step, between the first and the last report of the number of steps."""
 
     def __init__(self) -> None:
         self.reports: list[tuple[float, float, float]] = []
 
     def report(self, steps: float) -> None:
-        """There are that many now."""
+        """Notes the number of steps so far."""
         self.reports.append((steps, time.perf_counter(), cpu_seconds()))
 
-    def figures(self) -> tuple[float, float]:
+    def figures(self) -> tuple[int, float]:
         """The two figures."""
         steps, seconds, cpu = (last - first for first, last in zip(self.reports[0], self.reports[-1]))
-        return steps / seconds, cpu / steps
+        return round(steps / seconds), round(1000 * cpu / steps, 3)
 
 
-def measure_ours(options: Options, envs: int) -> tuple[float, float]:
-    """The figures of ours, on the Ray cluster that this process is connected to."""
-    config = make_config(options, envs)
+def measure_ours(options: Options, envs: int) -> tuple[int, float]:
+    """Our figures, on the Ray cluster that this process is connected to."""
+    config = our_config(options, envs)
     learner, meter, steps = make_learner(config, make_agent(config)), Meter(), 0
     with make_pool(config, 0, local=False) as pool:
         pool.publish(learner.weights(), learner.version)
@@ -133,8 +124,8 @@ def measure_ours(options: Options, envs: int) -> tuple[float, float]:
     return meter.figures()
 
 
-def measure_rllib(options: Options) -> dict[int, tuple[float, float]]:
-    """The figures of RLlib by environments of an actor; ends the program where its interpreter cannot do that."""
+def measure_rllib(options: Options) -> dict[int, tuple[int, float]]:
+    """The figures of RLlib by environments of an actor. Ends the program if its interpreter is missing or fails."""
     if not options.python.is_file():
         raise SystemExit(f"python: expected an interpreter with RLlib (see --help), got {options.python}")
     arguments = json.dumps({**dataclasses.asdict(options), "python": str(options.python)})
@@ -153,41 +144,24 @@ def measure_rllib(options: Options) -> dict[int, tuple[float, float]]:
     return {envs: meter.figures() for envs, meter in meters.items()}
 
 
-def main(options: Options) -> dict:
+def main(options: Options) -> dict[str, Any]:
     """Measures both and returns the figures."""
     for envs in options.envs:
-        make_config(options, envs)
+        our_config(options, envs)
     prepare(options.env)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    rllib = measure_rllib(options)
-
-    import ray
-
-    torch.set_num_threads(1)
-    ray.init(
-        "local", num_cpus=options.actors + 2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
-    )
-    ours = {envs: measure_ours(options, envs) for envs in options.envs}
-    ray.shutdown()
+    found = {"rllib": measure_rllib(options)}
+    with local_ray(options.actors + 2):
+        found["ours"] = {envs: measure_ours(options, envs) for envs in options.envs}
+    rates = {name: {envs: rate for envs, (rate, _) in each.items()} for name, each in found.items()}
+    ratios: dict[Any, float] = {envs: round(rates["ours"][envs] / rates["rllib"][envs], 2) for envs in options.envs}
+    best = max(rates["ours"].values()) / max(rates["rllib"].values())
     return {
-        "benchmark": "rllib",
         **{field: value for field, value in dataclasses.asdict(options).items() if field != "python"},
-        "cores": os.cpu_count(),
-        "steps_per_second": {
-            "ours": {envs: round(rate) for envs, (rate, _) in ours.items()},
-            "rllib": {envs: round(rate) for envs, (rate, _) in rllib.items()},
-        },
-        "cpu_ms_a_step": {
-            "ours": {envs: round(1000 * cpu, 3) for envs, (_, cpu) in ours.items()},
-            "rllib": {envs: round(1000 * cpu, 3) for envs, (_, cpu) in rllib.items()},
-        },
-        "ours_over_rllib": {
-            **{envs: round(ours[envs][0] / rllib[envs][0], 2) for envs in options.envs},
-            "best": round(max(ours.values())[0] / max(rllib.values())[0], 2),
-        },
+        "steps_per_second": rates,
+        "cpu_ms_a_step": {name: {envs: cpu for envs, (_, cpu) in each.items()} for name, each in found.items()},
+        "ours_over_rllib": {**ratios, "best": round(best, 2)},
     }
 
 
 if __name__ == "__main__":
-    json.dump(main(tyro.cli(Options, description=__doc__)), sys.stdout, indent=2)
-    print()
+    run(main, Options)

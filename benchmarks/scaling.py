@@ -1,52 +1,42 @@
-"""Scale on paper: what a learner feeds on and what saturates on 1, 8 and 64 GPUs, computed from what is measured here.
+"""Scale on paper: how many actors a learner needs and what saturates on 1, 8 and 64 GPUs, from measurements on CPUs.
 
-    python benchmarks/scaling.py [--gpu-tflops 5] [--network-gbit 25] [--gpus 1 8 64]
+    python -m benchmarks.scaling [--gpu-tflops 5] [--network-gbit 25] [--gpus 1 8 64]
 
 Measured on this machine, one thread a process: bytes of an unroll and of the weights; steps/s of an actor and of a
-learner on one core; floating-point operations of an update and how many calls of torch it makes; what an unroll costs
-the driver's thread (to receive it, and to hand it on to several learners), what a request costs apart from its bytes,
-and what each actor adds to it; what it takes to publish weights, also to several nodes, here processes of one host.
-Assumed: the options. `docs/scaling.md` has the formulas, which are `Loop`; prints tables to stderr and one JSON object.
+learner on one core; floating-point operations of an update and its number of calls of torch; the time that an unroll
+costs the driver's thread (to receive it, and to pass it on to several learners), the time of a request without its
+bytes, and what each actor adds to it; the time to publish weights, also to several nodes (processes of this machine).
+Assumed: the options. `docs/scaling.md` has the formulas, which are `Loop`; tables are printed to standard error.
 
 The paper preset acts in the re-created level, which has the pixels of the original but not its cost.
 """
 
 import dataclasses
-import json
 import logging
 import math
 import os
-import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
-import ray
 import torch
-import tyro
-from ray.cluster_utils import Cluster
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from actors import ActorsConfig
-from actors.actor import Unroll
-from actors.ray_pool import RayPool
+from actors import ActorsConfig, Pool, Unroll
 from agent import Trajectory
 from agent.core import concatenate_states, index_state, map_state, state_bytes
-from envs import prepare
+from benchmarks.common import in_turns, make_config, markdown, run
 from training.config import RunConfig
-from training.impala import interface, make_actor, make_agent, make_learner
-from training.presets import make_preset
+from training.factories import interface, make_actor, make_agent, make_learner
 
 
 @dataclass
 class Options:
-    """Measures what scaling depends on, and computes the rest."""
-
     presets: tuple[str, ...] = ("paper", "cpu")
     core: str = "compressive"
     gpus: tuple[int, ...] = (1, 8, 64)
@@ -54,7 +44,7 @@ class Options:
     gpu_tflops: float = 5.0
     """Assumed: 10^12 floating-point operations a second that a GPU sustains in an update."""
     call_microseconds: float = 10.0
-    """Assumed: time that a GPU's process spends at least on a call of torch."""
+    """Assumed: least time of a call of torch in a GPU's process."""
     network_gbit: float = 25.0
     """Assumed: network of a node, 10^9 bits a second in each direction."""
     node_cores: int = 64
@@ -64,14 +54,14 @@ class Options:
     seconds: float = 4.0
     """Time for each rate."""
     nodes: int = 4
-    """Nodes that weights are published to, as processes of this host."""
+    """Nodes that weights are published to, as processes of this machine."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """The main loop on G GPUs as a formula: receive a batch, hand it to the learners, update, publish; one by one.
+    """The training loop on G GPUs as a formula: receive a batch, pass it to the learners, update, publish; in sequence.
 
-    A batch is G times the preset's. Times are of the driver's thread unless something else is said.
+    A batch is G times the preset's. Times are those of the driver's thread unless stated otherwise.
     """
 
     unroll_steps: int
@@ -84,48 +74,47 @@ class Loop:
     update_seconds: float
     """Of a GPU for its share; assumed."""
     request_seconds: float
-    """An unroll's, apart from its bytes."""
+    """Of an unroll, without its bytes."""
     wait_seconds: float
-    """What each further actor adds to a request: waiting for the oldest looks at all."""
+    """What each actor adds to a request, because `ray.wait` looks at all of them."""
     receive_seconds: float
-    """An unroll's, request included: to copy it out of the object store and into the batch."""
+    """Of an unroll, request included: to copy it from the object store into the batch."""
     scatter_seconds: float
-    """An unroll's: into the object store again, for several learners."""
+    """Of an unroll: to put it into the object store again, for several learners."""
     publish_seconds: float
     """To take the weights from the learners and to put them into the object store."""
 
     def driver_seconds(self, gpus: int, actors: float, by_reference: bool = False) -> float:
-        """What the driver needs for a batch; with `by_reference` it would only pass on where the unrolls are."""
-        an_unroll = self.wait_seconds * actors
-        if by_reference:
-            an_unroll += self.request_seconds
-        else:
-            an_unroll += self.receive_seconds + (self.scatter_seconds if gpus > 1 else 0)
-        return gpus * self.batch_unrolls * an_unroll + self.publish_seconds
+        """The driver's time for a batch; with `by_reference` it only passes on where the unrolls are."""
+        copying = self.receive_seconds + (self.scatter_seconds if gpus > 1 else 0)
+        unroll = self.wait_seconds * actors + (self.request_seconds if by_reference else copying)
+        return gpus * self.batch_unrolls * unroll + self.publish_seconds
+
+    def batch_steps(self, gpus: int) -> int:
+        """Steps of a batch."""
+        return gpus * self.batch_unrolls * self.unroll_steps
 
     def steps_per_second(self, gpus: int, by_reference: bool = False) -> float:
-        """Of the whole, with as many actors as it takes."""
-        steps = gpus * self.batch_unrolls * self.unroll_steps
-        # The more actors, the longer they take to wait for: the loop's time t solves t = a + b / t.
+        """Of the whole system, with as many actors as it needs."""
+        steps = self.batch_steps(gpus)
+        # Waiting takes longer with more actors: the loop's time t solves t = a + b / t.
         constant = self.update_seconds + self.driver_seconds(gpus, 0, by_reference)
         slope = self.driver_seconds(gpus, 1, by_reference) - self.driver_seconds(gpus, 0, by_reference)
         seconds = (constant + math.sqrt(constant**2 + 4 * slope * steps / self.actor_steps_per_second)) / 2
         return steps / seconds
 
     def gpu_busy(self, gpus: int, by_reference: bool = False) -> float:
-        """Share of the time that GPUs learn."""
-        most = gpus * self.batch_unrolls * self.unroll_steps / self.update_seconds
-        return self.steps_per_second(gpus, by_reference) / most
+        """Fraction of the time in which GPUs learn."""
+        return self.steps_per_second(gpus, by_reference) * self.update_seconds / self.batch_steps(gpus)
 
     def gpus_at_half(self, by_reference: bool = False) -> int:
-        """GPUs at which the driver costs as much time as learning; the first that is too many."""
+        """The least number of GPUs at which the driver needs as much time as learning."""
         return next(gpus for gpus in range(1, 10**6) if self.gpu_busy(gpus, by_reference) <= 0.5)
 
     def row(self, gpus: int, options: Options, by_reference: bool = False) -> dict[str, float]:
-        """What it means for actors, and for the busiest node's network (shares of it) and object store."""
+        """Actors, and the load of the busiest node: its network (as a fraction) and its object store."""
         steps = self.steps_per_second(gpus, by_reference)
-        updates = steps / (gpus * self.batch_unrolls * self.unroll_steps)
-        actors = steps / self.actor_steps_per_second
+        updates, actors = steps / self.batch_steps(gpus), steps / self.actor_steps_per_second
         actor_nodes, learner_nodes = math.ceil(actors / options.node_cores), math.ceil(gpus / options.node_gpus)
         unrolls = steps / self.unroll_steps * self.unroll_bytes
         weights = updates * self.weight_bytes * actor_nodes
@@ -152,46 +141,40 @@ class Loop:
 class Calls(TorchDispatchMode):
     """Counts the calls of torch's operators."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+    count = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         self.count += 1
         return function(*arguments, **(keywords or {}))
 
 
-class Replay:
-    """An actor that always has the same unroll ready."""
+def replay_pool(trajectory: Any) -> Pool:
+    """Two actors on Ray that do nothing but send an unroll."""
+    from actors.ray_pool import RayPool
 
-    def __init__(self, trajectory: Any) -> None:
-        self.trajectory = trajectory
-
-    def set_weights(self, weights: dict[str, Tensor], version: int) -> None:
-        """Has no use for them."""
-
-    def unroll(self, length: int) -> Unroll:
-        """The unroll."""
-        return Unroll(self.trajectory, [])
+    actor: Any = SimpleNamespace(set_weights=lambda *_: None, unroll=lambda length: Unroll(trajectory, []))
+    pool = RayPool(lambda *_: actor, ActorsConfig(num_actors=2, in_flight=2))
+    pool.publish({}, 0)
+    return pool
 
 
 def seconds_of(work: Callable[[], Any], seconds: float, clock: Callable[[], float]) -> float:
-    """Median time of `work` by `clock`, from three times on: of CPU time, so that a busy machine matters less."""
-    work()
-    times: list[float] = []
-    begin = time.perf_counter()
-    while len(times) < 3 or time.perf_counter() - begin < seconds:
-        before = clock()
+    """Median time of a call by a clock; with CPU time, other load on the machine matters less."""
+
+    def once() -> float:
         work()
-        times.append(clock() - before)
-    return statistics.median(times)
+        return 1
+
+    return 1 / in_turns({"work": once}, seconds, turns=3, clock=clock)["work"]
 
 
 def measure_networks(config: RunConfig, seconds: float) -> tuple[Trajectory, dict[str, float]]:
-    """An unroll, and what it costs to make it and to learn from it, in this process."""
-    actor = make_actor(config, 0, 0, 0)
-    unroll = actor.unroll(config.actors.unroll_length).trajectory
-    acting = seconds_of(lambda: actor.unroll(config.actors.unroll_length), seconds, time.process_time)
+    """An unroll, and the costs of making it and of learning from it in this process."""
+    import ray
+
+    actor, length = make_actor(config, 0, 0, 0), config.actors.unroll_length
+    unroll = actor.unroll(length).trajectory
+    acting = seconds_of(lambda: actor.unroll(length), seconds, time.process_time)
     learner = make_learner(config, make_agent(config))
     with FlopCounterMode(display=False) as operations, Calls() as calls:
         learner.update(unroll)
@@ -199,7 +182,7 @@ def measure_networks(config: RunConfig, seconds: float) -> tuple[Trajectory, dic
     weights, steps = learner.weights(), unroll.action.numel()
 
     def publish() -> None:
-        learner.agent.load_state_dict({name: weight.clone() for name, weight in weights.items()})  # as a group follows
+        learner.agent.load_state_dict({name: weight.clone() for name, weight in weights.items()})  # as of a group
         ray.put({name: weight.numpy() for name, weight in learner.weights().items()})
 
     return unroll, {
@@ -217,10 +200,10 @@ def measure_networks(config: RunConfig, seconds: float) -> tuple[Trajectory, dic
 
 
 def measure_driver(unroll: Trajectory, unrolls: int, seconds: float) -> dict[str, float]:
-    """What an unroll costs the driver's thread, and how many it gets while actors do nothing but send them."""
-    config = ActorsConfig(num_actors=2, in_flight=2)
-    with RayPool(cast(Any, lambda *_: Replay(unroll)), config) as pool:
-        pool.publish({}, 0)
+    """The cost of an unroll for the driver's thread, while actors do nothing but send unrolls."""
+    import ray
+
+    with replay_pool(unroll) as pool:
 
         def receive() -> Trajectory:
             return concatenate_states([pool.get().trajectory for _ in range(unrolls)])
@@ -228,24 +211,22 @@ def measure_driver(unroll: Trajectory, unrolls: int, seconds: float) -> dict[str
         receiving = seconds_of(receive, seconds, time.thread_time) / unrolls
         wall = seconds_of(receive, seconds, time.perf_counter) / unrolls
         arrays = map_state(lambda leaf: leaf.numpy(), receive())
-    rows = arrays.action.shape[0]
+    half = arrays.action.shape[0] // 2
 
     def scatter() -> None:
-        for shard in (slice(0, rows // 2), slice(rows // 2, rows)):
+        for shard in (slice(half), slice(half, None)):
             ray.put(index_state(arrays, shard))
 
-    return {
-        "receive_seconds": receiving,
-        "receive_wall_seconds": wall,
-        # Ray copies with several threads: their sum.
-        "scatter_seconds": seconds_of(scatter, seconds, time.process_time) / unrolls,
-    }
+    # Ray copies with several threads: the sum of their times counts.
+    scattering = seconds_of(scatter, seconds, time.process_time) / unrolls
+    return {"receive_seconds": receiving, "receive_wall_seconds": wall, "scatter_seconds": scattering}
 
 
 def measure_requests(seconds: float) -> dict[str, float]:
-    """What a request costs the driver's thread apart from its bytes, and what each actor adds that is waited for."""
-    with RayPool(cast(Any, lambda *_: Replay((torch.zeros(1),))), ActorsConfig(num_actors=2, in_flight=2)) as pool:
-        pool.publish({}, 0)
+    """The cost of a request for the driver's thread without its bytes, and of each actor in `ray.wait`."""
+    import ray
+
+    with replay_pool((torch.zeros(1),)) as pool:
         requests = seconds_of(lambda: [pool.get() for _ in range(50)], seconds, time.thread_time) / 50
 
     @ray.remote(num_cpus=0)
@@ -253,106 +234,65 @@ def measure_requests(seconds: float) -> dict[str, float]:
         def sleep(self, seconds: float) -> None:
             time.sleep(seconds)
 
-    busy, done, waits = cast(Any, Busy).remote(), ray.put(0), {}
-    for number in (16, 1024):
+    busy, done = cast(Any, Busy).remote(), ray.put(0)
+
+    def waiting(number: int) -> float:
         pending = [done, *(busy.sleep.remote(3600) for _ in range(number - 1))]
 
-        def wait(pending: list[Any] = pending) -> None:  # as RayPool does
+        def wait() -> None:  # as RayPool does
             ray.wait(pending, num_returns=1)
             ray.wait(pending, num_returns=len(pending), timeout=0)
 
-        waits[number] = seconds_of(wait, seconds / 2, time.thread_time)
+        return seconds_of(wait, seconds / 2, time.thread_time)
+
+    each = (waiting(1024) - waiting(16)) / (1024 - 16)
     ray.kill(busy)
-    return {"request_seconds": requests, "wait_seconds": max(0.0, (waits[1024] - waits[16]) / (1024 - 16))}
+    return {"request_seconds": requests, "wait_seconds": max(0.0, each)}
 
 
-def measure_broadcast(cluster: Cluster, sizes: tuple[int, ...], nodes: int) -> dict[int, dict[int, float]]:
-    """Seconds until all of that many other nodes hold weights, from before they are put; by bytes and by nodes."""
+def measure_broadcast(cluster: Any, sizes: list[int], nodes: int) -> dict[int, dict[int, float]]:
+    """Seconds from before weights are put until that many other nodes have them; by bytes and by nodes."""
+    import ray
 
     @ray.remote(num_cpus=0, resources={"other": 1})
     class Node:
         def hold(self, weights: Tensor) -> None:
-            """Has them."""
+            """Receives them."""
 
     for _ in range(nodes):
         cluster.add_node(num_cpus=0, resources={"other": 1}, object_store_memory=200 << 20)
     holders = [cast(Any, Node).remote() for _ in range(nodes)]
-    figures: dict[int, dict[int, float]] = {}
-    for size in sizes:
+
+    def publishing(size: int, number: int) -> float:
         weights = torch.zeros(size // 4).numpy()
-        figures[size] = {}
-        for number in sorted({1, nodes}):
 
-            def publish(weights: Any = weights, number: int = number) -> None:
-                reference = ray.put(weights)
-                ray.get([holder.hold.remote(reference) for holder in holders[:number]])
+        def publish() -> None:
+            reference = ray.put(weights)
+            ray.get([holder.hold.remote(reference) for holder in holders[:number]])
 
-            figures[size][number] = round(seconds_of(publish, 1, time.perf_counter), 4)
-    return figures
+        return round(seconds_of(publish, 1, time.perf_counter), 4)
 
-
-def table(rows: list[dict[str, float]]) -> str:
-    """Rows as Markdown."""
-    lines = ["| " + " | ".join(name.replace("_", " ") for name in rows[0]) + " |", "|---" * len(rows[0]) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(f"{value:,}" for value in row.values()) + " |" for row in rows)])
-
-
-def main(options: Options) -> dict[str, Any]:
-    """Measures, computes and returns the figures."""
-    torch.set_num_threads(1)
-    presets: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ.setdefault("RAY_TMPDIR", folder)
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "object_store_memory": 2 << 30})
-        ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-        requests = measure_requests(options.seconds)
-        for preset in options.presets:
-            config = make_preset(preset, options.core)
-            config = dataclasses.replace(config, env=config.env if preset == "cpu" else "rooms:full")
-            prepare(config.env)
-            unroll, measured = measure_networks(config, options.seconds)
-            measured |= measure_driver(unroll, config.unrolls_per_update, options.seconds) | requests
-            presets[preset] = compute(config, measured, options)
-        sizes = tuple(int(figures["measured"]["weight_bytes"]) for figures in presets.values())
-        broadcast = measure_broadcast(cluster, sizes, options.nodes)
-        ray.shutdown()
-        cluster.shutdown()
-    return {
-        "benchmark": "scaling",
-        "core": options.core,
-        "assumed": {
-            field: value for field, value in vars(options).items() if field not in ("presets", "core", "seconds")
-        },
-        "cores": os.cpu_count(),
-        "presets": presets,
-        "broadcast_seconds_by_bytes_and_nodes": broadcast,
-    }
-
-
-def make_loop(config: RunConfig, measured: dict[str, float], options: Options, tflops: float) -> Loop:
-    """The model with a GPU that is assumed: it calculates, or it waits for the next call."""
-    steps = measured["unroll_steps"] * config.unrolls_per_update
-    calls = measured["calls_per_update"] * options.call_microseconds * 1e-6
-    fields: dict[str, Any] = {
-        field.name: measured[field.name] for field in dataclasses.fields(Loop) if field.name in measured
-    }
-    return Loop(
-        batch_unrolls=config.unrolls_per_update,
-        update_seconds=max(steps * measured["flops_per_step"] / tflops / 1e12, calls),
-        **fields,
-    )
+    return {size: {number: publishing(size, number) for number in sorted({1, nodes})} for size in sizes}
 
 
 def compute(config: RunConfig, measured: dict[str, float], options: Options) -> dict[str, Any]:
-    """The model's tables for a preset, from what was measured."""
-    loop = make_loop(config, measured, options, options.gpu_tflops)
-    as_it_is = [loop.row(gpus, options) for gpus in options.gpus]
-    by_reference = [loop.row(gpus, options, by_reference=True) for gpus in options.gpus]
-    print(f"\n{config.preset}, as it is\n\n{table(as_it_is)}", file=sys.stderr)
-    print(f"\n{config.preset}, if learners fetched the unrolls\n\n{table(by_reference)}", file=sys.stderr)
-    gpu_steps = loop.batch_unrolls * loop.unroll_steps / loop.update_seconds
-    others = {tflops: make_loop(config, measured, options, tflops) for tflops in (1.25, 5.0, 20.0)}
+    """The model's tables for a preset, from its measurements."""
+    steps = measured["unroll_steps"] * config.unrolls_per_update
+    calls = measured["calls_per_update"] * options.call_microseconds * 1e-6
+    known: dict[str, Any] = {"batch_unrolls": config.unrolls_per_update, **measured}
+    known = {field.name: known[field.name] for field in dataclasses.fields(Loop) if field.name in known}
+
+    def on_gpu(tflops: float) -> Loop:
+        """The loop with a GPU of an assumed speed: it calculates, or it waits for the next call."""
+        return Loop(**known, update_seconds=max(steps * measured["flops_per_step"] / tflops / 1e12, calls))
+
+    loop = on_gpu(options.gpu_tflops)
+    designs = {"as_it_is": False, "by_reference": True}
+    tables = {name: [loop.row(gpus, options, design) for gpus in options.gpus] for name, design in designs.items()}
+    for rows, title in zip(tables.values(), ("as it is", "if learners fetched the unrolls")):
+        cells = [[name.replace("_", " ") for name in rows[0]], *(row.values() for row in rows)]
+        print(f"\n{config.preset}, {title}\n\n{markdown(cells)}", file=sys.stderr)
+    gpu_steps = loop.batch_steps(1) / loop.update_seconds
     return {
         "env": config.env,
         "frames_per_step": interface(config.env).action_repeat,
@@ -362,14 +302,40 @@ def compute(config: RunConfig, measured: dict[str, float], options: Options) -> 
         "actors_a_cpu_learner_feeds_on": round(measured["learner_steps_per_second"] / loop.actor_steps_per_second, 2),
         "driver_gb_per_second": round(loop.unroll_bytes / loop.receive_seconds / 1e9, 3),
         "driver_costs_as_much_as_learning_at_gpus": {
-            "as_it_is": {tflops: other.gpus_at_half() for tflops, other in others.items()},
-            "by_reference": {tflops: other.gpus_at_half(by_reference=True) for tflops, other in others.items()},
+            name: {tflops: on_gpu(tflops).gpus_at_half(design) for tflops in (1.25, 5.0, 20.0)}
+            for name, design in designs.items()
         },
-        "as_it_is": as_it_is,
-        "by_reference": by_reference,
+        **tables,
+    }
+
+
+def main(options: Options) -> dict[str, Any]:
+    """Measures, computes and returns the figures."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "object_store_memory": 2 << 30})
+    ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    presets: dict[str, Any] = {}
+    requests = measure_requests(options.seconds)
+    for preset in options.presets:
+        config = make_config(preset, options.core, None if preset == "cpu" else "rooms:full")
+        unroll, measured = measure_networks(config, options.seconds)
+        measured |= measure_driver(unroll, config.unrolls_per_update, options.seconds) | requests
+        presets[preset] = compute(config, measured, options)
+    sizes = [int(figures["measured"]["weight_bytes"]) for figures in presets.values()]
+    broadcast = measure_broadcast(cluster, sizes, options.nodes)
+    ray.shutdown()
+    cluster.shutdown()
+    assumed = {name: value for name, value in vars(options).items() if name not in ("presets", "core", "seconds")}
+    return {
+        "core": options.core,
+        "assumed": assumed,
+        "presets": presets,
+        "broadcast_seconds_by_bytes_and_nodes": broadcast,
     }
 
 
 if __name__ == "__main__":
-    json.dump(main(tyro.cli(Options)), sys.stdout, indent=2)
-    print()
+    run(main, Options)

@@ -1,96 +1,64 @@
-"""Where the time goes: environment, actor and learner alone, then the whole system by numbers of actors and learners.
+"""Where the time goes: environment, actor and learners alone, then the whole system by numbers of actors and learners.
 
-    python benchmarks/system.py [--preset cpu] [--actors 1 2 4] [--learners 1 2]
+    python -m benchmarks.system [--preset cpu] [--actors 1 2 4] [--learners 1 2]
 
-All in one run on the same machine, so the ratios mean something where the absolute numbers are noisy: the systems are
-started together, take turns, and each figure is the median over the turns. One thread a process; "actors" are processes
-on Ray and one learner learns in this process, as it does for `compressive launch`. "local" is all in this process, so
-what Ray costs is the CPU time of a step beyond that of local, over all processes (Linux only); on fewer cores than
-processes the rates say how well the machine is shared, no more. Prints one JSON object; rates are agent steps a second.
+All in one run on the same machine, so the ratios mean something where the absolute numbers are noisy: the alternatives
+take turns, and each figure is the median over the turns. One thread a process.
+
+* "alone": the environment, an actor and a learner in this process, and learners on Ray, which all learn from the same
+  batch. One learner on Ray shows the cost of Ray; "cores" bounds what more learners can bring on a CPU.
+* "local": the whole system in this process. In the others actors are processes on Ray; one learner is in this process,
+  as in `compressive launch`. The cost of Ray is the CPU time of a step beyond that of "local", over all processes
+  (Linux only); on fewer cores than processes the rates only tell how well the machine is shared.
+
+Rates are agent steps a second.
 """
 
 import dataclasses
-import json
-import logging
 import math
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import tyro
 
 from actors import LocalPool, Pool
-from agent.core import concatenate_states
-from envs import make_vector, prepare
+from benchmarks.common import cpu_seconds, in_turns, iterate, local_ray, make_batch, make_config, run
+from envs import make_vector
 from training.config import RunConfig
-from training.impala import interface, make_actor, make_agent, make_learner, make_learners, make_pool
-from training.presets import make_preset
+from training.factories import interface, make_actor, make_agent, make_learner, make_pool
 
 
 @dataclass
 class Options:
-    """Measures the parts and the whole."""
-
     preset: str = "cpu"
     core: str = "compressive"
     env: str | None = None
     """Environment, if not that of the preset."""
     seconds: float = 8.0
-    """Time for each part alone, after a warm-up."""
+    """Time for each part alone."""
     actors: tuple[int, ...] = (1, 2, 4)
     """Numbers of actors of the whole system on Ray."""
     learners: tuple[int, ...] = (1, 2)
-    """Numbers of learners of the whole system on Ray."""
+    """Numbers of learners."""
     turns: int = 5
     updates: int = 5
     """Updates of each system in each turn."""
 
 
-def rate(work: Callable[[], int], seconds: float) -> float:
-    """Steps a second of `work`, which returns how many it did."""
-    work()
-    steps, begin = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < seconds:
-        steps += work()
-    return steps / elapsed
+def plural(number: int, noun: str) -> str:
+    """A number and what it counts, such as "2 learners"."""
+    return f"{number} {noun}{'s' * (number > 1)}"
 
 
-def iterate(pool: Pool, learner: Any, unrolls: int) -> int:
-    """The main loop once: a batch of unrolls, an update, new weights for the actors. Returns the steps of the batch."""
-    trajectory = concatenate_states([pool.get().trajectory for _ in range(unrolls)])
-    learner.update(trajectory)
-    pool.publish(learner.weights(), learner.version)
-    return trajectory.action.numel()
-
-
-def cpu_seconds() -> float:
-    """CPU time so far of this process and all its living descendants, Ray's own among them; needs Linux's /proc."""
-    parents, ticks = {}, {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has just ended
-        parents[int(path.parent.name)], ticks[int(path.parent.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
-    family = {os.getpid()}
-    while born := {child for child, parent in parents.items() if parent in family} - family:
-        family |= born
-    return sum(ticks.get(process, 0) for process in family) / os.sysconf("SC_CLK_TCK")
-
-
-def parts(config: RunConfig, seconds: float) -> dict[str, float]:
-    """Steps a second of the environment, of acting and of learning, each alone in this process."""
-    rows, length = config.actors.envs_per_actor, config.actors.unroll_length
-    envs = make_vector(config.env, rows)
+def part_rates(config: RunConfig, learners: dict[str, Any], options: Options) -> dict[str, float]:
+    """Steps a second of the environment, of an actor, and of learners, weights for the actors included."""
+    rows, length, batch = config.actors.envs_per_actor, config.actors.unroll_length, make_batch(config)
+    envs, actor = make_vector(config.env, rows), make_actor(config, 0, 0, 0)
     envs.reset(seed=0)
     random, actions = np.random.default_rng(0), interface(config.env).num_actions
 
@@ -99,101 +67,86 @@ def parts(config: RunConfig, seconds: float) -> dict[str, float]:
             envs.step(random.integers(actions, size=rows))
         return rows * length
 
-    actor = make_actor(config, 0, 0, 0)
-    learner = make_learner(config, make_agent(config))
-    batch = concatenate_states([actor.unroll(length).trajectory for _ in range(config.unrolls_per_update)])
-
-    def learn() -> int:
+    def learn(learner: Any) -> int:
         learner.update(batch)
+        learner.weights()
         return batch.action.numel()
 
-    return {
-        "environment_alone": rate(act_at_random, seconds),
-        "actor_alone": rate(lambda: actor.unroll(length).trajectory.action.numel(), seconds),
-        "learner_alone": rate(learn, seconds),
-    }
+    works = {"environment": act_at_random, "actor": lambda: actor.unroll(length).trajectory.action.numel()}
+    works |= {name: partial(learn, learner) for name, learner in learners.items()}
+    return in_turns(works, options.seconds, options.turns, warm_up=3)
 
 
-def whole(config: RunConfig, options: Options) -> dict[str, tuple[float, float]]:
-    """Steps a second and CPU seconds a step of the whole system: "local" and, on Ray, by actors and learners."""
-    local = LocalPool(partial(make_actor, config, 0), dataclasses.replace(config.actors, num_actors=1))
-    one = make_learner(config, make_agent(config))
-    # And how many unrolls are there before anybody asks, and how CPU time is read.
-    systems: dict[str, tuple[Pool, Any, int, Callable[[], float]]] = {"local": (local, one, 0, time.process_time)}
-    with ExitStack() as stack:
-        pools, groups = {}, {}
-        for size in options.learners:
-            several = dataclasses.replace(config, learners=size)
-            groups[size] = stack.enter_context(make_learners(several, make_learner(several, make_agent(several))))
-        for size in options.actors:
-            acting = dataclasses.replace(config.actors, num_actors=size)
-            pools[size] = stack.enter_context(make_pool(dataclasses.replace(config, actors=acting), 0, local=False))
-        for learners, learner in groups.items():
-            for actors, pool in pools.items():
-                systems[name(actors, learners)] = (pool, learner, actors * config.actors.in_flight, cpu_seconds)
-        figures: dict[str, list[tuple[float, float]]] = {system: [] for system in systems}
-        for turn in range(options.turns + 1):  # the first until all processes are up
-            for system, (pool, learner, waiting, cpu_time) in systems.items():
-                pool.publish(learner.weights(), learner.version)
-                for _ in range(1 + math.ceil(waiting / config.unrolls_per_update)):  # what was there, and one more
-                    iterate(pool, learner, config.unrolls_per_update)
-                begin, cpu = time.perf_counter(), cpu_time()
-                steps = sum(iterate(pool, learner, config.unrolls_per_update) for _ in range(options.updates))
-                if turn:
-                    figures[system].append((steps / (time.perf_counter() - begin), (cpu_time() - cpu) / steps))
-                while pool.status().waiting < waiting:  # until its actors rest, not to disturb the others
-                    time.sleep(0.02)
-    return {system: median(turns) for system, turns in figures.items()}
+def system_rates(
+    systems: dict[str, tuple[Pool, Any]], config: RunConfig, options: Options
+) -> dict[str, tuple[float, float]]:
+    """Steps a second and CPU seconds a step of whole systems, each a pool and a learner."""
+    unrolls = config.unrolls_per_update
+    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in systems}
+    for turn in range(options.turns + 1):  # in the first one all processes start
+        for name, (pool, learner) in systems.items():
+            is_local = isinstance(pool, LocalPool)
+            clock: Callable[[], float] = time.process_time if is_local else cpu_seconds
+            queue = 0 if is_local else pool.status().alive * config.actors.in_flight
+            pool.publish(learner.weights(), learner.version)
+            for _ in range(1 + math.ceil(queue / unrolls)):  # the unrolls that were finished before, and one update
+                iterate(pool, learner, unrolls)
+            begin, cpu = time.perf_counter(), clock()
+            steps = sum(iterate(pool, learner, unrolls) for _ in range(options.updates))
+            if turn:
+                measured[name].append((steps / (time.perf_counter() - begin), (clock() - cpu) / steps))
+            queue = 0 if is_local else pool.status().alive * config.actors.in_flight
+            while pool.status().waiting < queue:  # until its actors are idle and do not slow down the next system
+                time.sleep(0.02)
+    return {name: tuple(map(statistics.median, zip(*turns))) for name, turns in measured.items()}
 
 
-def name(actors: int, learners: int) -> str:
-    """Of a system on Ray."""
-    return f"{actors} actor{'s' * (actors > 1)}, {learners} learner{'s' * (learners > 1)}"
-
-
-def median(turns: list[tuple[float, float]]) -> tuple[float, float]:
-    """Of each of the two figures."""
-    first, second = (statistics.median(column) for column in zip(*turns))
-    return first, second
-
-
-def main(options: Options) -> dict:
+def main(options: Options) -> dict[str, Any]:
     """Measures and returns the figures."""
-    torch.set_num_threads(1)
-    config = make_preset(options.preset, options.core)
-    config = dataclasses.replace(config, env=options.env or config.env)
-    prepare(config.env)
-    alone = parts(config, options.seconds)
+    config = make_config(options.preset, options.core, options.env)
+    with ExitStack() as stack:
+        stack.enter_context(local_ray(sum(options.actors) + sum(options.learners) + 1))
+        from learner.group import LearnerGroup
 
-    import ray
+        follower = dataclasses.replace(config, learner=dataclasses.replace(config.learner, device="cpu"))
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    cpus = max(os.cpu_count() or 1, sum(options.actors) + sum(options.learners))
-    ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    systems = whole(config, options)
-    ray.shutdown()
+        def group(size: int) -> Any:
+            learner = make_learner(follower, make_agent(config))
+            return stack.enter_context(LearnerGroup(learner, size, config.learner.device))
 
-    (local, local_cpu), *_ = systems.values()
+        one: Any = make_learner(config, make_agent(config))
+        groups = {size: group(size) for size in {1, *options.learners}}
+        learners = {"learner": one} | {f"{plural(size, 'learner')} on Ray": each for size, each in groups.items()}
+        alone = part_rates(config, learners, options)
+
+        local = LocalPool(partial(make_actor, config, 0), dataclasses.replace(config.actors, num_actors=1))
+        systems: dict[str, tuple[Pool, Any]] = {"local": (local, one)}
+        for actors in options.actors:
+            acting = dataclasses.replace(config.actors, num_actors=actors)
+            pool = stack.enter_context(make_pool(dataclasses.replace(config, actors=acting), 0, local=False))
+            for size in options.learners:
+                name = f"{plural(actors, 'actor')}, {plural(size, 'learner')}"
+                systems[name] = pool, one if size == 1 else groups[size]
+        measured = system_rates(systems, config, options)
+    rates, cpu = ({name: each[index] for name, each in measured.items()} for index in (0, 1))
+
+    def rounded(values: dict[str, float], divisor: float = 1.0, digits: int | None = 3) -> dict[str, float]:
+        return {name: round(value / divisor, digits) for name, value in values.items()}
+
     return {
-        "benchmark": "system",
         "preset": config.preset,
         "core": options.core,
         "env": config.env,
         "frames_per_step": interface(config.env).action_repeat,
-        "cores": os.cpu_count(),
-        "steps_per_second": {
-            **{part: round(steps) for part, steps in alone.items()},
-            **{system: round(steps) for system, (steps, _) in systems.items()},
-        },
-        "of_environment": {
-            system: round(steps / alone["environment_alone"], 3) for system, (steps, _) in systems.items()
-        },
-        "over_local": {system: round(steps / local, 3) for system, (steps, _) in systems.items()},
-        "cpu_ms_a_step": {system: round(1000 * cpu, 4) for system, (_, cpu) in systems.items()},
-        "cpu_over_local": {system: round(cpu / local_cpu, 3) for system, (_, cpu) in systems.items()},
+        "alone": rounded(alone, digits=None),
+        "learners_over_one": rounded({name: alone[name] for name in learners}, alone["learner"]),
+        "steps_per_second": rounded(rates, digits=None),
+        "of_environment": rounded(rates, alone["environment"]),
+        "over_local": rounded(rates, rates["local"]),
+        "cpu_ms_a_step": rounded(cpu, 1e-3, 4),
+        "cpu_over_local": rounded(cpu, cpu["local"]),
     }
 
 
 if __name__ == "__main__":
-    json.dump(main(tyro.cli(Options)), sys.stdout, indent=2)
-    print()
+    run(main, Options)

@@ -145,6 +145,7 @@ def _normalize(arguments: Sequence[str]) -> list[str]:
             name, equals, value = word.partition("=")
             *groups, last = name.removeprefix("--").split(".")
             last = RENAMED.get(last.replace("-", "_"), last).replace("_", "-")
+            last = "lambda_" if last == "lambda-" else last  # tyro keeps the last one of lambda_
             name = "--" + ".".join([*groups, last])
             word = name + equals + (_number(value) if _COUNTS.fullmatch(name) else value)
         elif words and _COUNTS.fullmatch(words[-1]):

@@ -151,6 +151,10 @@ def text(arguments: Sequence[str]) -> None:
 
 def speech(arguments: Sequence[str]) -> None:
     """Runs `compressive speech`."""
+    if list(arguments[:1]) == ["compare"]:  # of version 0.1
+        from commands.compare import speech_compare
+
+        return speech_compare(arguments[1:])
     _dispatch("speech", arguments)
 
 

@@ -56,7 +56,7 @@ class BatchedEnv(VectorEnv):
         self.observation_space = batch_space(observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.over[:] = True  # rows that the first reset leaves out begin with the first step
-        self._reset_once = False
+        self._reset_once, self._everywhere = False, np.ones(num_envs, bool)
 
     def begin(self, rows: NDArray[np.bool_]) -> None:
         """Begins an episode in `rows` [N] and leaves the others as they are."""
@@ -89,7 +89,7 @@ class BatchedEnv(VectorEnv):
         options = options or {}
         if options.keys() - {"reset_mask"}:
             raise ValueError(f"options: expected none or reset_mask, got {', '.join(options)}")
-        rows = np.asarray(options.get("reset_mask", np.ones(self.num_envs, bool)))
+        rows = np.asarray(options.get("reset_mask", self._everywhere))
         if rows.shape != (self.num_envs,) or rows.dtype != bool or not rows.any():
             raise ValueError(f"reset_mask: expected bool [{self.num_envs}] with a True, got {rows.dtype} {rows.shape}")
         if seed is None or isinstance(seed, (int, np.integer)):
@@ -122,8 +122,10 @@ class BatchedEnv(VectorEnv):
         return self.observe(), reward, terminated, truncated, self._infos()
 
     def _infos(self) -> dict[str, Any]:
-        present = {f"_{name}": np.ones(self.num_envs, bool) for name in self.counters}
-        return {name: counter.copy() for name, counter in self.counters.items()} | present
+        infos = {}
+        for name, counter in self.counters.items():
+            infos[name], infos["_" + name] = counter.copy(), self._everywhere.copy()
+        return infos
 
     def get_state(self) -> dict[str, NDArray]:
         """All that decides what happens next, as arrays by name, for `set_state`."""

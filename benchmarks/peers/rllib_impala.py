@@ -1,8 +1,8 @@
 """RLlib's half of benchmarks/rllib.py, which runs this file with the interpreter of RLlib's own virtual environment.
 
-The options come as one JSON object; whenever steps have been learned from, a line of JSON says how many there are now:
-the clocks are in the other half. RLlib's parts are used as they are; only the level is ours, and, through the hook that
-RLlib has for that, the torso, unless it is to come with its own.
+The options come as one JSON object. After each update a line of JSON has the number of steps so far; the other half
+measures the time. RLlib's parts are used as they are; only the level is ours and, unless RLlib uses its own, the torso,
+through the hook that RLlib has for that.
 """
 
 import json
@@ -33,7 +33,7 @@ from envs.rooms import RoomsEnv
 
 
 class FloatPixels(gymnasium.ObservationWrapper):
-    """Pixels as float32 from 0 to 1: RLlib's own network takes no others."""
+    """Pixels as float32 from 0 to 1, which RLlib's own network requires."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
@@ -46,7 +46,7 @@ class FloatPixels(gymnasium.ObservationWrapper):
 
 
 class Torso(TorchModel, Encoder):
-    """Our vision network as RLlib's encoder of observations; uint8 pixels reach it as they are."""
+    """Our image encoder as RLlib's encoder of observations, on uint8 pixels."""
 
     def __init__(self, config: "TorsoConfig") -> None:
         super().__init__(config)
@@ -58,7 +58,7 @@ class Torso(TorchModel, Encoder):
 
 @dataclass
 class TorsoConfig(ModelConfig):
-    """What RLlib builds the torso from."""
+    """The configuration from which RLlib builds the torso."""
 
     torso: str = "small"
     size: int = 256
@@ -82,73 +82,40 @@ class Catalog(PPOCatalog):
 
 
 def make_config(options: dict[str, Any], envs: int) -> IMPALAConfig:
-    """IMPALA on RLlib's new API stack."""
-    if options["as_it_comes"]:
-        return make_config_as_it_comes(options, envs)
-    if options["single"]:
-        tune.register_env("rooms", lambda _: RoomsEnv(options["env"].removeprefix("rooms:")))
+    """IMPALA on RLlib's new API stack; with "as_it_comes" the sizes are ours and all other choices are RLlib's."""
+    name, length, as_it_comes = options["env"], options["unroll_length"], options["as_it_comes"]
+    level, single = name.removeprefix("rooms:"), options["single"] or as_it_comes
+    if as_it_comes:
+        tune.register_env("rooms", lambda _: FloatPixels(RoomsEnv(level)))
+    elif single:
+        tune.register_env("rooms", lambda _: RoomsEnv(level))
     else:
-        tune.register_env("rooms", lambda context: make_vector(options["env"], context["num_envs"]))
-    length = options["unroll_length"]
-    network = {
-        "torso": options["torso"],
-        "use_lstm": True,
-        "lstm_cell_size": 256,
-        # A step more than an unroll, for RLlib appends one for the bootstrap: else each becomes two padded rows.
-        "max_seq_len": length + 1,
-    }
+        tune.register_env("rooms", lambda context: make_vector(name, context["num_envs"]))
+    # A step more than an unroll, for the one that RLlib appends as bootstrap: else each becomes two padded rows.
+    lstm = {"use_lstm": True, "lstm_cell_size": 256, "max_seq_len": length + 1}
+    sizes = {"num_env_runners": options["actors"], "num_envs_per_env_runner": envs, "rollout_fragment_length": length}
+    config = IMPALAConfig().environment("rooms").env_runners(**sizes).reporting(min_time_s_per_iteration=1)
+    config = config.training(train_batch_size_per_learner=options["batch"], lr=1e-4)
+    if as_it_comes:
+        filters = [[16, 8, 4], [32, 4, 2]]  # IMPALA's shallow torso, in RLlib's notation
+        network = {"conv_filters": filters, "conv_activation": "relu", "head_fcnet_hiddens": [], "fcnet_hiddens": [256]}
+        return config.rl_module(model_config=DefaultModelConfig(**network, **lstm))
+    spec = RLModuleSpec(
+        module_class=DefaultPPOTorchRLModule, catalog_class=Catalog, model_config={"torso": options["torso"], **lstm}
+    )
+    mode = "sync" if single else "vector_entry_point"
     return (
-        IMPALAConfig()
-        .environment("rooms")
-        .env_runners(
-            num_env_runners=options["actors"],
-            num_envs_per_env_runner=envs,
-            rollout_fragment_length=length,
-            gym_env_vectorize_mode="sync" if options["single"] else "vector_entry_point",
-            create_env_on_local_worker=False,
-        )
+        config.env_runners(gym_env_vectorize_mode=mode, create_env_on_local_worker=False)
         .learners(num_learners=options["rllib_learners"])
-        .rl_module(
-            rl_module_spec=RLModuleSpec(
-                module_class=DefaultPPOTorchRLModule, catalog_class=Catalog, model_config=network
-            )
-        )
-        .training(
-            train_batch_size_per_learner=options["batch"],
-            timeout_s_sampler_manager=0.05,  # at 0, its default, the driver polls without a pause
-            lr=1e-4,
-        )
-        .reporting(min_time_s_per_iteration=1)
-    )
-
-
-def make_config_as_it_comes(options: dict[str, Any], envs: int) -> IMPALAConfig:
-    """IMPALA as RLlib sets it up: single environments, its own network, a learner process; sizes as ours."""
-    tune.register_env("rooms", lambda _: FloatPixels(RoomsEnv(options["env"].removeprefix("rooms:"))))
-    length = options["unroll_length"]
-    network = DefaultModelConfig(  # IMPALA's shallow torso, in RLlib's words
-        conv_filters=[[16, 8, 4], [32, 4, 2]],
-        conv_activation="relu",
-        head_fcnet_hiddens=[],
-        fcnet_hiddens=[256],
-        use_lstm=True,
-        lstm_cell_size=256,
-        max_seq_len=length + 1,
-    )
-    return (
-        IMPALAConfig()
-        .environment("rooms")
-        .env_runners(num_env_runners=options["actors"], num_envs_per_env_runner=envs, rollout_fragment_length=length)
-        .rl_module(model_config=network)
-        .training(train_batch_size_per_learner=options["batch"], lr=1e-4)
-        .reporting(min_time_s_per_iteration=1)
+        .rl_module(rl_module_spec=spec)
+        .training(timeout_s_sampler_manager=0.05)  # at 0, its default, the driver polls without a pause
     )
 
 
 def train(options: dict[str, Any], envs: int) -> None:
     """Trains for a while and reports the steps learned from.
 
-    What RLlib counts includes the step that it appends to each piece of an episode: 1.5 % in its favour.
+    RLlib's count includes the step that it appends to each piece of an episode: 1.5 % in its favor.
     """
     algorithm = make_config(options, envs).build_algo()
     reports, steps, begin = 0, 0.0, time.perf_counter()

@@ -267,15 +267,15 @@ def draw_column(scene, plan, state, i, style, view, column, image):
         for c in range(3):
             image[row, column, c] = scene.floors[style.floor, room, blur, u, v, c]
 
-    first = 0 if y <= plan.arrival[1] or room == 0 else 1  # the farther object, which the nearer may hide
-    for k in range(1 if room == 0 else 2):
-        side = first if k == 0 else 1 - first
+    if room == 0:
         item, spot = state.match[i], plan.examples[state.example_side[i]]
-        if room == 1:
-            if side == state.taken[i]:
-                continue
-            item, spot = state.match[i] if side == state.match_side[i] else state.other[i], plan.choices[side]
         draw_object(scene, style, item, spot, state.frame[i], x, y, dx, dy, depth, horizon, column, image)
+        return
+    first = 0 if y <= plan.arrival[1] else 1  # the farther one, which the nearer may hide
+    for side in (first, 1 - first):
+        if side != state.taken[i]:
+            item, spot = state.match[i] if side == state.match_side[i] else state.other[i], plan.choices[side]
+            draw_object(scene, style, item, spot, state.frame[i], x, y, dx, dy, depth, horizon, column, image)
 
 
 @register_jitable

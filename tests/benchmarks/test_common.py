@@ -1,0 +1,52 @@
+"""The shared measurements: medians in turns, and processes with their memory and CPU time."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common import cpu_seconds, family, in_turns, processes
+from benchmarks.kill_driver import marked
+
+BUSY = "import time\nwhile time.process_time() < .3: pass\ntime.sleep(60)"
+PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
+
+
+def test_rates_are_medians_measured_in_turns() -> None:
+    calls, clock = [], iter(range(0, 10**6))
+
+    def work(name: str, amounts: list[float]) -> float:
+        calls.append(name)
+        return amounts.pop(0)
+
+    amounts = {"a": [0.0, 1.0, 30.0, 2.0], "b": [0.0, 4.0, 5.0, 6.0]}
+    works = {name: lambda name=name: work(name, amounts[name]) for name in amounts}
+    assert in_turns(works, 0, turns=3, clock=lambda: float(next(clock))) == {"a": 2, "b": 5}
+    assert calls == ["a", "b"] * 4
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_family_has_descendants_their_memory_and_cpu_time() -> None:
+    mark, me, cpu = f"mark-{os.getpid()}", os.getpid(), cpu_seconds()
+    child = subprocess.Popen([sys.executable, "-c", PARENT], env={**os.environ, "MARK": mark})
+    try:
+        while len(marked(mark)) < 2 or cpu_seconds() - cpu < 0.25:
+            assert child.poll() is None
+            time.sleep(0.01)
+        before = {process.pid: process for process in family(me)}
+        assert before[me].kind == "driver"
+        assert before[me].memory > before[child.pid].memory > 2**20
+        (grandchild,) = (process for process in family(child.pid) if process.pid != child.pid)
+        assert before[grandchild.pid][:4] == grandchild[:4]
+        os.kill(grandchild.pid, signal.SIGKILL)
+        child.kill()
+        while {process.pid: process for process in family(me)}[child.pid].kind != "zombie":
+            time.sleep(0.01)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.pid not in processes()
