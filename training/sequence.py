@@ -6,13 +6,16 @@ started by `training.sequence_ray`.
 
 import dataclasses
 import shlex
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from agent.language_model import SequenceModel
 from learner import checkpoints
@@ -34,6 +37,10 @@ from training.run import KINDS, Run
 
 MODALITIES: dict[str, type[Modality]] = {"text": Text, "speech": Speech}
 """Modalities by kind of run."""
+PEER_SECONDS = 600.0
+"""Time that several learners wait for each other; the first one evaluates meanwhile."""
+FOLLOW_SECONDS = 1.0
+"""Time between two looks at the metrics that learners in other processes write."""
 _COUNTERS = {"step": int, "updates": int, "tokens": int}
 _STATE = {"learner": {"optimizer": dict, "memory": object, "source": dict, **_COUNTERS}, "rng": dict}
 """Schema of a checkpoint's state."""
@@ -284,10 +291,8 @@ def train_run(
             start(trainer)
             run.write_config(to_plain(config))
             if config.learners > 1:
-                from training.sequence_ray import train_on_ray
-
                 if not trainer.done:
-                    train_on_ray(trainer, new, show, stop)
+                    _train_on_ray(trainer, new, show, stop)
                     trainer.restore()
             else:
 
@@ -340,3 +345,41 @@ def _advice(trainer: SequenceTrainer) -> Iterator[None]:
         slower = f"{again} --learner.learning-rate {rate:.3g}"
         slower += f" --learner.least-learning-rate {rate:.3g}" if rate < least else ""
         raise FloatingPointError(f"{error} Resume from the last checkpoint, more slowly, with: {slower}") from error
+
+
+def _train_on_ray(
+    trainer: SequenceTrainer, new: bool, show: Callable[[Progress], None], stop: Callable[[], bool]
+) -> None:
+    """Trains with several learners on Ray; shows the progress that the first of them writes to the run's metrics."""
+    from training.sequence_ray import train_on_ray
+
+    config, data, run = trainer.config, trainer.data, trainer.run
+    arguments = {"config": config, "data": data.folder.resolve(), "run": str(run.path.resolve()), "new": new}
+    known, looked, valid = trainer.learner.step, 0.0, dict[str, float]()
+
+    def follow() -> None:
+        nonlocal known, looked, valid
+        if time.monotonic() - looked < FOLLOW_SECONDS:
+            return
+        looked, row = time.monotonic(), run.last_row()
+        if row.get("step", 0) > known:
+            known = row["step"]
+            valid = {name: value for name, value in row.items() if name.startswith("valid/")} or valid
+            show(progress(data, known, row["speed/tokens_per_second"], row["loss/nll"], valid))
+
+    train_on_ray(_learn, arguments, config.learners, run, resume_command(config, run.path), follow, stop)
+
+
+def _learn(work: dict[str, Any]) -> None:
+    """Runs one of several learners, in a process that Ray Train started and connected with the others."""
+    from ray.train.torch import get_device
+
+    torch.set_num_threads(1)
+    run, config = Run(work["run"]), work["config"]
+    group = dist.new_group(timeout=timedelta(seconds=PEER_SECONDS))
+    data = MODALITIES[config.kind](config, work["data"])
+    trainer = SequenceTrainer(data, run, Communicator(group), str(get_device()))
+    if not work["new"]:
+        trainer.restore()
+    trainer.seed_rank()
+    trainer.train(lambda progress: None, run.stop_file.exists if trainer.first else lambda: False)

@@ -154,10 +154,10 @@ def test_a_resumed_run_may_learn_in_another_way() -> None:
     first.update()
     resumed = make_learner(adam_beta1=0.5, adam_epsilon=1e-4)
     resumed.load_state_dict(first.state_dict())
-    groups = resumed._optimizer.param_groups
+    groups = resumed._optimization.optimizer.param_groups
     assert [(group["betas"][0], group["eps"]) for group in groups] == [(0.5, 1e-4)] * 2
-    measured = [state["exp_avg"] for state in first._optimizer.state.values()]
-    torch.testing.assert_close([state["exp_avg"] for state in resumed._optimizer.state.values()], measured)
+    measured = [state["exp_avg"] for state in first._optimization.optimizer.state.values()]
+    torch.testing.assert_close([state["exp_avg"] for state in resumed._optimization.optimizer.state.values()], measured)
 
 
 def test_what_is_not_finite_changes_nothing() -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from agent.core import LSTMConfig
-from learner.communicator import DataParallel
+from learner.communicator import Communicator
 from learner.metrics import read_metrics
 from learner.sequence_learner import SequenceLearnerConfig
 from speech.config import SpeechConfig
@@ -93,7 +93,7 @@ def test_learners_that_share_a_batch_draw_different_masks(monkeypatch: pytest.Mo
     for rank in (0, 1, 2):
         trainer = make_trainer(tmp_path)  # each builds the same model, from the same seed
         expected = torch.get_rng_state()
-        monkeypatch.setattr(DataParallel, "rank", rank)
+        monkeypatch.setattr(Communicator, "rank", rank)
         trainer.seed_rank()
         monkeypatch.undo()
         assert torch.equal(torch.get_rng_state(), expected) == (rank == 0)
@@ -104,7 +104,7 @@ def test_learners_that_share_a_batch_draw_different_masks(monkeypatch: pytest.Mo
 def _shared(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
-    trainer = make_trainer(folder / "run", comm=DataParallel(dist.group.WORLD))
+    trainer = make_trainer(folder / "run", comm=Communicator(dist.group.WORLD))
     trainer.train(lambda progress: None, lambda: rank == 1 and trainer.learner.updates == 3)
     assert trainer.learner.step == 3, "any learner can stop all"
     dist.destroy_process_group()
