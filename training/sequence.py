@@ -370,15 +370,13 @@ def _train_on_ray(
     train_on_ray(_learn, arguments, config.learners, run, resume_command(config, run.path), follow, stop)
 
 
-def _learn(work: dict[str, Any]) -> None:
+def _learn(work: dict[str, Any], device: str) -> None:
     """Runs one of several learners, in a process that Ray Train started and connected with the others."""
-    from ray.train.torch import get_device
-
     torch.set_num_threads(1)
     run, config = Run(work["run"]), work["config"]
     group = dist.new_group(timeout=timedelta(seconds=PEER_SECONDS))
     data = MODALITIES[config.kind](config, work["data"])
-    trainer = SequenceTrainer(data, run, Communicator(group), str(get_device()))
+    trainer = SequenceTrainer(data, run, Communicator(group), device)
     if not work["new"]:
         trainer.restore()
     trainer.seed_rank()

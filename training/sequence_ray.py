@@ -18,7 +18,7 @@ LAST_SECONDS = 10.0
 
 
 def train_on_ray(
-    learn: Callable[[dict[str, Any]], None],
+    learn: Callable[[dict[str, Any], str], None],
     arguments: dict[str, Any],
     learners: int,
     run: Run,
@@ -29,7 +29,7 @@ def train_on_ray(
     """Trains with several learners, which Ray Train places, one a GPU (or CPU where there is none), and connects.
 
     Args:
-        learn: called with `arguments` in the process of each learner. It must stop when the run's stop file exists,
+        learn: called with `arguments` and a device in the process of each learner. It must stop when the run's stop file exists,
             because signals do not reach other machines.
         again: the command that resumes the run.
         follow: called several times a second.
@@ -54,8 +54,8 @@ def train_on_ray(
     if 0 < gpus < learners:
         raise UserError(f"learners: expected at most {gpus}, one a GPU, got {learners}")
     trainer = TorchTrainer(
-        learn,
-        train_loop_config=arguments,
+        _learn,
+        train_loop_config={"learn": learn, **arguments},
         scaling_config=ScalingConfig(num_workers=learners, use_gpu=gpus > 0),
         run_config=RunConfig(name="ray", storage_path=str(run.path.resolve())),
     )
@@ -92,3 +92,10 @@ def train_on_ray(
         reason = str(failure).strip().rpartition("\n")[2]
         message = f"the learners on Ray stopped ({reason}; more in {run.error_file})"
         raise UserError(f"{message}; resume with: {again}") from failure
+
+
+def _learn(work: dict[str, Any]) -> None:
+    """Runs in the process of each learner, on the device that Ray chose for it."""
+    from ray.train.torch import get_device
+
+    work["learn"](work, str(get_device()))

@@ -1,19 +1,20 @@
 """A scripted player that reads the state, and the number of steps that a memory has to bridge."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.lab_interface import NINE
 from envs.rooms import level
 from envs.rooms.config import RoomsConfig
-from envs.rooms.env import RoomsVectorEnv
 from envs.rooms.physics import DEGREES_PER_PIXEL
 
 _FORWARD, _LEFT, _RIGHT = (NINE.index(n) for n in ("forward", "look left, forward", "look right, forward"))
 
 
-def oracle_actions(env: RoomsVectorEnv, choose_match: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-    """Actions [N] that walk to the pad, then to the object that does not match (the matching one where asked).
+def oracle_actions(env: Any, choose_match: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    """Actions [N] of the environments of an `envs.rooms.env.RoomsVectorEnv` that walk to the pad, then to the object that does not match (the matching one where asked).
 
     The player turns towards the target while running, whenever one look action brings him nearer to its bearing.
     """

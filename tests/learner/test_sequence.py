@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agent.core import CompressiveTransformerConfig, LSTMConfig, make_core
+from agent.core import CompressiveTransformerConfig, LSTMConfig, detach_state, make_core
 from agent.language_model import IGNORE, SequenceModel
 from learner.communicator import Communicator
 from learner.sequence_learner import SequenceLearner, SequenceLearnerConfig, evaluate, score
@@ -110,9 +110,8 @@ class TestSchedule:
         for step in range(3):
             tokens, targets, reset = learner.source.next(step)
             output = literal(tokens, reset, state, targets)
-            state = output.state
-            ((output.nll.mean() + sum(output.losses.values())) / 3).backward(retain_graph=False)
-            state = type(state)(*(part if isinstance(part, int) or part is None else _detached(part) for part in state))
+            state = detach_state(output.state)
+            ((output.nll.mean() + sum(loss.value for loss in output.losses.values())) / 3).backward()
         for group in (True, False):
             own = [parameter for parameter in literal.parameters() if (id(parameter) in compression) == group]
             torch.nn.utils.clip_grad_norm_(own, 0.1)
@@ -134,10 +133,6 @@ class TestSchedule:
     def test_compiled_or_in_bfloat16_it_learns_alike(self) -> None:
         plain, mixed = make_learner(), make_learner(precision="bfloat16")
         assert plain.update()["loss/nll"] == pytest.approx(mixed.update()["loss/nll"], abs=0.05)
-
-
-def _detached(part: Any) -> Any:
-    return part.detach() if isinstance(part, torch.Tensor) else tuple(leaf.detach() for leaf in part)
 
 
 def test_it_learns_a_pattern() -> None:

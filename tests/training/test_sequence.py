@@ -21,7 +21,7 @@ from training.run import Run
 from training.sequence import SequenceTrainer
 
 LEARNER = SequenceLearnerConfig(
-    batch_size=4, sequence_length=8, steps=12, learning_rate=1e-2, warmup_steps=2, decay_steps=10, late_step=None
+    batch_size=4, sequence_length=8, steps=12, learning_rate=1e-2, warmup_steps=2, decay_steps=10, late_start=None
 )
 DROPOUT = dataclasses.replace(TINY["compressive"], dropout=0.2)
 
@@ -59,7 +59,7 @@ def go(run: Path, core: Any, updates: int = 99, resume: bool = False, **changes:
 @pytest.mark.parametrize("core", [DROPOUT, *(TINY[name] for name in ("transformer-xl", "lstm", "wavenet"))])
 def test_stopping_anywhere_changes_nothing(core, length, tmp_path: Path) -> None:
     """Weights, optimizer, memory, metrics and dropout masks."""
-    changes = {"sequence_length": length, "late_step": 5, "late_update_every": 2}
+    changes = {"sequence_length": length, "late_start": 5, "late_accumulation_steps": 2}
     straight = go(tmp_path / "straight", core, **changes)
     go(tmp_path / "stopped", core, 2, **changes)
     go(tmp_path / "stopped", core, 4, resume=True, **changes)
