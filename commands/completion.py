@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from commands import COMMANDS, compare, evaluate, launch, report, sequence, status, visualize
+import commands.sequence as sequence
+from commands import COMMANDS, compare, evaluate, launch, report, status, visualize
 from commands.options import option_names
 from training import UserError
 

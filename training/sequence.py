@@ -150,7 +150,7 @@ class SequenceTrainer:
 
     def seed_rank(self) -> None:
         """Gives each of several learners its own dropout masks; the first one draws those of a single learner."""
-        if rank := self.learner.parallel.rank:
+        if rank := self.learner.comm.rank:
             seed = np.random.SeedSequence([torch.initial_seed(), rank, self.learner.step]).generate_state(1)[0]
             torch.manual_seed(int(seed))
 
@@ -169,7 +169,7 @@ class SequenceTrainer:
         if self.first:
             writer = MetricsWriter(self.run.path, self.learner.step)
         with writer as self.writer:
-            train(self, show, stop, self.config.checkpoint_seconds)
+            train(self, show, stop, self.config.checkpoint_seconds, self._agree)
         self.save()
 
     @property
@@ -195,17 +195,12 @@ class SequenceTrainer:
         """See `Job`."""
         return progress(self.data, self.learner.step, self.clock.rate, self.loss / self.weight, self.valid)
 
-    def row(self, metrics: dict[str, float]) -> Mapping[str, float]:
+    def log(self, metrics: dict[str, float]) -> None:
         """See `Job`."""
         due = self.learner.updates % self.config.log_every == 0 or self.done or "valid/nll" in metrics
-        if not due:
-            return {}
-        return metrics | {"speed/tokens_per_second": self.clock.rate, "learner/tokens": self.learner.tokens}
-
-    def write(self, row: Mapping[str, float]) -> None:
-        """See `Job`."""
-        if self.writer:
-            self.writer.write(self.learner.step, row)
+        if due and self.writer:
+            speed = {"speed/tokens_per_second": self.clock.rate, "learner/tokens": self.learner.tokens}
+            self.writer.write(self.learner.step, metrics | speed)
 
     def save(self) -> None:
         """See `Job`."""
@@ -218,12 +213,12 @@ class SequenceTrainer:
         content = {"learner": counters, "rng": checkpoints.rng_state(), "config": to_plain(self.config)}
         checkpoints.save(self.run.path, self.learner.step, parts, content, self.config.keep_checkpoints)
 
-    def agree(self, due: bool, stopping: bool) -> tuple[bool, bool]:
-        """See `Job`."""
-        if self.learner.parallel.size == 1:
+    def _agree(self, due: bool, stopping: bool) -> tuple[bool, bool]:
+        """Whether any of the learners wants a checkpoint, and whether any wants to stop."""
+        if self.learner.comm.size == 1:
             return due, stopping
         wishes = torch.tensor([due, stopping], device=self.learner.device).long()
-        due, stopping = map(bool, self.learner.parallel.max(wishes).tolist())
+        due, stopping = map(bool, self.learner.comm.max(wishes).tolist())
         return due, stopping
 
 

@@ -29,8 +29,8 @@ def train_on_ray(
     """Trains with several learners, which Ray Train places, one a GPU (or CPU where there is none), and connects.
 
     Args:
-        learn: called with `arguments` and a device in the process of each learner. It must stop when the run's stop file exists,
-            because signals do not reach other machines.
+        learn: called with `arguments` and a device in the process of each learner. It must stop when the run's stop
+            file exists, because signals do not reach other machines.
         again: the command that resumes the run.
         follow: called several times a second.
         stop: whether the user wants to stop.
