@@ -324,6 +324,22 @@ def test_two_names_of_one_run_are_refused() -> None:
         grid(vary=[("learner.discount", ("0.9", "0.90"))])
 
 
+def make_sequence_run(run: Path, config: Any, losses: list[float], summary: dict[str, float], digest: str = "a") -> str:
+    """The folder of a finished run of text or speech; losses are two steps apart."""
+    run.mkdir()
+    steps = 2 * len(losses)
+    config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, steps=steps))
+    (run / "config.json").write_text(json.dumps(to_plain(config)))
+    rows = [
+        {"step": step, "time": 0.0, "speed/tokens_per_second": 9.0, "valid/nll": loss, "valid/bits_per_byte": loss}
+        for step, loss in zip(range(2, steps + 1, 2), losses)
+    ]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (run / "evaluation.json").write_text(json.dumps(summary))
+    (run / "corpus.json").write_text(json.dumps({"name": "voices", "digest": digest}))
+    return str(run)
+
+
 @pytest.mark.parametrize("kind", ["text", "speech"])
 def test_runs_of_sequences_are_compared_by_their_loss(kind: str, tmp_path: Path, capfd: Capture) -> None:
     name = "nats" if kind == "speech" else "bits_per_byte"

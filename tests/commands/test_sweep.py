@@ -1,20 +1,17 @@
 """Sweeps on Ray Tune: one that is killed and resumed, and `speech compare` of version 0.1."""
 
-import dataclasses
-import json
 import os
 import re
 import signal
 import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from commands import main
 from tests.commands.cli import ENVIRONMENT, PATIENCE, marked, refusal, start, wait_until
-from training.config import to_plain
+from tests.commands.test_compare import table
 
 RECALL = "diagnostic:recall,delay=3"
 Capture = pytest.CaptureFixture[str]
@@ -79,22 +76,6 @@ def test_a_killed_sweep_is_resumed_and_a_failing_trial_fails_alone(tmp_path: Pat
     parameters, scalars = hparams(folder / good)
     assert parameters == {"learner.learning_rate"}
     assert {"evaluation/return", "evaluation/oracle_normalised"} <= scalars
-
-
-def make_sequence_run(run: Path, config: Any, losses: list[float], summary: dict[str, float], digest: str = "a") -> str:
-    """The folder of a finished run of text or speech; losses are two steps apart."""
-    run.mkdir()
-    steps = 2 * len(losses)
-    config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, steps=steps))
-    (run / "config.json").write_text(json.dumps(to_plain(config)))
-    rows = [
-        {"step": step, "time": 0.0, "speed/tokens_per_second": 9.0, "valid/nll": loss, "valid/bits_per_byte": loss}
-        for step, loss in zip(range(2, steps + 1, 2), losses)
-    ]
-    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (run / "evaluation.json").write_text(json.dumps(summary))
-    (run / "corpus.json").write_text(json.dumps({"name": "voices", "digest": digest}))
-    return str(run)
 
 
 @pytest.mark.ray
