@@ -4,6 +4,7 @@ A dataclass that inherits `Checked` accepts the same values from a command line,
 between fields are checked by the class itself.
 """
 
+import dataclasses
 import math
 import re
 import types
@@ -63,9 +64,10 @@ class Checked:
             ValueError: names the first field whose value is not of its type or outside its limits. Numbers must be
                 finite in float32, texts and paths UTF-8 without NUL.
         """
-        for name, kind in typing.get_type_hints(type(self), include_extras=True).items():
+        kinds = typing.get_type_hints(type(self), include_extras=True)
+        for name in (field.name for field in dataclasses.fields(self)):  # type: ignore[arg-type]
             value = getattr(self, name)
-            if expected := _expected(value, kind):
+            if expected := _expected(value, kinds[name]):
                 raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
 

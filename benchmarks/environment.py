@@ -78,7 +78,7 @@ def start_seconds() -> dict[str, float]:
 
 def describe(config: RoomsConfig, episodes: int, rates: dict[str, int]) -> dict[str, Any]:
     """The figures of a variant; spans are steps from the oracle's last look at an example to its choice about it."""
-    spans = memory_spans(config)
+    spans = memory_spans(RoomsVectorEnv(32, config), RoomsVectorEnv(32, config))
     return {
         "image": [config.image_height, config.image_width],
         "steps_per_second": rates,

@@ -64,8 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             close = difflib.get_close_matches(name, COMMANDS, 1)
             hint = f"perhaps you meant {close[0]}" if close else "see compressive --help"
             raise UserError(f"expected a command out of {', '.join(COMMANDS)}, got {name!r} ({hint})")
-        if not {"-h", "--help"} & set(rest):
-            _prepare_logging()
+        if {"-h", "--help"} & set(rest):
+            _help(name, rest)
+        _prepare_logging()
         # The user's own environments are found in the working directory. It is last, so that it hides no package.
         sys.path += [path for path in (str(Path(__file__).parents[1]), os.getcwd()) if path not in ("", *sys.path)]
         command: Callable[[Sequence[str]], None] = getattr(importlib.import_module(f"commands.{COMMANDS[name]}"), name)
@@ -90,6 +91,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Ray's own message is its whole traceback; only the cause is shown.
         print("compressive:", getattr(error, "cause", error), file=sys.stderr)
         sys.exit(1)
+
+
+def _help(name: str, rest: Sequence[str]) -> None:
+    """Prints the options of a command and exits, without importing the command itself, which needs torch."""
+    if name in ("text", "speech"):
+        from commands.sequence_arguments import parse_sequence
+
+        parse_sequence(name, rest)
+    elif name == "completion":
+        print("usage: compressive completion\n\nPrints a script; bash: source <(compressive completion)")
+    else:
+        from commands.arguments import PARSERS
+
+        PARSERS[name][1](rest)
+    sys.exit()
 
 
 def _version() -> str:

@@ -10,15 +10,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 import tyro
 from rich.console import Console
 
-from agent.fields import AtLeast0, Checked, Count, Range, Several
-from commands.launch import permissions
-from commands.options import AllowEnv, NewFolder, TrainingOptions, parse, parse_training, user_errors
+from agent.fields import Checked, Count, Several
+from commands.arguments import CompareOptions, Words, parse_compare, parse_launch, permissions
+from commands.options import TrainingOptions, parse, parse_training, user_errors
 from envs import require_consent
 from reports.comparison import Comparison, FinishedRun, read_run
 from reports.comparison_page import score_table, write_report
@@ -29,83 +29,10 @@ from training.console import LiveLine, say, say_all
 from training.run import Folder, Run, absolute
 from training.signals import stop_on_signals
 
-Words = tuple[str, ...]
-GRID = ("kind", "preset", "cores", "rates", "vary", "seeds")
-"""Options that define a sweep."""
-
-
-@dataclass(frozen=True)
-class Options(Checked):
-    """Trains variants of an agent, or of a model of text or speech, with several seeds each, and compares them.
-
-    As many runs are trained at a time as there is room for. All options of the command that trains one hold for every
-    run (--frames, --env, --learner.discount, ...). The same command again resumes the sweep: finished runs are kept,
-    the others are resumed from their last checkpoint.
-
-      compressive compare --rates 1 2 4 --cores lstm transformer-xl     Figure 5 of the paper, with two baselines
-      compressive compare --vary agent.core.compression mean max convolution
-      compressive compare --cores gru lstm --vary learner.discount 0.9 0.99 --frames 1000000 --seeds 0 1
-      compressive compare --kind speech --cores compressive transformer-xl lstm wavenet --seeds 0     section 5.6
-      compressive compare --kind text --cores compressive lstm --corpus folder --path ~/books
-      compressive compare --resume runs/compare-cpu                     resume the sweep in this folder
-      compressive compare --from runs/A runs/B runs/C                   only compare finished runs
-    """
-
-    kind: Literal["launch", "text", "speech"] = "launch"
-    """Which command trains a run: launch (agents), text train or speech train."""
-    preset: str = "cpu"
-    """Where all other defaults come from; see --help of the command that trains."""
-    cores: Annotated[Words, tyro.conf.arg(metavar="CORE [CORE ...]")] = ()
-    """Cores to compare; if not given, the compressive one."""
-    rates: Annotated[Words, tyro.conf.arg(metavar="RATE [RATE ...]")] = ()
-    """Compression rates of the compressive core."""
-    vary: Annotated[tyro.conf.UseAppendAction[tuple[Words, ...]], tyro.conf.arg(metavar="FIELD VALUE [VALUE ...]")] = ()
-    """Any other field of the configuration and its values; may be given several times, for all combinations. Fields
-    of a core are varied for the cores that have them."""
-    seeds: Annotated[tuple[Count, ...], tyro.conf.arg(metavar="SEED [SEED ...]")] = (0, 1, 2)
-    """A run of each variant with each of these seeds."""
-    folder: NewFolder = None
-    """Where runs and the report go; by default runs/compare-PRESET (compare-KIND-PRESET), or runs/comparison."""
-    resume: NewFolder = None
-    """Resume the sweep in this folder."""
-    runs: Annotated[tuple[Path, ...], tyro.conf.arg(name="from", metavar="DIR [DIR ...]")] = ()
-    """Train nothing: compare these finished runs, all of one kind."""
-    threshold: float | None = None
-    """A score; the report says when runs reach it. By default 75 % for normalised scores, and none for others."""
-    cpus_per_trial: Annotated[float, Range(0, 1024.0, above=True)] = 1.0
-    """CPUs, and threads of torch, of a run; as many are trained at a time as the machine or cluster has room for."""
-    gpus_per_trial: AtLeast0 = 0.0
-    """GPUs of a run, such as 0.25."""
-    remote_actors: bool = False
-    """Agents: each run has its actors in processes of their own, as with `launch` without --local, placed together
-    with it; otherwise it acts and learns in one process."""
-    ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
-    """Join the Ray cluster at this address; all its nodes must share the folder."""
-    allow_env: AllowEnv = None
-    """With --from or --resume: run the code of this environment, such as dm:my_module:Env, if runs name it; several
-    are joined by commas."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.seeds:
-            raise ValueError("seeds: expected numbers, got none")
-        if self.resume and (self.folder or self.runs):
-            raise ValueError("--resume names a folder, and so do --folder and --from: give only one of them")
-        fields = [field for field in dataclasses.fields(self) if field.name in GRID]
-        given = [f"--{field.name}" for field in fields if getattr(self, field.name) != field.default]
-        if given and (self.resume or self.runs):
-            raise ValueError(f"{self.source}, got {', '.join(given)}")
-
-    @property
-    def source(self) -> str:
-        """What is expected with --resume or --from."""
-        return "--from: expected finished runs as they are" if self.runs else "--resume: expected the sweep as it began"
-
 
 def compare(arguments: Sequence[str]) -> None:
     """Runs the command."""
-    options: Options
-    options, rest = parse(Options, "compressive compare", arguments, return_unknown_args=True)
+    options, rest = parse_compare(arguments)
     console, command = Console(), shlex.join(["compressive", "compare", *arguments])
     if rest and (options.runs or options.resume):
         raise UserError(f"{options.source}, got {' '.join(rest)}")
@@ -148,9 +75,7 @@ def compare(arguments: Sequence[str]) -> None:
 def _parser(kind: str) -> Callable[[list[str]], Any]:
     """Reads the words of a command that trains into a configuration."""
     if kind == "launch":
-        from commands import launch
-
-        return lambda words: launch.parse(words).config
+        return lambda words: parse_launch(words).config
     config = sweep.CONFIGS[kind]
     options = dataclasses.make_dataclass("Options", [], bases=(config, TrainingOptions), frozen=True)
 
@@ -162,7 +87,7 @@ def _parser(kind: str) -> Callable[[list[str]], Any]:
     return read
 
 
-def _require_runnable(trials: Mapping[str, Any], options: Options) -> None:
+def _require_runnable(trials: Mapping[str, Any], options: CompareOptions) -> None:
     """Raises a UserError for what would make every trial fail."""
     for config in trials.values():
         if config.learners > 1:
@@ -209,7 +134,7 @@ def _written(folder: Path) -> Iterator[None]:
         raise UserError(f"{folder}: expected a folder that can be written to, got: {error.strerror}") from error
 
 
-def _train(folder: Path, trials: dict[str, Any], options: Options, console: Console) -> dict[str, str]:
+def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, console: Console) -> dict[str, str]:
     """Trains all trials that are not finished; returns why others failed."""
     for package in ("pandas", "pyarrow"):  # which ray[tune] installs
         if importlib.util.find_spec(package) is None:
@@ -262,7 +187,7 @@ def _report(
     folder: Path,
     runs: list[FinishedRun],
     missing: dict[str, str],
-    options: Options,
+    options: CompareOptions,
     command: str,
     console: Console,
 ) -> None:

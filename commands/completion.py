@@ -2,21 +2,12 @@
 
 from collections.abc import Sequence
 
-from commands import COMMANDS, compare, evaluate, launch, report, sequence, status, visualize
+from commands import COMMANDS
+from commands.arguments import PARSERS
 from commands.options import option_names
+from commands.sequence_arguments import OPTIONS
 from training import UserError
 
-KINDS = {
-    **{module.__name__.rpartition(".")[2]: module.Options for module in (compare, evaluate, launch, report, status)},
-    "visualize": visualize.Options,
-    "text train": sequence.TextTraining,
-    "text evaluate": sequence.TextEvaluateOptions,
-    "text sample": sequence.TextSampleOptions,
-    "speech train": sequence.SpeechTraining,
-    "speech evaluate": sequence.SpeechEvaluateOptions,
-    "speech sample": sequence.SpeechSampleOptions,
-}
-"""Options of every command."""
 SCRIPT = """# Completion for compressive. bash: source <(compressive completion)
 # zsh: autoload -U bashcompinit && bashcompinit && source <(compressive completion)
 _compressive() {{
@@ -34,7 +25,9 @@ def completion(arguments: Sequence[str]) -> None:
     """Runs the command."""
     if arguments:
         raise UserError(f"completion: expected no arguments, got {' '.join(arguments)}")
-    words = {kind: " ".join(f"--{name}" for name in option_names(options)) for kind, options in KINDS.items()}
+    kinds = {name: kind for name, (kind, _) in PARSERS.items()}
+    kinds |= {f"{modality} {name}": kind for modality, parts in OPTIONS.items() for name, kind in parts.items()}
+    words = {name: " ".join(f"--{option}" for option in option_names(kind)) for name, kind in kinds.items()}
     cases = [("''", " ".join(COMMANDS)), ("text|speech", "train evaluate sample")]
-    cases += [(f'"{kind}"*', options) for kind, options in words.items()]
+    cases += [(f'"{name}"*', options) for name, options in words.items()]
     print(SCRIPT.format(cases="\n".join(f"    {pattern}) words='{options}' ;;" for pattern, options in cases)), end="")

@@ -1,16 +1,13 @@
 """`compressive evaluate`: scores of trained agents, of an oracle or of random actions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-import tyro
 from rich.console import Console
 
 from actors import ActorsConfig
-from agent.fields import Count, Positive
+from commands.arguments import EvaluateOptions
 from commands.options import PlayOptions, parse, user_errors
 from envs import limit_calls, prepare, tasks
 from learner.files import format_json, require_output
@@ -23,48 +20,9 @@ from training.factories import interface
 from training.run import Run
 
 
-@dataclass(frozen=True)
-class Options(PlayOptions):
-    """Plays episodes with the agents of runs and reports their scores with 95 % bootstrap intervals.
-
-    compressive evaluate runs/NAME                              the agent of a run
-    compressive evaluate runs/A runs/B --greedy                 several agents, in one table
-    compressive evaluate --policy oracle --env rooms:full       what can be reached there, or by chance (random)
-    """
-
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DIR [DIR ...]]")] = ()
-    """Folders of runs, as `compressive launch` created them; the last readable checkpoint of each is used."""
-    policy: Literal["agent", "oracle", "random"] = "agent"
-    """Who plays: the agents of the runs, or in an environment (--env) without any run an oracle that reads its state,
-    or uniform random actions."""
-    episodes: Positive = 128
-    """Episodes of each task, rounded up to a multiple of the environments that are played together (up to 64)."""
-    greedy: bool = False
-    """Take the most probable action rather than a sample of the policy."""
-    seed: Count = 0
-    """Seed of the episodes; never shared with training."""
-    env: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
-    """Another environment than the run's own (in DeepMind Lab: its test level), with the same observations and
-    actions."""
-    json: bool = False
-    """Print JSON, a list with an object for each run, instead of a table."""
-    video: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Also film two episodes, of the first task if there are several, to this MP4."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.policy == "agent" and not self.runs:
-            raise ValueError("expected DIR, the folder of a run, or --policy oracle or random with --env; got neither")
-        if self.policy != "agent" and (self.runs or not self.env):
-            got = f"the run {self.runs[0]}" if self.runs else "no --env"
-            raise ValueError(f"policy: expected --env and no run for {self.policy}, got {got}")
-        if self.video and len(self.runs) != 1:
-            raise ValueError(f"video: expected one run to film, got {len(self.runs)}")
-
-
 def evaluate(arguments: Sequence[str]) -> None:
     """Runs the command."""
-    options: Options = parse(Options, "compressive evaluate", arguments)
+    options: EvaluateOptions = parse(EvaluateOptions, "compressive evaluate", arguments)
     # With JSON the standard output has nothing else; "[...]" in a path and ":x:" in an environment are no markup.
     console = Console(stderr=options.json, markup=False, emoji=False)
     torch.set_num_threads(1)
@@ -105,7 +63,7 @@ def load(run: Run, options: PlayOptions, console: Console, env: str | None = Non
     return player
 
 
-def _play_script(options: Options, console: Console) -> dict[str, Any]:
+def _play_script(options: EvaluateOptions, console: Console) -> dict[str, Any]:
     """The summary of episodes that a scripted policy plays."""
     env, limits = options.env or "", options.limits(ActorsConfig())
     limit_calls(limits.step_seconds)
@@ -118,7 +76,7 @@ def _play_script(options: Options, console: Console) -> dict[str, Any]:
     return {"policy": options.policy, **summarize(episodes, env)}
 
 
-def _print(evaluated: list[dict[str, Any]], options: Options, console: Console) -> None:
+def _print(evaluated: list[dict[str, Any]], options: EvaluateOptions, console: Console) -> None:
     """Prints summaries as JSON, one as a table of its own, or several as rows of one table."""
     if options.json:
         print(format_json(evaluated, indent=2))

@@ -2,17 +2,14 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import tyro
 from rich.console import Console
 
-from agent.fields import Count
+from commands.arguments import ReportOptions
 from commands.evaluate import load
-from commands.options import PlayOptions, RunFolder, parse, user_errors
+from commands.options import parse, user_errors
 from envs import EnvironmentFailed
 from learner.files import require_output
 from learner.metrics import sample_metrics
@@ -26,22 +23,9 @@ from training.evaluation import record
 from training.run import Run
 
 
-@dataclass(frozen=True)
-class Options(PlayOptions):
-    """Writes one page about a run: configuration, curves, throughput, compression loss by layer, attention by bucket of
-    memory, evaluation and video."""
-
-    run: RunFolder
-    """Folder of the run, of any kind; it may still be training."""
-    episodes: Count = 8
-    """Episodes to play for the attention by bucket of memory; 0 for none. Only agents play."""
-    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """The page; if not given, report.html in the run."""
-
-
 def report(arguments: Sequence[str]) -> None:
     """Runs the command."""
-    options: Options = parse(Options, "compressive report", arguments)
+    options: ReportOptions = parse(ReportOptions, "compressive report", arguments)
     run, console, rows = Run(options.run), Console(), list[dict[str, Any]]()
     torch.set_num_threads(1)
     with user_errors():
@@ -60,7 +44,7 @@ def report(arguments: Sequence[str]) -> None:
     say_how_to_resume(console, run, data["kind"], data["facts"]["state"])
 
 
-def _buckets(run: Run, options: Options, console: Console) -> dict[str, Any]:
+def _buckets(run: Run, options: ReportOptions, console: Console) -> dict[str, Any]:
     """Attention by bucket of memory over some episodes, or why there is none."""
     if not options.episodes:
         return {"why": "No episodes were played for this report."}

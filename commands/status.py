@@ -3,14 +3,13 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from agent.fields import Checked
-from commands.options import RunFolder, parse, user_errors
+from commands.arguments import StatusOptions
+from commands.options import parse, user_errors
 from learner import checkpoints
 from learner.errors import StorageError
 from reports.tables import number, progress_rows, say_how_to_resume, table
@@ -22,17 +21,9 @@ Row = dict[str, Any]
 """The last row of metrics, with NaN for numbers that are not finite; empty if nothing was measured yet."""
 
 
-@dataclass(frozen=True)
-class Options(Checked):
-    """Shows the progress of a run, its scores or losses, actors, policy lag and its last readable checkpoint."""
-
-    run: RunFolder
-    """Folder of the run, as `compressive launch`, `text train` or `speech train` created it."""
-
-
 def status(arguments: Sequence[str]) -> None:
     """Runs the command."""
-    run, console = Run(parse(Options, "compressive status", arguments).run), Console()
+    run, console = Run(parse(StatusOptions, "compressive status", arguments).run), Console()
     with user_errors():
         kind, plain = run.read_kind()
         row = run.last_row()

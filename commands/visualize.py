@@ -1,17 +1,13 @@
 """`compressive visualize`: plays episodes and shows the agent's memory, as a video and as a page."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
 import torch
-import tyro
 from rich.console import Console
 
-from agent.fields import Count, Positive
+from commands.arguments import VisualizeOptions
 from commands.evaluate import load
-from commands.options import PlayOptions, RunFolder, parse, user_errors
+from commands.options import parse, user_errors
 from learner.files import require_output
 from reports.episode import show
 from training import UserError
@@ -22,26 +18,9 @@ from training.factories import interface
 from training.run import Run
 
 
-@dataclass(frozen=True)
-class Options(PlayOptions):
-    """Plays episodes of a trained agent and shows what it sees, does, expects and attends to: a video, and a page for
-    the browser with every step, layer and head."""
-
-    run: RunFolder
-    """Folder of the run, as `compressive launch` created it; its last readable checkpoint is used."""
-    episodes: Positive = 2
-    """Episodes to play; if there are several tasks, of the first."""
-    greedy: bool = False
-    """Take the most probable action instead of a sample of the policy."""
-    seed: Count = 0
-    """Seed of the episodes; never shared with training."""
-    output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder for episodes.mp4 and episodes.html; if not given, the run's videos."""
-
-
 def visualize(arguments: Sequence[str]) -> None:
     """Runs the command."""
-    options: Options = parse(Options, "compressive visualize", arguments)
+    options: VisualizeOptions = parse(VisualizeOptions, "compressive visualize", arguments)
     run, console = Run(options.run), Console()
     torch.set_num_threads(1)
     _, config, agent, _, checkpoint = load(run, options, console)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from agent.fields import Above0, AtLeast0, Checked, Count, Decay, Fraction, Positive, Range, Several, Size
 
@@ -143,10 +143,14 @@ class SequenceLearnerConfig(Checked):
 class SequenceConfig(Checked):
     """The training of a sequence model. Impossible values raise a ValueError that names the field.
 
-    A subclass has the class attributes `kind` and `cores` of `training.config`.
+    A subclass has the class attributes `kind` and `cores` of `training.config`. `fixed` has prefixes of the names of
+    fields that a resumed run cannot change, because its checkpoints depend on them.
     """
 
     kind = ""
+    fixed: ClassVar[tuple[str, ...]] = (
+        *("preset", "seed", "reset_at_starts", "model", "learner.batch_size", "learner.sequence_length"),
+    )
 
     preset: str = "cpu"
     """Where all other defaults come from; a wrong name lists those that exist."""

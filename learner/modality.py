@@ -8,10 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from agent.language_model import IGNORE, SequenceModel
-from learner.config import SequenceConfig
 from learner.streams import Batch, Streams, one_pass
 
 Counting = Callable[[str, int, str], AbstractContextManager[Callable[[int], None]]]
@@ -36,24 +35,13 @@ class Modality(ABC):
         splits: parts of the data by name, "train" and "test" among them; `tokens` [N] integers, `starts` ascending
             positions where documents or files start.
         digest: SHA-256 of the data.
-        config_type: class of the configuration.
-        fixed: prefixes of the names of fields that a resumed run cannot change: its checkpoints depend on them.
     """
 
-    config_type: ClassVar[type[SequenceConfig]]
-    fixed: ClassVar[tuple[str, ...]] = (
-        *("preset", "seed", "reset_at_starts", "model", "learner.batch_size", "learner.sequence_length"),
-    )
     splits: Mapping[str, Any]
     digest: str
 
     def __init__(self, config: Any, folder: Path) -> None:
         self.config, self.folder = config, folder
-
-    @staticmethod
-    @abstractmethod
-    def make_preset(preset: str, core: str) -> SequenceConfig:
-        """The configuration of a preset and a core. Raises a ValueError that names those that exist."""
 
     @classmethod
     @abstractmethod

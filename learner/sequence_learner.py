@@ -64,11 +64,6 @@ class SequenceLearner:
         adam = functools.partial(torch.optim.Adam, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon)
         self._optimization = Optimization(model, adam, config.max_gradient_norm, self.comm)
 
-    @property
-    def parallel(self) -> Communicator:
-        """Former name of `comm`, which the functions below use."""
-        return self.comm
-
     def update(self) -> dict[str, float]:
         """Learns from the batches of one update.
 

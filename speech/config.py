@@ -7,10 +7,10 @@ says 80), 32 rows, memory that is kept from chunk to chunk.
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from agent.core.config import CORES, CompressiveTransformerConfig, LSTMConfig, TransformerXLConfig
-from agent.fields import Checked, Layers, Range, Size
+from agent.fields import Checked, Count, Layers, Range, Several, Size, Slots
 from learner.config import SequenceConfig, SequenceLearnerConfig
 from speech.corpus import SYNTHETIC, CorpusConfig
 
@@ -64,6 +64,10 @@ class SpeechConfig(SequenceConfig):
 
     kind = "speech"
     cores = SPEECH_CORES
+    fixed = (
+        *SequenceConfig.fixed,
+        *(f"corpus.{part.name}" for part in dataclasses.fields(CorpusConfig) if part.name != "path"),
+    )
 
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     """The sound."""
@@ -164,3 +168,38 @@ def make_preset(preset: str, core: str) -> SpeechConfig:
     if core not in SPEECH_CORES:
         raise ValueError(f"core: expected one of {', '.join(SPEECH_CORES)}, got {core!r}")
     return PRESETS[preset](core)
+
+
+Seconds = Annotated[float, Range(0, 3600.0, above=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechEvaluation(Checked):
+    """What to measure on held-out sound."""
+
+    split: Literal["train", "validation", "test"] = "test"
+    """Which sound."""
+    samples: Annotated[int, Range(2, 2**63 - 1)] | None = None
+    """At most so many samples, in pieces spread over the split; None for all."""
+    memory_size: Slots | None = None
+    """Another size of the memory than the model was trained with."""
+    compressed_size: Slots | None = None
+    """Another size of the compressed memory than the model was trained with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechSampling(Checked):
+    """Which clips to draw."""
+
+    seconds: Seconds = 1.0
+    """Seconds to draw after each prompt."""
+    prompt_seconds: Seconds = 1.0
+    """Seconds of real sound before."""
+    clips: Several = 2
+    """Number of clips, which are drawn together."""
+    split: Literal["train", "validation", "test"] = "validation"
+    """Where the prompts come from."""
+    temperature: Annotated[float, Range(0.001)] = 1.0
+    """Logits are divided by it; below 1 probable levels become more probable."""
+    seed: Count = 0
+    """Seed of the draws."""

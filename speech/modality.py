@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from agent.core import Core, make_core
-from agent.fields import Checked, Count, Range, Several, Slots
 from agent.language_model import IGNORE, SequenceModel
 from agent.memory_check import build_network
 from learner.files import cache_folder
@@ -20,52 +18,15 @@ from learner.sampling import sample
 from learner.sequence_learner import Total, score
 from learner.streams import one_pass
 from speech import audio, baselines, corpus
-from speech.config import SpeechConfig, SpeechCoreConfig, WaveNetConfig, make_preset
-from speech.corpus import CorpusConfig, Split
+from speech.config import SpeechConfig, SpeechCoreConfig, SpeechEvaluation, SpeechSampling, WaveNetConfig
+from speech.corpus import Split
 from speech.spectrogram import write_spectrograms
 from speech.wavenet import WaveNet
-
-Seconds = Annotated[float, Range(0, 3600.0, above=True)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeechEvaluation(Checked):
-    """What to measure on held-out sound."""
-
-    split: Literal["train", "validation", "test"] = "test"
-    """Which sound."""
-    samples: Annotated[int, Range(2, 2**63 - 1)] | None = None
-    """At most so many samples, in pieces spread over the split; None for all."""
-    memory_size: Slots | None = None
-    """Another size of the memory than the model was trained with."""
-    compressed_size: Slots | None = None
-    """Another size of the compressed memory than the model was trained with."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeechSampling(Checked):
-    """Which clips to draw."""
-
-    seconds: Seconds = 1.0
-    """Seconds to draw after each prompt."""
-    prompt_seconds: Seconds = 1.0
-    """Seconds of real sound before."""
-    clips: Several = 2
-    """Number of clips, which are drawn together."""
-    split: Literal["train", "validation", "test"] = "validation"
-    """Where the prompts come from."""
-    temperature: Annotated[float, Range(0.001)] = 1.0
-    """Logits are divided by it; below 1 probable levels become more probable."""
-    seed: Count = 0
-    """Seed of the draws."""
 
 
 class Speech(Modality):
     """A corpus as levels of samples, and a model of waveforms; see `learner.modality.Modality`."""
 
-    config_type = SpeechConfig
-    fixed = (*Modality.fixed, *(f"corpus.{part.name}" for part in fields(CorpusConfig) if part.name != "path"))
-    make_preset = staticmethod(make_preset)
     config: SpeechConfig
     splits: dict[str, Split]
 

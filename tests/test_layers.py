@@ -27,17 +27,17 @@ ALLOWED: dict[str, set[str]] = {
 RAY = {"actors/ray_pool.py", "learner/group.py", "training/cluster.py", "training/sequence_ray.py", "training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 1900,
-    ("envs",): 2900,
-    ("actors",): 1000,
-    ("learner",): 2000,
-    ("training",): 1900,
-    ("text", "speech"): 2300,
-    ("reports",): 1300,
-    ("commands",): 1300,
-    ("benchmarks",): 1900,
-    ("tests",): 11_000,
-    tuple(ALLOWED): 13_500,
+    ("agent",): 2250,
+    ("envs",): 3200,
+    ("actors",): 1050,
+    ("learner",): 2950,
+    ("training",): 2850,
+    ("text", "speech"): 2600,
+    ("reports",): 1500,
+    ("commands",): 1750,
+    ("benchmarks",): 2550,
+    ("tests",): 16_000,
+    tuple(ALLOWED): 18_000,
 }
 """Most lines of Python in folders."""
 

@@ -6,11 +6,11 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from agent.core.config import CORES, CompressiveTransformerConfig, CoreConfig, TransformerXLConfig
 from agent.core.matched import matched_cores
-from agent.fields import Checked, Decay, Positive, Several, Size
+from agent.fields import Above0, AtLeast0, Checked, Count, Decay, Positive, Range, Several, Size
 from learner.config import SequenceConfig, SequenceLearnerConfig
 from text.corpora import CORPORA
 
@@ -38,6 +38,7 @@ class TextConfig(SequenceConfig):
 
     kind = "text"
     cores = CORES
+    fixed = (*SequenceConfig.fixed, "corpus", "tokens", "vocabulary")
 
     corpus: str = "python"
     """Text: python (the standard library's source, which every machine has), enwik8, wikitext103, pg19, or folder."""
@@ -175,3 +176,42 @@ def make_preset(preset: str, core: str) -> TextConfig:
     if core not in (names := [*CORES, "local"]):
         raise ValueError(f"core: expected one of {', '.join(names)}, got {core!r}")
     return PRESETS[preset](core)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEvaluation(Checked):
+    """What to measure on held-out text."""
+
+    split: Literal["train", "valid", "test"] = "test"
+    """Which text."""
+    rows: Several = 1
+    """Parts that are read side by side: faster, but each begins with empty memory."""
+    sizes: tuple[str, ...] = ()
+    """Also with other numbers of slots, MEMORY:COMPRESSED (Tables 8 and 9), such as 768:1024 768:3072; :3072 keeps the
+    memory."""
+    frequency: bool = False
+    """By the number of occurrences of a token in the training text (Table 7; for words)."""
+    position: bool = False
+    """By the number of tokens of context."""
+    attention: bool = False
+    """Attention by eighteen buckets of memory (Figure 2)."""
+    compression: bool = False
+    """The compression loss by layer (Figure 6)."""
+    dynamic: Above0 | None = None
+    """Dynamic evaluation: learn from each part of the text after it was scored, with this learning rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSampling(Checked):
+    """How to continue a prompt."""
+
+    prompt: str | None = None
+    """What to continue; - for standard input, which may be far longer than the memory. If not given, a new document."""
+    length: Positive = 500
+    """Tokens to draw."""
+    temperature: AtLeast0 = 1.0
+    """Logits are divided by it; 0 takes the most probable token."""
+    top_p: Annotated[float, Range(0, 1.0, above=True)] = 0.98
+    """Nucleus: the most probable tokens that have this probability together; 1 for all."""
+    seed: Count = 0
+    """Seed of the draws."""

@@ -250,7 +250,7 @@ def compression_loss(model: SequenceModel, batches: Iterable[Batch]) -> dict[str
         if seen > fill:
             count += 1
             for name, loss in output.losses.items():
-                sums[name] = sums.get(name, 0.0) + loss.item()
+                sums[name] = sums.get(name, 0.0) + loss.value.item()
     return {name: value / count for name, value in sums.items()}
 
 

@@ -3,67 +3,23 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Self
 
 from agent.core import make_core
-from agent.fields import Above0, AtLeast0, Checked, Count, Positive, Range, Several
 from agent.language_model import SequenceModel
 from agent.memory_check import build_network
 from learner.modality import Counting, Modality, Table, quiet
 from learner.sequence_learner import evaluate
 from text import corpora, evaluation, tokens
-from text.config import TextConfig, TextModelConfig, make_preset
+from text.config import TextConfig, TextEvaluation, TextModelConfig
 from text.tokenization import Bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextEvaluation(Checked):
-    """What to measure on held-out text."""
-
-    split: Literal["train", "valid", "test"] = "test"
-    """Which text."""
-    rows: Several = 1
-    """Parts that are read side by side: faster, but each begins with empty memory."""
-    sizes: tuple[str, ...] = ()
-    """Also with other numbers of slots, MEMORY:COMPRESSED (Tables 8 and 9), such as 768:1024 768:3072; :3072 keeps the
-    memory."""
-    frequency: bool = False
-    """By the number of occurrences of a token in the training text (Table 7; for words)."""
-    position: bool = False
-    """By the number of tokens of context."""
-    attention: bool = False
-    """Attention by eighteen buckets of memory (Figure 2)."""
-    compression: bool = False
-    """The compression loss by layer (Figure 6)."""
-    dynamic: Above0 | None = None
-    """Dynamic evaluation: learn from each part of the text after it was scored, with this learning rate."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextSampling(Checked):
-    """How to continue a prompt."""
-
-    prompt: str | None = None
-    """What to continue; - for standard input, which may be far longer than the memory. If not given, a new document."""
-    length: Positive = 500
-    """Tokens to draw."""
-    temperature: AtLeast0 = 1.0
-    """Logits are divided by it; 0 takes the most probable token."""
-    top_p: Annotated[float, Range(0, 1.0, above=True)] = 0.98
-    """Nucleus: the most probable tokens that have this probability together; 1 for all."""
-    seed: Count = 0
-    """Seed of the draws."""
 
 
 class Text(Modality):
     """A corpus as tokens, and a language model of it; see `learner.modality.Modality`."""
 
-    config_type = TextConfig
-    fixed = (*Modality.fixed, "corpus", "tokens", "vocabulary")
-    make_preset = staticmethod(make_preset)
     config: TextConfig
 
     def __init__(self, config: TextConfig, folder: Path) -> None:

@@ -5,7 +5,6 @@ built in `factories`; the loop itself is `loop.train`.
 """
 
 import dataclasses
-import logging
 import math
 import os
 import socket
@@ -45,13 +44,11 @@ if TYPE_CHECKING:
     from learner.group import LearnerGroup
     from training.cluster import HeadWatch
 
-logger = logging.getLogger(__name__)
-
 NUMBERS = dict.fromkeys(("steps", "environment", "actor_id", "version"), int)
 EPISODE: dict[str, Any] = {"score": float, **NUMBERS, "metrics": {str: float}, "task": str}
 ACTORS = {"num_actors": int, "envs_per_actor": int}
 STATE = {"episodes": int, "generation": int, "recent": [EPISODE], "rng": dict, "config": {"actors": ACTORS}}
-"""The schema of a checkpoint's state, as `require_schema` takes it."""
+"""The schema of a checkpoint's state; see `require_schema`."""
 
 
 class Stopped(Exception):
@@ -62,8 +59,7 @@ class Trainer:
     """A run in progress; implements `loop.Job`.
 
     Args:
-        config: the run.
-        run: its folder. Nothing is written before `claim_url` and `train`.
+        run: the folder. Nothing is written before `claim_url` and `train`.
         local: whether actors live in this process; only then is a resumed run identical to an uninterrupted one.
 
     Attributes:
@@ -105,7 +101,7 @@ class Trainer:
 
     @property
     def unroll_bytes(self) -> int:
-        """Size of an unroll as it is sent to the learner."""
+        """Size of an unroll."""
         actors, shape = self.config.actors, interface(self.config.env).observation_shape
         observation = math.prod(shape) * (1 if len(shape) == 3 else 4)  # images are bytes
         state = state_bytes(self.agent.initial_state(1))
@@ -115,11 +111,8 @@ class Trainer:
         """Makes this process the only one that writes to the run's URL, if it has one.
 
         A URL has no lock that the loss of a machine would release. So the last claim counts: an earlier owner stops at
-        its next checkpoint, before it writes anything.
-
-        Raises:
-            ValueError: if a new run would start where there are checkpoints.
-            StorageError: if the URL cannot be written to.
+        its next checkpoint, before it writes anything. Raises a ValueError if a new run would start where there are
+        checkpoints, and a StorageError if the URL cannot be written to.
         """
         if self.remote is None:
             return
@@ -133,9 +126,8 @@ class Trainer:
         """Resumes from the run's last readable checkpoint. If the number of actors has changed, actors start anew.
 
         Raises:
-            FileNotFoundError: if there is no checkpoint.
+            FileNotFoundError, StorageError: if there is no checkpoint, or the run's URL cannot be read.
             ValueError: if it does not fit the configuration, or is of another version.
-            StorageError: if the run's URL cannot be read.
         """
         checkpoint = checkpoints.load_latest(self.place)
         state = checkpoint.state
@@ -277,9 +269,7 @@ class Trainer:
     def save(self) -> None:
         """Writes a checkpoint, with the state of the actors where the pool can give it.
 
-        Raises:
-            UserError: if the run's URL was claimed by another launch; nothing was written then.
-            FileNotFoundError: if the run's folder was removed.
+        Raises a UserError, before anything is written, if the run's URL was claimed by another launch.
         """
         self._save(self.updater, self.pool)
 
@@ -321,14 +311,6 @@ class Trainer:
         if not self.run.lost and self.run.path.exists() and not self.run.config_file.exists():
             self.run.write_config(to_plain(self.config))  # it was removed, and resuming needs it
 
-    def agree(self, due: bool, stopping: bool) -> tuple[bool, bool]:
-        """See `loop.Job`; there is one process that decides."""
-        return due, stopping
-
-    def write(self, row: Mapping[str, float]) -> None:
-        """Writes a row of metrics."""
-        self.writer.write(self.learner.steps, row)
-
     def progress(self) -> loop.Progress:
         """See `loop.Job`."""
         assert self.pool
@@ -357,10 +339,10 @@ class Trainer:
         chosen = "" if math.isnan(correct) else f"  correct {100 * correct:.1f} %"
         return f"return {np.mean(list(scores.values())):.1f}{over}{chosen}"
 
-    def row(self, metrics: dict[str, float]) -> dict[str, float]:
-        """The metrics of an update and what the loop measures; empty if the update is not logged."""
+    def log(self, metrics: dict[str, float]) -> None:
+        """Writes the metrics of an update, and what the loop measures, if this update is logged."""
         if self.learner.version % self.config.log_every and not self.done:
-            return {}
+            return
         assert self.pool
         scores, status, rate = self._scores(), self.pool.status(), self.clock.rate
         row = {
@@ -383,7 +365,7 @@ class Trainer:
                 measured = {"return": score, "correct_choices": correct_fraction(list(self.recent[task]))}
                 row |= {f"{task}/{name}": value for name, value in (measured | mean_normalised({task: score})).items()}
         known = {name: value for name, value in row.items() if not math.isnan(value)}
-        return metrics | attention_mass(self.agent, self.batch) | known
+        self.writer.write(self.learner.steps, metrics | attention_mass(self.agent, self.batch) | known)
 
 
 def train_run(

@@ -5,7 +5,7 @@ What an update does is decided by a `Job`: `impala` for agents, `sequence` for t
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -87,17 +87,11 @@ class Job(Protocol):
     def progress(self) -> Progress:
         """How far the training is."""
 
-    def row(self, metrics: dict[str, float]) -> Mapping[str, float]:
-        """What to write after an update with these metrics; empty if this update is not logged."""
-
-    def write(self, row: Mapping[str, float]) -> None:
-        """Writes a row of metrics."""
+    def log(self, metrics: dict[str, float]) -> None:
+        """Writes a row of metrics after an update, if one is due."""
 
     def save(self) -> None:
         """Writes a checkpoint."""
-
-    def agree(self, due: bool, stopping: bool) -> tuple[bool, bool]:
-        """Whether to write a checkpoint and to stop, as any of the processes that train together wants it."""
 
 
 def train(
@@ -105,18 +99,19 @@ def train(
     show: Callable[[Progress], None],
     stop: Callable[[], bool] = lambda: False,
     checkpoint_seconds: float = 60.0,
+    agree: Callable[[bool, bool], tuple[bool, bool]] = lambda due, stopping: (due, stopping),
 ) -> None:
     """Trains until the job is done or `stop` returns true; writes a checkpoint every `checkpoint_seconds`.
 
-    The checkpoint at the end is the caller's. What the job and `show` raise is not caught.
+    The checkpoint at the end is the caller's. What the job and `show` raise is not caught. Where several processes
+    train together, `agree` tells all of them to write a checkpoint and to stop if any of them wants it.
     """
     saved, stopping = time.monotonic(), job.done
     while not stopping:
         metrics = job.update()
         show(job.progress())
-        if row := job.row(metrics):
-            job.write(row)
-        due, stopping = job.agree(time.monotonic() - saved > checkpoint_seconds, job.done or stop())
+        job.log(metrics)
+        due, stopping = agree(time.monotonic() - saved > checkpoint_seconds, job.done or stop())
         if due and not stopping:
             job.save()
             saved = time.monotonic()

@@ -6,13 +6,16 @@ started by `training.sequence_ray`.
 
 import dataclasses
 import shlex
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from agent.language_model import SequenceModel
 from learner import checkpoints
@@ -35,6 +38,10 @@ from training.run import KINDS, Run
 
 MODALITIES: dict[str, type[Modality]] = {"text": Text, "speech": Speech}
 """Modalities by kind of run."""
+PEER_SECONDS = 600.0
+"""Time that several learners wait for each other; the first one evaluates meanwhile."""
+FOLLOW_SECONDS = 1.0
+"""Time between two looks at the metrics that learners in other processes write."""
 _COUNTERS = {"step": int, "updates": int, "tokens": int}
 _STATE = {"learner": {"optimizer": dict, "memory": object, "source": dict, **_COUNTERS}, "rng": dict}
 """Schema of a checkpoint's state."""
@@ -144,7 +151,7 @@ class SequenceTrainer:
 
     def seed_rank(self) -> None:
         """Gives each of several learners its own dropout masks; the first one draws those of a single learner."""
-        if rank := self.learner.parallel.rank:
+        if rank := self.learner.comm.rank:
             seed = np.random.SeedSequence([torch.initial_seed(), rank, self.learner.step]).generate_state(1)[0]
             torch.manual_seed(int(seed))
 
@@ -163,7 +170,7 @@ class SequenceTrainer:
         if self.first:
             writer = MetricsWriter(self.run.path, self.learner.step)
         with writer as self.writer:
-            train(self, show, stop, self.config.checkpoint_seconds)
+            train(self, show, stop, self.config.checkpoint_seconds, self._agree)
         self.save()
 
     @property
@@ -189,17 +196,12 @@ class SequenceTrainer:
         """See `Job`."""
         return progress(self.data, self.learner.step, self.clock.rate, self.loss / self.weight, self.valid)
 
-    def row(self, metrics: dict[str, float]) -> Mapping[str, float]:
+    def log(self, metrics: dict[str, float]) -> None:
         """See `Job`."""
         due = self.learner.updates % self.config.log_every == 0 or self.done or "valid/nll" in metrics
-        if not due:
-            return {}
-        return metrics | {"speed/tokens_per_second": self.clock.rate, "learner/tokens": self.learner.tokens}
-
-    def write(self, row: Mapping[str, float]) -> None:
-        """See `Job`."""
-        if self.writer:
-            self.writer.write(self.learner.step, row)
+        if due and self.writer:
+            speed = {"speed/tokens_per_second": self.clock.rate, "learner/tokens": self.learner.tokens}
+            self.writer.write(self.learner.step, metrics | speed)
 
     def save(self) -> None:
         """See `Job`."""
@@ -212,12 +214,12 @@ class SequenceTrainer:
         content = {"learner": counters, "rng": checkpoints.rng_state(), "config": to_plain(self.config)}
         checkpoints.save(self.run.path, self.learner.step, parts, content, self.config.keep_checkpoints)
 
-    def agree(self, due: bool, stopping: bool) -> tuple[bool, bool]:
-        """See `Job`."""
-        if self.learner.parallel.size == 1:
+    def _agree(self, due: bool, stopping: bool) -> tuple[bool, bool]:
+        """Whether any of the learners wants a checkpoint, and whether any wants to stop."""
+        if self.learner.comm.size == 1:
             return due, stopping
         wishes = torch.tensor([due, stopping], device=self.learner.device).long()
-        due, stopping = map(bool, self.learner.parallel.max(wishes).tolist())
+        due, stopping = map(bool, self.learner.comm.max(wishes).tolist())
         return due, stopping
 
 
@@ -285,10 +287,8 @@ def train_run(
             start(trainer)
             run.write_config(to_plain(config))
             if config.learners > 1:
-                from training.sequence_ray import train_on_ray
-
                 if not trainer.done:
-                    train_on_ray(trainer, new, show, stop)
+                    _train_on_ray(trainer, new, show, stop)
                     trainer.restore()
             else:
 
@@ -341,3 +341,39 @@ def _advice(trainer: SequenceTrainer) -> Iterator[None]:
         slower = f"{again} --learner.learning-rate {rate:.3g}"
         slower += f" --learner.least-learning-rate {rate:.3g}" if rate < least else ""
         raise FloatingPointError(f"{error} Resume from the last checkpoint, more slowly, with: {slower}") from error
+
+
+def _train_on_ray(
+    trainer: SequenceTrainer, new: bool, show: Callable[[Progress], None], stop: Callable[[], bool]
+) -> None:
+    """Trains with several learners on Ray; shows the progress that the first of them writes to the run's metrics."""
+    from training.sequence_ray import train_on_ray
+
+    config, data, run = trainer.config, trainer.data, trainer.run
+    arguments = {"config": config, "data": data.folder.resolve(), "run": str(run.path.resolve()), "new": new}
+    known, looked, valid = trainer.learner.step, 0.0, dict[str, float]()
+
+    def follow() -> None:
+        nonlocal known, looked, valid
+        if time.monotonic() - looked < FOLLOW_SECONDS:
+            return
+        looked, row = time.monotonic(), run.last_row()
+        if row.get("step", 0) > known:
+            known = row["step"]
+            valid = {name: value for name, value in row.items() if name.startswith("valid/")} or valid
+            show(progress(data, known, row["speed/tokens_per_second"], row["loss/nll"], valid))
+
+    train_on_ray(_learn, arguments, config.learners, run, resume_command(config, run.path), follow, stop)
+
+
+def _learn(work: dict[str, Any], device: str) -> None:
+    """Runs one of several learners, in a process that Ray Train started and connected with the others."""
+    torch.set_num_threads(1)
+    run, config = Run(work["run"]), work["config"]
+    group = dist.new_group(timeout=timedelta(seconds=PEER_SECONDS))
+    data = MODALITIES[config.kind](config, work["data"])
+    trainer = SequenceTrainer(data, run, Communicator(group), device)
+    if not work["new"]:
+        trainer.restore()
+    trainer.seed_rank()
+    trainer.train(lambda progress: None, run.stop_file.exists if trainer.first else lambda: False)

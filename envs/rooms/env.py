@@ -17,6 +17,7 @@ from envs.batched import BatchedEnv, Step
 from envs.lab_interface import NINE
 from envs.rooms import level, render
 from envs.rooms.config import RoomsConfig, resolve
+from envs.rooms.oracle import oracle_actions
 
 
 def _compile():
@@ -103,8 +104,6 @@ class RoomsVectorEnv(BatchedEnv):
         return self._images.copy()
 
     def oracle_actions(self) -> NDArray[np.int64]:
-        from envs.rooms.oracle import oracle_actions  # which imports this module
-
         return oracle_actions(self)
 
     def poses(self) -> NDArray[np.float64]:

@@ -1,19 +1,21 @@
 """A scripted player that reads the state, and the number of steps that a memory has to bridge."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.lab_interface import NINE
 from envs.rooms import level
-from envs.rooms.config import RoomsConfig
-from envs.rooms.env import RoomsVectorEnv
 from envs.rooms.physics import DEGREES_PER_PIXEL
 
 _FORWARD, _LEFT, _RIGHT = (NINE.index(n) for n in ("forward", "look left, forward", "look right, forward"))
 
 
-def oracle_actions(env: RoomsVectorEnv, choose_match: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+def oracle_actions(env: Any, choose_match: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
     """Actions [N] that walk to the pad, then to the object that does not match (the matching one where asked).
+
+    `env` is a `RoomsVectorEnv`.
 
     The player turns towards the target while running, whenever one look action brings him nearer to its bearing.
     """
@@ -34,14 +36,16 @@ def oracle_actions(env: RoomsVectorEnv, choose_match: NDArray[np.bool_] | None =
     return np.where(off > step, _LEFT, np.where(off < -step, _RIGHT, _FORWARD))
 
 
-def memory_spans(config: RoomsConfig | str, num_envs: int = 32, seed: int = 0) -> NDArray[np.int64]:
+def memory_spans(env: Any, altered: Any, seed: int = 0) -> NDArray[np.int64]:
     """Steps that a memory has to bridge for each choice [K] of one episode of the oracle in every environment.
+
+    `env` and `altered` are two equal `RoomsVectorEnv`.
 
     Counted from the last view in which another object in the example's place would look different, to the first view
     of the choice. A slower player, or one that sees less of the example, needs more.
     """
-    env, altered = RoomsVectorEnv(num_envs, config), RoomsVectorEnv(num_envs, config)
-    examples, rows = env.config.examples, np.arange(num_envs)
+    num_envs, examples = env.num_envs, env.config.examples
+    rows = np.arange(num_envs)
     view, state = env.reset(seed=seed)[0], env.state
     seen = np.zeros((num_envs, examples), int)
     visit, spans = state.visit.copy(), []

@@ -54,7 +54,7 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
         patch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(root / "cache"))
         new, words = tiny_sequences(request.param, root / "corpus"), [request.param, "train"]
-        yield Kind([*words, *new], [*words, "--resume"], "--learner.steps", 1)
+        yield Kind([*words, *new, "--threads=1"], [*words, "--threads=1", "--resume"], "--learner.steps", 1)
 
 
 def tiny_sequences(kind: str, root: Path) -> list[str]:

@@ -173,7 +173,7 @@ def test_the_oracle_scores_67_for_every_seed():
     assert len(teleports) == 7
     said = " ".join((Path(__file__).parents[2] / "docs" / "environments.md").read_text().split())
     assert f"a seventh teleport, at step {teleports[-1]} of {len(by_step)}" in said
-    assert f"reached after {pad} frames instead of 56 and the first +10 comes at frame {choice} instead of 108" in said
+    assert f"after {pad} frames instead of 56, and the first +10 comes at frame {choice} instead of 108" in said
 
 
 def test_the_same_walker_choosing_at_random_scores_about_6():

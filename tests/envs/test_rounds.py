@@ -156,7 +156,7 @@ SPANS = {"full": (4, 7), "full-randomised": (4, 7), "small": (1, 1), "small-reca
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_memory_spans_of_the_variants(variant):
-    spans = memory_spans(VARIANTS[variant], num_envs=8 if variant in SPANS else 1)
+    spans = memory_spans(*(RoomsVectorEnv(8 if variant in SPANS else 1, VARIANTS[variant]) for _ in range(2)))
     if variant in SPANS:
         assert (spans.min(), spans.max()) == SPANS[variant]
     else:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agent.core import CompressiveTransformerConfig, LSTMConfig, make_core
+from agent.core import CompressiveTransformerConfig, LSTMConfig, detach_state, make_core
 from agent.language_model import IGNORE, SequenceModel
 from learner.communicator import Communicator
 from learner.config import SequenceLearnerConfig
@@ -111,9 +111,8 @@ class TestSchedule:
         for step in range(3):
             tokens, targets, reset = learner.source.next(step)
             output = literal(tokens, reset, state, targets)
-            state = output.state
-            ((output.nll.mean() + sum(output.losses.values())) / 3).backward(retain_graph=False)
-            state = type(state)(*(part if isinstance(part, int) or part is None else _detached(part) for part in state))
+            state = detach_state(output.state)
+            ((output.nll.mean() + sum(loss.value for loss in output.losses.values())) / 3).backward()
         for group in (True, False):
             own = [parameter for parameter in literal.parameters() if (id(parameter) in compression) == group]
             torch.nn.utils.clip_grad_norm_(own, 0.1)
@@ -137,10 +136,6 @@ class TestSchedule:
         assert plain.update()["loss/nll"] == pytest.approx(mixed.update()["loss/nll"], abs=0.05)
 
 
-def _detached(part: Any) -> Any:
-    return part.detach() if isinstance(part, torch.Tensor) else tuple(leaf.detach() for leaf in part)
-
-
 def test_it_learns_a_pattern() -> None:
     pattern = np.resize(np.array([1, 2, 3, 1, 2, 4], np.uint8), 600)
     config = dataclasses.replace(CONFIG, steps=50, decay_steps=1000, learning_rate=3e-2, max_gradient_norm=None)
@@ -155,10 +150,10 @@ def test_a_resumed_run_may_learn_in_another_way() -> None:
     first.update()
     resumed = make_learner(adam_beta1=0.5, adam_epsilon=1e-4)
     resumed.load_state_dict(first.state_dict())
-    groups = resumed._optimizer.param_groups
+    groups = resumed._optimization.optimizer.param_groups
     assert [(group["betas"][0], group["eps"]) for group in groups] == [(0.5, 1e-4)] * 2
-    measured = [state["exp_avg"] for state in first._optimizer.state.values()]
-    torch.testing.assert_close([state["exp_avg"] for state in resumed._optimizer.state.values()], measured)
+    measured = [state["exp_avg"] for state in first._optimization.optimizer.state.values()]
+    torch.testing.assert_close([state["exp_avg"] for state in resumed._optimization.optimizer.state.values()], measured)
 
 
 def test_what_is_not_finite_changes_nothing() -> None:

@@ -53,7 +53,7 @@ def test_dilations_and_receptive_fields_are_those_of_the_papers() -> None:
 
 
 @pytest.mark.parametrize("kernel_size", [2, 3])
-def test_gradients_reach_back_as_far_as_the_receptive_field_and_no_further(kernel_size: int) -> None:
+def test_gradients_reach_back_over_the_receptive_field_only(kernel_size: int) -> None:
     config = WaveNetConfig(6, 6, 3, kernel_size, gate_size=5, skip_size=7)
     core, field = build(config), config.receptive_field
     inputs = torch.randn(1, field + 12, 6, dtype=torch.float64, requires_grad=True)

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -63,7 +62,7 @@ def test_the_clock_measures_idle_time(sleep: Callable[[float], None]) -> None:
 
 
 class Counted:
-    """A job of ten updates, one a second, that logs every other one; `agree` is that of one process."""
+    """A job of ten updates, one a second, that logs every other one."""
 
     def __init__(self, sleep: Callable[[float], None]) -> None:
         self.sleep, self.updates = sleep, 0
@@ -82,17 +81,11 @@ class Counted:
     def progress(self) -> Progress:
         return Progress(self.updates, 10, "steps", 1.0)
 
-    def row(self, metrics: dict[str, float]) -> dict[str, float]:
-        return {} if self.updates % 2 else metrics
-
-    def write(self, row: Any) -> None:
-        self.rows.append(self.updates)
+    def log(self, metrics: dict[str, float]) -> None:
+        self.rows += [] if self.updates % 2 else [self.updates]
 
     def save(self) -> None:
         self.saved.append(self.updates)
-
-    def agree(self, due: bool, stopping: bool) -> tuple[bool, bool]:
-        return due, stopping
 
 
 def test_the_loop_logs_saves_and_stops(sleep: Callable[[float], None]) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from agent.core import LSTMConfig
-from learner.communicator import DataParallel
+from learner.communicator import Communicator
 from learner.config import SequenceLearnerConfig
 from learner.metrics import read_metrics
 from speech.config import SpeechConfig
@@ -21,7 +21,7 @@ from training.run import Run
 from training.sequence import SequenceTrainer
 
 LEARNER = SequenceLearnerConfig(
-    batch_size=4, sequence_length=8, steps=12, learning_rate=1e-2, warmup_steps=2, decay_steps=10, late_step=None
+    batch_size=4, sequence_length=8, steps=12, learning_rate=1e-2, warmup_steps=2, decay_steps=10, late_start=None
 )
 DROPOUT = dataclasses.replace(TINY["compressive"], dropout=0.2)
 
@@ -59,7 +59,7 @@ def go(run: Path, core: Any, updates: int = 99, resume: bool = False, **changes:
 @pytest.mark.parametrize("core", [DROPOUT, *(TINY[name] for name in ("transformer-xl", "lstm", "wavenet"))])
 def test_stopping_anywhere_changes_nothing(core, length, tmp_path: Path) -> None:
     """Weights, optimizer, memory, metrics and dropout masks."""
-    changes = {"sequence_length": length, "late_step": 5, "late_update_every": 2}
+    changes = {"sequence_length": length, "late_start": 5, "late_accumulation_steps": 2}
     straight = go(tmp_path / "straight", core, **changes)
     go(tmp_path / "stopped", core, 2, **changes)
     go(tmp_path / "stopped", core, 4, resume=True, **changes)
@@ -93,7 +93,7 @@ def test_learners_that_share_a_batch_draw_different_masks(monkeypatch: pytest.Mo
     for rank in (0, 1, 2):
         trainer = make_trainer(tmp_path)  # each builds the same model, from the same seed
         expected = torch.get_rng_state()
-        monkeypatch.setattr(DataParallel, "rank", rank)
+        monkeypatch.setattr(Communicator, "rank", rank)
         trainer.seed_rank()
         monkeypatch.undo()
         assert torch.equal(torch.get_rng_state(), expected) == (rank == 0)
@@ -104,7 +104,7 @@ def test_learners_that_share_a_batch_draw_different_masks(monkeypatch: pytest.Mo
 def _shared(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
-    trainer = make_trainer(folder / "run", comm=DataParallel(dist.group.WORLD))
+    trainer = make_trainer(folder / "run", comm=Communicator(dist.group.WORLD))
     trainer.train(lambda progress: None, lambda: rank == 1 and trainer.learner.updates == 3)
     assert trainer.learner.step == 3, "any learner can stop all"
     dist.destroy_process_group()

@@ -1,0 +1,93 @@
+"""Sweeps on Ray Tune: one that is killed and resumed, and `speech compare` of version 0.1."""
+
+import os
+import re
+import signal
+import uuid
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from commands import main
+from tests.commands.cli import ENVIRONMENT, PATIENCE, marked, refusal, start, wait_until
+from tests.commands.test_compare import table
+
+RECALL = "diagnostic:recall,delay=3"
+Capture = pytest.CaptureFixture[str]
+
+
+def hparams(run: Path) -> tuple[set[str], set[str]]:
+    """Names of the hyperparameters in a run's events, and of its scalars."""
+    parameters, scalars = set(), set()
+    for path in run.glob("events.*"):
+        for event in EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                scalars.add(value.tag)
+                if value.tag == "_hparams_/session_start_info":
+                    parameters |= set(
+                        re.findall(rb"[a-z_.]*(?:seed|learning_rate)", value.metadata.SerializeToString())
+                    )
+    return {name.decode() for name in parameters}, scalars
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_killed_sweep_is_resumed_and_a_failing_trial_fails_alone(tmp_path: Path) -> None:
+    """Three runs, one of which cannot learn; the driver is killed after the first has finished."""
+    folder, mark = tmp_path / "sweep", uuid.uuid4().hex
+    words = ["compare", "--folder", folder, "--preset", "memory", "--cores", "lstm", "--env", RECALL]
+    words += ["--vary", "learner.learning-rate", "1e-3", "1e30", "1e-4", "--seeds", "0", "--frames", 80 * 64]
+    words += ["--actors.envs-per-actor=4", "--actors.unroll-length=16", "--log-every=1", "--checkpoint-seconds=1"]
+    words += ["--eval-episodes=4", "--agent.core.model-size=16", "--agent.torso-size=16"]
+    good, bad, slow = (f"lstm-learning-rate-{rate}-seed-0" for rate in ("0.001", "1e-30", "0.0001"))
+
+    def begin(number: int) -> tuple:
+        screen = (tmp_path / f"screen{number}").open("w+")
+        return start(*words, output=screen, start_new_session=True, env={**ENVIRONMENT, "MARK": mark}), screen
+
+    process, screen = begin(0)
+    finished = lambda: [path.parent.name for path in folder.glob("*/evaluation.json")]  # noqa: E731
+    wait_until(lambda: finished() or process.poll() is not None)
+    first = finished()
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = {name: (folder / name / "evaluation.json").stat().st_mtime_ns for name in first}
+
+    process, screen = begin(1)
+    assert process.wait(PATIENCE) == 1, "a run is missing"
+    screen.seek(0)
+    said = screen.read()
+    assert f"3, {len(first)} of them finished" in said
+    assert {name: (folder / name / "evaluation.json").stat().st_mtime_ns for name in first} == kept, "not done again"
+    assert set(finished()) == {good, slow}
+    assert re.search(rf"missing {bad}: .*not finite", said), said
+    assert "Traceback" in (folder / bad / "error.txt").read_text()
+    assert "Traceback" not in said
+    page = (folder / "report.html").read_text()
+    assert bad in page
+    assert "1 run is missing" in page
+    assert [row["variant"] for row in table(folder / "report" / "runs.csv")] == [
+        "lstm (learning rate 0.001)",
+        "lstm (learning rate 0.0001)",
+    ]
+    wait_until(lambda: not marked(mark))  # the processes of the first sweep ended by themselves
+    parameters, scalars = hparams(folder / good)
+    assert parameters == {"learner.learning_rate"}
+    assert {"evaluation/return", "evaluation/oracle_normalised"} <= scalars
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_speech_compare_of_version_0_1_is_a_sweep(tmp_path: Path, capfd: Capture) -> None:
+    words = ["speech", "compare", "--run", str(tmp_path / "all"), "--cores", "lstm", "wavenet", "--parallel=2"]
+    words += ["--learner.batch-size=2", "--learner.sequence-length=64", "--learner.steps=2", "--sample-seconds=0"]
+    main(words)
+    assert "linear predictor" in capfd.readouterr().out
+    assert {row["variant"] for row in table(tmp_path / "all" / "report" / "runs.csv")} == {"lstm", "wavenet"}
+    before = (tmp_path / "all" / "lstm-seed-0" / "evaluation.json").stat().st_mtime_ns
+    main(words)  # everything is finished
+    assert "2, 2 of them finished" in capfd.readouterr().out
+    assert (tmp_path / "all" / "lstm-seed-0" / "evaluation.json").stat().st_mtime_ns == before
+    assert "holds another sweep" in refusal([*words, "--learner.learning-rate=1e-3"], capfd)
