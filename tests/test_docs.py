@@ -7,14 +7,19 @@ from pathlib import Path
 import pytest
 
 from commands import COMMANDS
-from commands.completion import KINDS
+from commands.arguments import PARSERS
 from commands.options import option_names
+from commands.sequence_arguments import OPTIONS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 CODE = re.compile(r"^```.*?^```|^(?: {4}|\t).*?$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 FOLDERS = "agent|envs|actors|learner|training|text|speech|reports|commands|benchmarks|tests|docker|docs|examples"
+
+KINDS = {name: kind for name, (kind, _) in PARSERS.items()}
+KINDS |= {f"{modality} {name}": kind for modality, parts in OPTIONS.items() for name, kind in parts.items()}
+"""Options of every command."""
 
 
 def anchors(page: Path) -> set[str]:

@@ -34,7 +34,7 @@ LINES = {
     ("training",): 2850,
     ("text", "speech"): 2600,
     ("reports",): 1500,
-    ("commands",): 1750,
+    ("commands",): 1800,
     ("benchmarks",): 2550,
     ("tests",): 16_000,
     tuple(ALLOWED): 18_000,

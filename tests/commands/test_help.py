@@ -13,7 +13,8 @@ from tests.commands.cli import ENVIRONMENT
     "words", [*([name] for name in sorted(COMMANDS)), ["text", "train"], ["speech", "sample"]], ids=" ".join
 )
 def test_help_does_not_import_torch(words: list[str]) -> None:
-    code = f"import sys; from commands import main\ntry: main({[*words, '--help']})\nfinally: assert 'torch' not in sys.modules"
+    check = "finally: assert 'torch' not in sys.modules"
+    code = f"import sys; from commands import main\ntry: main({[*words, '--help']})\n{check}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "usage:" in done.stdout.lower()
@@ -21,10 +22,8 @@ def test_help_does_not_import_torch(words: list[str]) -> None:
 
 def test_completion_knows_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
     main(["completion"])
-    script = capsys.readouterr().out
-    code = (
-        script + 'COMP_WORDS=(compressive text train --learner.l); COMP_CWORD=3; _compressive; echo "${COMPREPLY[@]}"'
-    )
+    typed = "COMP_WORDS=(compressive text train --learner.l); COMP_CWORD=3"
+    code = f'{capsys.readouterr().out}{typed}; _compressive; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
     assert "--learner.learning-rate" in done.stdout.split()
     assert "--frames" not in done.stdout
