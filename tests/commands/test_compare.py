@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from commands import launch, main
+from commands import main
+from commands.arguments import parse_launch
 from reports.report import PRESETS
 from tests.commands.cli import refusal
 from tests.commands.pages import embedded
@@ -29,7 +30,7 @@ Capture = pytest.CaptureFixture[str]
 def grid(**fields: Any) -> dict:
     """The trials of a grid of agents on the preset `memory`."""
     empty: dict[str, Any] = {"cores": (), "rates": (), "seeds": (0,), "vary": (), "options": ()}
-    return make_trials(RunConfig, lambda words: launch.parse(words).config, "memory", **{**empty, **fields})
+    return make_trials(RunConfig, lambda words: parse_launch(words).config, "memory", **{**empty, **fields})
 
 
 def test_rates_are_of_the_compressive_core_and_cores_come_beside_them() -> None:
