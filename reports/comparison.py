@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agent.core import MemorylessConfig, state_bytes
+from agent.core import MemorylessConfig, make_core, state_bytes
 from envs import require_consent
 from learner import checkpoints
 from learner.files import read_json
 from learner.metrics import sample_metrics
 from reports.statistics import Scores, bootstrap_interval, interquartile_mean, mean_curve, probability_of_improvement
 from training import UserError
-from training.config import core_name, read_config
+from training.config import read_config
 from training.run import KINDS, Run
 from training.sweep import CONFIGS, goal, label
 
@@ -378,7 +378,7 @@ class Comparison:
 def memory_bytes(config: Any) -> int:
     """Size of the memory state of one environment or stream."""
     with torch.device("meta"):  # the weights need no memory
-        return state_bytes(config.cores[core_name(config)][1](config.core_config).initial_state(1))
+        return state_bytes(make_core(config.core_config, config.cores).initial_state(1))
 
 
 def temporal_range(core: Any) -> int | None:

@@ -83,7 +83,7 @@ def test_every_number_of_every_option_has_limits() -> None:
             plain = str(typing.get_type_hints(kind)[name])
             if re.search(r"\b(int|float)\b", plain) and "Range" not in str(hint):
                 found.append(f"{kind.__name__}.{name}")
-    assert found == ["Options.threshold"]
+    assert found == ["CompareOptions.threshold"]
     ours = {module for module in sys.modules.values() if module.__name__.startswith("commands.")}
     options = {each for module in ours for name, each in vars(module).items() if name.endswith("Options")}
     assert options <= {*kinds}, options - {*kinds}
