@@ -84,14 +84,8 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "time: text": (manifest(time="now"), "time: expected a number, got 'now'"),
     "state: null": (manifest(state=None), "state: expected an object, got None"),
     "format: text": (manifest(format="1"), f"format: {WHOLE} '1'"),
-    "deep JSON": (
-        instead("state.json", lambda path: path.write_text("[" * 100_000 + "]" * 100_000)),
-        "state.json is damaged",
-    ),
-    "deep state": (
-        instead("state.json", lambda path: path.write_text(json.dumps({"sha256": "", "state": DEEP}))),
-        "state.json is",
-    ),
+    "deep JSON": (instead("state.json", lambda path: path.write_text("[" * 100_000)), "state.json is damaged"),
+    "deep state": (manifest(state=json.loads("[" * 900 + "]" * 900)), "state.json: state: expected an object, got"),
     "device": (instead("weights.safetensors", lambda path: path.symlink_to("/dev/zero")), "got a symbolic link"),
     "FIFO": (instead("weights.safetensors", os.mkfifo), "expected a regular file, got a FIFO"),
     "folder": (instead("weights.safetensors", Path.mkdir), "expected a regular file, got a folder"),
