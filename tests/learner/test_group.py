@@ -169,19 +169,6 @@ def test_a_lost_learner_leaves_the_others_as_they_were(reason: str) -> None:
     assert together(learn, seconds=2.0)[0] == (True, 0)
 
 
-def test_collectives_of_three_learners() -> None:
-    def work(comm: Communicator, rank: int) -> tuple[int, int, list[list[float]]]:
-        part = torch.tensor([1.0, rank], requires_grad=True)
-        results = [comm.sum(part), comm.max(torch.tensor([rank, -rank])), comm.gather(part.detach())]
-        assert not results[0].requires_grad
-        assert part.tolist() == [1.0, rank], "the argument is unchanged"
-        return comm.size, comm.rank, [result.tolist() for result in results]
-
-    expected = [[3.0, 3.0], [2, 0], [1.0, 0.0, 1.0, 1.0, 1.0, 2.0]]
-    assert together(work, size=3) == [(3, rank, expected) for rank in range(3)]
-    assert (Communicator().size, Communicator().rank) == (1, 0)
-
-
 def make(core: str = "compressive") -> Learner:
     return Learner(make_agent(core), CPU, 2000)
 
@@ -301,20 +288,3 @@ def test_a_wait_for_resources_can_be_ended(cluster: None) -> None:
         raise AssertionError("there is no such node")
     groups = ray.util.placement_group_table()
     assert [groups[new]["state"] for new in groups.keys() - before] == ["REMOVED"]
-
-
-@pytest.mark.ray
-def test_each_result_is_fetched_once(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetched, get = set(), ray.get
-
-    def get_once(reference: ray.ObjectRef) -> Any:
-        if not fetched.isdisjoint(references := {reference} if isinstance(reference, ray.ObjectRef) else {*reference}):
-            raise ray.exceptions.ObjectLostError("", None, "")
-        fetched.update(references)
-        return get(reference)
-
-    monkeypatch.setattr(ray, "get", get_once)
-    requests = [ray.put(number) for number in range(3)]
-    assert learner_group._results(requests) == [0, 1, 2]
-    with pytest.raises(PeerLost, match=r"learner \d died: Failed to retrieve object"):
-        learner_group._results(requests)

@@ -88,27 +88,6 @@ def test_an_update_is_that_of_the_paper(tiny_agent, trajectory, reduction, clip)
     assert (learner.steps, learner.version) == (count, 1)
 
 
-def test_compression_and_task_do_not_touch_each_other(tiny_agent, trajectory):
-    """Either may be multiplied by a million, and clipped, without any effect on the other."""
-
-    def learn(updates, compression_scale=1.0, baseline_cost=0.5):
-        learner = make(tiny_agent(compression_scale), max_gradient_norm=0.1, baseline_cost=baseline_cost)
-        norms = [learner.update(trajectory(4, 6, seed)) for seed in range(updates)][-1]
-        every = learner.weights()
-        compression = {name: every.pop(name) for name in list(every) if name.startswith("compression")}
-        return every, compression, norms["gradient/norm"], norms["gradient/compression_norm"]
-
-    main, _, _, norm = learn(3)
-    main_beside_loud, _, _, loud_norm = learn(3, compression_scale=1e6)
-    assert loud_norm > 1e5 * norm > 0.1
-    assert same(main, main_beside_loud)
-    # Only the first update: after it, another task has made other features for the compression to learn.
-    _, compression, norm, _ = learn(1)
-    _, compression_beside_loud, loud_norm, _ = learn(1, baseline_cost=1e6)
-    assert loud_norm > 1e5 * norm > 0.1
-    assert same(compression, compression_beside_loud)
-
-
 def test_policy_lag_and_importance_weights(tiny_agent, trajectory):
     agent, batch = tiny_agent(), trajectory(3, 4)
     with torch.no_grad():
