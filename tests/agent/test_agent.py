@@ -53,20 +53,15 @@ def core_inputs(agent: Agent, **changes: Any) -> Tensor:
     return received[0]
 
 
-def test_no_last_action_is_a_vector_of_zeros() -> None:
+def test_no_last_action_is_zeros_and_rewards_are_clipped() -> None:
     agent = make_agent()
-    columns = agent.joint.weight.detach()[:, 16 : 16 + ACTIONS].T
     none = core_inputs(agent, last_action=torch.full((1, 3), -1))
-    for action in range(ACTIONS):
+    for action, column in enumerate(agent.joint.weight.detach()[:, 16 : 16 + ACTIONS].T):
         some = core_inputs(agent, last_action=torch.full((1, 3), action))
-        torch.testing.assert_close(some - none, columns[action].expand(1, 3, -1), rtol=0, atol=1e-6)
-
-
-def test_rewards_are_clipped() -> None:
-    agent = make_agent()
-    clipped = core_inputs(agent, last_reward=torch.tensor([[1.0, -1.0, 0.5]]))
-    assert torch.equal(core_inputs(agent, last_reward=torch.tensor([[10.0, -3.0, 0.5]])), clipped)
-    assert not torch.equal(core_inputs(agent, last_reward=torch.tensor([[0.9, -1.0, 0.5]])), clipped)
+        torch.testing.assert_close(some - none, column.expand(1, 3, -1), rtol=0, atol=1e-6)
+    rewards = torch.tensor([[[10.0, -3.0, 0.5]], [[1.0, -1.0, 0.5]], [[0.9, -1.0, 0.5]]])
+    large, clipped, other = (core_inputs(agent, last_reward=reward) for reward in rewards)
+    assert (torch.equal(large, clipped), torch.equal(large, other)) == (True, False)
 
 
 def test_first_policy_is_nearly_uniform_and_first_value_nearly_zero() -> None:

@@ -1,13 +1,11 @@
 """The attention that is returned, its parts against their formulas, and FlexAttention."""
 
 import dataclasses
-import math
 
 import pytest
 import torch
 
 from agent.core import leaves
-from agent.core.attention import sinusoids
 from tests.agent.tiny import HEADS, NORMS, POSITIONS, SIZE, assert_same, config_of, normal, resets, sum_losses, validity
 
 
@@ -56,14 +54,6 @@ def test_attention_by_kind_sums_the_weights_of_each_kind(build) -> None:
             assert_same(of_layer[..., kind], weights[..., part].sum(dim=-1))
     assert_same(kinds.sum(dim=-1), torch.ones(2, 2, HEADS, 30).double())
     assert not kinds[:, 0, :, 13, :2].any()
-
-
-@pytest.mark.parametrize("size", [2, 6])
-def test_sinusoids_are_those_of_transformer_xl(size) -> None:
-    distances = [0, 1, 7, 1500]
-    angles = [[distance / 10000 ** (2 * k / size) for k in range(size // 2)] for distance in distances]
-    expected = [[*map(math.sin, row), *map(math.cos, row)] for row in angles]
-    assert_same(sinusoids(torch.tensor(distances), size).double(), torch.tensor(expected).double(), 1e-12)
 
 
 SHAPES = pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from agent.core.compression import COMPRESSIONS
 from tests.agent.literal import Literal
@@ -61,25 +60,3 @@ def test_gradients_flow_through_memory_and_not_through_compression(build) -> Non
     core, inputs = build(config_of(num_layers=1)), normal(1, 12, SIZE).requires_grad_()
     core(inputs, resets(1, 12), core.initial_state(1)).features[0, 11].square().sum().backward()
     assert (inputs.grad.abs().sum(dim=2)[0] > 0).tolist() == [False] * 4 + [True] * 8
-
-
-def test_losses_are_means_over_the_segments_of_a_call(build) -> None:
-    core, inputs, reset = build(config_of()), normal(2, 16, SIZE), resets(2, 16, (1, 5))
-    whole = core(inputs, reset, core.initial_state(2)).losses
-    state, parts = core.initial_state(2), []
-    for begin in range(0, 16, 2):
-        output = core(inputs[:, begin : begin + 2], reset[:, begin : begin + 2], state)
-        state = output.state
-        assert bool(output.losses) == (begin % 4 == 2)
-        parts += [output.losses] if output.losses else []
-    for name, loss in whole.items():
-        assert_same(torch.stack([part[name].value for part in parts]).mean(), loss.value)
-    assert parts[0]["compression/layer_0"].count == 0  # nothing evicted
-
-
-def test_a_convolution_is_the_convolution_of_torch(build) -> None:
-    core, slots = build(config_of(c=2)), normal(3, 8, SIZE)
-    group = core.layers[0].compression.group
-    kernel = group.weight.unflatten(1, (2, SIZE)).transpose(1, 2)
-    expected = F.conv1d(slots.transpose(1, 2), kernel, group.bias, stride=2).transpose(1, 2)
-    assert_same(core.layers[0].compression.compress(slots), expected)

@@ -85,11 +85,3 @@ def test_slot_ages_of_most_used_compression_are_those_of_the_state(build, n_m, c
                     assert_same(slot, inputs[row, t - age], 0)
         sources |= set(before.source[0][valid[:, :5]].tolist())
     assert c == 1 or len(sources) > 4 // c  # or it would always have kept the same
-
-
-def test_use_is_not_measured_where_nothing_is_compressed(build) -> None:
-    core, other = (build(config_of(n_cm=0, compression=name)) for name in ("most-used", "mean"))
-    state = core.initial_state(2)
-    assert state.usage == state.source == ()
-    inputs, reset = normal(2, 30, SIZE), resets(2, 30, (0, 13))
-    assert_same(core(inputs, reset, state).features, other(inputs, reset, other.initial_state(2)).features, 0)

@@ -42,8 +42,8 @@ def weights(model: SequenceModel) -> torch.Tensor:
 
 def test_rows_of_streams_are_contiguous_from_step_to_step() -> None:
     source = Streams(TOKENS, rows=3, steps=7, starts=STARTS)
+    batches = [source.next(step) for step in range(50)]
     for row, begin in enumerate((0, 100, 200)):
-        batches = [source.next(step) for step in range(50)]
         stream = torch.cat([batch.tokens[row] for batch in batches])
         expected = torch.from_numpy(np.resize(np.roll(TOKENS, -begin), 350).astype(np.int64))
         assert torch.equal(stream, expected)
