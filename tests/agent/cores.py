@@ -32,38 +32,28 @@ def sizes(n_s: int, n_m: Sizes, n_cm: Sizes = 0, c: Sizes = 4) -> dict[str, Any]
     return {"segment_size": n_s, "memory_size": n_m, "compressed_size": n_cm, "compression_rate": c}
 
 
+PRE, TIME = {"norm": "pre"}, {"compressed_position": "time"}
 CONFIGS: dict[str, dict[str, Any]] = {
     "compressive": {
         "post": compressive(**sizes(4, 4, 4, 2)),
-        "pre-mean": compressive(**sizes(4, 4, 3, 2), norm="pre", compression="mean"),
-        "pre-gru-time": compressive(**sizes(4, 6, 3, 4), norm="pre", gate="gru", compressed_position="time"),
-        "pre-time-max-short-memory": compressive(
-            **sizes(6, 2, 2, 2), norm="pre", compression="max", compressed_position="time"
-        ),
+        "pre-gru-time-mean": compressive(**sizes(4, 6, 3, 4), **PRE, **TIME, gate="gru", compression="mean"),
+        "pre-time-max-short-memory": compressive(**sizes(6, 2, 2, 2), **PRE, **TIME, compression="max"),
         "post-gru-no-memory": compressive(**sizes(4, 0, 5, 2), gate="gru"),
-        "post-time-one-step": compressive(**sizes(1, 3, 2, 1), compressed_position="time"),
+        "post-time-one-step": compressive(**sizes(1, 3, 2, 1), **TIME),
         "no-compressed": compressive(**sizes(4, 5)),
         "no-loss": compressive(**sizes(2, 3, 4, 2), compression_loss="none"),
         "dilated": compressive(**sizes(4, 3, 5, 2), compression="dilated"),
         "most-used": compressive(**sizes(4, 5, 5, 2), compression="most-used"),
-        "pre-most-used-short-memory": compressive(
-            **sizes(6, 1, 5, 3), norm="pre", compression="most-used", compressed_position="time"
-        ),
+        "pre-most-used-short-memory": compressive(**sizes(6, 1, 5, 3), **PRE, **TIME, compression="most-used"),
         "autoencoding": compressive(**sizes(4, 4, 4, 4), compression_loss="autoencoding"),
         "pre-dilated-autoencoding": compressive(
-            **sizes(6, 4, 4, 3), norm="pre", compression="dilated", compression_loss="autoencoding"
+            **sizes(6, 4, 4, 3), **PRE, compression="dilated", compression_loss="autoencoding"
         ),
-        "mean-autoencoding": compressive(**sizes(4, 2, 4, 2), compression="mean", compression_loss="autoencoding"),
         "bptt": compressive(**sizes(4, 4, 4, 2), compression_loss="bptt"),
-        "pre-gru-dilated-bptt": compressive(
-            **sizes(4, 2, 4, 2), norm="pre", gate="gru", compression="dilated", compression_loss="bptt"
-        ),
-        "max-bptt": compressive(**sizes(4, 3, 3, 2), compression="max", compression_loss="bptt"),
         "most-used-bptt": compressive(**sizes(4, 0, 4, 2), compression="most-used", compression_loss="bptt"),
-        "by-layer": compressive(**sizes(4, (1, 6), (3, 5), (2, 4)), compressed_position="time"),
-        "pre-memory-in-one-layer": compressive(**sizes(4, (4, 0), (0, 3), (3, 2)), norm="pre", gate="gru"),
+        "by-layer": compressive(**sizes(4, (1, 6), (3, 5), (2, 4)), **TIME),
+        "pre-memory-in-one-layer": compressive(**sizes(4, (4, 0), (0, 3), (3, 2)), **PRE, gate="gru"),
         "by-layer-most-used": compressive(**sizes(4, (5, 2), (3, 0), (2, 1)), compression="most-used"),
-        "by-layer-bptt": compressive(**sizes(6, (2, 7), (4, 2), (2, 3)), compression_loss="bptt"),
     },
     "transformer-xl": {
         "post": transformer_xl(**sizes(4, 8)),

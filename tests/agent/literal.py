@@ -22,14 +22,15 @@ from tests.agent.tiny import HEADS, SIZE, assert_same, validity
 
 @dataclass(eq=False)
 class Slot:
-    """A layer input [D], the episode that it belongs to (None: nothing valid went into it), and its use so far."""
+    """A layer input [D], its episode (None: nothing valid went into it), and its use so far.
+
+    `received` is the attention, the mean over heads, summed over the `queries` that could attend to it.
+    """
 
     vector: Tensor
     episode: int | None
     received: float = 0.0
-    """Attention, the mean over heads, summed over queries."""
     queries: int = 0
-    """How many queries could attend to it."""
 
     @property
     def usage(self) -> float:

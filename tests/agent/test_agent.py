@@ -1,6 +1,6 @@
 """The agent: one path for acting and learning, its inputs, heads and auxiliary losses."""
 
-import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from agent import Agent, AgentConfig, Observation
 from agent.core import leaves, map_state
-from agent.encoders import INSTRUCTION_SIZE
 from learner.config import LearnerConfig
 from learner.learner import Learner
 from tests.agent.agents import (
@@ -55,20 +54,15 @@ def core_inputs(agent: Agent, **changes: Any) -> Tensor:
     return received[0]
 
 
-def test_no_last_action_is_a_vector_of_zeros() -> None:
+def test_no_last_action_is_zeros_and_rewards_are_clipped() -> None:
     agent = make_agent()
-    columns = agent.joint.weight.detach()[:, 16 : 16 + ACTIONS].T
     none = core_inputs(agent, last_action=torch.full((1, 3), -1))
-    for action in range(ACTIONS):
+    for action, column in enumerate(agent.joint.weight.detach()[:, 16 : 16 + ACTIONS].T):
         some = core_inputs(agent, last_action=torch.full((1, 3), action))
-        torch.testing.assert_close(some - none, columns[action].expand(1, 3, -1), rtol=0, atol=1e-6)
-
-
-def test_rewards_are_clipped() -> None:
-    agent = make_agent()
-    clipped = core_inputs(agent, last_reward=torch.tensor([[1.0, -1.0, 0.5]]))
-    assert torch.equal(core_inputs(agent, last_reward=torch.tensor([[10.0, -3.0, 0.5]])), clipped)
-    assert not torch.equal(core_inputs(agent, last_reward=torch.tensor([[0.9, -1.0, 0.5]])), clipped)
+        torch.testing.assert_close(some - none, column.expand(1, 3, -1), rtol=0, atol=1e-6)
+    rewards = torch.tensor([[[10.0, -3.0, 0.5]], [[1.0, -1.0, 0.5]], [[0.9, -1.0, 0.5]]])
+    large, clipped, other = (core_inputs(agent, last_reward=reward) for reward in rewards)
+    assert (torch.equal(large, clipped), torch.equal(large, other)) == (True, False)
 
 
 def test_first_policy_is_nearly_uniform_and_first_value_nearly_zero() -> None:
@@ -79,16 +73,11 @@ def test_first_policy_is_nearly_uniform_and_first_value_nearly_zero() -> None:
         assert output.value.abs().max() < 0.3
 
 
-def test_attention_and_compression_parameters_are_those_of_the_core() -> None:
-    agent = make_agent()
-    output = agent(**agent_inputs(2, 9), state=agent.initial_state(2), return_attention=True)
-    assert [weights.shape for weights in output.attention] == [(2, 2, 9, 12)] * 2
-    assert len(agent.compression_parameters()) == 4
-
-
 def test_reconstruction_trains_neither_heads_nor_compression() -> None:
     agent = make_agent(reconstruction_cost=1.0)
-    output = agent(**agent_inputs(2, 13), state=agent.initial_state(2))
+    output = agent(**agent_inputs(2, 13), state=agent.initial_state(2), return_attention=True)
+    assert [weights.shape for weights in output.attention] == [(2, 2, 13, 12)] * 2
+    assert len(agent.compression_parameters()) == 4
     assert output.losses.keys() == {"compression/layer_0", "compression/layer_1", "reconstruction"}
     output.losses["reconstruction"].value.backward()
     compression = {id(parameter) for parameter in agent.compression_parameters()}
@@ -98,14 +87,11 @@ def test_reconstruction_trains_neither_heads_nor_compression() -> None:
         assert trained != apart, name
 
 
-def test_the_reconstruction_cost_is_a_factor() -> None:
-    agents = [make_agent(CORES["lstm"], reconstruction_cost=cost) for cost in (1.0, 2.0)]
-    one, two = (agent(**agent_inputs(2, 5), state=agent.initial_state(2)).losses["reconstruction"] for agent in agents)
-    torch.testing.assert_close(2 * one.value, two.value)
-
-
-def test_no_reconstruction_while_acting_of_vectors_or_by_default() -> None:
+def test_the_reconstruction_cost_and_agents_without_reconstruction() -> None:
     inputs, agent = agent_inputs(2, 5), make_agent(CORES["lstm"], reconstruction_cost=1.0)
+    agents = [make_agent(CORES["lstm"], reconstruction_cost=cost) for cost in (1.0, 2.0)]
+    one, two = (each(**inputs, state=each.initial_state(2)).losses["reconstruction"].value for each in agents)
+    torch.testing.assert_close(2 * one, two)
     with torch.no_grad():
         assert agent(**inputs, state=agent.initial_state(2)).losses == {}
     agent = make_agent(CORES["lstm"])
@@ -117,6 +103,8 @@ def test_no_reconstruction_while_acting_of_vectors_or_by_default() -> None:
 
 def test_instructions_matter_and_are_trained() -> None:
     agent, trajectory = make_agent(instruction=True), make_trajectory(2, 8, instruction=True)
+    added = agent.state_dict().keys() - make_agent().state_dict().keys()
+    assert added == {name for name in agent.state_dict() if name.startswith("instruction.")} != set()
     arguments = trajectory.last_action, trajectory.reward, trajectory.reset, trajectory.core_state
     image = trajectory.observation.image
     one, other = (agent(Observation(image, random_words(2, 9, seed=seed)), *arguments).value for seed in (0, 1))
@@ -126,46 +114,23 @@ def test_instructions_matter_and_are_trained() -> None:
     assert all((parameter != before[name]).any() for name, parameter in agent.instruction.named_parameters())
 
 
-def test_instructions_only_add_an_encoder() -> None:
-    with_words, without = make_agent(instruction=True), make_agent()
-    names = {name for name, _ in with_words.named_parameters()} - {name for name, _ in without.named_parameters()}
-    assert names
-    assert all(name.startswith("instruction.") for name in names)
-    assert AgentConfig().instruction is False
-    assert with_words.joint.in_features - without.joint.in_features == INSTRUCTION_SIZE
+def test_arguments_and_configs_that_do_not_fit_are_named() -> None:
+    agent, inputs, words = make_agent(CORES["memoryless"]), agent_inputs(2, 3), make_agent(instruction=True)
+    lstm = {"torso": "small", "core": CORES["lstm"]}
 
+    def make(config: AgentConfig, vocabulary: int) -> Agent:
+        return Agent(config, IMAGE, ACTIONS, vocabulary)
 
-@pytest.mark.parametrize(
-    ("instruction", "vocabulary", "message"),
-    [
-        (True, 0, "instruction: expected False in an environment without instructions, got True"),
-        (False, VOCABULARY, "instruction: expected True in an environment with instructions, got False"),
-    ],
-)
-def test_agents_that_do_not_fit_the_environment(instruction, vocabulary, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        Agent(AgentConfig(torso="small", core=CORES["lstm"], instruction=instruction), IMAGE, ACTIONS, vocabulary)
-
-
-@pytest.mark.parametrize("name", ["observation", "last_action", "last_reward"])
-def test_arguments_that_do_not_agree_are_named(name) -> None:
-    agent, inputs = make_agent(CORES["memoryless"]), agent_inputs(2, 3)
-    inputs[name] = inputs[name].transpose(0, 1)
-    with pytest.raises(ValueError, match=rf"{name}: expected .*\[2, 3\], got \[3, 2"):
-        agent(**inputs, state=agent.initial_state(2))
-    with pytest.raises(ValueError, match=re.escape("reset: expected [B, T], got [2]")):
-        agent(**{**inputs, "reset": inputs["reset"][:, 0]}, state=agent.initial_state(2))
-
-
-def test_observations_that_do_not_fit_the_agent_are_named() -> None:
-    images, instructions = agent_inputs(2, 7), agent_inputs(2, 7, instruction=True)
-    with pytest.raises(ValueError, match="observation: expected an Observation with instructions, got Tensor"):
-        make_agent(instruction=True)(**images, state=None)
-    with pytest.raises(ValueError, match="observation: expected images without instructions, got Observation"):
-        make_agent()(**instructions, state=None)
-
-
-@pytest.mark.parametrize("cost", [-1.0, float("nan")])
-def test_impossible_costs_are_named(cost) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"reconstruction_cost: expected 0 or more, got {cost}")):
-        AgentConfig(reconstruction_cost=cost)
+    wrong = {name: inputs[name].transpose(0, 1) for name in ("observation", "last_action", "last_reward")}
+    wrong |= {"reset": inputs["reset"][:, 0]}
+    both = agent_inputs(2, 3, instruction=True)
+    for call, message in [
+        *((partial(agent, **inputs | {name: value}, state=()), f"{name}: expected") for name, value in wrong.items()),
+        (partial(words, **inputs, state=None), "observation: expected an Observation with instructions, got Tensor"),
+        (partial(agent, **both, state=()), "observation: expected images without instructions, got Observation"),
+        (partial(make, AgentConfig(instruction=True, **lstm), 0), "instruction: expected False in an .*, got True"),
+        (partial(make, AgentConfig(**lstm), VOCABULARY), "instruction: expected True in an .*, got False"),
+        (partial(AgentConfig, reconstruction_cost=-1.0), "reconstruction_cost: expected 0 or more, got -1.0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -4,6 +4,7 @@ The default backend here traces forward and backward, and runs the graphs withou
 a CPU; the slow test compiles.
 """
 
+import functools
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from agent.core import (
-    CompressiveTransformerConfig,
     GRUConfig,
     LSTMConfig,
     MemorylessConfig,
@@ -19,27 +19,18 @@ from agent.core import (
     detach_state,
     map_state,
 )
-from tests.agent.tiny import SIZE, config_of, sum_losses
+from tests.agent.tiny import SIZE, config_of, normal, sum_losses
 
 pytestmark = pytest.mark.xdist_group("compiler")  # it takes seconds to get ready
 SEGMENT = 4
 
 
-def compressive(**fields: Any) -> CompressiveTransformerConfig:
-    return config_of(SEGMENT, fields.pop("n_m", 4), fields.pop("n_cm", 3), 2, num_layers=1, **fields)
-
-
+compressive = functools.partial(config_of, SEGMENT, c=2, num_layers=1)
+MOST_USED = {"compressed_position": "time", "compression": "most-used", "compression_loss": "autoencoding"}
 CONFIGS: dict[str, Any] = {
-    "post": compressive(),
-    "pre-gru-time-most-used-autoencoding": compressive(
-        norm="pre",
-        gate="gru",
-        compressed_position="time",
-        compression="most-used",
-        compression_loss="autoencoding",
-        n_m=6,
-    ),
-    "pre-dilated-bptt": compressive(norm="pre", compression="dilated", compression_loss="bptt"),
+    "post": compressive(n_cm=3),
+    "pre-gru-time-most-used-autoencoding": compressive(n_m=6, n_cm=3, norm="pre", gate="gru", **MOST_USED),
+    "pre-dilated-bptt": compressive(n_cm=3, norm="pre", compression="dilated", compression_loss="bptt"),
     "transformer-xl": compressive(n_cm=0),
     "lstm": LSTMConfig(SIZE, 1),
     "gru": GRUConfig(SIZE, 1),
@@ -48,24 +39,18 @@ CONFIGS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _nothing_compiled():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+LEARNING = [("aot_eager", config) for config in CONFIGS.values()]
+LEARNING.append(pytest.param("inductor", CONFIGS["post"], marks=pytest.mark.slow))
 
 
-def check_learning(core: Any, backend: str, segments: int) -> int:
-    """Learns from consecutive calls, compiled and not, compares, and returns how many graphs that took."""
-    counter = CompileCounterWithBackend(backend)
+@pytest.mark.parametrize(("backend", "config"), LEARNING, ids=[*CONFIGS, "compiled"])
+def test_learning_is_one_graph(build, backend, config) -> None:
+    torch.compiler.reset()
+    core, counter = build(config).train(), CompileCounterWithBackend(backend)
     compiled = torch.compile(core, fullgraph=True, backend=counter)
-    generator = torch.Generator().manual_seed(0)
-    steps = segments * SEGMENT
-    states = [core.initial_state(2)] * 2
-    for _ in range(4):
-        inputs = torch.randn(2, steps, SIZE, generator=generator, dtype=torch.float64)
-        reset = torch.rand(2, steps, generator=generator) < 0.2
-        results = []
+    states, steps = [core.initial_state(2)] * 2, 2 * SEGMENT
+    for seed in range(4):
+        inputs, reset, results = normal(2, steps, SIZE, seed=seed), normal(2, steps, seed=seed) > 0.8, []
         for which, function in enumerate((compiled, core)):
             core.zero_grad()
             output = function(inputs, reset, detach_state(states[which]))
@@ -75,26 +60,16 @@ def check_learning(core: Any, backend: str, segments: int) -> int:
             states[which] = output.state
         torch.testing.assert_close(*results, rtol=0, atol=1e-10)
         map_state(lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=1e-10), *states)
-    return counter.frame_count
-
-
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_learning_is_one_graph(build, config) -> None:
-    assert check_learning(build(config).train(), "aot_eager", segments=2) == 1
-
-
-@pytest.mark.slow
-def test_learning_is_the_same_when_really_compiled(build) -> None:
-    assert check_learning(build(compressive()).train(), "inductor", segments=1) == 1
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("cached", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_acting_is_three_graphs(build, cached) -> None:
     """One for a segment's first step, one for its last, and one for all others."""
-    core = build(compressive())
-    counter = CompileCounterWithBackend("eager")
+    torch.compiler.reset()
+    core, counter = build(CONFIGS["post"]), CompileCounterWithBackend("eager")
     compiled = torch.compile(core, fullgraph=True, backend=counter)
-    inputs, reset = torch.randn(2, 3 * SEGMENT, SIZE).double(), torch.rand(2, 3 * SEGMENT) < 0.1
+    inputs, reset = normal(2, 3 * SEGMENT, SIZE), normal(2, 3 * SEGMENT) > 1.3
     with torch.no_grad():
         state = core.with_cache(core.initial_state(2)) if cached else core.initial_state(2)
         expected = core(inputs, reset, state)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from agent.core.compression import COMPRESSIONS
 from tests.agent.literal import Literal
@@ -44,59 +43,20 @@ def test_each_loss_trains_its_own_parameters_and_nothing_else(build, norm, gate,
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_with_bptt_the_task_trains_everything(build, norm, gate, compression) -> None:
-    core = build(config_of(norm=norm, gate=gate, compression=compression, compression_loss="bptt")).train()
-    assert core.compression_parameters() == []
-    output = core(normal(2, 24, SIZE), resets(2, 24, (0, 9)), core.initial_state(2))
-    assert output.losses == {}
-    output.features.square().sum().backward()
-    for name, parameter in core.named_parameters():
-        assert parameter.grad.abs().sum() > 0, name
-    names = {name for name, _ in core.named_parameters() if ".compression." in name}
-    assert bool(names) == (compression in TRAINED)
-
-
-@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_the_gradients_of_bptt_are_those_of_the_literal(build, norm, compression) -> None:
     core = build(config_of(4, 2, 3, 2, norm=norm, compression=compression, compression_loss="bptt"))
     inputs, reset = normal(1, 14, SIZE).requires_grad_(), resets(1, 14, (0, 5))
     wanted = [inputs, *core.parameters()]
-    features = core(inputs, reset, core.initial_state(1)).features
+    features, _, losses, _ = core(inputs, reset, core.initial_state(1))
+    assert (core.compression_parameters(), losses) == ([], {})
     literal = Literal(core).run(inputs[0], reset[0])[None]
     of_core, of_literal = (torch.autograd.grad(part.square().sum(), wanted) for part in (features, literal))
     for actual, expected in zip(of_core, of_literal):
         assert_same(actual, expected, 1e-9)
 
 
-@pytest.mark.parametrize("loss", ["attention", "bptt"])
-def test_gradients_flow_through_memory_and_only_bptt_through_compression(build, loss) -> None:
-    core, inputs = build(config_of(num_layers=1, compression_loss=loss)), normal(1, 12, SIZE).requires_grad_()
+def test_gradients_flow_through_memory_and_not_through_compression(build) -> None:
+    core, inputs = build(config_of(num_layers=1)), normal(1, 12, SIZE).requires_grad_()
     core(inputs, resets(1, 12), core.initial_state(1)).features[0, 11].square().sum().backward()
-    reached = inputs.grad.abs().sum(dim=2)[0] > 0
-    assert reached[4:].all(), "memory and segment"
-    assert reached[:4].all() if loss == "bptt" else not reached[:4].any()
-
-
-def test_losses_are_means_over_the_segments_of_a_call(build) -> None:
-    core, inputs, reset = build(config_of()), normal(2, 16, SIZE), resets(2, 16, (1, 5))
-    whole = core(inputs, reset, core.initial_state(2)).losses
-    state, parts = core.initial_state(2), []
-    for begin in range(0, 16, 2):
-        output = core(inputs[:, begin : begin + 2], reset[:, begin : begin + 2], state)
-        state = output.state
-        assert bool(output.losses) == (begin % 4 == 2)
-        parts += [output.losses] if output.losses else []
-    for name, loss in whole.items():
-        assert_same(torch.stack([part[name].value for part in parts]).mean(), loss.value)
-    assert parts[0]["compression/layer_0"].count == 0  # nothing evicted
-
-
-def test_a_convolution_is_the_convolution_of_torch(build) -> None:
-    core, slots = build(config_of(c=2)), normal(3, 8, SIZE)
-    group = core.layers[0].compression.group
-    kernel = group.weight.unflatten(1, (2, SIZE)).transpose(1, 2)
-    expected = F.conv1d(slots.transpose(1, 2), kernel, group.bias, stride=2).transpose(1, 2)
-    assert_same(core.layers[0].compression.compress(slots), expected)
+    assert (inputs.grad.abs().sum(dim=2)[0] > 0).tolist() == [False] * 4 + [True] * 8

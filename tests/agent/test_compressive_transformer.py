@@ -14,40 +14,22 @@ from tests.agent.tiny import GATES, HEADS, NORMS, POSITIONS, SIZE, assert_same, 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_equals_algorithms_1_and_2(build, norm, gate, position, compression) -> None:
-    core = build(config_of(norm=norm, gate=gate, compressed_position=position, compression=compression))
-    check_against_literal(core, normal(1, 19, SIZE), resets(1, 19))
+@pytest.mark.parametrize("loss", ["attention", "autoencoding", "bptt", "none"])
+def test_equals_algorithms_1_and_2(build, gate, norm, position, compression, loss) -> None:
+    choices = {"gate": gate, "norm": norm, "compressed_position": position, "compression": compression}
+    core = build(config_of(6, 5, 4, 3, compression_loss=loss, **choices))
+    check_against_literal(core, normal(1, 20, SIZE), resets(1, 20, (0, 9)))
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("loss", ["autoencoding", "bptt", "none"])
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_equals_the_literal_with_every_loss(build, norm, loss, compression) -> None:
-    core = build(config_of(6, 5, 4, 3, norm=norm, compression_loss=loss, compression=compression))
-    check_against_literal(core, normal(2, 20, SIZE), resets(2, 20, (1, 9)))
+# n_s, n_m, n_cm and c; without compressed memory it is Transformer-XL.
+SIZES = [(4, 4, 4, 4), (4, 1, 2, 1), (4, 0, 3, 2), (4, 6, 3, 4), (1, 2, 3, 1), (4, 7, 0, 3)]
 
 
-@pytest.mark.parametrize(
-    ("n_s", "n_m", "n_cm", "c"),
-    [
-        *[
-            (4, 4, 4, 4),
-            (4, 3, 4, 2),
-            (4, 1, 2, 1),
-            (4, 0, 3, 2),
-            (4, 6, 3, 4),
-            (2, 5, 3, 2),
-            (1, 2, 3, 1),
-            (6, 2, 2, 3),
-        ],
-        *[(4, 0, 0, 3), (4, 3, 0, 3), (4, 7, 0, 3)],  # Transformer-XL
-        (4, (0, 5), (3, 0), (2, 3)),
-    ],
-)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("compression", ["convolution", "most-used"])
-def test_equals_algorithm_1_at_any_size(build, n_s, n_m, n_cm, c, position, compression) -> None:
-    core = build(config_of(n_s, n_m, n_cm, c, compressed_position=position, compression=compression))
+def test_equals_algorithm_1_at_any_size(build, sizes, position, compression) -> None:
+    core = build(config_of(*sizes, compressed_position=position, compression=compression))
     check_against_literal(core, normal(2, 21, SIZE), resets(2, 21, (1, 6)))
 
 
@@ -72,10 +54,9 @@ def test_equals_the_literal_with_resets(build, config, steps, data) -> None:
 def test_gated_transformer_xl_has_pre_norms_and_gates(build) -> None:
     sizes = {"model_size": SIZE, "num_layers": 2, "num_heads": HEADS, "mlp_size": 6, "segment_size": 4}
     gated = build(GatedTransformerXLConfig(**sizes, memory_size=5))
-    check_against_literal(gated, normal(2, 18, SIZE), resets(2, 18, (1, 6)))
     inputs, reset = normal(2, 18, SIZE), resets(2, 18, (1, 6))
     same = build(TransformerXLConfig(**sizes, memory_size=5, norm="pre", gate="gru"))
-    expected = same(inputs, reset, same.initial_state(2)).features
-    assert_same(gated(inputs, reset, gated.initial_state(2)).features, expected, 0)
+    actual, expected = (core(inputs, reset, core.initial_state(2)).features for core in (gated, same))
+    assert_same(actual, expected, 0)
     with pytest.raises(ValueError, match="gate: expected gru for gated Transformer-XL, got 'residual'"):
         GatedTransformerXLConfig(gate="residual")

@@ -69,20 +69,6 @@ def test_softmax_is_the_literal_one(cutoffs, tied) -> None:
         assert value == pytest.approx(literal(model, feature, target), abs=1e-12)
 
 
-@pytest.mark.parametrize("cutoffs", [(), (4, 7)])
-def test_tied_input_is_the_softmax_vector(cutoffs) -> None:
-    """What is read as a token's embedding is what its logit is made of, but for the scale."""
-    model = make(cutoffs)
-    table, every = model.embedding, torch.arange(VOCABULARY)
-    embedded = table(every[None])[0] / SIZE**0.5
-    feature = normal(SIZE)
-    scores = torch.cat([table.scores(feature, cluster) for cluster in range(len(table.bounds))])
-    assert_same(embedded @ feature, scores)
-    assert (model.outputs is None) == (
-        len(list(make(cutoffs, tied=False).parameters())) > len(list(model.parameters()))
-    )
-
-
 @pytest.mark.parametrize(("cutoffs", "tied"), KINDS)
 def test_token_by_token_is_the_whole(cutoffs, tied) -> None:
     model, tokens = make(cutoffs, tied), text(2, 22)
@@ -124,14 +110,9 @@ def test_every_parameter_learns_whatever_tokens_come() -> None:
 def test_sizes_of_memory_may_change() -> None:
     model, tokens = make(), text(1, 40)
     other = model.resized(memory_size=8, compressed_size=2)
-    assert other.initial_state(1).memory[0].shape[1] == 8
-    assert model.initial_state(1).memory[0].shape[1] == 4
-    assert not torch.equal(
-        other(tokens, none(tokens), other.initial_state(1), tokens).nll,
-        model(tokens, none(tokens), model.initial_state(1), tokens).nll,
-    )
-    with pytest.raises(ValueError, match="memory_size: expected a core with a memory, got LSTM"):
-        SequenceModel(make_core(LSTMConfig(SIZE)), VOCABULARY).resized(memory_size=8)
+    assert [m.initial_state(1).memory[0].shape[1] for m in (other, model)] == [8, 4]
+    one, two = (m(tokens, none(tokens), m.initial_state(1), tokens).nll for m in (other, model))
+    assert not torch.equal(one, two)
 
 
 def test_cross_entropy_agrees_and_is_float32_under_autocast() -> None:
@@ -144,22 +125,17 @@ def test_cross_entropy_agrees_and_is_float32_under_autocast() -> None:
     assert_same(model(tokens, none(tokens), model.initial_state(2), tokens).nll.flatten(), expected, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"vocabulary": 5, "cutoffs": (3, 2)}, r"cutoffs: expected ascending numbers between 0 and 5, got \(3, 2\)"),
-        ({"vocabulary": 5, "cutoffs": (5,)}, r"cutoffs: expected ascending numbers between 0 and 5, got \(5,\)"),
-        ({"vocabulary": 5, "divisor": 0}, "divisor: expected 1 or more, got 0"),
-        ({"vocabulary": 5, "dropout": 1.0}, "dropout: expected 0 <= dropout < 1, got 1.0"),
-    ],
-)
-def test_impossible_models_are_refused(arguments, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        SequenceModel(make_core(LSTMConfig(SIZE)), **arguments)
-
-
-def test_impossible_calls_are_refused() -> None:
+def test_impossible_models_and_calls_are_refused() -> None:
     model, tokens = make(), text(1, 4)
+    for changes, message in (
+        ({"cutoffs": (3, 2)}, r"cutoffs: expected ascending numbers between 0 and 5, got \(3, 2\)"),
+        ({"divisor": 0}, "divisor: expected 1 or more, got 0"),
+        ({"dropout": 1.0}, "dropout: expected 0 <= dropout < 1, got 1.0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SequenceModel(make_core(LSTMConfig(SIZE)), 5, **changes)
+    with pytest.raises(ValueError, match="memory_size: expected a core with a memory, got LSTM"):
+        SequenceModel(make_core(LSTMConfig(SIZE)), 5).resized(memory_size=8)
     with pytest.raises(ValueError, match=r"tokens: expected int64 \[B, T\], got torch.float32 \[1, 4\]"):
         model(tokens.float(), none(tokens), model.initial_state(1))
     with pytest.raises(ValueError, match=r"targets: expected int64 \[1, 4\], got torch.int64 \[1, 3\]"):

@@ -34,28 +34,20 @@ def example(rows: int, start: float = 0.0, offset: int = 3) -> Example:
     return Example((first, -first), first[:, 0] > 1, offset)
 
 
-def test_map_keeps_the_structure_and_takes_numpy_arrays() -> None:
-    doubled = map_state(lambda leaf: 2 * leaf, example(2))
-    assert (type(doubled), type(doubled.layers)) == (Example, tuple)
-    assert doubled.layers[1].tolist() == [[0, -2], [-4, -6]]
-    assert (doubled.offset, doubled.cache) == (3, None)
-    arrays = map_state(lambda leaf: leaf.numpy(), example(2))
-    assert isinstance(arrays.valid, np.ndarray)
-    assert torch.equal(map_state(torch.from_numpy, arrays).layers[0], example(2).layers[0])
-
-
 def test_operations_on_states() -> None:
     joined = concatenate_states([example(2), example(1, 10.0)])
+    assert (type(joined), type(joined.layers), joined.offset, joined.cache) == (Example, tuple, 3, None)
     assert joined.layers[0].tolist() == [[0, 1], [2, 3], [10, 11]]
     assert index_state(joined, slice(2, 3)).layers[0].tolist() == [[10, 11]]
     assert index_state(joined, torch.tensor([2, 0])).valid.tolist() == [True, False]
     assert [leaf.shape for leaf in leaves(joined)] == [(3, 2), (3, 2), (3,)]
     assert state_bytes(joined) == 2 * 3 * 2 * 4 + 3
     assert all(leaf.device.type == "meta" for leaf in leaves(state_to(joined, "meta")))
+    arrays = map_state(lambda leaf: leaf.numpy(), joined)
+    assert isinstance(arrays.valid, np.ndarray)
+    assert torch.equal(map_state(torch.from_numpy, arrays).layers[1], joined.layers[1])
     joined.layers[0].requires_grad_()
-    grown = map_state(lambda leaf: 2 * leaf, joined)
-    assert grown.layers[0].requires_grad
-    assert not detach_state(grown).layers[0].requires_grad
+    assert not detach_state(map_state(lambda leaf: 2 * leaf, joined)).layers[0].requires_grad
 
 
 def test_states_that_do_not_fit_together_are_named() -> None:
@@ -64,25 +56,23 @@ def test_states_that_do_not_fit_together_are_named() -> None:
     with pytest.raises(TypeError, match="state: expected tensors, ints, None, KVCache and tuples of them, got list"):
         map_state(torch.clone, [torch.zeros(1)])
     one, other = example(1), example(1)._replace(cache=torch.zeros(1))
-    for mixed in ([one, other], [other, one], [other, other, one]):
+    for mixed in ([one, other], [other, other, one]):
         with pytest.raises(ValueError, match="states: expected all of them with a cache or none, got both"):
             concatenate_states(mixed)
 
 
-@pytest.mark.parametrize(
-    ("nest", "message"),
-    [
-        (((torch.zeros(2, 2),) * 2, torch.zeros(1), 3, None), "state: expected a tensor of [1, 2], got [2, 2]"),
-        (((0, 0), torch.zeros(1), 3, None), "state: expected a tensor of [1, 2], got int"),
-        (((torch.zeros(1, 2),) * 2, torch.zeros(1), None, None), "state: expected int, got NoneType"),
-        (((torch.zeros(1, 2),) * 3, torch.zeros(1), 3, None), "state: expected 2 parts, got (tensor"),
-    ],
-)
-def test_plain_tuples_become_states(nest, message) -> None:
-    state = restore_state(((torch.ones(1, 2),) * 2, torch.zeros(1), 5, None), example(1))
+def test_plain_tuples_become_states() -> None:
+    two, valid = (torch.ones(1, 2),) * 2, torch.zeros(1)
+    state = restore_state((two, valid, 5, None), example(1))
     assert (type(state), state.offset, state.layers[1].tolist()) == (Example, 5, [[1, 1]])
-    with pytest.raises(ValueError, match=re.escape(message)):
-        restore_state(nest, example(1))
+    for nest, message in (
+        (((torch.zeros(2, 2),) * 2, valid, 3, None), "state: expected a tensor of [1, 2], got [2, 2]"),
+        (((0, 0), valid, 3, None), "state: expected a tensor of [1, 2], got int"),
+        ((two, valid, None, None), "state: expected int, got NoneType"),
+        (((*two, valid), valid, 3, None), "state: expected 2 parts, got (tensor"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            restore_state(nest, example(1))
 
 
 def test_states_with_a_cache_may_be_continued_more_than_once(build) -> None:

@@ -22,7 +22,6 @@ class TinyOutput(NamedTuple):
     value: Tensor
     state: TinyState
     losses: dict[str, Mean]
-    attention: None = None
 
 
 class TinyAgent(nn.Module):
@@ -35,8 +34,7 @@ class TinyAgent(nn.Module):
         self.policy = nn.Linear(HIDDEN, ACTIONS)
         self.baseline = nn.Linear(HIDDEN, 1)
         self.compression = nn.Linear(HIDDEN, HIDDEN)
-        self.compression_scale = compression_scale
-        self.calls = 0
+        self.compression_scale, self.calls = compression_scale, 0
 
     def initial_state(self, batch_size: int) -> TinyState:
         return TinyState(torch.zeros(batch_size, HIDDEN), 0)
@@ -56,12 +54,9 @@ class TinyAgent(nn.Module):
         features = torch.stack(column, dim=1)
         seen = features.detach()
         loss = self.compression_scale * (self.compression(seen) - seen.flip(-1)).square().mean()
-        return TinyOutput(
-            self.policy(features),
-            self.baseline(features).squeeze(-1),
-            TinyState(hidden, state.phase),
-            {"compression/layer_0": Mean(loss[None], torch.ones(1, dtype=torch.int64))},
-        )
+        losses = {"compression/layer_0": Mean(loss[None], torch.ones(1, dtype=torch.int64))}
+        state = TinyState(hidden, state.phase)
+        return TinyOutput(self.policy(features), self.baseline(features).squeeze(-1), state, losses)
 
 
 def random_trajectory(rows: int, steps: int, seed: int = 0) -> Trajectory:

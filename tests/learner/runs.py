@@ -25,11 +25,8 @@ PARTS = {
 
 
 def save(run: Place, step: int, keep: int = 3) -> Place:
-    parts = {
-        name: {key: tensor + step for key, tensor in part.items()}
-        for name, part in {"weights": PARTS["weights"]}.items()
-    }
-    return checkpoints.save(run, step, parts, {"step": step}, keep)
+    weights = {key: tensor + step for key, tensor in PARTS["weights"].items()}
+    return checkpoints.save(run, step, {"weights": weights}, {"step": step}, keep)
 
 
 def listing(folder: Place) -> list[str]:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,14 +16,10 @@ from tests.unreliable import Unreliable
 
 def test_a_failed_write_keeps_earlier_checkpoints(tmp_path, monkeypatch):
     save(tmp_path, 100, keep=1)
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        save(tmp_path, 200, keep=1)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space left"):
+            save(tmp_path, 200, keep=1)
     assert names(tmp_path) == ["000000000100"]
     assert checkpoints.load_latest(tmp_path).step == 100
 
@@ -91,9 +88,8 @@ def test_what_cannot_be_read_for_now_is_not_taken_for_damage(unreliable, error, 
     for step in (10, 20):
         save(url, step)
     Unreliable.fail(range(2, 10**6), error=error)
-    with pytest.raises(
-        checkpoints.StorageError, match=f"{url} cannot be read or written: {type(error).__name__}: {error}"
-    ):
+    message = f"{url} cannot be read or written: {type(error).__name__}: {error}"
+    with pytest.raises(checkpoints.StorageError, match=message):
         checkpoints.load_latest(url)
     assert pauses == tries
     Unreliable.fail(range(2, 5), error=ConnectionResetError())
@@ -217,12 +213,7 @@ print("reached", reached)
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_kill_9_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path, scheme):
     """At each operation of a write in turn, then ten times at random; that checkpoint or the one before loads."""
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), scheme],
-        cwd=Path(checkpoints.__file__).parents[1],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    command, root = [sys.executable, "-c", KILLED, str(tmp_path), scheme], Path(checkpoints.__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "reached" in done.stdout

@@ -1,11 +1,13 @@
 """Checkpoints are restored exactly; a damaged one is skipped for the one before."""
 
+import functools
 import json
 import os
 import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -30,10 +32,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return {"disk": path, "file": f"file://{path}", "memory": f"memory://{path}"}[request.param]
 
 
-def assert_equal(first, second) -> None:
-    assert first.keys() == second.keys()
-    for name in first:
-        torch.testing.assert_close(first[name], second[name], rtol=0, atol=0)
+assert_equal = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 def test_round_trip(place):
@@ -50,19 +49,12 @@ def test_round_trip(place):
     for part in PARTS:
         assert_equal(loaded.parts[part], PARTS[part])
     assert checkpoints.Checkpoints(place).any_complete()
-
-
-def test_tensors_that_share_memory_or_are_strided(tmp_path):
-    whole = torch.arange(6.0).reshape(2, 3)
-    part = {
-        "whole": whole,
-        "same": whole,
-        "row": whole[1],
-        "transposed": whole.T,
-        "expanded": whole[:, :1].expand(2, 4),
-    }
-    checkpoints.save(tmp_path, 1, {"weights": part}, {})
-    assert_equal(checkpoints.load_latest(tmp_path).parts["weights"], part)
+    whole = PARTS["weights"]["layer/weight"]  # tensors that share memory or are strided
+    part = {"whole": whole, "same": whole, "row": whole[1], "strided": whole.T, "wide": whole[:, :1].expand(2, 4)}
+    checkpoints.save(place, 12345, {"weights": part}, {})  # in place of the one of this step
+    loaded = checkpoints.load_latest(place)
+    assert_equal(loaded.parts["weights"], part)
+    assert (loaded.state, names(place)) == ({}, ["000000012345"])
 
 
 def test_the_newest_are_kept(place):
@@ -86,54 +78,38 @@ def corrupt(folder: Place, file: str, how: Callable[[bytes], bytes | None]) -> N
         fs.pipe_file(path, data)
 
 
-def truncate(data: bytes) -> bytes:
-    return data[:-3]
-
-
-def alter(data: bytes) -> bytes:
-    return data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]
-
-
 @pytest.mark.parametrize(
     ("file", "how", "reason"),
     [
-        ("weights.safetensors", truncate, r"weights.safetensors has \d+ bytes instead of \d+"),
-        ("weights.safetensors", alter, "weights.safetensors is not what was written"),
+        ("weights.safetensors", lambda data: data[:-3], r"weights.safetensors has \d+ bytes instead of \d+"),
+        ("weights.safetensors", lambda data: data[:-1] + b"?", "weights.safetensors is not what was written"),
         ("weights.safetensors", lambda data: None, "weights.safetensors is missing"),
-        ("state.json", truncate, "state.json is damaged"),
+        ("state.json", lambda data: data[:-3], "state.json is damaged"),
         ("state.json", lambda data: data.replace(b'"step": 200', b'"step": 201'), "state.json is not what was written"),
         ("state.json", lambda data: b"\xff\x00", "state.json is damaged"),
         ("state.json", lambda data: b"[]", "state.json is damaged"),
+        ("state.json", lambda data: None, "state.json is missing"),
     ],
 )
 def test_a_damaged_checkpoint_is_skipped_and_reported(place, file, how, reason):
     save(place, 100)
     corrupt(save(place, 200), file, how)
+    if not isinstance(place, Path) and "state.json is missing" in reason:  # behind a URL it is not complete yet
+        loaded = checkpoints.load_latest(place)
+        assert (loaded.step, loaded.skipped) == (100, [])
+        return
     with pytest.warns(UserWarning, match=f"skipped checkpoint .*/000000000200.*: {reason}"):
         loaded = checkpoints.load_latest(place)
-    assert loaded.step == 100
-    assert len(loaded.skipped) == 1
+    assert (loaded.step, len(loaded.skipped)) == (100, 1)
     assert re.match(f"000000000200.*: {reason}", loaded.skipped[0])
     assert names(place) == ["000000000100", "000000000200"]  # loading changes nothing
-
-
-def test_without_manifest_damaged_on_disk_and_absent_behind_a_url(tmp_path):
-    url = f"file://{tmp_path}/url"
-    (tmp_path / "disk").mkdir()
-    for run in (tmp_path / "disk", url):
-        save(run, 100)
-        corrupt(save(run, 200), "state.json", lambda data: None)
-    with pytest.warns(UserWarning, match="skipped checkpoint .*000000000200: state.json is missing"):
-        assert checkpoints.load_latest(tmp_path / "disk").step == 100
-    loaded = checkpoints.load_latest(url)
-    assert (loaded.step, loaded.skipped) == (100, [])
 
 
 def test_a_run_goes_on_from_an_earlier_checkpoint(place):
     """Newer, damaged checkpoints are neither loaded again nor do they count among those that are kept."""
     save(place, 100)
     for step in (200, 300):
-        corrupt(save(place, step), "weights.safetensors", truncate)
+        corrupt(save(place, step), "weights.safetensors", lambda data: None)
     save(place, 150, keep=1)
     assert names(place) == ["000000000150", "000000000200.superseded", "000000000300.superseded"]
     assert checkpoints.load_latest(place).step == 150
@@ -160,13 +136,6 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_not_damaged(place, monkeypatc
     assert (loaded.step, loaded.skipped) == (100, [])
 
 
-def test_a_checkpoint_of_the_same_step_is_replaced(place):
-    checkpoints.save(place, 7, {}, {"try": 1})
-    checkpoints.save(place, 7, {}, {"try": 2})
-    assert names(place) == ["000000000007"]
-    assert checkpoints.load_latest(place).state == {"try": 2}
-
-
 def test_leftovers_are_ignored_then_removed(place):
     save(place, 100)
     left = ("000000000200.tmp", "000000000050.removed.tmp")
@@ -182,23 +151,23 @@ def test_leftovers_are_ignored_then_removed(place):
     assert names(place) == ["000000000100", "000000000200"]
 
 
-def test_without_checkpoints_the_error_says_what_is_missing(tmp_path):
+def test_runs_without_checkpoints_copied_runs_and_owners(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere: there is no such folder"):
         checkpoints.load_latest(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="has no checkpoints: expected the folder of a run"):
         checkpoints.load_latest(tmp_path)
     (tmp_path / "checkpoints").mkdir()
-    for run in (tmp_path, f"file://{tmp_path}", f"memory://{tmp_path}"):
+    for run in (tmp_path, url := f"file://{tmp_path}", f"memory://{tmp_path}"):
         with pytest.raises(FileNotFoundError, match=f"{run} has no checkpoint yet"):
             checkpoints.load_latest(run)
-
-
-def test_a_run_that_was_copied_behind_a_url_is_read_there(tmp_path):
-    save(tmp_path, 100)
-    save(tmp_path, 200)
-    assert checkpoints.load_latest(f"file://{tmp_path}").step == 200
-    save(f"file://{tmp_path}", 200, keep=1)
+    save(tmp_path, 200)  # a run that is copied behind a URL is read there
+    assert checkpoints.load_latest(url).step == 200
+    save(url, 200, keep=1)
     assert names(tmp_path) == ["000000000200"]
+    assert checkpoints.Checkpoints(url).owner() is None
+    for owner in ("first", "second"):
+        checkpoints.Checkpoints(url).claim(owner)
+        assert checkpoints.Checkpoints(url).owner() == owner
 
 
 def test_names_of_version_0_1_are_upgraded(tmp_path):
@@ -230,30 +199,15 @@ def test_impossible_arguments_write_nothing(place, arguments, error, message):
     assert not fs.exists(f"{path}/checkpoints")
 
 
-@pytest.mark.parametrize("place", ["file", "memory"], indirect=True)
-def test_the_owner_of_a_url_is_the_last_to_claim_it(place):
-    run = checkpoints.Checkpoints(place)
-    assert run.owner() is None
-    for owner in ("first", "second"):
-        run.claim(owner)
-        assert run.owner() == (None if isinstance(place, Path) else owner)
-    assert not run.any_complete()
-
-
 def test_write_json_is_atomic(tmp_path, monkeypatch):
     path = tmp_path / "config.json"
     write_json(path, {"seed": 1})
-    assert json.loads(path.read_text()) == {"seed": 1}
     with pytest.raises(TypeError):
         write_json(path, {"seed": object()})
-
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", killed)
-    with pytest.raises(KeyboardInterrupt):
-        write_json(path, {"seed": 2})
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            write_json(path, {"seed": 2})
     assert json.loads(path.read_text()) == {"seed": 1}
     write_json(path, {"seed": 3})
     assert json.loads(path.read_text()) == {"seed": 3}
@@ -261,40 +215,41 @@ def test_write_json_is_atomic(tmp_path, monkeypatch):
 
 
 def test_flatten_keeps_kinds_keys_and_tensors():
-    tree = {
-        "state": {0: {"m": torch.ones(2), "x/y": 1.5}},
-        "betas": (0.9, 0.999),
-        "params": [0, None, True, "a"],
-        "e": {},
-    }
+    tree = {"s": {0: {"m": torch.ones(2), "x/y": 1.5}}, "b": (0.9, 0.999), "p": [0, None, True, "a"], "e": {}}
     tensors, plain = serialization.flatten(tree)
-    assert list(tensors) == ["state/0/m"]
-    back = serialization.unflatten(tensors, json.loads(json.dumps(plain)))
-    assert back.pop("state")[0].items() >= {"x/y": 1.5}.items()
-    assert back == {"betas": (0.9, 0.999), "params": [0, None, True, "a"], "e": {}}
-    with pytest.raises(TypeError, match="a/1: expected tensors, numbers, strings and nests of them, got set"):
-        serialization.flatten({"a": [1, {2}]})
-    with pytest.raises(TypeError, match="expected keys of str or int, got float"):
-        serialization.flatten({"a": {0.5: 1}})
-    with pytest.raises(ValueError, match="a/b: expected one tensor of this path, got two"):
-        serialization.flatten({"a/b": torch.ones(1), "a": {"b": torch.ones(1)}})
+    assert list(tensors) == ["s/0/m"]
+    assert str(serialization.unflatten(tensors, json.loads(json.dumps(plain)))) == str(tree)
+    for bad, message in (
+        ({"a": [1, {2}]}, "a/1: expected tensors, numbers, strings and nests of them, got set"),
+        ({"a": {0.5: 1}}, "expected keys of str or int, got float"),
+        ({"a/b": torch.ones(1), "a": {"b": torch.ones(1)}}, "a/b: expected one tensor of this path, got two"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            serialization.flatten(bad)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_a_learner_is_restored_exactly(tmp_path, tiny_agent, trajectory, optimizer):
-    config = LearnerConfig(device="cpu", optimizer=optimizer, rmsprop_momentum=0.5)
-    learner = Learner(tiny_agent(), config, total_steps=1000)
-    learner.update(trajectory(3, 5))
+    config = LearnerConfig(
+        device="cpu", optimizer=optimizer, rmsprop_momentum=0.5, learning_rate=0.01, learning_rate_schedule="linear"
+    )
+    learner, resumed = (Learner(tiny_agent(), config, total_steps=1000) for _ in range(2))
+    for seed in range(3):
+        learner.update(trajectory(4, 6, seed))
     parts, counters = checkpoints.pack_learner(learner.state_dict())
     checkpoints.save(tmp_path, learner.steps, parts, {"learner": counters})
-    resumed = Learner(tiny_agent(), config, total_steps=1000)
-    resumed.load_state_dict(checkpoints.unpack_learner(checkpoints.load_latest(tmp_path)))
+    expected = [learner.update(trajectory(4, 6, seed)) for seed in range(3, 6)]
+    saved = checkpoints.unpack_learner(checkpoints.load_latest(tmp_path))
+    resumed.load_state_dict(saved)
+    assert resumed.version == 3
+    assert [resumed.update(trajectory(4, 6, seed)) for seed in range(3, 6)] == expected
     assert (resumed.version, resumed.steps) == (learner.version, learner.steps)
-    assert learner.update(trajectory(3, 5, 2)) == resumed.update(trajectory(3, 5, 2))
     assert_equal(learner.weights(), resumed.weights())
+    for state in (parts, checkpoints.pack_learner(saved)[0]):  # neither learner wrote into it
+        assert_equal(state, checkpoints.load_latest(tmp_path).parts)
 
 
-def test_random_generators_are_restored(tmp_path):
+def test_random_generators_are_restored():
     before = serialization.rng_state()
 
     def draw():
@@ -309,17 +264,3 @@ def test_random_generators_are_restored(tmp_path):
         assert draw() == expected
     finally:
         serialization.restore_rng(before)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("python", [3, [1, 2], None], "rng: python: expected the state of a generator of this version of Python"),
-        ("numpy", ["MT19937", "", 624, 0, 0.0], "rng: numpy: expected .* of this version of numpy"),
-        ("torch", "AAAA", "rng: torch: expected .* of this version of torch, got 'AAAA'"),
-        ("cuda", [1], "rng: cuda: 0: expected a text, got 1"),
-    ],
-)
-def test_other_states_of_random_generators_are_refused(name, value, message):
-    with pytest.raises(ValueError, match=message):
-        serialization.check_rng(serialization.rng_state() | {name: value})

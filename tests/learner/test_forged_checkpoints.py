@@ -17,7 +17,7 @@ from learner import checkpoints
 from learner.files import JSON_BYTES
 from tests.learner.runs import forge, save
 
-DEEP = json.loads("[" * 900 + "]" * 900)
+TERABYTE = 1 << 40
 
 
 def manifest(**changes: Any) -> Callable[[Path], None]:
@@ -31,6 +31,10 @@ def entry(name: str, **changes: Any) -> Callable[[Path], None]:
         content["files"].setdefault(name, {"size": 9, "sha256": "0" * 64}).update(changes)
 
     return lambda folder: forge(folder, change)
+
+
+def instead(file: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
+    return lambda folder: (folder / file).unlink() or make(folder / file)
 
 
 def weights(data: bytes) -> Callable[[Path], None]:
@@ -47,24 +51,15 @@ def header(text: bytes, length: int | None = None) -> Callable[[Path], None]:
     return weights(struct.pack("<Q", len(text) if length is None else length) + text + bytes(64))
 
 
-def instead(file: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
-    def corrupt(folder: Path) -> None:
-        (folder / file).unlink()
-        make(folder / file)
-
-    return corrupt
+def sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, TERABYTE)
 
 
-def raw(text: str) -> Callable[[Path], None]:
-    return lambda folder: folder.joinpath("state.json").write_text(text) and None
-
-
-def sparse(size: int) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        path.touch()
-        os.truncate(path, size)
-
-    return make
+def huge(folder: Path) -> None:
+    """Even if the manifest agrees."""
+    instead("weights.safetensors", sparse)(folder)
+    entry("weights.safetensors", size=TERABYTE)(folder)
 
 
 class Attack:
@@ -79,32 +74,29 @@ NAMES = "files: expected names such as weights.safetensors, got"
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "files: []": (manifest(files=[]), "state.json: files: expected an object, got []"),
     "files: above": (entry("../../secret.safetensors"), f"{NAMES} '../../"),
-    "files: absolute": (entry("/dev/zero"), f"{NAMES} '/dev/zero'"),
     "files: other": (entry("state.json"), f"{NAMES} 'state.json'"),
     "files: list": (manifest(files={"weights.safetensors": []}), "weights.safetensors: expected an object, got []"),
     "size: huge": (entry("weights.safetensors", size=10**30), f"size: {WHOLE} 1000"),
     "size: negative": (entry("weights.safetensors", size=-1), f"size: {WHOLE} -1"),
-    "size: true": (entry("weights.safetensors", size=True), f"size: {WHOLE} True"),
     "sha256: 0": (entry("weights.safetensors", sha256=0), "sha256: expected a text, got 0"),
     "step: NaN": (manifest(step=float("nan")), f"step: {WHOLE} nan"),
-    "step: text": (manifest(step="200"), f"step: {WHOLE} '200'"),
     "step: huge": (manifest(step=1 << 80), f"step: {WHOLE}"),
     "time: text": (manifest(time="now"), "time: expected a number, got 'now'"),
     "state: null": (manifest(state=None), "state: expected an object, got None"),
     "format: text": (manifest(format="1"), f"format: {WHOLE} '1'"),
-    "deep JSON": (raw("[" * 100_000 + "]" * 100_000), "state.json is damaged"),
-    "deep state": (raw(json.dumps({"sha256": "", "state": DEEP})), "state.json is"),
+    "deep JSON": (instead("state.json", lambda path: path.write_text("[" * 100_000)), "state.json is damaged"),
+    "deep state": (manifest(state=json.loads("[" * 900 + "]" * 900)), "state.json: state: expected an object, got"),
     "device": (instead("weights.safetensors", lambda path: path.symlink_to("/dev/zero")), "got a symbolic link"),
     "FIFO": (instead("weights.safetensors", os.mkfifo), "expected a regular file, got a FIFO"),
     "folder": (instead("weights.safetensors", Path.mkdir), "expected a regular file, got a folder"),
-    "terabytes": (instead("weights.safetensors", sparse(1 << 40)), "has 1099511627776 bytes instead of"),
+    "terabytes": (instead("weights.safetensors", sparse), "has 1099511627776 bytes instead of"),
+    "terabytes: agreed": (huge, "has 1099511627776 bytes, expected at most"),
     "state.json: device": (instead("state.json", lambda path: path.symlink_to("/dev/zero")), "got a symbolic link"),
     "state.json: FIFO": (instead("state.json", os.mkfifo), "expected a regular file, got a FIFO"),
-    "state.json: terabytes": (instead("state.json", sparse(1 << 40)), f"expected at most {JSON_BYTES}"),
+    "state.json: terabytes": (instead("state.json", sparse), f"expected at most {JSON_BYTES}"),
     "pickle": (weights(pickle.dumps(Attack())), "weights.safetensors holds no tensors"),
     "header: none": (header(b""), "weights.safetensors holds no tensors"),
     "header: long": (header(b"{}", 1 << 62), "weights.safetensors holds no tensors"),
-    "header: beyond": (header(b'{"a":{"dtype":"F32","shape":[99],"data_offsets":[0,396]}}'), "holds no tensors"),
     "header: overflow": (
         header(b'{"a":{"dtype":"F32","shape":[4611686018427387905,4],"data_offsets":[0,16]}}'),
         "holds no tensors",
@@ -122,26 +114,13 @@ def test_it_is_skipped_and_named(kind: str, behind: str, tmp_path: Path) -> None
     folder = save(tmp_path, 200)
     assert isinstance(folder, Path)
     corrupt(folder)
-    if behind == "file" and "got a FIFO" in reason:
-        reason = "expected a regular file, got other"
-    if behind == "file" and "got a folder" in reason:
-        reason = "expected a regular file, got directory"
+    if behind == "file":
+        reason = reason.replace("got a FIFO", "got other").replace("got a folder", "got directory")
     with pytest.warns(UserWarning, match="skipped checkpoint"):
         loaded = checkpoints.load_latest(tmp_path if behind == "disk" else f"file://{tmp_path}")
     assert loaded.step == 100
     assert reason in loaded.skipped[0]
     assert len(loaded.skipped[0]) <= 200
-
-
-def test_a_size_that_exceeds_memory(tmp_path: Path) -> None:
-    """Even if the manifest agrees."""
-    save(tmp_path, 100)
-    folder = save(tmp_path, 200)
-    assert isinstance(folder, Path)
-    instead("weights.safetensors", sparse(1 << 42))(folder)
-    entry("weights.safetensors", size=1 << 42)(folder)
-    with pytest.warns(UserWarning, match="has 4398046511104 bytes, expected at most"):
-        assert checkpoints.load_latest(tmp_path).step == 100
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])

@@ -5,6 +5,7 @@ import functools
 import itertools
 import math
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import ray
 import torch
 import torch.distributed as dist
 
-from agent import Agent, AgentConfig, Trajectory
+from agent import Agent, Trajectory
 from agent.core import CompressiveTransformerConfig, LSTMConfig, detach_state, index_state, map_state
 from agent.trajectory import loss_mask
 from learner import group as learner_group
@@ -25,8 +26,9 @@ from learner.config import LearnerConfig
 from learner.errors import PeerLost
 from learner.group import LearnerGroup
 from learner.learner import Learner
+from tests.agent import agents
 
-SHAPE, ACTIONS, ROWS, STEPS = (12, 16, 3), 5, 6, 16
+ROWS, STEPS = 6, 16
 COMPRESSIVE = CompressiveTransformerConfig(
     16, 2, 2, 16, segment_size=8, memory_size=6, compressed_size=4, compression_rate=2, norm="pre"
 )
@@ -50,38 +52,18 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 
 def make_agent(core: str) -> Agent:
-    torch.manual_seed(0)
-    config = AgentConfig(torso="small", torso_size=16, core=CORES[core], reconstruction_cost=0.5)
-    return Agent(config, SHAPE, ACTIONS).double()
+    return agents.make_agent(CORES[core], reconstruction_cost=0.5).double()
 
 
 def make_batch(agent: Agent, seed: int) -> Trajectory:
     """Episodes of very different lengths, so that counts differ between shards; memories are not empty."""
-    generator = torch.Generator().manual_seed(seed)
     often = torch.linspace(0, 0.4, ROWS)[:, None]
-
-    def moments(steps: int) -> tuple[torch.Tensor, ...]:
-        reset = torch.rand(ROWS, steps, generator=generator) < often
-        reset[:, 1:] &= ~reset[:, :-1]
-        seen = torch.randint(0, 256, (ROWS, steps, *SHAPE), generator=generator, dtype=torch.uint8)
-        action = torch.randint(0, ACTIONS, (ROWS, steps), generator=generator)
-        return seen, action.masked_fill(reset, -1), torch.randn(ROWS, steps, generator=generator), reset
-
     with torch.no_grad():
-        state = agent(*moments(STEPS), agent.initial_state(ROWS)).state
-    observation, last_action, reward, reset = moments(STEPS + 1)
-    return Trajectory(
-        observation=observation,
-        last_action=last_action,
-        reward=reward,
-        discount=torch.ones(ROWS, STEPS + 1),
-        reset=reset,
-        action=last_action[:, 1:].clamp(min=0),
-        policy_logits=torch.randn(ROWS, STEPS, ACTIONS, generator=generator),
-        core_state=detach_state(state),
-        actor_id=torch.arange(ROWS),
-        version=-torch.arange(ROWS),
-    )
+        state = agent(**agents.agent_inputs(ROWS, STEPS, seed), state=agent.initial_state(ROWS)).state
+    batch = agents.make_trajectory(ROWS, STEPS, seed + 100)
+    reset = torch.rand(ROWS, STEPS + 1, generator=torch.Generator().manual_seed(seed)) < often
+    reset[:, 1:] &= ~reset[:, :-1]
+    return batch._replace(reset=reset, core_state=detach_state(state), version=-torch.arange(ROWS))
 
 
 @functools.cache
@@ -121,18 +103,20 @@ def shard(batch: Trajectory, rank: int, size: int) -> Trajectory:
 def test_two_learners_of_half_a_batch_are_one_of_the_whole(core: str, optimizer: str, reduction: Any) -> None:
     config = dataclasses.replace(CPU, reduction=reduction, **OPTIMIZERS[optimizer])
     batches = make_batches(core, 20)
+    idle = batches[7]._replace(reset=batches[7].reset.clone())
+    idle.reset[: ROWS // 2, 1:] = True  # a shard without steps and compression
+    batches = [*batches[:7], idle, *batches[8:]]
     counts = [[int(loss_mask(shard(batch, rank, 2)).sum()) for rank in range(2)] for batch in batches]
     assert all(first != second for first, second in counts)
-
-    agents = [make_agent(core) for _ in range(3)]
-    start = {name: tensor.clone() for name, tensor in agents[2].state_dict().items()}
+    assert counts[7][0] == 0
 
     def learn(comm: Communicator, rank: int) -> tuple[Learner, list[dict[str, float]]]:
-        learner = Learner(agents[rank], config, 2000, comm)
+        learner = Learner(models[rank], config, 2000, comm)
         return learner, [learner.update(shard(batch, rank, 2)) for batch in batches]
 
+    models, start = [make_agent(core) for _ in range(3)], make_agent(core).state_dict()
     (first, metrics), (second, other_metrics) = together(learn)
-    alone = Learner(agents[2], config, 2000)
+    alone = Learner(models[2], config, 2000)
     expected = [alone.update(batch) for batch in batches]
 
     assert first.steps == second.steps == alone.steps
@@ -146,32 +130,14 @@ def test_two_learners_of_half_a_batch_are_one_of_the_whole(core: str, optimizer:
     assert ("loss/compression/layer_1" in metrics[0]) == (core != "lstm")
 
 
-def test_a_shard_without_steps_and_compression() -> None:
-    """Its counts are 0, those of the batch are not."""
-    batch = make_batch(make_agent("compressive"), 0)
-    batch.reset[: ROWS // 2, 1:] = True
-    agents = [make_agent("compressive") for _ in range(3)]
-
-    def learn(comm: Communicator, rank: int) -> Learner:
-        learner = Learner(agents[rank], CPU, 2000, comm)
-        learner.update(shard(batch, rank, 2))
-        return learner
-
-    first, _ = together(learn)
-    alone = Learner(agents[2], CPU, 2000)
-    alone.update(batch)
-    assert first.steps == alone.steps > 0
-    assert_close(first.weights(), alone.weights())
-
-
 def test_a_shard_that_is_not_finite_stops_all_learners() -> None:
     good = make_batch(make_agent("compressive"), 0)
     bad = good._replace(reward=good.reward.clone())
     bad.reward[-1, 3] = math.nan
-    agents = [make_agent("compressive") for _ in range(2)]
+    models = [make_agent("compressive") for _ in range(2)]
 
     def learn(comm: Communicator, rank: int) -> tuple[str, bool, int]:
-        learner = Learner(agents[rank], CPU, 2000, comm)
+        learner = Learner(models[rank], CPU, 2000, comm)
         before = learner.weights()
         with pytest.raises(FloatingPointError) as error:
             learner.update(shard(bad, rank, 2))
@@ -187,12 +153,11 @@ def test_a_shard_that_is_not_finite_stops_all_learners() -> None:
 
 @pytest.mark.parametrize("reason", ["gone", "late"])
 def test_a_lost_learner_leaves_the_others_as_they_were(reason: str) -> None:
-    batch = make_batch(make_agent("lstm"), 0)
-    agents = [make_agent("lstm") for _ in range(2)]
-    done = threading.Event()
+    (batch,), done = make_batches("lstm", 1), threading.Event()
+    models = [make_agent("lstm") for _ in range(2)]
 
     def learn(comm: Communicator, rank: int) -> tuple[bool, int]:
-        learner = Learner(agents[rank], CPU, 2000, comm)
+        learner = Learner(models[rank], CPU, 2000, comm)
         if rank == 1:
             if reason == "late":
                 done.wait()
@@ -206,27 +171,11 @@ def test_a_lost_learner_leaves_the_others_as_they_were(reason: str) -> None:
     assert together(learn, seconds=2.0)[0] == (True, 0)
 
 
-def test_collectives_of_three_learners() -> None:
-    def work(comm: Communicator, rank: int) -> tuple[int, int, list[list[float]]]:
-        part = torch.tensor([1.0, rank], requires_grad=True)
-        results = [comm.sum(part), comm.max(torch.tensor([rank, -rank])), comm.gather(part.detach())]
-        assert not results[0].requires_grad
-        assert part.tolist() == [1.0, rank], "the argument is unchanged"
-        return comm.size, comm.rank, [result.tolist() for result in results]
-
-    expected = [[3.0, 3.0], [2, 0], [1.0, 0.0, 1.0, 1.0, 1.0, 2.0]]
-    assert together(work, size=3) == [(3, rank, expected) for rank in range(3)]
-    assert (Communicator().size, Communicator().rank) == (1, 0)
-
-
 def make(core: str = "compressive") -> Learner:
     return Learner(make_agent(core), CPU, 2000)
 
 
-def assert_close(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert actual.keys() == expected.keys()
-    for name, weight in expected.items():
-        torch.testing.assert_close(actual[name], weight, rtol=0, atol=1e-10)
+assert_close = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-10)
 
 
 def kill(group: LearnerGroup, *ranks: int) -> None:
@@ -267,11 +216,8 @@ def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(
         assert group.update(batches[6]) == pytest.approx(alone.update(batches[6]), rel=1e-5, abs=1e-6)
         assert (group.version, group.steps) == (alone.version, alone.steps)
         assert_close(group.weights(), alone.weights())
-        said = [record.getMessage() for record in caplog.records if record.name == "learner.group"]
-        assert len(said) == 1
-        assert "learner 0 died" in said[0]
-        assert said[0].endswith("all learners are restarted at version 5")
-        assert "\n" not in said[0]
+        (said,) = [record.getMessage() for record in caplog.records if record.name == "learner.group"]
+        assert re.fullmatch(".*learner 0 died.*all learners are restarted at version 5", said)
         # Nothing is lost if the wait for resources for the restart is ended.
         with monkeypatch.context() as waiting:
             waiting.setattr(group, "check", leave)
@@ -344,20 +290,3 @@ def test_a_wait_for_resources_can_be_ended(cluster: None) -> None:
         raise AssertionError("there is no such node")
     groups = ray.util.placement_group_table()
     assert [groups[new]["state"] for new in groups.keys() - before] == ["REMOVED"]
-
-
-@pytest.mark.ray
-def test_each_result_is_fetched_once(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetched, get = set(), ray.get
-
-    def get_once(reference: ray.ObjectRef) -> Any:
-        if not fetched.isdisjoint(references := {reference} if isinstance(reference, ray.ObjectRef) else {*reference}):
-            raise ray.exceptions.ObjectLostError("", None, "")
-        fetched.update(references)
-        return get(reference)
-
-    monkeypatch.setattr(ray, "get", get_once)
-    requests = [ray.put(number) for number in range(3)]
-    assert learner_group._results(requests) == [0, 1, 2]
-    with pytest.raises(PeerLost, match=r"learner \d died: Failed to retrieve object"):
-        learner_group._results(requests)

@@ -1,7 +1,6 @@
 """Rows of metrics: readable while they are written, and cut back to the checkpoint from which a run is resumed."""
 
 import itertools
-import json
 import math
 import os
 from collections.abc import Callable
@@ -21,6 +20,11 @@ def write(run, steps, resumed_step=None, value=0.0):
             writer.write(step, {"episode/return": value + step, "loss/policy": -0.5})
 
 
+def append(run, text):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(text)
+
+
 def events(run):
     accumulator = EventAccumulator(str(run))
     accumulator.Reload()
@@ -31,13 +35,20 @@ def steps_in(run):
     return [row["step"] for row in read_metrics(run)]
 
 
-def test_rows_and_events(tmp_path):
+def test_rows_and_events_and_resumption(tmp_path):
+    """Resuming removes the rows and events after the step of the checkpoint."""
     run = tmp_path / "new" / "run"
     write(run, [10, 20])
     rows = read_metrics(run)
     assert [row.pop("time") > 1e9 for row in rows] == [True, True]
     assert rows == [{"step": step, "episode/return": float(step), "loss/policy": -0.5} for step in (10, 20)]
     assert events(run) == [(10, 10.0), (20, 20.0)]
+    write(run, [30, 40], resumed_step=20)
+    write(run, [30, 50], resumed_step=20, value=0.25)
+    expected = [(10, 10.0), (20, 20.0), (30, 30.25), (50, 50.25)]
+    assert [(row["step"], row["episode/return"]) for row in read_metrics(run)] == events(run) == expected
+    write(run, [5], resumed_step=0)
+    assert steps_in(run) == [5]
 
 
 def test_rows_can_be_read_while_they_are_written(tmp_path):
@@ -45,8 +56,7 @@ def test_rows_can_be_read_while_they_are_written(tmp_path):
     with MetricsWriter(tmp_path) as writer:
         for step in range(2_000):
             writer.write(step, {"a/b": 2.0})
-        with (tmp_path / "metrics.jsonl").open("a") as file:
-            file.write('{"step": 2000, "time": 0, "a/')
+        append(tmp_path, '{"step": 2000, "time": 0, "a/')
         rows = read_metrics(tmp_path)
         assert [row["step"] for row in rows] == list(range(2_000))
         assert sample_metrics(tmp_path) == rows, "all rows of a file that is not long"
@@ -70,8 +80,18 @@ def bytes_read(work: Callable[[], Any]) -> tuple[Any, int]:
     return work(), count() - before
 
 
-def test_only_the_end_of_a_long_file_is_read(tmp_path):
+def test_only_the_end_or_a_sample_of_a_long_file_is_read(tmp_path, monkeypatch):
     long_run(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics, "SAMPLE", 100)
+        patch.setattr(metrics, "_WHOLE", 1 << 16)
+        rows, read = bytes_read(lambda: sample_metrics(tmp_path))
+        steps = [row["step"] for row in rows]
+        assert (steps[0], steps[-1], read < 2_500_000) == (1, 20_000, True)
+        gaps = [after - before for before, after in itertools.pairwise(steps)]
+        assert (min(gaps) > 190, max(gaps) < 210) == (True, True)
+        patch.setattr(metrics, "_WHOLE", 1 << 24)
+        assert len(sample_metrics(tmp_path)) <= 101
     row, read = bytes_read(lambda: last_metrics(tmp_path))
     assert (row["step"], read < 200_000) == (20_000, True)
     row, read = bytes_read(lambda: last_metrics(tmp_path, "valid/nll"))
@@ -82,56 +102,52 @@ def test_only_the_end_of_a_long_file_is_read(tmp_path):
     assert (last_metrics(tmp_path)["step"], len(read_metrics(tmp_path))) == (19_000, 19_000)
 
 
-def test_a_sample_of_a_long_file_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics, "SAMPLE", 100)
-    monkeypatch.setattr(metrics, "_WHOLE", 1 << 16)
-    long_run(tmp_path)
-    rows, read = bytes_read(lambda: sample_metrics(tmp_path))
-    assert read < 2_500_000
-    steps = [row["step"] for row in rows]
-    assert (steps[0], steps[-1]) == (1, 20_000)
-    gaps = [after - before for before, after in itertools.pairwise(steps)]
-    assert (min(gaps) > 190, max(gaps) < 210) == (True, True)
-    monkeypatch.setattr(metrics, "_WHOLE", 1 << 24)
-    assert len(sample_metrics(tmp_path)) <= 101
+DAMAGED = [
+    "[" * 100_000 + "]" * 100_000,
+    '{"step": ' * 100_000,
+    '{"step": "12", "a/b": 1}',
+    '{"step": NaN}',
+    '{"step": true}',
+    f'{{"step": 1{"0" * 400}}}',
+    '{"step": 12, "a/b": "' + "x" * 3_000_000 + '"}',
+    "\0" * 1_000_000,
+    '"step"',
+    "\n\n\r\n",
+]
+TORN = ['{"step": 30, "ti', '{"step": 30}', "\0\0\0"]
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "[" * 100_000 + "]" * 100_000,
-        '{"step": ' * 100_000,
-        '{"step": "12", "a/b": 1}',
-        '{"step": [1]}',
-        '{"step": NaN}',
-        '{"step": true}',
-        f'{{"step": 1{"0" * 400}}}',
-        '{"step": 12, "a/b": "' + "x" * 3_000_000 + '"}',
-        "\0" * 1_000_000,
-        '"step"',
-        "\n\n\r\n",
-    ],
-    ids=lambda line: f"{line[:20]} {len(line)}",
+    ("text", "resumed_step"),
+    [*((line + "\n", 25) for line in DAMAGED), *((line, step) for line in TORN for step in (None, 20, 100))],
+    ids=lambda value: f"{value[:20]} {len(value)}" if isinstance(value, str) else str(value),
 )
-def test_damaged_rows_are_left_out(tmp_path, line):
+def test_damaged_rows_are_left_out(tmp_path, text, resumed_step):
     write(tmp_path, [10, 20])
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write(line + "\n")
-    assert last_metrics(tmp_path)["step"] == 20
-    assert steps_in(tmp_path) == [row["step"] for row in sample_metrics(tmp_path)] == [10, 20]
-    write(tmp_path, [30], resumed_step=25)
-    assert steps_in(tmp_path) == [10, 20, 30]
+    append(tmp_path, text)
+    if text.endswith("\n"):
+        assert last_metrics(tmp_path)["step"] == 20
+        assert steps_in(tmp_path) == [row["step"] for row in sample_metrics(tmp_path)] == [10, 20]
+    write(tmp_path, [40], resumed_step)
+    assert steps_in(tmp_path) == [10, 20, 40]
     assert len((tmp_path / "metrics.jsonl").read_bytes().splitlines()) == 3
 
 
 def test_values_that_are_not_numbers_are_nan(tmp_path):
     values = ["NaN", "Infinity", "-1e999", "null", '"x"', "[1]", "{}", "true", "1" + 400 * "0"]
     row = ", ".join(f'"a/{index}": {value}' for index, value in enumerate(values))
-    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, {row}, "b": 2.5}}\n')
+    append(tmp_path, f'{{"step": 1, {row}, "b": 2.5}}\n')
     for read in (last_metrics(tmp_path), read_metrics(tmp_path)[0], sample_metrics(tmp_path)[0]):
         assert (read.pop("step"), read.pop("b")) == (1, 2.5)
         assert all(math.isnan(value) for value in read.values())
         assert len(read) == len(values)
+
+
+def test_values_that_are_not_finite_are_null_in_the_file(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(1, {"a/nan": math.nan, "a/inf": -math.inf, "a/one": 1})
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert all(word in text for word in ('"a/nan": null', '"a/inf": null', '"a/one": 1.0'))
 
 
 @pytest.mark.parametrize("kind", ["folder", "loop", "device", "pipe", "nowhere"])
@@ -144,49 +160,15 @@ def test_only_files_are_read_and_written(tmp_path, kind):
             use(tmp_path)
 
 
-def test_resuming_removes_later_rows(tmp_path):
-    write(tmp_path, [10, 20, 30, 40])
-    write(tmp_path, [30, 50], resumed_step=20, value=0.25)
-    expected = [(10, 10.0), (20, 20.0), (30, 30.25), (50, 50.25)]
-    assert [(row["step"], row["episode/return"]) for row in read_metrics(tmp_path)] == expected
-    assert events(tmp_path) == expected
-    write(tmp_path, [5], resumed_step=0)
-    assert steps_in(tmp_path) == [5]
-
-
-@pytest.mark.parametrize("torn", ['{"step": 30, "ti', '{"step": 30}', "\0\0\0\n", "7\n"])
-@pytest.mark.parametrize("resumed_step", [None, 20, 100])
-def test_a_torn_last_line_is_removed(tmp_path, torn, resumed_step):
-    write(tmp_path, [10, 20])
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write(torn)
-    write(tmp_path, [40], resumed_step)
-    assert steps_in(tmp_path) == [10, 20, 40]
-    assert all(json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
-
-
-def test_values_that_are_not_finite_are_null_in_the_file(tmp_path):
-    with MetricsWriter(tmp_path) as writer:
-        writer.write(1, {"a/nan": math.nan, "a/inf": -math.inf, "a/one": 1})
-    text = (tmp_path / "metrics.jsonl").read_text()
-    assert all(word in text for word in ('"a/nan": null', '"a/inf": null', '"a/one": 1.0'))
-    assert math.isnan(read_metrics(tmp_path)[0]["a/nan"])
-
-
 def test_the_block_closes_and_errors_pass(tmp_path):
-    writer = MetricsWriter(tmp_path)
-    with pytest.raises(ZeroDivisionError), writer:
-        writer.write(1, {"a/b": 1 / 0})
-    writer.close()
-    with pytest.raises(ValueError, match="closed"):
-        writer.write(2, {"a/b": 1.0})
-
-
-def test_errors(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"metrics.jsonl: there is no such file"):
         read_metrics(tmp_path)
-    with MetricsWriter(tmp_path) as writer:
-        for name in ("", "step", "time"):
-            with pytest.raises(ValueError, match=f"expected names other than '', 'step' and 'time', got '{name}'"):
-                writer.write(1, {name: 1.0})
+    writer = MetricsWriter(tmp_path)
+    for name in ("", "step", "time"):
+        with pytest.raises(ValueError, match=f"expected names other than '', 'step' and 'time', got '{name}'"):
+            writer.write(1, {name: 1.0})
+    with pytest.raises(ZeroDivisionError), writer:
+        writer.write(1, {"a/b": 1 / 0})
     assert read_metrics(tmp_path) == []
+    with pytest.raises(ValueError, match="closed"):
+        writer.write(2, {"a/b": 1.0})
