@@ -128,6 +128,8 @@ def test_specs():
     assert not rooms_config("full", {"hud": "False"}).hud
     one, other = envs.make_vector("rooms:small", 2), envs.make_vector("rooms:small", 2, stream=4)
     assert (one.reset(seed=3)[0] == other.reset(seed=3)[0]).all(), "rooms need no streams"
+    imported = "gym:envs.rooms:compressive/RoomsSelectNonmatchingObject-Small-v0"
+    assert envs.make_vector(imported, 1).num_envs == 1
 
 
 @pytest.mark.parametrize(
