@@ -58,11 +58,6 @@ class Unhurried(Walk):
         return super().step(action)
 
 
-class Continuous(Walk):
-    def action_spec(self) -> specs.Array:
-        return specs.BoundedArray((2,), np.float32, -1, 1)
-
-
 def makes_walks(cells: int = 5) -> dm_env.Environment:
     return Walk(cells)
 

@@ -17,19 +17,14 @@ from envs.rooms.config import RANGES
 TINY = RoomsConfig(image_height=16, image_width=16, hud=False, episode_frames=64)
 
 
-def test_gymnasium_checks_the_single_environment():
-    check_env(RoomsEnv("small", render_mode="rgb_array"), skip_render_check=False)
-
-
 def test_a_single_environment_is_member_0_of_a_batch_with_its_seed():
+    check_env(RoomsEnv("small", render_mode="rgb_array"), skip_render_check=False)
     single, batch = RoomsEnv(TINY), RoomsVectorEnv(2, TINY)
     assert (single.reset(seed=5)[0] == batch.reset(seed=5)[0][0]).all()
-    over = False
-    for action in [0, 6, 7, 3] * 4:
-        assert not over
+    for step, action in enumerate([0, 6, 7, 3] * 4):
         observation, _, over, _, _ = single.step(action)
         assert (observation == batch.step(np.array([action, 1]))[0][0]).all()
-    assert over
+        assert over == (step == 15)
     with pytest.raises(RuntimeError, match="call reset"):
         single.step(0)
 
@@ -104,12 +99,9 @@ def test_numbers_out_of_their_range_are_named(field):
         ({"pickup_scale": 4.0}, "pickup_scale: expected .*got 4.0"),
         ({"wall_height": 40.0}, "wall_height: expected .*eye_height=50"),
         ({"shapes": ("teapot",)}, "shapes: expected .*got"),
-        ({"shapes": ()}, "shapes: expected .*got"),
-        ({"shapes": "cube"}, "shapes: expected .*got"),
         ({"shapes": ("cube", "cube")}, "shapes: expected none twice"),
         ({"shapes": ("cube",), "colours": ((1, 2, 3),)}, "shapes: expected at least 2 objects"),
         ({"colours": ((1, 2, 300),)}, "colours: expected .*got"),
-        ({"colours": ([1, 2, 3],)}, "colours: expected .*got"),
         ({"examples": 3}, "redraw_match: expected True with examples=3, got False"),
         ({"delay_frames": 7, "delay_halvings": 3}, "delay_halvings: expected .*delay_frames=7.* got 3"),
         ({"image_height": 24, "image_width": 32}, "hud: expected False for images smaller than 40 x 64"),
@@ -135,25 +127,20 @@ def test_specs():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("rooms", "rooms, dmlab, gym, dm, diagnostic"),
         ("atari:pong", "rooms, dmlab, gym, dm, diagnostic"),
         ("rooms:large", "full, .*small"),
         ("rooms:full,colour=red", "object_scale"),
         ("rooms:full,hud", "field=value"),
         ("rooms:full,hud=True, hud=False", "each field once, got hud twice"),
-        ("rooms:full,object_scale=big", r"RoomsConfig\.object_scale"),
         ("rooms:full,colours=red", r"RoomsConfig\.colours"),
         ("rooms:small,rooms:full", "expected one task, got 2"),
         ("dmlab:", "name of a level"),
         ("dmlab:lasertag,fps=30", "image_height"),
         ("dmlab:x,image_height=x", "image_height: expected a value of type int, got 'x'"),
         ("dmlab:x,test=x", "test: expected a value of type bool, got 'x'"),
-        ("dmlab:x,cache_gigabytes=x", "cache_gigabytes: expected a value of type float, got 'x'"),
         ("diagnostic:recal", "recall, tmaze"),
         ("diagnostic:recall,length=3", "no field 'length'; there are: delay, symbols"),
         ("diagnostic:recall,delay=0", "delay: expected an integer of at least 1, got 0"),
-        ("diagnostic:recall,symbols=1", "symbols: expected an integer of at least 2, got 1"),
-        ("diagnostic:tmaze,length=long", "length: expected an integer of at least 1, got 'long'"),
         ("diagnostic:recall,delay=True", "delay: expected an integer of at least 1, got True"),
         ("diagnostic:tmaze,length=99999999999999999999", r"length: expected at most 10\^9, got 9"),
         ("gym:", "Malformed environment ID"),
@@ -161,19 +148,15 @@ def test_specs():
         ("gym:CartPole-v1,max_episode_steps=-3", "gym:CartPole-v1: .*max_episode_steps"),
         ("gym:CartPol-v1", "gym:CartPol-v1: .* Did you mean: `CartPole`"),
         ("gym:CartPole-v1,gravity=3", "unexpected keyword argument 'gravity'"),
-        ("gym:CartPole-v1,disable_env_checker=False", "multiple values for keyword argument 'disable_env_checker'"),
         ("gym:CartPole-v1,view=pixels", "for MiniGrid only"),
         ("gym:CartPole-v1,processes=none", "processes: expected an integer of at least 1, got 'none'"),
         ("gym:Pendulum-v1", r"gym:Pendulum-v1: action space: expected Discrete\(n\) from 0, got Box"),
         ("dm:Walk", "as in dm:module:Class, got dm:Walk"),
         ("dm:tests.envs.dm_tasks:Run", "no attribute 'Run'"),
-        ("dm:tests.envs.dm_tasks:Walk,name=2", "unexpected keyword argument 'name'"),
         ("dm:envs.dm:DmEnv", "dm:envs.dm:DmEnv: expected a subclass of dm_env.Environment"),
         ("dm:os:system,command=touch touched", "expected a subclass .* got a builtin_function_or_method"),
-        ("dm:os:environ", "expected a subclass .* got a _Environ"),
         ("dm:tests.envs.dm_tasks:says_nothing", "or a function annotated to return one, got a function"),
         ("dm:tests.envs.dm_tasks:makes_walks,gravity=2", "unexpected keyword argument 'gravity'"),
-        ("dm:tests.envs.dm_tasks:Continuous", r"action space: expected Discrete\(n\) from 0, got Box"),
     ],
 )
 def test_wrong_specs_are_named(spec, message):
@@ -190,7 +173,6 @@ def test_a_module_that_does_not_exist(spec):
 @pytest.mark.parametrize(
     "names",
     [
-        ["rooms:small,hud=False,look_pixels=9"],
         ["rooms:full,hud=False", "dmlab:a/b,test=True"],
         ["rooms:small,colours=ff0000+0000ff", "rooms:small"],
     ],
@@ -225,45 +207,35 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("variant", list(GOLDEN))
+def random_steps(variant):
+    env = RoomsVectorEnv(4, variant)
+    env.reset(seed=11)
+    return [env.step(actions)[:3] for actions in np.random.default_rng(0).integers(0, 9, (250, 4))]
+
+
+@pytest.mark.parametrize("variant", GOLDEN)
 def test_the_level_is_what_it_was(variant):
     """Pixels are compared to 0.01 %: another machine may round a few of them differently. An object that moves by one
     pixel changes more."""
-    env = RoomsVectorEnv(4, variant)
-    env.reset(seed=11)
-    total, choices, pixels = 0.0, 0, []
-    for t, actions in enumerate(np.random.default_rng(0).integers(0, 9, (250, 4))):
-        view, reward, _, _, _ = env.step(actions)
-        total += reward.sum()
-        choices += (abs(reward) > 5).sum()
-        if t % 50 == 49:
-            pixels.append(int(view.sum(dtype=int)))
-    expected_total, expected_choices, expected_pixels = GOLDEN[variant]
-    assert (total, choices) == (expected_total, expected_choices)
-    assert pixels == pytest.approx(expected_pixels, rel=1e-4)
+    views, rewards, _ = zip(*random_steps(variant))
+    total, choices, pixels = GOLDEN[variant]
+    assert (np.sum(rewards), (abs(np.array(rewards)) > 5).sum()) == (total, choices)
+    assert [int(view.sum(dtype=int)) for view in views[49::50]] == pytest.approx(pixels, rel=1e-4)
 
 
 DIGEST = """
-import hashlib, numpy as np
-from envs.rooms import RoomsVectorEnv
-digest = hashlib.sha256()
-for variant in ("full", "small"):
-    env = RoomsVectorEnv(4, variant)
-    env.reset(seed=11)
-    for actions in np.random.default_rng(0).integers(0, 9, (250, 4)):
-        for part in env.step(actions)[:3]:
-            digest.update(np.ascontiguousarray(part).tobytes())
-print(digest.hexdigest())
+import hashlib
+from tests.envs.test_api import random_steps
+steps = random_steps("full") + random_steps("small")
+print(hashlib.sha256(b"".join(part.tobytes() for step in steps for part in step)).hexdigest())
 """
 
 
 @pytest.mark.slow
 def test_cold_and_cached_compilation_give_the_same_bits(tmp_path):
-    digests = []
+    variables = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command, digests = [sys.executable, "-c", DIGEST], []
     for _ in range(2):
-        variables = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-c", DIGEST]
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
-        digests.append(done.stdout.strip())
+        digests.append(subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout)
         assert list(tmp_path.rglob("*.nbc"))
     assert digests[0] == digests[1]

@@ -64,22 +64,6 @@ def test_examples_of_a_round_and_of_rounds_are_drawn_independently():
     assert np.mean(sides[1:] == sides[:-1]) == pytest.approx(0.5, abs=0.02)
 
 
-def test_the_latest_example_alone_is_not_enough():
-    """A player that avoids only the object shown last is right in half of the choices about the first of 2 examples."""
-    config = replace(FIXED, examples=2, colours=((255, 0, 0), (0, 255, 0)), shapes=("cube",))
-
-    def avoids_the_latest(env):
-        latest = env.state.round[:, 1, 0]
-        return oracle_actions(env, choose_match=(env.state.visit > 2) & (latest != env.state.match))
-
-    seen, _ = play(config, 600, avoids_the_latest, num_envs=64)
-    second, first = seen["visit"][:-1] == 4, seen["visit"][:-1] == 3
-    right, wrong = (np.diff(seen[name], axis=0) for name in ("correct", "wrong"))
-    assert right[second].sum() > 500
-    assert wrong[second].sum() == 0
-    assert right[first].sum() / (right[first].sum() + wrong[first].sum()) == pytest.approx(0.5, abs=0.06)
-
-
 @pytest.mark.parametrize("examples", [1, 2])
 def test_the_delay_is_dark_and_still_and_lasts_its_frames(examples):
     config = replace(FRAMES, examples=examples, delay_frames=37, image_height=40, image_width=64)
