@@ -25,10 +25,6 @@ class Counting(DiagnosticEnv):
     """
 
     variables = ("number", "episode", "count", "evens")
-    number: NDArray[np.int64]
-    episode: NDArray[np.int64]
-    count: NDArray[np.int64]
-    evens: NDArray[np.int64]
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs, spaces.Box(0, 2**24, (3,), np.float32), 2, counters=("evens",))
@@ -76,20 +72,10 @@ class CountingAgent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.core = CountingCore()
+        self.initial_state = self.core.initial_state
         self.marker = nn.Parameter(torch.zeros(1))
 
-    def initial_state(self, batch_size: int) -> CountingState:
-        return self.core.initial_state(batch_size)
-
-    def forward(
-        self,
-        observation: Tensor,
-        last_action: Tensor,
-        last_reward: Tensor,
-        reset: Tensor,
-        state: CountingState,
-        return_attention: bool = False,
-    ) -> AgentOutput:
+    def forward(self, observation, last_action, last_reward, reset, state, return_attention=False) -> AgentOutput:
         wrong = []
         for now, begins, action, reward in zip(
             observation.unbind(1), reset.unbind(1), last_action.unbind(1), last_reward.unbind(1)

@@ -26,7 +26,7 @@ def make_actor(core: CoreConfig, env: str = ENV, rows: int = 1) -> Actor:
 
 
 def compressive(**changes: object) -> CompressiveTransformerConfig:
-    return CompressiveTransformerConfig(8, 2, 2, 8, **{**SIZES, **changes})  # type: ignore[arg-type]
+    return CompressiveTransformerConfig(8, 2, 2, 8, **{**SIZES, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def recordings() -> list[Recording]:
     return record_episodes(make_actor(compressive()), 3)
 
 
-def test_a_recording_repeats_observations_and_rewards(recordings: list[Recording]) -> None:
+def test_a_recording_repeats_observations_and_rewards(recordings):
     actor = make_actor(compressive())
     for recording in recordings:
         assert recording.observations.shape == (STEPS, 24, 32, 3)
@@ -51,10 +51,12 @@ def test_a_recording_repeats_observations_and_rewards(recordings: list[Recording
         actor.step(torch.tensor([0]))  # which only resets
 
 
-def test_an_endless_episode_ends_a_recording() -> None:
-    assert len(record_episodes(make_actor(compressive()), 1, max_steps=STEPS)) == 1
-    with pytest.raises(EnvironmentFailed, match=f"episodes of at most {STEPS - 1} steps .* its last action was"):
-        record_episodes(make_actor(compressive()), 1, max_steps=STEPS - 1)
+@pytest.mark.parametrize("play", [play_episodes, record_episodes])
+def test_endless_episodes_are_named_with_their_last_action(play):
+    assert len(play(make_actor(compressive()), 1, max_steps=STEPS)) == 1
+    message = rf"episodes of at most {STEPS - 1} steps \(max-episode-steps\), .* its last action was \d"
+    with pytest.raises(EnvironmentFailed, match=message):
+        play(make_actor(compressive()), 1, max_steps=STEPS - 1)
 
 
 def literal_slots(sizes: tuple[int, int, int], rate: int, episodes: int) -> list[list[tuple[int, int]]]:
@@ -80,7 +82,7 @@ def literal_slots(sizes: tuple[int, int, int], rate: int, episodes: int) -> list
     return shown
 
 
-def test_slots_trace_to_the_steps_of_a_literal_memory(recordings: list[Recording]) -> None:
+def test_slots_trace_to_the_steps_of_a_literal_memory(recordings):
     for layer, rate in enumerate(SIZES["compression_rate"]):
         sizes = (SIZES["compressed_size"][layer], SIZES["memory_size"][layer], 4)
         found = np.concatenate([recording.attention[layer].steps for recording in recordings])
@@ -88,7 +90,7 @@ def test_slots_trace_to_the_steps_of_a_literal_memory(recordings: list[Recording
         np.testing.assert_array_equal(found, literal_slots(sizes, rate, len(recordings)))
 
 
-def test_attention_sums_to_1_over_valid_slots(recordings: list[Recording]) -> None:
+def test_attention_sums_to_1_over_valid_slots(recordings):
     for recording in recordings:
         for index, layer in enumerate(recording.attention):
             assert layer.weights.shape == (STEPS, 2, sum(layer.sizes))
@@ -107,7 +109,7 @@ def test_attention_sums_to_1_over_valid_slots(recordings: list[Recording]) -> No
 
 
 @pytest.mark.parametrize("act", [Actor.unroll, play_episodes, record_episodes])
-def test_acting_builds_no_graph(act) -> None:
+def test_acting_builds_no_graph(act):
     actor, cached = make_actor(compressive()), []
     with_cache = actor.agent.core.with_cache
     actor.agent.core.with_cache = lambda state: cached.append(with_cache(state)) or cached[-1]
@@ -116,15 +118,16 @@ def test_acting_builds_no_graph(act) -> None:
     assert not any(leaf.requires_grad for leaf in leaves(cached[0].cache))
 
 
-def test_most_used_memories_trace_to_one_step_each() -> None:
+def test_most_used_memories_trace_to_one_step_each():
     (recording,) = record_episodes(make_actor(compressive(compression="most-used")), 1)
     for layer in recording.attention:
         np.testing.assert_array_equal(layer.steps[..., 0], layer.steps[..., 1])
-        assert (layer.steps[-1, : layer.sizes[0], 0] >= 0).any()
-        assert ((layer.steps[-1, : layer.sizes[0], 0] >= 0) == (layer.weights[-1, 0, : layer.sizes[0]] > 0)).all()
+        present = layer.steps[-1, : layer.sizes[0], 0] >= 0
+        assert present.any()
+        assert (present == (layer.weights[-1, 0, : layer.sizes[0]] > 0)).all()
 
 
-def test_recordings_without_attention_and_images(tmp_path) -> None:
+def test_recordings_without_attention_and_images(tmp_path):
     (recording,) = record_episodes(make_actor(LSTMConfig(8), "diagnostic:tmaze,length=3"), 1)
     assert recording.attention == ()
     assert recording.poses is None

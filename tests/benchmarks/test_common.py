@@ -16,21 +16,16 @@ BUSY = "import time\nwhile time.process_time() < .3: pass\ntime.sleep(60)"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
 
 
-def test_rates_are_medians_measured_in_turns() -> None:
+def test_rates_are_medians_measured_in_turns():
     calls, clock = [], iter(range(0, 10**6))
-
-    def work(name: str, amounts: list[float]) -> float:
-        calls.append(name)
-        return amounts.pop(0)
-
     amounts = {"a": [0.0, 1.0, 30.0, 2.0], "b": [0.0, 4.0, 5.0, 6.0]}
-    works = {name: lambda name=name: work(name, amounts[name]) for name in amounts}
+    works = {name: lambda name=name: calls.append(name) or amounts[name].pop(0) for name in amounts}
     assert in_turns(works, 0, turns=3, clock=lambda: float(next(clock))) == {"a": 2, "b": 5}
     assert calls == ["a", "b"] * 4
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_family_has_descendants_their_memory_and_cpu_time() -> None:
+def test_family_has_descendants_their_memory_and_cpu_time():
     mark, me, cpu = f"mark-{os.getpid()}", os.getpid(), cpu_seconds()
     child = subprocess.Popen([sys.executable, "-c", PARENT], env={**os.environ, "MARK": mark})
     try:

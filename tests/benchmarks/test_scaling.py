@@ -14,9 +14,8 @@ LOOP = Loop(
 )
 
 
-@pytest.mark.parametrize("by_reference", [False, True])
-@pytest.mark.parametrize("gpus", [1, 8, 64])
-def test_time_of_the_loop_is_the_sum_of_its_parts(gpus: int, by_reference: bool) -> None:
+@pytest.mark.parametrize(("gpus", "by_reference"), [(1, False), (8, True), (64, False), (64, True)])
+def test_time_of_the_loop_is_the_sum_of_its_parts(gpus, by_reference):
     rate = LOOP.steps_per_second(gpus, by_reference)
     actors = rate / LOOP.actor_steps_per_second
     seconds = LOOP.update_seconds + LOOP.driver_seconds(gpus, actors, by_reference)
@@ -24,7 +23,7 @@ def test_time_of_the_loop_is_the_sum_of_its_parts(gpus: int, by_reference: bool)
     assert LOOP.gpu_busy(gpus, by_reference) == pytest.approx(LOOP.update_seconds / seconds)
 
 
-def test_the_driver_bounds_the_rate() -> None:
+def test_the_driver_bounds_the_rate():
     free = dataclasses.replace(LOOP, **dict.fromkeys(COSTS, 0.0))
     assert free.steps_per_second(64) == pytest.approx(64 * free.steps_per_second(1))
     rates = [LOOP.steps_per_second(gpus) for gpus in (1, 2, 8, 64, 10_000)]
@@ -35,7 +34,7 @@ def test_the_driver_bounds_the_rate() -> None:
     assert LOOP.gpu_busy(gpus) <= 0.5 < LOOP.gpu_busy(gpus - 1)
 
 
-def test_rows_count_actors_and_bytes() -> None:
+def test_rows_count_actors_and_bytes():
     options = Options(network_gbit=80, node_cores=10, node_gpus=8)  # 10 GB/s
     one, many = LOOP.row(1, options), LOOP.row(64, options)
     assert one["actors"] == math.ceil(LOOP.steps_per_second(1) / 200)

@@ -1,13 +1,12 @@
 """The comparison of language models: the paper's rows, equal numbers of tokens, and compressors on the same bytes."""
 
 import bz2
-from pathlib import Path
 
 from benchmarks.text import TABLE_5, Options, compressors, table, variants
 from text.corpora import load
 
 
-def test_variants_are_the_rows_of_the_table_and_see_the_same_tokens() -> None:
+def test_variants_are_the_rows_of_the_table_and_see_the_same_tokens():
     assert list(variants(Options())) == ["compressive", "transformer-xl"]
     words = variants(Options(compare="compressions", steps=40))
     assert list(words) == [*(", ".join(row) for row in TABLE_5), "transformer-xl"]
@@ -18,7 +17,7 @@ def test_variants_are_the_rows_of_the_table_and_see_the_same_tokens() -> None:
         assert int(given["--learner.warmup-steps"]) + int(given["--learner.decay-steps"]) == 40
 
 
-def test_compressors_and_models_share_a_table(tmp_path: Path) -> None:
+def test_compressors_and_models_share_a_table(tmp_path):
     corpus = tmp_path / "text.txt"
     corpus.write_text("".join(f"line {index}\n" for index in range(3000)))
     held = b"".join(document.read() for document in load("folder", corpus)["test"])

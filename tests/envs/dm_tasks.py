@@ -1,4 +1,4 @@
-"""A dm_env environment with every kind of spec and short episodes."""
+"""A dm_env environment with every kind of spec and short episodes, and things that are none."""
 
 import time
 
@@ -16,8 +16,7 @@ class Walk(dm_env.Environment):
     def __init__(self, cells: int = 5, limit: int = 9, seed: int | None = None) -> None:
         self.cells, self.limit = cells, limit
         self.random = np.random.default_rng(seed)
-        self.over = True
-        self.closed = False
+        self.over, self.closed = True, False
 
     def reset(self) -> dm_env.TimeStep:
         self.cell, self.time, self.over = int(self.random.integers(self.cells - 1)), 0, False
@@ -29,30 +28,22 @@ class Walk(dm_env.Environment):
         wind = int(self.random.integers(-1, 2))
         self.cell = int(np.clip(self.cell + int(action) - 1 + wind, 0, self.cells - 1))
         self.time += 1
-        if self.cell == self.cells - 1:
-            self.over = True
+        right, late = self.cell == self.cells - 1, self.time == self.limit
+        self.over = right or late
+        if right:
             return dm_env.termination(1.0, self._observe())
-        if self.time == self.limit:
-            self.over = True
-            return dm_env.truncation(0.0, self._observe())
-        return dm_env.transition(-0.1, self._observe())
+        return dm_env.truncation(0.0, self._observe()) if late else dm_env.transition(-0.1, self._observe())
 
     def _observe(self) -> dict:
         place = np.array([2 * self.cell / (self.cells - 1) - 1])
-        return {
-            "cell": np.int32(self.cell),
-            "place": place,
-            "rest": (np.array(self.cell in (0, self.cells - 1)), float(self.limit - self.time)),
-        }
+        rest = (np.array(self.cell in (0, self.cells - 1)), float(self.limit - self.time))
+        return {"cell": np.int32(self.cell), "place": place, "rest": rest}
 
     def observation_spec(self) -> dict:
-        return {
-            "cell": specs.DiscreteArray(self.cells),
-            "place": specs.BoundedArray((1,), np.float64, -1, 1),
-            "rest": (specs.Array((), bool), specs.Array((), float)),
-        }
+        place, rest = specs.BoundedArray((1,), np.float64, -1, 1), (specs.Array((), bool), specs.Array((), float))
+        return {"cell": specs.DiscreteArray(self.cells), "place": place, "rest": rest}
 
-    def action_spec(self) -> specs.DiscreteArray:
+    def action_spec(self) -> specs.Array:
         return specs.DiscreteArray(3)
 
     def close(self) -> None:
@@ -65,3 +56,11 @@ class Unhurried(Walk):
     def step(self, action: int) -> dm_env.TimeStep:
         time.sleep(0.005)
         return super().step(action)
+
+
+def makes_walks(cells: int = 5) -> dm_env.Environment:
+    return Walk(cells)
+
+
+def says_nothing(cells: int = 7):
+    raise AssertionError("it was called")

@@ -19,7 +19,7 @@ class Lab:
     """`rewards` maps the frame of an episode (1..720) to its reward; `instruction` is that of language levels.
 
     `begun` collects (level, mixer seed, seed) of all episodes of all instances except the first of each, which differs
-    from later ones; `built` counts compiled maps.
+    from later ones; `built` counts compiled maps; `latest` is the newest instance.
     """
 
     frames = 720
@@ -27,6 +27,7 @@ class Lab:
     instruction = "Pick the red ball in the blue room."
     begun: list[tuple[str, int, int]] = []  # noqa: RUF012
     built = 0
+    latest = None
 
     def __init__(self, level, observations, config=None, renderer="software", level_cache=None):
         config = {"width": "320", "height": "240", "fps": "60", "mixerSeed": "0", **(config or {})}
@@ -49,7 +50,7 @@ class Lab:
         self.size = int(config["height"]), int(config["width"])
         self.frame = self.seed = None
         self.episodes = self.counted = 0
-        self.closed = False
+        self.closed, Lab.latest = False, self
 
     def reset(self, episode=-1, seed=None):
         if seed is not None and not isinstance(seed, int):  # python/dmlab_module.c: not even np.int64

@@ -1,4 +1,4 @@
-"""The rooms level as gymnasium environments, wrong calls of batched environments, configs and specs."""
+"""The rooms level as gymnasium environments, wrong calls, configs, and specs of every kind."""
 
 import os
 import subprocess
@@ -12,15 +12,19 @@ from gymnasium.utils.env_checker import check_env
 import envs
 from envs.registry import prepare, rooms_config
 from envs.rooms import RoomsConfig, RoomsEnv, RoomsVectorEnv
+from envs.rooms.config import RANGES
 
-TINY = RoomsConfig(image_height=16, image_width=16, hud=False)
+TINY = RoomsConfig(image_height=16, image_width=16, hud=False, episode_frames=64)
 
 
-def test_gymnasium_checks_the_single_environment():
+def test_a_single_environment_is_member_0_of_a_batch_with_its_seed():
     check_env(RoomsEnv("small", render_mode="rgb_array"), skip_render_check=False)
-    single = RoomsEnv(RoomsConfig(image_height=16, image_width=16, hud=False, episode_frames=4))
-    single.reset(seed=0)
-    assert single.step(0)[2]
+    single, batch = RoomsEnv(TINY), RoomsVectorEnv(2, TINY)
+    assert (single.reset(seed=5)[0] == batch.reset(seed=5)[0][0]).all()
+    for step, action in enumerate([0, 6, 7, 3] * 4):
+        observation, _, over, _, _ = single.step(action)
+        assert (observation == batch.step(np.array([action, 1]))[0][0]).all()
+        assert over == (step == 15)
     with pytest.raises(RuntimeError, match="call reset"):
         single.step(0)
 
@@ -32,11 +36,13 @@ def test_wrong_calls_of_batched_environments(spec):
     with pytest.raises(RuntimeError, match="before reset"):
         env.step(np.zeros(2, int))
     env.reset(seed=0)
-    for actions in (np.zeros(3, int), np.zeros(2)):
-        with pytest.raises(ValueError, match=r"expected integers \[2\]"):
-            env.step(actions)
-    for actions in ([0, last + 1], [-1, 0]):
-        with pytest.raises(ValueError, match=rf"expected 0\.\.{last}, got {min(actions)}\.\.{max(actions)}"):
+    for actions, message in (
+        (np.zeros(3, int), r"expected integers \[2\]"),
+        (np.zeros(2), r"expected integers \[2\]"),
+        ([0, last + 1], rf"expected 0\.\.{last}, got 0\.\.{last + 1}"),
+        ([-1, 0], rf"expected 0\.\.{last}, got -1\.\.0"),
+    ):
+        with pytest.raises(ValueError, match=message):
             env.step(np.array(actions))
     for wrong, message in (
         ({"seed": [0]}, "expected 2 seeds, got 1"),
@@ -54,22 +60,14 @@ def test_wrong_calls_of_batched_environments(spec):
         envs.make_vector(spec, 0)
 
 
-@pytest.mark.parametrize("suffix", ["", "-Small", "-Full-Randomised", "-Small-Recall-66"])
+@pytest.mark.parametrize("suffix", ["", "-Full-Randomised", "-Small-Recall-66"])
 def test_registered_names(suffix):
-    name = f"RoomsSelectNonmatchingObject{suffix}-v0"
-    env = gymnasium.make(f"compressive/{name}")
+    name = f"compressive/RoomsSelectNonmatchingObject{suffix}-v0"
+    env = gymnasium.make(name)
     assert env.reset(seed=0)[0].shape == env.observation_space.shape
-    batch = gymnasium.make_vec(f"compressive/{name}", num_envs=3)
+    batch = gymnasium.make_vec(name, num_envs=3)
     assert isinstance(batch, RoomsVectorEnv)
     assert batch.reset(seed=0)[0].shape == (3, *env.observation_space.shape)
-
-
-def test_a_single_environment_is_member_0_of_a_batch_with_its_seed():
-    single, batch = RoomsEnv(TINY), RoomsVectorEnv(2, TINY)
-    a, b = single.reset(seed=5)[0], batch.reset(seed=5)[0]
-    assert (a == b[0]).all()
-    for action in (0, 6, 7, 3, 0, 0):
-        assert (single.step(action)[0] == batch.step(np.array([action, 1]))[0][0]).all()
 
 
 def test_reset_with_a_mask_and_without_a_seed():
@@ -79,108 +77,113 @@ def test_reset_with_a_mask_and_without_a_seed():
     env.step(np.zeros(64, int))
     mask = np.arange(64) < 32
     env.reset(options={"reset_mask": mask})
-    assert (env.state.frame[:32] == 0).all()
-    assert (env.state.frame[32:] == 4).all()
+    assert (env.state.frame == np.where(mask, 0, 4)).all()
     assert (env.state.match[:32] != match[:32]).any()
     assert (env.state.match[32:] == match[32:]).all()
 
 
-@pytest.mark.parametrize(
-    ("field", "values"),
-    [
-        ("image_height", (4,)),
-        ("image_width", (32.0,)),
-        ("fov_degrees", (180.0,)),
-        ("hud", (1,)),
-        ("randomise", (1,)),
-        ("fixed_sides", ("left",)),
-        ("action_repeat", (0,)),
-        ("episode_frames", (0, 10**20)),
-        ("examples", (0, 10**9)),
-        ("delay_frames", (-4,)),
-        ("delay_halvings", (-1,)),
-        ("visit_frames", (2.5,)),
-        ("shapes", (("teapot",), (), ("cube", "cube"), "cube")),
-        ("colours", (((1, 2),), ((1, 2, 300),), ([1, 2, 3],))),
-        ("object_scale", (0.0, float("nan"))),
-        ("pickup_scale", (4.0, 0)),
-        ("distance_scale", (0.1,)),
-        ("wall_height", (40.0,)),
-        ("glow_pulse", (2.0,)),
-        ("spin_seconds", (0.0,)),
-        ("run_speed", ("fast", 0)),
-        ("throw_seconds", (1e300,)),
-        ("reward_wrong", (-(10**400),)),
-    ],
-)
-def test_bad_configs_name_the_field_and_the_value(field, values):
-    for value in values:
+@pytest.mark.parametrize("field", RANGES)
+def test_numbers_out_of_their_range_are_named(field):
+    low, high = RANGES[field]
+    for value in (low - 1, high * 2, 10**400, float("nan"), "fast"):
         with pytest.raises(ValueError, match=rf"RoomsConfig\.{field}: expected .*got"):
             RoomsConfig(**{field: value})
 
 
-def test_configs_that_do_not_fit_together():
-    with pytest.raises(ValueError, match=r"RoomsConfig\.redraw_match: expected True with examples=3, got False"):
-        RoomsConfig(examples=3)
-    with pytest.raises(ValueError, match=r"RoomsConfig\.delay_halvings: expected .*delay_frames=7.* got 3"):
-        RoomsConfig(delay_frames=7, delay_halvings=3)
-    with pytest.raises(ValueError, match="at least 2 objects"):
-        RoomsConfig(shapes=("cube",), colours=((1, 2, 3),))
-    with pytest.raises(ValueError, match=r"RoomsConfig\.hud: expected False for images smaller than 40 x 64"):
-        RoomsConfig(image_height=24, image_width=32)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"image_width": 32.0}, "image_width: expected an integer, got 32.0"),
+        ({"hud": 1}, "hud: expected True or False, got 1"),
+        ({"spin_seconds": 0.0}, "spin_seconds: expected more than 0"),
+        ({"pickup_scale": 4.0}, "pickup_scale: expected .*got 4.0"),
+        ({"wall_height": 40.0}, "wall_height: expected .*eye_height=50"),
+        ({"shapes": ("teapot",)}, "shapes: expected .*got"),
+        ({"shapes": ("cube", "cube")}, "shapes: expected none twice"),
+        ({"shapes": ("cube",), "colours": ((1, 2, 3),)}, "shapes: expected at least 2 objects"),
+        ({"colours": ((1, 2, 300),)}, "colours: expected .*got"),
+        ({"examples": 3}, "redraw_match: expected True with examples=3, got False"),
+        ({"delay_frames": 7, "delay_halvings": 3}, "delay_halvings: expected .*delay_frames=7.* got 3"),
+        ({"image_height": 24, "image_width": 32}, "hud: expected False for images smaller than 40 x 64"),
+    ],
+)
+def test_bad_configs_name_the_field_and_the_value(fields, message):
+    with pytest.raises(ValueError, match=rf"RoomsConfig\.{message}"):
+        RoomsConfig(**fields)
 
 
 def test_specs():
-    assert envs.make_vector("rooms:full", 2).num_envs == 2
     spec = "rooms:small,object_scale=2,image_height=32,shapes=cube+cone,colours=ff0000+0000ff"
     config = envs.make_vector(spec, 1).config
     assert (config.object_scale, config.image_height, config.image_width) == (2, 32, 32)
-    assert config.shapes == ("cube", "cone")
-    assert config.colours == ((255, 0, 0), (0, 0, 255))
+    assert (config.shapes, config.colours) == (("cube", "cone"), ((255, 0, 0), (0, 0, 255)))
     assert not rooms_config("full", {"hud": "False"}).hud
-    prepare("rooms:small")
+    one, other = envs.make_vector("rooms:small", 2), envs.make_vector("rooms:small", 2, stream=4)
+    assert (one.reset(seed=3)[0] == other.reset(seed=3)[0]).all(), "rooms need no streams"
+    imported = "gym:envs.rooms:compressive/RoomsSelectNonmatchingObject-Small-v0"
+    assert envs.make_vector(imported, 1).num_envs == 1
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("rooms", "rooms, dmlab, gym, dm, diagnostic"),
         ("atari:pong", "rooms, dmlab, gym, dm, diagnostic"),
         ("rooms:large", "full, .*small"),
         ("rooms:full,colour=red", "object_scale"),
         ("rooms:full,hud", "field=value"),
         ("rooms:full,hud=True, hud=False", "each field once, got hud twice"),
-        ("rooms:full,object_scale=big", r"RoomsConfig\.object_scale"),
-        ("rooms:full,object_scale=-1", r"RoomsConfig\.object_scale"),
         ("rooms:full,colours=red", r"RoomsConfig\.colours"),
+        ("rooms:small,rooms:full", "expected one task, got 2"),
         ("dmlab:", "name of a level"),
         ("dmlab:lasertag,fps=30", "image_height"),
+        ("dmlab:x,image_height=x", "image_height: expected a value of type int, got 'x'"),
+        ("dmlab:x,test=x", "test: expected a value of type bool, got 'x'"),
+        ("diagnostic:recal", "recall, tmaze"),
+        ("diagnostic:recall,length=3", "no field 'length'; there are: delay, symbols"),
+        ("diagnostic:recall,delay=0", "delay: expected an integer of at least 1, got 0"),
+        ("diagnostic:recall,delay=True", "delay: expected an integer of at least 1, got True"),
+        ("diagnostic:tmaze,length=99999999999999999999", r"length: expected at most 10\^9, got 9"),
+        ("gym:", "Malformed environment ID"),
+        ("gym:a:b:c", "gym:a:b:c: expected an id such as CartPole-v1, or package:id"),
+        ("gym:CartPole-v1,max_episode_steps=-3", "gym:CartPole-v1: .*max_episode_steps"),
+        ("gym:CartPol-v1", "gym:CartPol-v1: .* Did you mean: `CartPole`"),
+        ("gym:CartPole-v1,gravity=3", "unexpected keyword argument 'gravity'"),
+        ("gym:CartPole-v1,view=pixels", "for MiniGrid only"),
+        ("gym:CartPole-v1,processes=none", "processes: expected an integer of at least 1, got 'none'"),
+        ("gym:Pendulum-v1", r"gym:Pendulum-v1: action space: expected Discrete\(n\) from 0, got Box"),
+        ("dm:Walk", "as in dm:module:Class, got dm:Walk"),
+        ("dm:tests.envs.dm_tasks:Run", "no attribute 'Run'"),
+        ("dm:envs.dm:DmEnv", "dm:envs.dm:DmEnv: expected a subclass of dm_env.Environment"),
+        ("dm:os:system,command=touch touched", "expected a subclass .* got a builtin_function_or_method"),
+        ("dm:tests.envs.dm_tasks:says_nothing", "or a function annotated to return one, got a function"),
+        ("dm:tests.envs.dm_tasks:makes_walks,gravity=2", "unexpected keyword argument 'gravity'"),
     ],
 )
-def test_unknown_names_list_what_exists(spec, message):
+def test_wrong_specs_are_named(spec, message):
     with pytest.raises(ValueError, match=message):
         envs.make_vector(spec, 1)
 
 
+@pytest.mark.parametrize("spec", ["dm:nowhere:Walk", "gym:nowhere:Id-v0"])
+def test_a_module_that_does_not_exist(spec):
+    with pytest.raises(ImportError, match="nowhere"):
+        envs.make_vector(spec, 1)
+
+
 @pytest.mark.parametrize(
-    ("spec", "names"),
+    "names",
     [
-        ("rooms:small", ["rooms:small"]),
-        ("rooms:small,hud=False,look_pixels=9", ["rooms:small,hud=False,look_pixels=9"]),
-        ("rooms:small,rooms:full", ["rooms:small", "rooms:full"]),
-        ("rooms:full,hud=False,dmlab:a/b,test=True", ["rooms:full,hud=False", "dmlab:a/b,test=True"]),
-        ("rooms:small,colours=ff0000+0000ff,rooms:small", ["rooms:small,colours=ff0000+0000ff", "rooms:small"]),
+        ["rooms:full,hud=False", "dmlab:a/b,test=True"],
+        ["rooms:small,colours=ff0000+0000ff", "rooms:small"],
     ],
 )
-def test_tasks_are_joined_by_commas(spec, names):
-    assert list(envs.tasks(spec)) == names
-    assert list(envs.tasks(",".join(envs.tasks(spec)))) == names
+def test_tasks_are_joined_by_commas(names):
+    assert list(envs.tasks(",".join(names))) == names
 
 
 @pytest.mark.parametrize(
     ("spec", "twice"),
     [
-        ("rooms:small,rooms:full,rooms:small", "rooms:small"),
         ("rooms:small,hud=False,bob_height=1,rooms:small,bob_height=1,hud=False", "rooms:small,bob_height=1,hud=False"),
         ("dmlab:dmlab30,dmlab:rooms_watermaze,instruction=True", "dmlab:rooms_watermaze,instruction=True"),
         ("dmlab:dmlab30,dmlab:dmlab30", "dmlab:rooms_collect_good_objects_train,instruction=True"),
@@ -191,23 +194,10 @@ def test_a_task_that_comes_twice_is_refused(spec, twice):
         envs.tasks(spec)
 
 
-def test_a_shared_test_version_is_tested_once():
-    both = "dmlab:rooms_collect_good_objects_test,test=True,image_width=8,dmlab:rooms_collect_good_objects_train"
-    tested = envs.held_out(f"{both},image_width=8")
-    assert envs.tasks(tested) == ("dmlab:rooms_collect_good_objects_test,test=True,image_width=8",)
-
-
-def test_several_tasks_are_prepared_but_not_one_environment():
+def test_several_tasks_are_prepared():
     prepare("rooms:small,rooms:small,hud=False")
-    with pytest.raises(ValueError, match="expected one task, got 2"):
-        envs.make_vector("rooms:small,rooms:full", 1)
     with pytest.raises(ValueError, match=r"'atari:pong'.*rooms, dmlab"):
-        envs.tasks("rooms:small,atari:pong")
-
-
-def test_rooms_need_no_streams():
-    one, other = envs.make_vector("rooms:small", 2), envs.make_vector("rooms:small", 2, stream=4)
-    assert (one.reset(seed=3)[0] == other.reset(seed=3)[0]).all()
+        prepare("rooms:small,atari:pong")
 
 
 #: Sum of rewards, choices, and sums of the pixels of every 50th view, in 250 random steps of 4 environments.
@@ -217,45 +207,35 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("variant", list(GOLDEN))
+def random_steps(variant):
+    env = RoomsVectorEnv(4, variant)
+    env.reset(seed=11)
+    return [env.step(actions)[:3] for actions in np.random.default_rng(0).integers(0, 9, (250, 4))]
+
+
+@pytest.mark.parametrize("variant", GOLDEN)
 def test_the_level_is_what_it_was(variant):
     """Pixels are compared to 0.01 %: another machine may round a few of them differently. An object that moves by one
     pixel changes more."""
-    env = RoomsVectorEnv(4, variant)
-    env.reset(seed=11)
-    total, choices, pixels = 0.0, 0, []
-    for t, actions in enumerate(np.random.default_rng(0).integers(0, 9, (250, 4))):
-        view, reward, _, _, _ = env.step(actions)
-        total += reward.sum()
-        choices += (abs(reward) > 5).sum()
-        if t % 50 == 49:
-            pixels.append(int(view.sum(dtype=int)))
-    expected_total, expected_choices, expected_pixels = GOLDEN[variant]
-    assert (total, choices) == (expected_total, expected_choices)
-    assert pixels == pytest.approx(expected_pixels, rel=1e-4)
+    views, rewards, _ = zip(*random_steps(variant))
+    total, choices, pixels = GOLDEN[variant]
+    assert (np.sum(rewards), (abs(np.array(rewards)) > 5).sum()) == (total, choices)
+    assert [int(view.sum(dtype=int)) for view in views[49::50]] == pytest.approx(pixels, rel=1e-4)
 
 
 DIGEST = """
-import hashlib, numpy as np
-from envs.rooms import RoomsVectorEnv
-digest = hashlib.sha256()
-for variant in ("full", "small"):
-    env = RoomsVectorEnv(4, variant)
-    env.reset(seed=11)
-    for actions in np.random.default_rng(0).integers(0, 9, (250, 4)):
-        for part in env.step(actions)[:3]:
-            digest.update(np.ascontiguousarray(part).tobytes())
-print(digest.hexdigest())
+import hashlib
+from tests.envs.test_api import random_steps
+steps = random_steps("full") + random_steps("small")
+print(hashlib.sha256(b"".join(part.tobytes() for step in steps for part in step)).hexdigest())
 """
 
 
 @pytest.mark.slow
 def test_cold_and_cached_compilation_give_the_same_bits(tmp_path):
-    digests = []
+    variables = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command, digests = [sys.executable, "-c", DIGEST], []
     for _ in range(2):
-        variables = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-c", DIGEST]
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
-        digests.append(done.stdout.strip())
+        digests.append(subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout)
         assert list(tmp_path.rglob("*.nbc"))
     assert digests[0] == digests[1]

@@ -38,53 +38,38 @@ def used(folder):
     return sum(entry.stat().st_size for entry in os.scandir(folder))
 
 
-def test_what_is_written_is_fetched(tmp_path, made):
-    cache, copy = LevelCache(tmp_path / "a" / "b", LIMIT), tmp_path / "copy.pk3"
+def test_what_is_written_is_fetched_whatever_its_key(tmp_path, made):
+    cache, copy = LevelCache(tmp_path / "cache" / "b", LIMIT), tmp_path / "copy.pk3"
     assert not cache.fetch("level 1", str(copy))
     assert not copy.exists()
-    cache.write("level 1", made("level 1"))
-    cache.write("level 2", made("level 2"))
-    for other in (cache, LevelCache(tmp_path / "a" / "b", LIMIT)):
+    for key in ("level 1", "level 2"):
+        cache.write(key, made(key))
+    for other in (cache, LevelCache(tmp_path / "cache" / "b", LIMIT)):
         assert other.fetch("level 1", str(copy))
         assert copy.read_bytes() == content("level 1")
     assert not cache.fetch("level 3", str(copy))
-
-
-def test_any_text_is_a_key(tmp_path, made):
-    cache, copy = LevelCache(tmp_path / "cache", LIMIT), tmp_path / "copy.pk3"
     for key in ("../../escape", "a/b", "", "é" * 5000, "."):
         cache.write(key, made("level 3"))
         assert cache.fetch(key, str(copy))
     assert {path.name for path in tmp_path.iterdir()} == {"cache", "copy.pk3", "made.pk3"}
 
 
-def test_the_least_recently_used_are_removed(tmp_path, made):
-    cache, copy = LevelCache(tmp_path / "cache", 4500), tmp_path / "copy.pk3"
+def test_the_least_recently_used_and_partial_files_are_removed(tmp_path, made):
+    folder, copy = tmp_path / "cache", tmp_path / "copy.pk3"
+    cache = LevelCache(folder, 4500)
     for age, key in enumerate(("level 3", "level 2", "level 1", "level 0")):
+        before = set(folder.glob("*.pk3"))
         cache.write(key, made(key))
-        os.utime(cache._file(key), (1000 - age, 1000 - age))
+        (new,) = set(folder.glob("*.pk3")) - before
+        os.utime(new, (1000 - age, 1000 - age))
+    half = folder / "0123.tmp"  # of a killed writer
+    half.write_bytes(b"half")
     assert cache.fetch("level 0", str(copy))
     cache.write("level 4", made("level 4"))
-    assert used(tmp_path / "cache") <= 4500
+    assert not half.exists()
+    assert used(folder) <= 4500
+    LevelCache(folder, 1300).write("level 9", made("level 9"))  # larger than the cache
     assert [key for key in SIZES if cache.fetch(key, str(copy))] == ["level 0", "level 2", "level 3", "level 4"]
-
-
-def test_a_level_larger_than_the_cache_is_not_kept(tmp_path, made):
-    cache = LevelCache(tmp_path / "cache", 1100)
-    cache.write("level 0", made("level 0"))
-    cache.write("level 9", made("level 9"))
-    assert cache.fetch("level 0", str(tmp_path / "copy"))
-    assert not cache.fetch("level 9", str(tmp_path / "copy"))
-
-
-def test_partial_files_of_killed_writers_are_removed(tmp_path, made):
-    cache = LevelCache(tmp_path / "cache", LIMIT)
-    cache.write("level 0", made("level 0"))
-    left = cache._file("level 1").with_suffix(".tmp")
-    left.write_bytes(b"half")
-    assert not cache.fetch("level 1", str(tmp_path / "copy"))
-    cache.write("level 2", made("level 2"))
-    assert not left.exists()
 
 
 def test_a_folder_that_cannot_be_used(tmp_path, made, caplog):

@@ -38,14 +38,11 @@ def test_a_diagonal_is_not_faster():
     assert run_frames(30, 1.0, 1.0)[-1] == pytest.approx(run_frames(30)[-1])
 
 
-def test_friction_stops_a_runner():
+def test_friction_stops_a_runner_except_in_flight():
     covered = run_frames(60, forward=0.0, speed=(320.0, 0.0))
     assert covered[-1] == 0.0
     # v / 6 down to the stop speed of 100 u/s, then 600 u/s^2: (320 - 100) / 6 + 100^2 / 1200 = 45 u.
     assert covered.sum() == pytest.approx(45.0, abs=2.5)
-
-
-def test_no_friction_in_flight():
     assert run_frames(10, forward=0.0, speed=(400.0, 0.0), grounded=False).sum() == pytest.approx(10 * 400 / 60)
 
 
@@ -57,22 +54,17 @@ def test_walking_never_gains_speed_beyond_the_run_speed(vx, vy, yaw, action):
     assert after <= max(before, 320.0 * math.sqrt(2)) + 1e-6
 
 
-@pytest.mark.parametrize(
-    ("forward", "right", "direction"), [(1, 0, (0, 1)), (-1, 0, (0, -1)), (0, 1, (1, 0)), (0, -1, (-1, 0))]
-)
-def test_directions_with_yaw_90_looking_along_y(forward, right, direction):
-    velocity = physics.accelerate(0.0, 0.0, 90.0, forward, right, 320.0, True)
-    assert np.allclose(np.array(velocity) / np.hypot(*velocity), direction)
+def test_directions_with_yaw_90_looking_along_y():
+    for forward, right, direction in ((1, 0, (0, 1)), (-1, 0, (0, -1)), (0, 1, (1, 0)), (0, -1, (-1, 0))):
+        velocity = physics.accelerate(0.0, 0.0, 90.0, forward, right, 320.0, True)
+        assert np.allclose(np.array(velocity) / np.hypot(*velocity), direction)
 
 
-def test_yaw_wraps():
+def test_yaw_wraps_and_pitch_clamps_at_87_9():
     assert physics.turn(179.0, 0.0, -20.0, 0.0)[0] == pytest.approx(-178.888)
     assert physics.turn(-179.0, 0.0, 20.0, 0.0)[0] == pytest.approx(178.888)
-
-
-@pytest.mark.parametrize("sign", [-1, 1])
-def test_pitch_clamps_at_87_9(sign):
-    assert physics.turn(0.0, sign * 87.0, 0.0, sign * 512.0)[1] == pytest.approx(sign * 87.9)
+    for sign in (-1, 1):
+        assert physics.turn(0.0, sign * 87.0, 0.0, sign * 512.0)[1] == pytest.approx(sign * 87.9)
 
 
 def test_walls_stop_one_axis_and_let_the_other_slide():
