@@ -14,19 +14,26 @@ import pytest
 
 from commands import main
 from learner import checkpoints
+from speech import audio, synthetic
 
 TINY = [
-    "--agent.torso-size=16",
-    "--agent.core.model-size=16",
-    "--agent.core.mlp-size=16",
-    "--actors.envs-per-actor=2",
-    "--actors.unroll-length=16",
-    "--eval-episodes=2",
-    "--log-every=1",
-    "--checkpoint-seconds=0",
-    "--video-episodes=0",
-]
+    "--agent.torso-size=16", "--agent.core.model-size=16", "--agent.core.mlp-size=16", "--actors.envs-per-actor=2",
+    "--actors.unroll-length=16", "--eval-episodes=2", "--log-every=1", "--checkpoint-seconds=0", "--video-episodes=0",
+]  # fmt: skip
 """Options of a run that writes a row of metrics and a checkpoint after every update."""
+TINY_TEXT = [
+    "--corpus=folder", "--model.core.model-size=16", "--model.core.num-layers=1", "--model.core.mlp-size=16",
+    "--model.core.segment-size=8", "--model.core.memory-size=8", "--learner.batch-size=4",
+    "--learner.sequence-length=16", "--learner.late-start=20", "--learner.late-accumulation-steps=2",
+    "--evaluate-every=16", "--log-every=1",
+]  # fmt: skip
+COMPRESSIVE_TEXT = [*TINY_TEXT, "--model.core.compressed-size=8", "--model.core.dropout=0.1"]
+TINY_SPEECH = [
+    "--learner.batch-size=2", "--learner.sequence-length=64", "--learner.steps=6", "--learner.warmup-steps=1",
+    "--validation-samples=300", "--validate-every=3", "--log-every=1", "--checkpoint-seconds=0", "--threads=1",
+    "--sample-seconds=0.01", "--keep-checkpoints=9",
+]  # fmt: skip
+"""Options of version 0.1, which still work."""
 ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 PATIENCE = 300.0
 """Seconds to wait for what takes five on an idle machine."""
@@ -35,6 +42,16 @@ PATIENCE = 300.0
 def frames(updates: int) -> int:
     """Environment frames of a number of updates of a tiny run: updates x rows x steps x repeat."""
     return updates * 2 * 16 * 4
+
+
+def write_corpus(kind: str, root: Path) -> Path:
+    """Thirty short programs, or four sounds of a quarter of a second."""
+    root.mkdir()
+    for index in range(30 if kind == "text" else 0):
+        (root / f"{index}.txt").write_text(f"def function_{index}(x):\n    return x + {index}\n" * 20)
+    for number in range(4 if kind == "speech" else 0):
+        audio.write_wav(root / f"{number}.wav", synthetic.utterance(0, number)[:1000], 4000)
+    return root
 
 
 def command(*arguments: object) -> list[str]:

@@ -10,7 +10,17 @@ import pytest
 import torch
 
 from envs.guard import STEP_SECONDS, limit_calls
-from tests.commands.cli import TINY, Commands, frames, run
+from tests.commands.cli import ENVIRONMENT, TINY, Commands, frames, run
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Corpora are built outside the user's cache, once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        cache = str(tmp_path_factory.getbasetemp() / "cache")
+        patch.setenv("XDG_CACHE_HOME", cache)
+        patch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", cache)
+        yield
 
 
 @pytest.fixture(scope="session")

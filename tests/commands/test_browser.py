@@ -86,27 +86,15 @@ def test_slider_keys_layers_and_heads(tab: Any, finished: tuple[Path, str]) -> N
     first = tab.evaluate(SHOWN)
     assert (first["step"], first["slider"]) == (0, 0)
     assert_strip(first, {(0, 0): 1.0})
-
-    def pressed(key: str, step: int) -> dict[str, Any]:
+    rewarded = next((step for step, reward in enumerate(episode["rewards"]) if reward and step), 0)
+    keys = [("ArrowRight", 1), ("ArrowLeft", 0), ("ArrowLeft", 0), ("End", last), ("Home", 0)]
+    for key, step in keys + [("n", rewarded)] * bool(rewarded):
         tab.keyboard.press(key)
         shown = tab.evaluate(SHOWN)
         assert (shown["step"], shown["slider"]) == (step, step), key
-        action = data["actions"][episode["actions"][step]]
         assert f"{step} of {last}" in shown["facts"]
-        assert action in shown["facts"]
-        return shown
-
-    pressed("ArrowRight", 1)
-    pressed("ArrowLeft", 0)
-    pressed("ArrowLeft", 0)
-    end = pressed("End", last)
-    assert end["frame"] != first["frame"]
-    assert end["map"] != first["map"]
-    pressed("Home", 0)
-    for step, reward in enumerate(episode["rewards"]):
-        if reward and step:
-            pressed("n", step)
-            break
+        assert data["actions"][episode["actions"][step]] in shown["facts"]
+        assert step != last or (shown["frame"] != first["frame"] and shown["map"] != first["map"])
     tab.locator("#slider").fill("150")
     shown = tab.evaluate(SHOWN)
     assert shown["step"] == 150
@@ -126,19 +114,15 @@ def test_slider_keys_layers_and_heads(tab: Any, finished: tuple[Path, str]) -> N
     assert tab.evaluate(SHOWN)["step"] == target
 
 
-def test_the_frames_that_are_drawn_are_those_of_the_data(tab: Any, finished: tuple[Path, str]) -> None:
+def test_frames_are_those_of_the_data_and_space_plays_them(tab: Any, finished: tuple[Path, str]) -> None:
     data = show(tab, finished[0] / "videos" / "final.html")
     frames = shown_frames(data, data["episodes"][0])
-    for step in (0, 99, 100, 179):
+    for step in (99, 100, 179, 0):
         tab.evaluate(f"go({step})")
         encoded = tab.evaluate(SHOWN)["frame"].partition(",")[2]
         drawn = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGB"))
         assert drawn.shape == (24 * 24, 32 * 24, 3)
         np.testing.assert_array_equal(drawn[12::24, 12::24], frames[step])
-
-
-def test_space_plays_and_pauses(tab: Any, finished: tuple[Path, str]) -> None:
-    show(tab, finished[0] / "videos" / "final.html")
     tab.keyboard.press(" ")
     tab.wait_for_function("Number(document.body.dataset.step) > 3")
     assert tab.locator("#play").inner_text() == "Pause"
@@ -150,30 +134,20 @@ def test_space_plays_and_pauses(tab: Any, finished: tuple[Path, str]) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_wider_than_a_telephone(
-    tab: Any, finished: tuple[Path, str], tmp_path: Path, scheme: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    main(["report", str(finished[0]), "--episodes", "0", "--output", str(tmp_path / "report.html")])
+def test_pages_on_a_telephone_and_charts(tab: Any, finished: tuple[Path, str], tmp_path: Path, scheme: str) -> None:
+    run, report = finished[0], tmp_path / "report.html"
+    main(["report", str(run), "--episodes", "1", "--output", str(report)])
+    main(["compare", "--from", str(run), "--folder", str(tmp_path / "compared")])
     tab.emulate_media(color_scheme=scheme)
     tab.set_viewport_size({"width": 390, "height": 844})
-    main(["compare", "--from", str(finished[0]), "--folder", str(tmp_path / "compared")])
-    for path in (
-        finished[0] / "videos" / "final.html",
-        tmp_path / "report.html",
-        tmp_path / "compared" / "report.html",
-    ):
-        show(tab, path)
+    for path in (run / "videos" / "final.html", tmp_path / "compared" / "report.html", report):
+        data = show(tab, path)
         assert tab.evaluate("document.documentElement.scrollWidth") == 390
         paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, paper[4:-1].split(","))) > 384) == (scheme == "light")
-
-
-def test_the_report_draws_what_was_measured(tab: Any, finished: tuple[Path, str], tmp_path: Path) -> None:
-    main(["report", str(finished[0]), "--episodes", "1", "--output", str(tmp_path / "report.html")])
-    data = show(tab, tmp_path / "report.html")
     titles = tab.locator("#charts h3").all_inner_texts()
-    assert [title.split("\n")[0].startswith(chart["title"]) for title, chart in zip(titles, data["charts"])]
     assert len(titles) == len(data["charts"])
+    assert all(title.split("\n")[0].startswith(chart["title"]) for title, chart in zip(titles, data["charts"]))
     assert tab.locator("#buckets rect").count() == len(data["buckets"]["bars"])
     assert tab.locator("#bylayer rect").count() == 2
     before = tab.locator("#charts .legend").first.inner_text()

@@ -71,7 +71,6 @@ def test_a_run_that_was_copied_behind_a_url(copied: Copied, tmp_path: Path, cli:
         ("memory://run", ["checkpoint_url", "outlives this process", "'memory://run'"]),
         ("nonsense://host/run", ["nonsense://host/run", "Protocol not known: nonsense"]),
         ("absent://host/run", ["absent://host/run", "Install no_such_package"]),
-        ("file:///dev/null/run", ["file:///dev/null/run", "Not a directory"]),
         ("file:///no/such/place", ["file:///no/such/place", "No such file or directory"]),
         ("file://STORE", ["file://STORE already has checkpoints", "--resume file://STORE"]),
     ],
@@ -89,17 +88,10 @@ def test_an_unusable_url(url: str, words: list[str], copied: Copied, no_pauses: 
     assert (run / "config.json").read_text() == "{}"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["memory://nowhere/run"], "memory://nowhere/run has no checkpoint yet"),
-        (["absent://host/run"], "Install no_such_package"),
-        (["RUN", "--checkpoint-url", "file://x"], "checkpoint_url: expected None"),
-    ],
-)
-def test_a_url_that_cannot_be_resumed(arguments: list[str], words: str, copied: Copied, cli: Commands) -> None:
-    run = copied()
-    cli.refuse("launch", "--resume", *(run if word == "RUN" else word for word in arguments), words=words)
+def test_a_url_that_cannot_be_resumed(copied: Copied, cli: Commands) -> None:
+    cli.refuse("launch", "--resume", "memory://nowhere/run", words="memory://nowhere/run has no checkpoint yet")
+    arguments = ["--resume", copied(), "--checkpoint-url", "file://x"]
+    cli.refuse("launch", *arguments, words="checkpoint_url: expected None")
 
 
 @pytest.fixture
@@ -144,31 +136,24 @@ URLS = [
     f"s3://key:{SECRET}/+@bucket/run",
     f"s3://key:4{SECRET} @bucket/run",
     f"s3://key%3A{SECRET}@bucket/run",
-    f"S3://key:{SECRET}@bucket",
     f"https://{SECRET}@host/run",
-    f"sftp://user:{SECRET}@host:22/run",
-    f"https://host/run?token={SECRET}",
     f"https://host/run?a=b&X-Amz-Signature={SECRET}",
-    f"abfs://container@account.dfs.core.windows.net/run?sv=1;sig={SECRET}",
     f"simplecache::s3://key:{SECRET}@bucket/run",
     f"filecache::https://host/run#access_token={SECRET}",
 ]
-HARMLESS = [
-    "s3://bucket/run",
-    "s3://bucket/a:b/c@d=e",
-    "sftp://user@host:22/a@b",
-    "hdfs://user@node:8020/run",
-    "abfs://container@account.dfs.core.windows.net/run",
-    "http://127.0.0.1:9000/a@b",
-    "file:///mnt/my run",
-    "memory://run",
-]
 
 
-@pytest.mark.parametrize("url", HARMLESS)
-def test_urls_without_a_secret(url: str) -> None:
-    require_no_secret(url)
-    assert redact(f"{url} cannot be read; resume with: --resume {url}").count(url) == 2
+def test_urls_without_a_secret() -> None:
+    for url in (
+        "s3://bucket/a:b/c@d=e",
+        "sftp://user@host:22/a@b",
+        "abfs://container@account.dfs.core.windows.net/run",
+        "http://127.0.0.1:9000/a@b",
+        "file:///mnt/my run",
+        "memory://run",
+    ):
+        require_no_secret(url)
+        assert redact(f"{url} cannot be read; resume with: --resume {url}").count(url) == 2
 
 
 @pytest.mark.parametrize("url", URLS)

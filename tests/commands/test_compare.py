@@ -6,16 +6,15 @@ import html
 import importlib.util
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from commands import main
 from commands.arguments import parse_launch
 from reports.report import PRESETS
-from tests.commands.cli import refusal
+from tests.commands.cli import Commands
 from tests.commands.pages import embedded
 from training import UserError
 from training.config import RunConfig, core_name, read_config, to_plain
@@ -24,7 +23,6 @@ from training.run import Run
 from training.sweep import failure, is_finished, label, make_trials, read, write
 
 RECALL = "diagnostic:recall,delay=3"
-Capture = pytest.CaptureFixture[str]
 
 
 def grid(**fields: Any) -> dict:
@@ -63,6 +61,8 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
     trials = grid(rates=("1", "4"), cores=("lstm",), vary=[("learner.discount", ("0.9", "0.99"))])
     assert label(list(trials.values()))[0::5] == ["compressive (rate 1, discount 0.9)", "lstm (discount 0.99)"]
     assert label([make_preset("memory", "lstm")]) == ["lstm"]
+    with pytest.raises(UserError, match="the same run"):
+        grid(vary=[("learner.discount", ("0.9", "0.90"))])
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,11 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
     [
         ([], ["--cores or --rates", "--vary"]),
         (["--cores", "lstm", "lstm"], ["cores", "different", "lstm lstm"]),
-        (["--cores", "lstm", "rnn"], ["core", "compressive", "'rnn'"]),
         (["--rates", "1", "3"], ["compression_rate", "segment_size = 16", "3"]),
         (["--rates", "1", "2", "--seeds", "-1"], ["seeds", "0 or more"]),
         (["--rates", "1", "2", "--seed", "3"], ["--seed", "compare decides"]),
-        (["--rates", "1", "2", "--framez", "3"], ["--framez", "--frames"]),
         (["--rates", "1", "2", "--learners", "2"], ["learners", "1 in a sweep", "2"]),
-        (["--rates", "1", "2", "--cpus-per-trial", "0"], ["cpus_per_trial", "(0, 1024]"]),
         (["--vary", "agent.core.speed", "1", "2"], ["vary", "field of the configuration", "agent.core.speed"]),
-        (["--vary", "learner.discount"], ["vary", "a field and its values", "learner.discount"]),
         (["--rates", "1", "2", "--folder", "FULL"], ["FULL", "not empty", "--folder"]),
         (["--kind", "song", "--cores", "lstm"], ["--kind", "'launch', 'text', 'speech'", "'song'"]),
         (["--kind", "speech", "--cores", "lstm", "gru"], ["core", "wavenet", "'gru'"]),
@@ -89,23 +85,20 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
         (["--resume", "EMPTY"], ["EMPTY", "not a sweep", "sweep.json"]),
         (["--resume", "SWEEP", "--frames", "3"], ["--resume", "--frames 3"]),
         (["--resume", "SWEEP", "--folder", "NEW"], ["--resume", "--folder"]),
-        (["--from", "EMPTY"], ["EMPTY", "config.json"]),
         (["--from", "EMPTY", "--seeds", "7"], ["--from", "as they are", "--seeds"]),
-        (["--rates", "1", "2", "--gpus-per-trial", "inf"], ["gpus_per_trial", "0 or more", "inf"]),
         (["--rates", "1", "2", "--threshold", "nan"], ["threshold", "a finite number", "nan"]),
     ],
 )
 def test_bad_input_is_one_clear_line(
-    arguments: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+    arguments: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Commands
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("EMPTY", "FULL", "SWEEP"):
         (tmp_path / name).mkdir()
     (tmp_path / "FULL" / "thesis.txt").write_text("all of it")
     write(tmp_path / "SWEEP", grid(cores=("lstm", "gru")), "as it was")
-    command = ["speech", "compare", *arguments[1:]] if arguments[:1] == ["speech compare"] else ["compare", *arguments]
-    error = refusal(command, capfd)
-    assert all(word in error for word in words), error
+    speech = arguments[:1] == ["speech compare"]
+    cli.refuse(*(["speech", "compare", *arguments[1:]] if speech else ["compare", *arguments]), words=words)
     assert {path.name for path in tmp_path.iterdir()} == {"EMPTY", "FULL", "SWEEP"}
 
 
@@ -140,16 +133,20 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
+def compare(cli: Commands, out: Path, runs: Sequence[object], *options: object) -> tuple[str, str]:
+    """What is printed, and the text of the page."""
+    return cli.run("compare", "--from", *runs, "--folder", out, *options), (out / "report.html").read_text()
+
+
+def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
+    out = tmp_path / "out"
     runs = [
         make_run("a", "compressive", 0, [10.0, 80.0, 90.0], 91.0),
         make_run("b", "compressive", 1, [30.0, 40.0, 85.0], 81.0),
         make_run("c", "lstm", 0, [10.0, 20.0, 30.0], 31.5),
         make_run("d", "lstm", 1, [0.0, 10.0, 20.0], 85.0),
     ]
-    out = tmp_path / "out"
-    main(["compare", "--from", *map(str, runs), "--folder", str(out)])
-    printed = capfd.readouterr().out
+    printed, text = compare(cli, out, runs)
     assert "86.00  [81.00, 91.00]" in printed
     assert str(out / "report.html") in printed
 
@@ -162,28 +159,19 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
     measured = [(float(row["frames"]), float(row["oracle_normalised"])) for row in curves if row["seed"] == "1"]
     assert measured == [(100, 30), (200, 40), (300, 85), (100, 0), (200, 10), (300, 20)]
     means = table(out / "report" / "curve_intervals.csv")
-    first, last = means[0], means[99]
-    assert [float(first[name]) for name in ("frames", "mean", "low", "high")] == [100, 20, 10, 30]
-    assert [float(last[name]) for name in ("frames", "mean", "low", "high")] == [300, 87.5, 85, 90]
-    better = {
-        (row["variant"], row["other"]): float(row["probability"]) for row in table(out / "report" / "improvements.csv")
-    }
-    assert better == {("compressive", "lstm"): 0.75, ("lstm", "compressive"): 0.25}
+    for row, expected in ((means[0], [100, 20, 10, 30]), (means[99], [300, 87.5, 85, 90])):
+        assert [float(row[name]) for name in ("frames", "mean", "low", "high")] == expected
     ours, theirs = table(out / "report" / "improvements.csv")
+    found = [(row["variant"], row["other"], float(row["probability"])) for row in (ours, theirs)]
+    assert found == [("compressive", "lstm", 0.75), ("lstm", "compressive", 0.25)]
     assert float(ours["low"]) == 1 - float(theirs["high"]), "one is the other's reverse"
 
-    text, page = (out / "report.html").read_text(), embedded(out / "report.html")
+    page = embedded(out / "report.html")
     for words in ("Oracle-normalised", "86.00", "75 %", RECALL, "--from"):
         assert words in text
     ((panel,), scores) = page["panels"], page["scores"]
-    assert [(line["name"], line.get("thin", False)) for line in panel["series"]] == [
-        ("compressive", True),
-        ("compressive", True),
-        ("compressive", False),
-        ("lstm", True),
-        ("lstm", True),
-        ("lstm", False),
-    ]
+    lines = [(line["name"], line.get("thin", False)) for line in panel["series"]]
+    assert lines == [(name, thin) for name in ("compressive", "lstm") for thin in (True, True, False)]
     thick = panel["series"][2]
     assert [thick[name][-1] for name in ("x", "y", "low", "high")] == [300, 87.5, 85, 90]
     assert scores[0] == {"name": "compressive", "index": 0, "points": [91, 81], "value": 86, "low": 81, "high": 91}
@@ -194,118 +182,93 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
             assert (out / "report" / f"{name}.svg").read_text().startswith("<?xml")
 
 
-def test_environments_with_a_common_scale_are_joined(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
-    longer = f"{RECALL[:-1]}9"
-    runs = [
-        make_run(f"{core}{index}", core, 0, [50.0], score, env=env)
-        for index, (core, env, score) in enumerate(
-            [("gru", RECALL, 60.0), ("gru", longer, 20.0), ("lstm", RECALL, 50.0), ("lstm", longer, 30.0)]
-        )
-    ]
+LONGER = f"{RECALL[:-1]}9"
+
+
+def test_environments_with_a_common_scale_are_joined(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
     out = tmp_path / "out"
-    main(["compare", "--from", *map(str, runs), "--folder", str(out)])
-    better = table(out / "report" / "improvements.csv")
-    assert [float(row["probability"]) for row in better] == [0.5, 0.5]
-    assert "has the highest interquartile mean, 40.00" in (out / "report.html").read_text()
-    assert "A single run of a variant in an environment has no interval" in (out / "report.html").read_text()
-    capfd.readouterr()
-    main(["compare", "--from", str(runs[0]), str(runs[2]), "--folder", str(out)])
-    assert "A single run of a variant has no interval" in (out / "report.html").read_text()
-    assert "60.00  " in (printed := capfd.readouterr().out)
+    scores = [("gru", RECALL, 60.0), ("gru", LONGER, 20.0), ("lstm", RECALL, 50.0), ("lstm", LONGER, 30.0)]
+    runs = [make_run(f"{index}", core, 0, [50.0], score, env=env) for index, (core, env, score) in enumerate(scores)]
+    _, text = compare(cli, out, runs)
+    assert [float(row["probability"]) for row in table(out / "report" / "improvements.csv")] == [0.5, 0.5]
+    assert "has the highest interquartile mean, 40.00" in text
+    assert "A single run of a variant in an environment has no interval" in text
+    printed, text = compare(cli, out, runs[::2])
+    assert "A single run of a variant has no interval" in text
+    assert "60.00  " in printed
     assert "[" not in printed, "no interval"
-    ends = [
-        row[end]
-        for name in ("variants", "improvements")
-        for row in table(out / "report" / f"{name}.csv")
-        for end in ("low", "high")
-    ]
-    assert set(ends) == {""}
-    arguments = ["compare", "--folder", str(out), "--from"]
-    error = refusal([*arguments, *map(str, runs[:3])], capfd)
-    assert all(words in error for words in ("mixed environments", longer, "no run of lstm")), error
+    rows = [row for name in ("variants", "improvements") for row in table(out / "report" / f"{name}.csv")]
+    assert {row[end] for row in rows for end in ("low", "high")} == {""}
+    cli.refuse("compare", "--from", *runs[:3], words=["mixed environments", LONGER, "no run of lstm"])
     for run in runs:
         (run / "evaluation.json").write_text('{"return": {"mean": 1.0}}')
-    assert "human or oracle scores" in refusal([*arguments, *map(str, runs)], capfd)
+    cli.refuse("compare", "--from", *runs, words="human or oracle scores")
 
 
-def test_two_runs_of_each_in_every_environment_have_intervals(make_run: MakeRun, tmp_path: Path) -> None:
-    longer, out = f"{RECALL[:-1]}9", tmp_path / "out"
-    grid = [(core, env, seed) for core in ("gru", "lstm") for env in (RECALL, longer) for seed in (0, 1)]
+def test_two_runs_of_each_in_every_environment_have_intervals(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
+    grid = [(core, env, seed) for core in ("gru", "lstm") for env in (RECALL, LONGER) for seed in (0, 1)]
     runs = [
-        str(make_run(f"{index}", core, seed, [50.0], 90.0 + seed if core == "gru" else 10.0 + seed, env=env))
+        make_run(f"{index}", core, seed, [50.0], seed + (90.0 if core == "gru" else 10.0), env=env)
         for index, (core, env, seed) in enumerate(grid)
     ]
-    main(["compare", "--from", *runs, "--folder", str(out)])
-    text = (out / "report.html").read_text()
-    assert (
-        "its runs are better than those of lstm. With as few as 2 runs of a variant in an environment, that is weak"
-        " evidence" in text
-    )
+    _, text = compare(cli, tmp_path / "out", runs)
+    weak = "With as few as 2 runs of a variant in an environment, that is weak evidence"
+    assert f"its runs are better than those of lstm. {weak}" in text
     assert 'class="warning"' not in text
-    main(["compare", "--from", *runs[:-1], "--folder", str(out)])
-    assert "more runs in one environment than in another" in (out / "report.html").read_text()
+    _, text = compare(cli, tmp_path / "out", runs[:-1])
+    assert "more runs in one environment than in another" in text
 
 
-def test_a_run_under_two_names_is_refused(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
+def test_a_run_under_two_names_is_refused(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
     run = make_run("a", "lstm", 0, [1.0, 2.0], 3.0)
     (tmp_path / "link").symlink_to(run)
-    copy = shutil.copytree(run, tmp_path / "copy")
-    for other in (run, tmp_path / "link", copy):
-        error = refusal(["compare", "--from", str(run), str(other), "--folder", str(tmp_path / "out")], capfd)
-        assert f"expected each run once, got the same one in {run} and {other}" in error
+    for other in (run, tmp_path / "link", shutil.copytree(run, tmp_path / "copy")):
+        words = f"expected each run once, got the same one in {run} and {other}"
+        cli.refuse("compare", "--from", run, other, "--folder", tmp_path / "out", words=words)
     assert not (tmp_path / "out").exists()
 
 
-def test_reasons_to_trust_numbers_less_are_stated(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
+def test_reasons_to_trust_numbers_less_are_stated(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
     runs = [make_run(f"{curve}", "lstm", 5, [curve], 3.0) for curve in (1.0, 2.0)]
     for run in runs:
         summary = json.loads((run / "evaluation.json").read_text())
         parts = [{"environment": "a", "oracle_normalised": 3.0}, {"environment": "b"}]
         (run / "evaluation.json").write_text(json.dumps(summary | {"tasks": parts}))
-    main(["compare", "--from", *map(str, runs), "--folder", str(tmp_path / "out")])
-    printed, page = capfd.readouterr().out, (tmp_path / "out" / "report.html").read_text()
-    for words in ("Runs of lstm have the same seed", "over those tasks alone that have such a scale"):
-        assert words in printed
-        assert words in page
+    for text in compare(cli, tmp_path / "out", runs):
+        assert "Runs of lstm have the same seed" in text
+        assert "over those tasks alone that have such a scale" in text
 
 
-def test_runs_that_are_not_finished_or_damaged_are_named(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
-    run = make_run("my [red] run", "lstm", 0, [1.0, 2.0], 3.0)
-    again = f"resume with: compressive launch --resume '{run}'"
+def test_runs_that_are_not_finished_or_damaged_are_named(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
+    run = make_run("my [red] run", "lstm", 0, [1.0, 2.0, 3.0], 3.0)
+    compared, again = ["compare", "--from", run], f"resume with: compressive launch --resume '{run}'"
+    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(rows[0] + rows[1][:30] + '\n{"step": 3}\n' + rows[2])
+    compare(cli, tmp_path / "out", [run])
+    assert [row["frames"] for row in table(tmp_path / "out" / "report" / "curves.csv")] == ["100.0", "300.0"]
     for text in (
-        *("{", "", "[]", "3", '{"return": []}', '{"return": {"mean": NaN}}', '{"return": {"mean": "3"}}'),
+        *("{", "[]", '{"return": []}', '{"return": {"mean": NaN}}', '{"return": {"mean": "3"}}'),
         '{"return": {"mean": 3}, "oracle_normalised": null}',
         '{"return": {"mean": 3}, "correct_choices": 1}',
     ):
         (run / "evaluation.json").write_text(text)
-        error = refusal(["compare", "--from", str(run)], capfd)
-        assert "evaluation.json" in error
-        assert again in error
+        cli.refuse(*compared, words=["evaluation.json", again])
     (run / "evaluation.json").unlink()
-    assert again in refusal(["compare", "--from", str(run)], capfd)
+    cli.refuse(*compared, words=again)
     (run / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "learner/frames"')
-    assert f"got 0 of 200 frames; {again}" in refusal(["compare", "--from", str(run)], capfd)
+    cli.refuse(*compared, words=f"got 0 of 300 frames; {again}")
 
 
-def test_curves_of_torn_metrics_have_the_whole_rows(make_run: MakeRun, tmp_path: Path) -> None:
-    run = make_run("run", "lstm", 0, [1.0, 2.0, 3.0], 3.0)
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text(lines[0] + lines[1][:30] + "\n" + '{"step": 3}\n' + lines[2])
-    main(["compare", "--from", str(run), "--folder", str(tmp_path / "out")])
-    curves = table(tmp_path / "out" / "report" / "curves.csv")
-    assert [row["frames"] for row in curves] == ["100.0", "300.0"]
-
-
-def test_a_report_never_replaces_that_of_a_run(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
+def test_a_report_never_replaces_that_of_a_run(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
     run = make_run("run", "lstm", 0, [1.0, 2.0], 3.0)
     (tmp_path / "file").write_text("all of it")
-    arguments = ["compare", "--from", str(run), "--folder"]
-    assert f"{run} holds a run" in refusal([*arguments, str(run)], capfd)
-    assert "a folder that can be written to" in refusal([*arguments, str(tmp_path / "file" / "out")], capfd)
+    compared = ["compare", "--from", run, "--folder"]
+    cli.refuse(*compared, run, words=f"{run} holds a run")
+    cli.refuse(*compared, tmp_path / "file" / "out", words="a folder that can be written to")
     out = tmp_path / "my [bold]report[/bold] :bug:"
-    main([*arguments, str(out)])
-    assert f"report  {out / 'report.html'}" in capfd.readouterr().out
-    assert f"--folder '{out}'" in html.unescape((out / "report.html").read_text())
+    printed, text = compare(cli, out, [run])
+    assert f"report  {out / 'report.html'}" in printed
+    assert f"--folder '{out}'" in html.unescape(text)
 
 
 def test_a_trial_with_a_damaged_evaluation_is_not_finished(make_run: MakeRun) -> None:
@@ -320,12 +283,9 @@ def test_a_trial_with_a_damaged_evaluation_is_not_finished(make_run: MakeRun) ->
     assert failure(run) == "it left no reason"
 
 
-def test_two_names_of_one_run_are_refused() -> None:
-    with pytest.raises(UserError, match="the same run"):
-        grid(vary=[("learner.discount", ("0.9", "0.90"))])
-
-
-def make_sequence_run(run: Path, config: Any, losses: list[float], summary: dict[str, float], digest: str = "a") -> str:
+def make_sequence_run(
+    run: Path, config: Any, losses: list[float], summary: dict[str, float], digest: str = "a"
+) -> Path:
     """The folder of a finished run of text or speech; losses are two steps apart."""
     run.mkdir()
     steps = 2 * len(losses)
@@ -338,42 +298,43 @@ def make_sequence_run(run: Path, config: Any, losses: list[float], summary: dict
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (run / "evaluation.json").write_text(json.dumps(summary))
     (run / "corpus.json").write_text(json.dumps({"name": "voices", "digest": digest}))
-    return str(run)
+    return run
 
 
 @pytest.mark.parametrize("kind", ["text", "speech"])
-def test_runs_of_sequences_are_compared_by_their_loss(kind: str, tmp_path: Path, capfd: Capture) -> None:
-    name = "nats" if kind == "speech" else "bits_per_byte"
+def test_runs_of_sequences_are_compared_by_their_loss(kind: str, tmp_path: Path, cli: Commands) -> None:
+    name, out, options = "nats" if kind == "speech" else "bits_per_byte", tmp_path / "out", ["--threshold", 1.5]
     extra = {"bits": 1.0, "linear": 2.7, "order_0": 5.1} if kind == "speech" else {"word_perplexity": 9.0}
-    grid = [("lstm", 0, 2.0), ("lstm", 1, 2.2), ("compressive", 0, 1.0), ("compressive", 1, 1.2)]
-    runs = []
-    for core, seed, loss in grid:
-        config = dataclasses.replace(PRESETS[kind]("cpu", core), seed=seed)
-        runs.append(make_sequence_run(tmp_path / f"{core}{seed}", config, [loss + 1, loss], {name: loss} | extra))
-    arguments = ["compare", "--folder", str(tmp_path / "out"), "--threshold", "1.5", "--from"]
-    main([*arguments, *runs])
-    printed, page = capfd.readouterr().out, embedded(tmp_path / "out" / "report.html")
+    runs = [
+        make_sequence_run(
+            tmp_path / f"{core}{seed}",
+            dataclasses.replace(PRESETS[kind]("cpu", core), seed=seed),
+            [loss + 1, loss],
+            {name: loss} | extra,
+        )
+        for core, seed, loss in [("lstm", 0, 2.0), ("lstm", 1, 2.2), ("compressive", 0, 1.0), ("compressive", 1, 1.2)]
+    ]
+    printed, _ = compare(cli, out, runs, *options)
+    page = embedded(out / "report.html")
     assert "1.100  [1.000, 1.200]" in printed
     assert page["verdict"].startswith("compressive has the lowest interquartile mean, 1.100 [1.000, 1.200]; its runs")
-    rows = {row["variant"]: row for row in table(tmp_path / "out" / "report" / "improvements.csv")}
+    rows = {row["variant"]: row for row in table(out / "report" / "improvements.csv")}
     assert float(rows["compressive"]["probability"]) == 1
-    reached = [row["steps_to_threshold"] for row in table(tmp_path / "out" / "report" / "runs.csv")]
+    reached = [row["steps_to_threshold"] for row in table(out / "report" / "runs.csv")]
     assert reached == ["", "", "4.0", "4.0"]
     assert ("linear predictor" in printed) == (kind == "speech")
     references = {"linear predictor": 2.7, "frequencies": 5.1} if kind == "speech" else {}
     assert {line["name"]: line["value"] for line in page["lines"]} == references | {"threshold 1.5": 1.5}
 
-    Path(runs[0], "evaluation.json").write_text('{"return": {"mean": 3.0}}')
-    error = refusal([*arguments, *runs], capfd)
-    assert "no nats" in error or "no word_perplexity" in error
+    (runs[0] / "evaluation.json").write_text('{"return": {"mean": 3.0}}')
+    cli.refuse("compare", "--from", *runs, words="no nats" if kind == "speech" else "no word_perplexity")
     other = PRESETS[kind]("cpu", "lstm")
-    if kind == "text":
-        other = dataclasses.replace(other, corpus="enwik8")
+    other = dataclasses.replace(other, corpus="enwik8") if kind == "text" else other
     another = make_sequence_run(tmp_path / "other", other, [2.0], {name: 2.0} | extra, digest="b")
-    assert "mixed corpora" in refusal([*arguments, *runs[1:], another], capfd)
+    cli.refuse("compare", "--from", *runs[1:], another, words="mixed corpora")
 
 
-def test_runs_of_two_kinds_are_refused(make_run: MakeRun, tmp_path: Path, capfd: Capture) -> None:
-    runs = [str(make_run("a", "lstm", 0, [1.0], 2.0))]
-    runs.append(make_sequence_run(tmp_path / "b", PRESETS["speech"]("cpu", "lstm"), [2.0], {"nats": 2.0}))
-    assert "expected runs of one kind, got launch and speech" in refusal(["compare", "--from", *runs], capfd)
+def test_runs_of_two_kinds_are_refused(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
+    other = make_sequence_run(tmp_path / "b", PRESETS["speech"]("cpu", "lstm"), [2.0], {"nats": 2.0})
+    runs = [make_run("a", "lstm", 0, [1.0], 2.0), other]
+    cli.refuse("compare", "--from", *runs, words="expected runs of one kind, got launch and speech")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 from commands import main
 from learner import checkpoints
@@ -24,38 +25,24 @@ TYPED: dict[str, list[tuple[str, str]]] = {
     ],
     "launch": [
         ("--preset gpu", "preset: expected one of cpu, memory, paper, dmlab30, got 'gpu'"),
-        ("--preset", "--preset"),
-        ("--core rnn", "core: expected one of compressive, transformer-xl"),
-        ("--env rooms", "'rooms'"),
         ("--env atari:pong", "'atari:pong'"),
         ("--env gym:CartPol-v1", "Did you mean"),
         ("--env gym:Pendulum-v1", "Discrete(n)"),
         ("--env gym:CartPole-v1,gravity=2", "'gravity'"),
-        ("--env gym:nowhere:Id-v0", "'nowhere'"),
         ("--env dm:nowhere:Class", "'nowhere'"),
         ("--env diagnostic:recall,delay=0", "delay"),
-        ("--env rooms:small,gravity=2", "'gravity'"),
-        ("--env rooms:small,hud=perhaps", "'perhaps'"),
         ("--env rooms:small,hud", "field=value"),
         ("--env rooms:small,rooms:full", "[72, 96, 3]"),
         ("--env rooms:small,rooms:small,action_repeat=2", "2 frames a step"),
-        ("--env rooms:small,rooms:none", "'none'"),
         ("--env rooms:small,rooms:small,spin_seconds=4,rooms:small,spin_seconds=3", "num_actors: expected at least 3"),
-        ("--env dmlab:dmlab30", "--env rooms:full"),
         ("--preset paper --local", "--env rooms:full"),
         ("--actors.unroll-length 24", "unroll_length: expected a multiple of the core's segment_size = 16, got 24"),
-        ("--agent.core.compression-rate 3", "compression_rate"),
         ("--agent.core.mlp-size 16777216 --agent.core.num-layers 900", "memory of"),
         ("--agent.core.memory-size 16777216 --actors.envs-per-actor 9999", "GB for state"),
-        ("--agent.torso huge", "'huge'"),
-        ("--agent.torso-size 0", "torso_size"),
         ("--core lstm --agent.core.memory-size 3", "--agent.core.memory-size"),
         ("--frames many", "--frames: expected INT, got 'many'"),
-        ("--frames 1.5", "--frames: expected INT, got '1.5'"),
-        ("--seed -1", "seed"),
         ("--threads 100000", "threads"),
         ("--max-policy-lag " + "9" * 5000, "999 ... 999"),
-        ("--learner.learning-rate inf", "learning_rate"),
         ("--learner.optimizer sgd", "'sgd'"),
         ("--learner.clip-rho none", "{None}|FLOAT"),
         ("--local --learner.device meta", "'meta'"),
@@ -63,18 +50,14 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("--learners 2 --learner.device cuda:1", "device: expected auto, cpu or cuda for 2 learners"),
         ("--local --learners 2", "expected --learners 1, got 2"),
         ("--learner-labels gpu", "learner_labels"),
-        ("--learner-placement near", "'near'"),
         ("--actors few", "actors: expected a number, or two as in 4..16, got 'few'"),
-        ("--actors", "actors: expected a number, or two as in 4..16, got ''"),
         ("--actors=4..2", "max_actors"),
         ("--local --actors 2..4", "expected one number of actors, got 2..4"),
         ("--local --actors.gpus 1", "gpus: expected 0 for actors in this process"),
         ("--local --actors.in-flight=2", "actors.in_flight has no effect there, got 2"),
-        ("--local --actors.labels=zone=a", "actors.labels has no effect there, got ('zone=a',)"),
         ("--local --learner-placement=spread", "learner_placement has no effect there, got spread"),
         ("--framez 3", "perhaps you meant --frames INT"),
         ("--lr 3", "perhaps you meant --learner.learning-rate"),
-        ("--entropy-cst 3", "perhaps you meant --learner.entropy-cost"),
         ("runs/a", "runs/a"),
         ("--local --ray-address 10.0.0.1:1", "give only one of them"),
         ("--run NEW --resume RUN", "give only one of them"),
@@ -82,13 +65,12 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("--run '\udcff'", r"\udcff"),
         ("--run " + "x" * 256, "File name too long"),
         ("--run FULL", "--resume FULL"),
-        ("--run FULL/thesis.txt", "Not a directory"),
         ("--resume EMPTY", "EMPTY is not a run: expected a folder with config.json"),
         ("--resume MISSING", "MISSING is not a run"),
         ("--resume BARE --local", "BARE has no checkpoints"),
         ("--resume TEXT", "TEXT is a run of `compressive text train`, expected one of `compressive launch`; use "),
     ],
-    "status": [("", "DIR"), ("EMPTY", "is not a run"), ("x" * 256, "File name too long")],
+    "status": [("EMPTY", "is not a run"), ("x" * 256, "File name too long")],
     "visualize": [
         ("", "DIR"),
         ("EMPTY", "is not a run"),
@@ -99,27 +81,19 @@ TYPED: dict[str, list[tuple[str, str]]] = {
     ],
     "report": [
         ("EMPTY", "is not a run"),
-        ("BARE --episodes -1", "episodes"),
         ("BARE --output EMPTY", "a regular file"),
         ("BARE --episodes 0 --output FULL/thesis.txt/a.html", "FULL/thesis.txt"),
     ],
     "evaluate": [
-        ("", "DIR"),
-        ("MISSING", "is not a run"),
         ("BARE", "no checkpoint"),
-        ("SPEECH", "expected one of `compressive launch`"),
         ("RUN BARE", "BARE has no checkpoints"),
-        ("RUN --episodes 0", "episodes"),
-        ("RUN --seed -3", "seed"),
         ("RUN --env rooms:full", "[72, 96, 3]"),
-        ("RUN --env rooms:none", "'none'"),
         ("RUN --episodes 1 --video EMPTY", "video"),
         ("RUN --episodes 1 --video FULL/thesis.txt/a.mp4", "FULL/thesis.txt"),
         ("RUN RUN --video a.mp4", "one run to film, got 2"),
         ("RUN --policy random", "got the run RUN"),
         ("--policy oracle", "expected --env and no run for oracle, got no --env"),
         ("--policy oracle --env gym:CartPole-v1", "has an oracle"),
-        ("--policy random --env rooms:none", "'none'"),
     ],
 }
 """By command: options and a part of the line that they must end with. Limits of numbers: tests/agent/test_fields.py."""
@@ -127,14 +101,7 @@ CASES = [(f"{command} {words}".strip(), fragment) for command, table in TYPED.it
 
 
 @pytest.mark.parametrize(("typed", "fragment"), CASES, ids=[words[:60].replace("\0", "") for words, _ in CASES])
-def test_bad_input_is_one_line(
-    typed: str,
-    fragment: str,
-    finished: tuple[Path, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    cli: Commands,
-) -> None:
+def test_bad_input_is_one_line(typed: str, fragment: str, finished: Any, tmp_path: Path, monkeypatch: Any, cli: Any):
     monkeypatch.chdir(tmp_path)
     for name in ("EMPTY", "FULL", "BARE", "TEXT", "SPEECH"):
         (tmp_path / name).mkdir()
@@ -154,13 +121,9 @@ def test_bad_input_is_one_line(
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_messages_in_any_encoding(encoding: str) -> None:
-    for words, expected in {
-        "--framez 3": "compressive: Unrecognized options: --framez, 3; perhaps you meant --frames INT (see compressive "
-        "launch --help)\n",
-        "--frames x": "compressive: --frames: expected INT, got 'x' (see compressive launch --help)\n",
-    }.items():
-        ended = run("launch", *words.split(), PYTHONIOENCODING=encoding)
-        assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", expected)
+    expected = "compressive: --frames: expected INT, got 'x' (see compressive launch --help)\n"
+    ended = run("launch", "--frames", "x", PYTHONIOENCODING=encoding)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", expected)
 
 
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, finished: tuple[Path, str]) -> None:
@@ -188,11 +151,8 @@ def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, fini
     [
         ("--agent.core.num-layers 3", "agent.core.num_layers: expected 2"),
         ("--core lstm", "core: expected compressive"),
-        ("--core transformer-xl", "core: expected compressive"),
         ("--preset paper", "preset: expected cpu"),
         ("--env rooms:full", "env: expected rooms:small"),
-        ("--seed 5", "seed: expected 0"),
-        ("--learner.optimizer rmsprop", "learner.optimizer: expected adam"),
         ("--learner.optimiser rmsprop", "learner.optimizer: expected adam"),
     ],
 )
@@ -222,76 +182,59 @@ def edit(tree: Any, path: str, value: Any) -> None:
 
 CONFIGS: list[tuple[str, Any, str]] = [
     ("agent core name", ["lstm"], "core: expected a core out of compressive"),
-    ("agent core name", GONE, "core: expected a core out of compressive"),
     ("agent core", "lstm", "core: expected an object, got 'lstm'"),
     ("agent core new_field", 1, "config.agent.core: unknown fields 'new_field'"),
-    ("actors labels", [3], "config.actors.labels"),
     ("learner", DEEP, "config.learner: expected an object"),
-    ("learner optimizer", "sgd", "'sgd'"),
     ("learner entropy_cost", float("inf"), "learner.entropy_cost: expected a finite number"),
     ("env", 7, "config.env: expected text, got 7"),
-    ("frames", 1e9, "config.frames: expected an integer, got 1000000000.0"),
     ("frames", True, "config.frames: expected an integer, got True"),
-    ("checkpoint_url", "memory://run", "config.checkpoint_url: expected a URL that outlives this process"),
     ("checkpoint_url", ["s3://user:secret@bucket"], "s3://***@bucket"),
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "words"), CONFIGS, ids=[words[:40] for *_, words in CONFIGS])
-def test_a_configuration_of_another_version(
-    path: str, value: Any, words: str, finished: tuple[Path, str], tmp_path: Path, cli: Commands
-) -> None:
-    plain = json.loads((finished[0] / "config.json").read_text())
-    edit(plain, path, value)
-    (tmp_path / "config.json").write_text(json.dumps(plain))
-    for command in (RESUME, ["evaluate"], ["status"]):
-        cli.refuse(*command, tmp_path, words=[str(tmp_path / "config.json"), words])
+def test_a_configuration_of_another_version(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:
+    file = tmp_path / "config.json"
+    for path, value, words in CONFIGS:
+        plain = json.loads((finished[0] / "config.json").read_text())
+        edit(plain, path, value)
+        file.write_text(json.dumps(plain))
+        for command in (RESUME, ["evaluate"], ["status"]):
+            cli.refuse(*command, tmp_path, words=[str(file), words])
 
 
 def test_a_damaged_configuration(copied: Copied, cli: Commands) -> None:
     folder = copied()
     config = folder / "config.json"
     plain = json.loads(config.read_text())
+    small = plain["agent"]["core"] | {"num_layers": 3}
     for text, words in {
         "{": "expected JSON",
-        "": "expected JSON",
         "\0\xff": "expected JSON",
         "[]": "expected an object, got []",
         '{"agent": ' + "[" * 100_000 + "]" * 100_000 + "}": "nested too deeply",
-        json.dumps(plain | {"env": "rooms:none"}): "'none'",
         json.dumps(plain | {"env": "rooms:small,gravity=1"}): "'gravity'",
+        json.dumps(plain | {"agent": plain["agent"] | {"core": small}}): f"{folder / 'checkpoints'}",
     }.items():
         config.write_text(text, encoding="latin-1")
         for command in (RESUME, ["evaluate"]):
             cli.refuse(*command, folder, words=words)
-    plain["agent"]["core"]["num_layers"] = 3
-    config.write_text(json.dumps(plain))
-    for command in (RESUME, ["evaluate"]):
-        cli.refuse(*command, folder, words=[f"{folder / 'checkpoints'}", "does not fit"])
 
 
 STATES: list[tuple[str, Any, str]] = [
     ("generation", GONE, "generation in it"),
     ("generation", -1, "generation: expected a whole number"),
     ("episodes", True, "episodes: expected a whole number"),
-    ("recent", {}, "recent: expected a list"),
     ("recent", [{"score": 1.0}], "recent: 0: expected steps, environment"),
     ("recent 0 task", "rooms:full", "recent: expected episodes of rooms:small"),
     ("recent 0 metrics", {"correct_choices": "all"}, "metrics: correct_choices: expected a number"),
     ("learner", [], "learner: expected an object"),
-    ("learner steps", float("nan"), "learner: steps: expected a whole number"),
     ("learner version", 1 << 70, "learner: version: expected a whole number"),
     ("learner optimizer", {"dict": DEEP}, "expected tensors"),
     ("learner optimizer", {"dict": [["state", {"dict": []}]]}, "expected the state of Adam"),
     ("learner optimizer dict 0 1 dict 0 1 dict 1 1 tensor", "none", "expected tensors"),
     ("learner optimizer dict 0 1 dict 0 1 dict 1 1", 3.5, "exp_avg: expected a tensor"),
     ("rng", GONE, "rng in it"),
-    ("rng torch", "AAAA", "rng: torch: expected the state of a generator of this version of torch"),
-    ("rng python 1", [1, 2, 3], "rng: python"),
-    ("rng numpy 0", "PCG64", "rng: numpy"),
-    ("rng cuda", None, "rng: cuda: expected a list"),
     ("config actors", GONE, "config: expected actors in it"),
-    ("config actors num_actors", "two", "num_actors: expected a whole number"),
 ]
 
 
@@ -302,14 +245,11 @@ def test_a_checkpoint_of_another_version(copied: Copied, cli: Commands) -> None:
     for path, value, words in STATES:
         (last / "state.json").write_text(state)
         forge(last, lambda content, path=path, value=value: edit(content["state"], path, value))  # type: ignore[misc]
-        error = cli.refuse(*RESUME, folder, words=[f"{last} does not fit {folder / 'config.json'}: ", words])
-        assert len(error) < 1000
+        cli.refuse(*RESUME, folder, words=[f"{last} does not fit {folder / 'config.json'}: ", words])
 
 
 def test_actors_of_another_version(copied: Copied, cli: Commands) -> None:
     """Their tensors are compared with those of today's actors."""
-    from safetensors.torch import save_file
-
     folder = copied()
     tensors = checkpoints.load_latest(folder).parts["actors"]
     last = folder / "checkpoints" / f"{saved_steps(folder)[-1]:012d}"

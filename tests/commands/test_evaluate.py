@@ -21,7 +21,7 @@ def evaluated(cli: Commands, *arguments: object) -> list[dict[str, Any]]:
     return json.loads(cli.run("evaluate", "--json", *arguments))
 
 
-@pytest.mark.parametrize("env", ["rooms:full", "rooms:small", "diagnostic:recall", "diagnostic:tmaze,length=5"])
+@pytest.mark.parametrize("env", ["rooms:full", "diagnostic:recall", "diagnostic:tmaze,length=5"])
 def test_an_oracle_reaches_its_reference_score(env: str, cli: Commands) -> None:
     (summary,) = evaluated(cli, "--policy", "oracle", "--env", env, "--episodes", "4")
     assert summary["return"] == dict.fromkeys(("mean", "low", "high"), reference_scores(env)["oracle"])
@@ -40,13 +40,6 @@ def test_random_actions_reach_their_reference_score(env: str, episodes: int, cli
     assert low < summary["oracle_normalised"] < high
     assert evaluated(cli, *arguments) == [summary], "the same seed"
     assert evaluated(cli, *arguments, "--seed", "1") != [summary]
-
-
-def test_several_tasks_by_a_script(cli: Commands) -> None:
-    env = "diagnostic:recall,diagnostic:tmaze"
-    (summary,) = evaluated(cli, "--policy", "oracle", "--env", env, "--episodes", "3")
-    assert summary["return"] == {"mean": 1.0}
-    assert [part["episodes"] for part in summary["tasks"]] == [3, 3]
 
 
 @pytest.mark.parametrize("greedy", [False, True])
@@ -80,14 +73,14 @@ def test_several_runs_in_one_table(
     finished: tuple[Path, str], copied: Callable[..., Path], cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same agent and episodes have the same score; names are shown unchanged."""
-    runs = [finished[0], copied("a [red] run"), copied("another :bug: [run]")]
+    runs = [finished[0], copied("a [red] run :bug:")]
     summaries = evaluated(cli, *runs, "--episodes", 2)
     assert [summary["run"] for summary in summaries] == [*map(str, runs)]
-    first = summaries[0]["return"]
-    assert [summary["return"] for summary in summaries] == [first] * 3
+    first, second = (summary["return"] for summary in summaries)
+    assert first == second
     monkeypatch.setenv("COLUMNS", "300")
     printed = cli.run("evaluate", *runs, "--episodes", 2)
-    assert printed.count(f"{first['mean']:.2f}  [") == 3
+    assert printed.count(f"{first['mean']:.2f}  [") == 2
     assert all(str(run) in printed for run in runs)
     printed = cli.run("evaluate", runs[1], "--episodes", 2)
     assert f"{runs[1]}/checkpoints/" in printed

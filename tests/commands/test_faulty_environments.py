@@ -51,10 +51,9 @@ def test_an_environment_that_cannot_be_made(tmp_path: Path, cli: Commands) -> No
         assert f"compressive: environment {env} failed while it was made: " in cli.fail(*launch, env)
     cli.refuse(*launch, f"{FAULTY},depth=2", words="unexpected keyword argument 'depth'")
     assert list(tmp_path.iterdir()) == []
-    try:
+    with pytest.raises(envs.EnvironmentFailed) as failed:
         envs.make_vector(env, 1)
-    except envs.EnvironmentFailed:
-        Run(tmp_path).error_file.write_text(traceback.format_exc())
+    Run(tmp_path).error_file.write_text("".join(traceback.format_exception(failed.value)))
     told = f"envs.guard.EnvironmentFailed: environment {env} failed while it was made: SystemExit: 0"
     assert sweep.failure(Run(tmp_path)) == told, "why a trial of a sweep failed"
 

@@ -43,17 +43,17 @@ def forged(
     return folder, env
 
 
-COMMANDS = {
-    "evaluate": ["evaluate", "RUN", "--episodes=1"],
-    "evaluate elsewhere": ["evaluate", "RUN", "--episodes=1", "--env=rooms:small"],
-    "visualize": ["visualize", "RUN"],
-    "report": ["report", "RUN"],
-    "status": ["status", "RUN"],
-    "compare": ["compare", "--from", "RUN", "--folder", "NEW"],
-    "sweep": ["compare", "--resume", "SWEEP"],
-    "folder": ["launch", "--local", "--resume", "RUN", "--frames=9000"],
-    "url": ["launch", "--local", "--resume", "URL", "--run", "NEW", "--frames=9000"],
-}
+COMMANDS = [
+    "evaluate RUN --episodes=1",
+    "evaluate RUN --episodes=1 --env=rooms:small",
+    "visualize RUN",
+    "report RUN",
+    "status RUN",
+    "compare --from RUN --folder NEW",
+    "compare --resume SWEEP",
+    "launch --local --resume RUN --frames=9000",
+    "launch --local --resume URL --run NEW --frames=9000",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -63,10 +63,10 @@ def test_the_code_of_a_foreign_run_does_not_run(
     folder, env = forged
     before = saved_steps(folder)
     words = {"RUN": folder, "NEW": tmp_path / "new", "SWEEP": tmp_path / "sweep", "URL": (tmp_path / "url").as_uri()}
-    arguments = [words.get(word, word) for word in COMMANDS[command]]
+    arguments = [words.get(word, word) for word in command.split()]
     told = f"the run's environment {env!r} runs code of its own choice"
-    if command in ("report", "status"):  # these do not need to play
-        assert (told in cli.run(*arguments)) == (command == "report")
+    if arguments[0] in ("report", "status"):  # these do not need to play
+        assert (told in cli.run(*arguments)) == (arguments[0] == "report")
     else:
         cli.refuse(*arguments, words=f"{told}: expected one that is allowed")
     assert not (tmp_path / "executed").exists()
@@ -95,7 +95,6 @@ def test_code_that_the_user_allows_by_name(tmp_path: Path, cli: Commands) -> Non
 @pytest.mark.parametrize(
     "spec",
     [
-        "dm:module:Class",
         "rooms:small,dm:module:Class",
         "gym:module:Id-v0",
         "gym:GymV26Environment-v0,env_id=module:Id-v0",
@@ -112,17 +111,12 @@ def test_specs_that_can_choose_code(spec: str) -> None:
     require_consent(spec, f"rooms:small,{name}")
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
+def test_specs_that_run_only_what_is_installed() -> None:
+    for spec in (
         "rooms:full,hud=False",
-        "diagnostic:recall,delay=4",
-        "dmlab:dmlab30",
         "dmlab:contributed/dmlab30/rooms_watermaze,dataset=/data",
         "gym:MiniGrid-MemoryS13-v0,view=pixels,processes=2",
         "gym:ALE/Pong-v5,repeat_action_probability=-0.25,obs_type=rgb,frameskip=None",
-    ],
-)
-def test_specs_that_run_only_what_is_installed(spec: str) -> None:
-    assert foreign_code(spec) == {}
-    require_consent(spec)
+    ):
+        assert foreign_code(spec) == {}
+        require_consent(spec)

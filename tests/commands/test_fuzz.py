@@ -15,11 +15,8 @@ from typing import Any
 import pytest
 
 from learner import serialization
-from speech import audio, synthetic
 from tests.commands import cli
 from tests.commands.fuzz import fault, run_case
-from tests.commands.test_speech import TINY as TINY_SPEECH
-from tests.commands.test_text import COMPRESSIVE as TINY_TEXT
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fuzz")]
 
@@ -38,13 +35,13 @@ COMMANDS = {
     "report": ["RUN", "--episodes=1"],
     "compare": ["--cores=lstm", "--seeds=0", *LAUNCH, "--folder=NEW"],
     "status": ["RUN"],
-    "text train": [*TINY_TEXT, "--path=TEXTS", "--run=NEW", "--learner.steps=1", "--keep-checkpoints=1"],
+    "text train": [*cli.COMPRESSIVE_TEXT, "--path=TEXTS", "--run=NEW", "--learner.steps=1", "--keep-checkpoints=1"],
     "text evaluate": ["TEXT"],
     "text sample": ["TEXT", "--length=5"],
-    "speech train": [*TINY_SPEECH, "--corpus.path=VOICES", "--run=NEW", "--keep-checkpoints=1"],
+    "speech train": [*cli.TINY_SPEECH, "--corpus.path=VOICES", "--run=NEW", "--keep-checkpoints=1"],
     "speech evaluate": ["SPEECH"],
     "speech sample": ["SPEECH", *SAMPLE],
-    "speech compare": ["--run=NEW", "--cores=lstm", *TINY_SPEECH[:4], "--corpus.path=VOICES"],
+    "speech compare": ["--run=NEW", "--cores=lstm", *cli.TINY_SPEECH[:4], "--corpus.path=VOICES"],
 }
 """Arguments with which each command ends soon; names in capitals are those of `place`."""
 READERS = {
@@ -60,26 +57,18 @@ READERS = {
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny finished run of each kind and their corpora."""
     root = tmp_path_factory.mktemp("fuzz")
-    (root / "TEXTS").mkdir()
-    for index in range(30):
-        (root / "TEXTS" / f"{index}.txt").write_text(f"def function_{index}(x):\n    return x + {index}\n" * 20)
-    (root / "VOICES").mkdir()
-    for number in range(4):
-        audio.write_wav(root / "VOICES" / f"{number}.wav", synthetic.utterance(0, number)[:1000], 4000)
+    cli.write_corpus("text", root / "TEXTS")
+    cli.write_corpus("speech", root / "VOICES")
     os.mkfifo(root / "FIFO")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-        for command, kind in (("launch", "RUN"), ("text train", "TEXT"), ("speech train", "SPEECH")):
-            arguments = [word.replace("NEW", kind) for word in COMMANDS[command]]
-            outcome = run_case([*command.split(), *arguments], root)
-            assert outcome.status == 0, outcome.err
+    for command, kind in (("launch", "RUN"), ("text train", "TEXT"), ("speech train", "SPEECH")):
+        outcome = run_case([*command.split(), *(word.replace("NEW", kind) for word in COMMANDS[command])], root)
+        assert outcome.status == 0, outcome.err
     return root
 
 
 @pytest.fixture
-def place(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(runs: Path, tmp_path: Path) -> Path:
     """A folder where cases run, with links to the content of `runs`."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(runs / "cache"))
     for name in ("RUN", "TEXT", "SPEECH", "TEXTS", "VOICES", "FIFO"):
         (tmp_path / name).symlink_to(runs / name)
     return tmp_path
@@ -204,15 +193,13 @@ def test_corpora(command: str, corpus: str, option: str, odd: str, runs: Path, p
         for how in [*CORPUS_DAMAGES, "half", "header", "three channels"]:
             for alone in (False, True):
                 shutil.rmtree(place / "COPY", ignore_errors=True)
-                (place / "COPY").mkdir()
-                for path in (runs / corpus).iterdir():
-                    if path.name == odd or not alone:
-                        shutil.copy(path, place / "COPY" / path.name)
-                if how in ("header", "three channels"):
-                    channels = b"\3" if how == "three channels" else header[22:23]
-                    (place / "COPY" / odd).write_bytes(
-                        header[:22] + channels + header[23:] + bytes(3000) * (how != "header")
-                    )
+                others = shutil.ignore_patterns("*.txt", "*.wav") if alone else None
+                shutil.copytree(runs / corpus, place / "COPY", ignore=others)
+                shutil.copy(runs / corpus / odd, place / "COPY" / odd)
+                if how == "header":
+                    (place / "COPY" / odd).write_bytes(header)
+                elif how == "three channels":
+                    (place / "COPY" / odd).write_bytes(header[:22] + b"\3" + header[23:] + bytes(3000))
                 else:
                     damage(place / "COPY" / odd, how)
                 for given in ("COPY", f"COPY/{odd}") if alone else ("COPY",):
@@ -222,15 +209,10 @@ def test_corpora(command: str, corpus: str, option: str, odd: str, runs: Path, p
     check(cases(), place, 50)
 
 
-@pytest.mark.parametrize(
-    ("corpus", "name"),
-    [
-        ("enwik8", "enwik8"),
-        ("wikitext103", "wiki.train.tokens"),
-        ("pg19", "metadata.csv"),
-        ("folder", "\udcff.txt"),
-    ],
-)
+NAMED = {"enwik8": "enwik8", "wikitext103": "wiki.train.tokens", "pg19": "metadata.csv", "folder": "\udcff.txt"}
+
+
+@pytest.mark.parametrize(("corpus", "name"), NAMED.items())
 def test_named_corpora(corpus: str, name: str, runs: Path, place: Path) -> None:
     def cases() -> Iterable[Case]:
         for how in CORPUS_DAMAGES:

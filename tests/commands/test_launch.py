@@ -1,5 +1,6 @@
 """`compressive launch` from end to end, what it prints, its help, and options as people write them."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -110,23 +111,18 @@ def test_losses_that_are_not_finite(tmp_path: Path, cli: Commands) -> None:
 
 
 @pytest.mark.parametrize("lost", [ClusterError("actor 1 died 6 times"), LearnersLost("learners were lost 6 times")])
-def test_lost_processes_end_a_run(
-    lost: Exception, tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    get, calls = LocalPool.get, []
+def test_lost_processes_end_a_run(lost: Exception, tmp_path: Path, cli: Commands, monkeypatch: Any) -> None:
+    get, count, folder = LocalPool.get, itertools.count(1), tmp_path / "run"
 
     def fails_at_last(*arguments: Any) -> Any:
-        calls.append(arguments)
-        if len(calls) == 4:
+        if next(count) == 4:
             raise lost
         return get(*arguments)
 
     monkeypatch.setattr(LocalPool, "get", fails_at_last)
-    folder = tmp_path / "run"
     error = cli.fail(*LAUNCH, "--run", folder, "--checkpoint-seconds=1000")
-    last = saved_steps(folder)[-1]
-    assert last == checkpoints.load_latest(folder).step > 0
-    saved, again = f"{folder}/checkpoints/{last:012d}", f"compressive launch --resume {folder} --local"
+    saved, again = checkpoints.load_latest(folder).path, f"compressive launch --resume {folder} --local"
+    assert saved_steps(folder)[-1] > 0
     assert error == f"compressive: {lost}; resume from {saved} with: {again}\n"
 
 
@@ -149,33 +145,24 @@ def test_options_as_people_write_them() -> None:
     assert (core.memory_size, core.compressed_size) == ((16, 0), (0, 8))
 
 
-def helps(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> str:
-    from commands import main
-
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert not stop.value.code
-    return capfd.readouterr().out
-
-
-def test_help(capfd: pytest.CaptureFixture[str], cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     """It explains every option with the default of the preset and core; old names are hidden."""
     monkeypatch.setenv("COLUMNS", "100")
     for arguments in ([], ["--preset", "paper", "--core", "lstm"]):
+        with pytest.raises(SystemExit) as stop:
+            cli.run("launch", *arguments, "--help")
+        assert not stop.value.code
+        text = cli.capfd.readouterr().out
         options: dict[str, str] = {}
-        for line in (text := helps(["launch", *arguments, "--help"], capfd)).splitlines():
-            cell = line.strip("│ ")
+        for cell in (line.strip("│ ") for line in text.splitlines()):
             if cell.startswith("--"):
-                name, *rest = cell.split()
-                options[name] = " ".join(rest)
+                name, _, options[name] = cell.partition(" ")
             elif options and not cell.startswith("╰"):
                 options[name] += f" {cell}"
         assert {"--preset", "--frames", "--run", "--seed", "--resume", "--local", "--ray-address"} <= set(options)
         assert len(options) > 35
         assert "optimiser" not in text
-        for name, explanation in options.items():
-            assert "(default: " in explanation, name
-            assert len(explanation.partition("(default: ")[0].split()) > 1, f"{name} is not explained"
+        assert not [name for name, said in options.items() if not re.search(r"\S+ \S+ \(default: ", said)]
         assert ("dmlab:rooms_select_nonmatching_object)" if arguments else "rooms:small)") in text
         assert "compressive launch --preset paper --env rooms:full" in text
     for arguments in ([], ["-h"], ["--help"], ["help"]):

@@ -73,11 +73,10 @@ def test_a_link_in_a_run_is_not_written_through(name: str, tmp_path: Path) -> No
     assert target.read_text() == "precious"
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_json_has_no_infinite_numbers(value: float, tmp_path: Path) -> None:
+def test_json_has_no_infinite_numbers(tmp_path: Path) -> None:
     path = tmp_path / "evaluation.json"
-    checkpoints.write_json(path, {"return": [value, (value, 1.0)], "by": {"task": value}})
+    checkpoints.write_json(path, {"return": [math.nan, (-math.inf, 1.0)], "by": {"task": math.inf}})
     assert json.loads(path.read_text()) == {"return": [None, [None, 1.0]], "by": {"task": None}}
     with pytest.raises(ValueError, match="not JSON compliant"):
-        checkpoints.save(tmp_path / "run", 1, {}, {"score": value})
+        checkpoints.save(tmp_path / "run", 1, {}, {"score": math.nan})
     assert not (tmp_path / "run").exists()

@@ -13,17 +13,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from actors.recording import Recording
-from commands import main
 from learner.metrics import read_metrics
 from reports.episode import page_data
 from reports.pages import packed, write_page
 from reports.report import attention_by_bucket
-from tests.commands.cli import TINY, frames, refusal
+from tests.commands.cli import TINY, Commands, frames
 from tests.commands.pages import embedded, shown_frames, unpacked
 from training.evaluation import load_player, record
 from training.run import Run
 
-Capture = pytest.CaptureFixture[str]
 Copied = Callable[..., Path]
 
 
@@ -74,64 +72,58 @@ def test_what_does_not_fit_is_left_out_and_said(recording: Recording) -> None:
     assert len(json.dumps(part["episodes"])) <= 0.7 * size
 
 
-def test_visualize_writes_a_video_and_a_page(finished: tuple[Path, str], tmp_path: Path, capfd: Capture) -> None:
-    main(["visualize", str(finished[0]), "--episodes", "1", "--seed", "4", "--greedy", "--output", str(tmp_path / "a")])
-    printed = capfd.readouterr().out
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["episodes.html", "episodes.mp4"]
-    for path in (tmp_path / "a").iterdir():
-        assert str(path) in printed
-    other = embedded(tmp_path / "a" / "episodes.html")
-    assert other["episodes"][0]["actions"] != embedded(finished[0] / "videos" / "final.html")["episodes"][0]["actions"]
+def test_visualize_writes_a_video_and_a_page(page: Path, tmp_path: Path, cli: Commands) -> None:
+    out = tmp_path / "a"
+    printed = cli.run("visualize", page.parents[1], "--episodes=1", "--seed=4", "--greedy", "--output", out)
+    assert sorted(path.name for path in out.iterdir()) == ["episodes.html", "episodes.mp4"]
+    assert all(str(path) in printed for path in out.iterdir())
+    played = [embedded(path)["episodes"][0]["actions"] for path in (page, out / "episodes.html")]
+    assert played[0] != played[1]
 
 
 def test_text_cannot_end_the_script_or_be_a_template(tmp_path: Path) -> None:
     data = {"title": "</script><script>alert(1)</script><!--<script>{{style}}", "note": "<b>{{ json }}", "episodes": []}
     page = write_page(tmp_path / "a.html", "episode", data)
     text = page.read_text()
-    assert "<title>&lt;/script&gt;" in text
-    assert "{{style}}</title>" in text
-    assert "&lt;b&gt;{{ json }}" in text
+    for words in ("<title>&lt;/script&gt;", "{{style}}</title>", "&lt;b&gt;{{ json }}"):
+        assert words in text
     assert "alert(1)</script>" not in text
     assert embedded(page) == data
     np.testing.assert_array_equal(unpacked(packed(np.arange(5, dtype=np.int32)), "<i4"), np.arange(5))
 
 
-def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError):
-        write_page(tmp_path / "folder", "episode", {"title": "", "note": "", "episodes": []})
-    assert {path.name for path in tmp_path.iterdir()} == {"folder"}, "no temporary file remains"
-
-
 def test_the_report_of_the_run_in_the_current_folder(
-    copied: Copied, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+    copied: Copied, cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A stopped run without checkpoints, evaluation and films; then without metrics."""
     run = copied("my [red] run")
+    for path in [run / "evaluation.json", *run.glob("videos/*")]:
+        path.unlink()
     for path in run.glob("checkpoints/*/weights.safetensors"):
         path.write_bytes(b"torn")
+    with (run / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 1')
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {"frames": config["frames"] * 4}))
     monkeypatch.chdir(run)
-    main(["report", "."])
-    assert capfd.readouterr().out.endswith("resume with: compressive launch --resume .\n")
+    assert cli.run("report", ".").endswith("resume with: compressive launch --resume .\n")
     data = embedded(run / "report.html")
     assert data["facts"]["state"] == "stopped"
     assert "Nothing could be played: my [red] run has no checkpoint" in data["buckets"]["why"]
     assert "weights.safetensors has 4 bytes" in data["buckets"]["why"]
     assert str(run.parent) not in (run / "report.html").read_text()
+    assert (data["evaluation"], data["media"]) == ({}, {"pages": []})
+    assert len(data["charts"]) > 5
+    cli.refuse("visualize", run, words="no checkpoint that can be read")
+    (run / "metrics.jsonl").unlink()
+    cli.run("report", run, "--episodes=0")
+    data = embedded(run / "report.html")
+    assert data["charts"] == data["compression"] == []
 
 
-def test_links_lead_from_a_page_elsewhere_into_the_run(copied: Copied, tmp_path: Path) -> None:
+def test_the_report_of_a_finished_run(copied: Copied, tmp_path: Path, cli: Commands) -> None:
     run = copied("run #1 100%")
-    main(["report", str(run), "--episodes", "0", "--output", str(tmp_path / "page.html")])
-    (link,) = embedded(tmp_path / "page.html")["media"]["pages"]
-    assert link["link"] == "run%20%231%20100%25/videos/final.html"
-
-
-def test_the_report_of_a_finished_run(copied: Copied, capfd: Capture) -> None:
-    run = copied("run")
-    main(["report", str(run), "--episodes", "1"])
-    assert str(run / "report.html") in capfd.readouterr().out
+    assert str(run / "report.html") in cli.run("report", run, "--episodes", "1")
     data = embedded(run / "report.html")
     assert data["facts"]["state"] == "finished"
     assert data["changed"]["agent.torso_size"] == ["256", "16"]
@@ -148,43 +140,25 @@ def test_the_report_of_a_finished_run(copied: Copied, capfd: Capture) -> None:
     assert "return" in data["evaluation"]
     assert data["media"]["video"]["source"].startswith("data:video/mp4;base64,")
     assert data["media"]["pages"] == [{"name": "final.html", "link": "videos/final.html"}]
+    cli.run("report", run, "--episodes=0", "--output", tmp_path / "page.html")
+    (link,) = embedded(tmp_path / "page.html")["media"]["pages"]
+    assert link["link"] == "run%20%231%20100%25/videos/final.html"
 
 
-def test_the_report_of_a_run_in_any_condition(copied: Copied, capfd: Capture) -> None:
-    run = copied("run")
-    for path in [run / "evaluation.json", *run.glob("videos/*")]:
-        path.unlink()
-    for path in run.glob("checkpoints/*/weights.safetensors"):
-        path.write_bytes(path.read_bytes()[:100])
-    with (run / "metrics.jsonl").open("a") as metrics:
-        metrics.write('{"step": 1')
-    main(["report", str(run)])
-    data = embedded(run / "report.html")
-    assert "Nothing could be played" in data["buckets"]["why"]
-    assert data["evaluation"] == {}
-    assert data["media"] == {"pages": []}
-    assert len(data["charts"]) > 5
-    assert "no checkpoint that can be read" in refusal(["visualize", str(run)], capfd)
-    (run / "metrics.jsonl").unlink()
-    main(["report", str(run), "--episodes", "0"])
-    data = embedded(run / "report.html")
-    assert data["charts"] == data["compression"] == []
-
-
-def test_runs_without_attention_or_images(tmp_path: Path, capfd: Capture) -> None:
+def test_runs_without_attention_or_images(tmp_path: Path, cli: Commands) -> None:
     tiny = [option for option in TINY if "mlp" not in option]
     for name, options in (
         ("lstm", ["--core=lstm", f"--frames={frames(1)}", "--video-episodes=1", "--env=rooms:small,episode_frames=40"]),
         ("maze", ["--core=gru", "--frames=32", "--env=diagnostic:tmaze,length=3"]),
     ):
-        main(["launch", "--local", "--run", str(tmp_path / name), *tiny, *options])
-        main(["report", str(tmp_path / name), "--episodes", "1"])
+        cli.run("launch", "--local", "--run", tmp_path / name, *tiny, *options)
+        cli.run("report", tmp_path / name, "--episodes=1")
         assert "has no attention" in embedded(tmp_path / name / "report.html")["buckets"]["why"]
     data = embedded(tmp_path / "lstm" / "videos" / "final.html")
     assert "core (lstm) has no attention" in data["without"]
     assert data["episodes"][0]["layers"] == []
-    error = refusal(["visualize", str(tmp_path / "maze")], capfd)
-    assert "expected images in RGB to show, got [3] from diagnostic:tmaze,length=3" in error
+    words = "expected images in RGB to show, got [3] from diagnostic:tmaze,length=3"
+    cli.refuse("visualize", tmp_path / "maze", words=words)
 
 
 def test_buckets_are_sums_over_slots(recording: Recording) -> None:

@@ -18,10 +18,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from commands import main
 from learner import checkpoints
 from learner.metrics import read_metrics
-from tests.commands.cli import ENVIRONMENT, TINY, Commands, frames, saved_steps, start, state, wait_until
+from tests.commands.cli import (
+    COMPRESSIVE_TEXT,
+    ENVIRONMENT,
+    TINY,
+    TINY_SPEECH,
+    Commands,
+    frames,
+    saved_steps,
+    start,
+    state,
+    wait_until,
+    write_corpus,
+)
 from tests.learner.runs import forge
 from training.config import RENAMED
 from training.loop import Clock
@@ -45,40 +59,19 @@ class Kind(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=["agent", "text", "speech"])
-def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kind]:
-    root = tmp_path_factory.mktemp(request.param)
+def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kind:
     if request.param == "agent":
-        yield Kind(LAUNCH, RESUME, "--frames", frames(1))
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-        patch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(root / "cache"))
-        new, words = tiny_sequences(request.param, root / "corpus"), [request.param, "train"]
-        yield Kind([*words, *new, "--threads=1"], [*words, "--threads=1", "--resume"], "--learner.steps", 1)
-
-
-def tiny_sequences(kind: str, root: Path) -> list[str]:
-    """Options of a tiny run of text or speech, whose corpus is written."""
-    root.mkdir()
-    if kind == "text":
-        from tests.commands.test_text import COMPRESSIVE
-
-        for index in range(30):
-            (root / f"{index}.txt").write_text(f"def function_{index}(x):\n    return x + {index}\n" * 20)
-        return [*COMPRESSIVE, f"--path={root}", "--checkpoint-seconds=0"]
-    from speech import audio, synthetic
-    from tests.commands.test_speech import TINY as SPEECH
-
-    for number in range(4):
-        audio.write_wav(root / f"{number}.wav", synthetic.utterance(0, number)[:1000], 4000)
-    return [*SPEECH, f"--corpus.path={root}"]
+        return Kind(LAUNCH, RESUME, "--frames", frames(1))
+    corpus = write_corpus(request.param, tmp_path_factory.mktemp(request.param) / "corpus")
+    new = [*COMPRESSIVE_TEXT, f"--path={corpus}", "--checkpoint-seconds=0"]
+    new = new if request.param == "text" else [*TINY_SPEECH, f"--corpus.path={corpus}"]
+    train = [request.param, "train", "--threads=1"]
+    return Kind([*train, *new], [*train, "--resume"], "--learner.steps", 1)
 
 
 @pytest.fixture(scope="module")
 def straight(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 30 updates without interruption."""
-    from commands import main
-
     folder = tmp_path_factory.mktemp("straight") / "run"
     main([*kind.new, "--run", str(folder), kind.to(30)])
     return folder
@@ -136,8 +129,6 @@ def as_version_0_1(folder: Path) -> None:
     config.write_text(json.dumps(rename(json.loads(config.read_text()))))
     if (tokenizer := folder / "tokenizer.json").exists():
         tokenizer.rename(folder / "tokeniser.json")
-    from safetensors.torch import load_file, save_file
-
     for path in folder.glob("checkpoints/*"):
         (path / "optimizer.safetensors").rename(path / "optimiser.safetensors")
         if (actors := path / "actors.safetensors").exists():
@@ -182,16 +173,9 @@ def test_a_launch_killed_before_its_first_checkpoint(kind: Kind, tmp_path: Path,
 def at_update(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
     """Lets something happen at the end of the fourth update."""
     mark, count = Clock.mark, itertools.count(1)
-
-    def prepare(happens: Callable[[], object]) -> None:
-        def marked(clock: Clock, steps: int) -> None:
-            if next(count) == 4:
-                happens()
-            mark(clock, steps)
-
-        monkeypatch.setattr(Clock, "mark", marked)
-
-    return prepare
+    return lambda happens: monkeypatch.setattr(
+        Clock, "mark", lambda clock, steps: (next(count) == 4 and happens(), mark(clock, steps))
+    )
 
 
 def remove(folder: Path) -> None:
@@ -224,37 +208,30 @@ def test_a_moved_run(again: bool, kind: Kind, at_update: Callable[..., None], tm
 def test_a_removed_run(kind: Kind, at_update: Callable[..., None], tmp_path: Path, cli: Commands) -> None:
     run = tmp_path / "run"
     at_update(lambda: remove(run))
-    error = cli.refuse(*kind.new, SELDOM, "--run", run, kind.to(30))
-    assert f"{run} was removed or replaced while it was in use, and with it all that was learned" in error
-    assert not run.exists()
-
-
-def test_a_run_without_its_lock(kind: Kind, at_update: Callable[..., None], tmp_path: Path, cli: Commands) -> None:
-    """Another process might claim the folder, so this one stops; with a checkpoint, as no other has claimed it yet."""
-    run = tmp_path / "run"
-    at_update(lambda: (run / ".lock").unlink())
-    words = [f"{run}/.lock was removed while it was in use", f"--resume {run}"]
+    words = f"{run} was removed or replaced while it was in use, and with it all that was learned"
     cli.refuse(*kind.new, SELDOM, "--run", run, kind.to(30), words=words)
-    assert saved_steps(run)[-1] > 0
+    assert not run.exists()
 
 
 def test_a_removed_run_with_a_url(at_update: Callable[..., None], tmp_path: Path, cli: Commands) -> None:
     run, url = tmp_path / "run", f"file://{tmp_path}/store"
     at_update(lambda: remove(run))
     error = cli.refuse(*LAUNCH, SELDOM, "--run", run, f"--frames={frames(30)}", "--checkpoint-url", url)
-    saved = checkpoints.load_latest(url)
-    assert saved.step > 0
-    assert f"resume from {saved.path} with: compressive launch --resume {url}" in error
+    assert f"resume from {checkpoints.load_latest(url).path} with: compressive launch --resume {url}" in error
+
+
+def test_a_run_without_its_lock(at_update: Callable[..., None], tmp_path: Path, cli: Commands) -> None:
+    """Another process might claim the folder, so this one stops; with a checkpoint, as no other has claimed it yet."""
+    run = tmp_path / "run"
+    at_update(lambda: (run / ".lock").unlink())
+    words = [f"{run}/.lock was removed while it was in use", f"--resume {run}"]
+    cli.refuse(*LAUNCH, SELDOM, "--run", run, f"--frames={frames(30)}", words=words)
+    assert saved_steps(run)[-1] > 0
 
 
 def test_removed_files_are_written_again(at_update: Callable[..., None], tmp_path: Path, cli: Commands) -> None:
     run = tmp_path / "run"
-
-    def happens() -> None:
-        shutil.rmtree(run / "checkpoints")
-        (run / "config.json").unlink()
-
-    at_update(happens)
+    at_update(lambda: (shutil.rmtree(run / "checkpoints"), (run / "config.json").unlink()))
     cli.run(*LAUNCH, "--run", run, f"--frames={frames(30)}")
     cli.run(*RESUME, run, f"--frames={frames(32)}")
 
@@ -277,7 +254,6 @@ def test_a_full_disk(copied: Callable[..., Path], small_files: Any, tmp_path: Pa
     small_files()
     resume = f"resume from {folder}/checkpoints/{before[-1]:012d} with: compressive launch --resume {folder}"
     cli.refuse(*RESUME, folder, f"--frames={frames(40)}", words=["cannot be written to", resume])
-    assert saved_steps(folder) == before
     assert checkpoints.load_latest(folder).step == before[-1]
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [f"{step:012d}" for step in before]
     cli.refuse(*LAUNCH, "--run", tmp_path / "new", "--agent.torso-size=256", words="cannot be written to")

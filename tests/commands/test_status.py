@@ -64,9 +64,6 @@ def test_damaged_checkpoints(copied: Copied, cli: Commands) -> None:
     rows = rows_of(run, cli)
     assert rows["checkpoint"].startswith(before.name)
     assert rows["skipped 1"].startswith(f"{newest.name}: weights.safetensors has 0 bytes instead of ")
-    for path in (run / "checkpoints").iterdir():
-        path.rename(run / path.name)
-    assert "no checkpoint yet" in rows_of(run, cli)["checkpoint"]
 
 
 ROWS = [
@@ -76,7 +73,7 @@ ROWS = [
 ]
 
 
-def test_damaged_metrics(copied: Copied, cli: Commands) -> None:
+def test_damaged_metrics_and_evaluations(copied: Copied, cli: Commands) -> None:
     run = copied()
     metrics = run / "metrics.jsonl"
     lines = metrics.read_text().splitlines(keepends=True)
@@ -89,6 +86,10 @@ def test_damaged_metrics(copied: Copied, cli: Commands) -> None:
     metrics.write_text('{"step": 5}\n')
     rows = rows_of(run, cli)
     assert (rows["return"], rows["measured"]) == ("-", "? ago")
+    for text in ("[" * 100_000, "{}", '{"return": {"mean": "x"}}', "\0"):
+        (run / "evaluation.json").write_text(text)
+        cli.run("report", "--episodes=0", run)
+        assert '"evaluation":{}' in (run / "report.html").read_text()
 
 
 @pytest.mark.parametrize("reader", [["status"], ["report", "--episodes=0"]], ids=lambda words: words[0])
@@ -104,14 +105,6 @@ def test_folders_and_links_instead_of_files(
         if name == "evaluation.json":
             assert "trained, but not evaluated" in cli.run(*reader, run)
     cli.refuse(*reader, run, words="metrics.jsonl: expected a file with rows of metrics")
-
-
-def test_a_damaged_evaluation_is_left_out_of_a_report(copied: Copied, cli: Commands) -> None:
-    run = copied()
-    for text in ("[" * 100_000, "{}", '{"return": {"mean": "x"}}', "\0"):
-        (run / "evaluation.json").write_text(text)
-        cli.run("report", "--episodes=0", run)
-        assert '"evaluation":{}' in (run / "report.html").read_text()
 
 
 @pytest.mark.parametrize(("kind", "model"), [("text", {"core": {"name": "gru"}}), ("speech", {"name": "gru"})])
@@ -132,13 +125,19 @@ def test_runs_of_text_and_speech(kind: str, model: object, tmp_path: Path, cli: 
     (run.path / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in (row | measured, last)))
     checkpoints.save(run.path, 200, {"weights": {"a": torch.zeros(1)}}, {})
     rows = rows_of(run.path, cli)
-    assert rows["state"] == "trained, but not evaluated"
-    assert rows["steps"] == "200 of 200 (100.0 %)"
-    assert (rows["tokens/s"], rows["loss"]) == ("2k", "-")
-    assert rows["measured"].startswith("2:00:")
-    assert rows["valid nll"] == "2.2500 at step 100"
-    assert rows["valid bits per byte"] == "3.2500 at step 100"
-    assert rows["checkpoint"].startswith(f"{200:012d}")
+    assert rows.pop("measured").startswith("2:00:")
+    assert rows.pop("checkpoint").startswith(f"{200:012d}")
+    assert (
+        rows.items()
+        >= {
+            "state": "trained, but not evaluated",
+            "steps": "200 of 200 (100.0 %)",
+            "tokens/s": "2k",
+            "loss": "-",
+            "valid nll": "2.2500 at step 100",
+            "valid bits per byte": "3.2500 at step 100",
+        }.items()
+    )
     run.evaluation_file().write_text("{}")
     assert rows_of(run.path, cli)["state"] == "finished"
     run.write_config({"kind": kind, "learner": []})

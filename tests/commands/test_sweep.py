@@ -17,18 +17,13 @@ RECALL = "diagnostic:recall,delay=3"
 Capture = pytest.CaptureFixture[str]
 
 
-def hparams(run: Path) -> tuple[set[str], set[str]]:
+def hparams(run: Path) -> tuple[set[bytes], set[str]]:
     """Names of the hyperparameters in a run's events, and of its scalars."""
-    parameters, scalars = set(), set()
-    for path in run.glob("events.*"):
-        for event in EventFileLoader(str(path)).Load():
-            for value in event.summary.value:
-                scalars.add(value.tag)
-                if value.tag == "_hparams_/session_start_info":
-                    parameters |= set(
-                        re.findall(rb"[a-z_.]*(?:seed|learning_rate)", value.metadata.SerializeToString())
-                    )
-    return {name.decode() for name in parameters}, scalars
+    events = [event for path in run.glob("events.*") for event in EventFileLoader(str(path)).Load()]
+    values = [value for event in events for value in event.summary.value]
+    started = [each.metadata.SerializeToString() for each in values if each.tag == "_hparams_/session_start_info"]
+    found = {name for text in started for name in re.findall(rb"[a-z_.]*(?:seed|learning_rate)", text)}
+    return found, {value.tag for value in values}
 
 
 @pytest.mark.ray
@@ -68,13 +63,11 @@ def test_a_killed_sweep_is_resumed_and_a_failing_trial_fails_alone(tmp_path: Pat
     page = (folder / "report.html").read_text()
     assert bad in page
     assert "1 run is missing" in page
-    assert [row["variant"] for row in table(folder / "report" / "runs.csv")] == [
-        "lstm (learning rate 0.001)",
-        "lstm (learning rate 0.0001)",
-    ]
+    variants = [row["variant"] for row in table(folder / "report" / "runs.csv")]
+    assert variants == ["lstm (learning rate 0.001)", "lstm (learning rate 0.0001)"]
     wait_until(lambda: not marked(mark))  # the processes of the first sweep ended by themselves
     parameters, scalars = hparams(folder / good)
-    assert parameters == {"learner.learning_rate"}
+    assert parameters == {b"learner.learning_rate"}
     assert {"evaluation/return", "evaluation/oracle_normalised"} <= scalars
 
 

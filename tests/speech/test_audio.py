@@ -18,14 +18,11 @@ def tone(seconds: float = 0.5, rate: int = RATE, frequency: float = 440.0) -> np
     return (0.5 * np.sin(2 * np.pi * frequency * np.arange(round(seconds * rate)) / rate)).astype(np.float32)
 
 
-def test_mu_law_round_trip() -> None:
-    tokens = np.arange(256, dtype=np.uint8)
-    assert audio.decode(tokens).dtype == np.float32
-    np.testing.assert_array_equal(audio.encode(audio.decode(tokens)), tokens)
-    np.testing.assert_allclose(audio.decode(tokens), -audio.decode(tokens[::-1]), atol=1e-7)
-
-
 def test_mu_law_is_the_formula_and_errs_by_half_a_step_at_most() -> None:
+    levels = np.arange(256, dtype=np.uint8)
+    assert audio.decode(levels).dtype == np.float32
+    np.testing.assert_array_equal(audio.encode(audio.decode(levels)), levels)
+    np.testing.assert_allclose(audio.decode(levels), -audio.decode(levels[::-1]), atol=1e-7)
     samples = np.linspace(-1, 1, 10_001)
     literal = [np.sign(x) * np.log(1 + 255 * abs(x)) / np.log(256) for x in samples]
     np.testing.assert_array_equal(audio.encode(samples), np.floor((np.array(literal) + 1) / 2 * 255 + 0.5))
@@ -40,7 +37,6 @@ def test_mu_law_is_the_formula_and_errs_by_half_a_step_at_most() -> None:
 @pytest.mark.parametrize(
     ("name", "subtype", "rate", "channels"),
     [
-        ("mono.wav", "PCM_16", RATE, 1),
         ("stereo.wav", "PCM_16", RATE, 2),
         ("eight-bit.wav", "PCM_U8", 8_000, 1),
         ("wide.wav", "FLOAT", 22_050, 1),
@@ -74,15 +70,15 @@ def test_files_that_are_not_sound_are_named(tmp_path: Path) -> None:
     soundfile.write(path, np.array([0.1, np.nan, np.inf]), RATE, "FLOAT")
     with pytest.raises(audio.AudioError, match=r"bad.wav: expected finite samples, got 2 others"):
         audio.read(path, RATE)
-
-
-def test_a_flac_file_shorter_than_its_header_says(tmp_path: Path) -> None:
-    path = tmp_path / "torn.flac"
-    soundfile.write(path, np.random.default_rng(0).uniform(-0.5, 0.5, RATE), RATE)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
+    torn = tmp_path / "torn.flac"
+    soundfile.write(torn, np.random.default_rng(0).uniform(-0.5, 0.5, RATE), RATE)
+    torn.write_bytes(torn.read_bytes()[: torn.stat().st_size // 2])
     with pytest.raises(audio.AudioError, match=r"torn.flac: expected 16000 samples as its header says, got "):
-        audio.read(path, RATE)
+        audio.read(torn, RATE)
+    for container in ("AIFF", "W64"):  # their headers are not checked
+        soundfile.write(tmp_path / "a.wav", tone(), RATE, "PCM_16", format=container)
+        with pytest.raises(audio.AudioError, match=rf"a.wav: expected a WAV or FLAC file, got {container}"):
+            audio.info(tmp_path / "a.wav")
 
 
 @pytest.mark.parametrize(
@@ -106,27 +102,9 @@ def test_a_wav_file_shorter_than_its_header_says(
     for cut in (1, len(whole) // 2, size - 1):
         path.write_bytes(whole[:-cut])
         for read in (audio.info, lambda path: audio.read(path, RATE)):
-            with pytest.raises(
-                audio.AudioError, match=rf"torn.wav: expected {size} bytes of samples .*, got {size - cut}$"
-            ):
+            expected = rf"torn.wav: expected {size} bytes of samples .*, got {size - cut}$"
+            with pytest.raises(audio.AudioError, match=expected):
                 read(path)
-
-
-@pytest.mark.parametrize("length", [0xFFFFFFFF, 0x7FFFF000])
-def test_a_wav_file_of_a_stream_has_no_length(tmp_path: Path, length: int) -> None:
-    path = tmp_path / "stream.wav"
-    audio.write_wav(path, tone(), RATE)
-    header, samples = path.read_bytes().split(b"data")
-    path.write_bytes(header + b"data" + length.to_bytes(4, "little") + samples[4:])
-    assert len(audio.read(path, RATE)) == RATE // 2
-
-
-@pytest.mark.parametrize("container", ["AIFF", "W64"])
-def test_other_containers_are_refused(tmp_path: Path, container: str) -> None:
-    """What their headers promise is not checked."""
-    soundfile.write(tmp_path / "a.wav", tone(), RATE, "PCM_16", format=container)
-    with pytest.raises(audio.AudioError, match=rf"a.wav: expected a WAV or FLAC file, got {container}"):
-        audio.info(tmp_path / "a.wav")
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
@@ -136,6 +114,10 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
         assert (file.getframerate(), file.getnchannels(), file.getnframes()) == (RATE, 1, RATE // 2)
     np.testing.assert_allclose(audio.read(path, RATE), tone(), atol=1e-4)
     assert [file.name for file in tmp_path.iterdir()] == ["out.wav"]
+    header, samples = path.read_bytes().split(b"data")
+    for length in (0xFFFFFFFF, 0x7FFFF000):  # of a stream, which has no length
+        path.write_bytes(header + b"data" + length.to_bytes(4, "little") + samples[4:])
+        assert len(audio.read(path, RATE)) == RATE // 2
 
 
 def test_a_spectrogram_shows_a_tone_where_it_is(tmp_path: Path) -> None:

@@ -1,17 +1,13 @@
 """The four models: sizes that match, what is measured, and samples to listen to."""
 
-import dataclasses
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from learner.config import SequenceLearnerConfig
-from learner.sequence_learner import SequenceLearner
 from speech import audio, config
 from speech.config import PRESETS, SPEECH_CORES, SpeechConfig, make_preset
-from speech.corpus import CorpusConfig, Split, thin
+from speech.corpus import Split, thin
 from speech.modality import Speech, make_model
 from tests.speech.tiny import TINY
 
@@ -28,10 +24,7 @@ class Hum(Speech):
 
 
 def config_of(core: str, **fields) -> SpeechConfig:
-    learner = SequenceLearnerConfig(
-        batch_size=4, sequence_length=32, steps=6, learning_rate=1e-2, warmup_steps=2, decay_steps=6,
-        max_gradient_norm=1.0, late_start=None, device="cpu",
-    )  # fmt: skip
+    learner = SequenceLearnerConfig(batch_size=4, sequence_length=32, steps=6, late_start=None, device="cpu")
     return SpeechConfig(model=TINY[core], learner=learner, **fields)
 
 
@@ -62,15 +55,6 @@ def test_similar_levels_start_with_similar_vectors() -> None:
     similar = torch.nn.functional.cosine_similarity
     assert similar(vectors[:-1], vectors[1:]).min() > 0.9
     assert similar(vectors[:-64], vectors[64:]).abs().mean() < 0.7
-
-
-@pytest.mark.parametrize("core", TINY)
-def test_it_learns(core: str) -> None:
-    torch.manual_seed(0)
-    data = Hum(config_of(core))
-    learner = SequenceLearner(data.make_model(), data.source(), data.config.learner)
-    losses = [learner.update()["loss/nll"] for _ in range(6)]
-    assert losses[-1] < min(losses[0], 5.5)
 
 
 @pytest.mark.parametrize("reset", [False, True])
@@ -107,13 +91,10 @@ def test_a_part_of_a_split_is_spread_over_it() -> None:
     assert (across.files, across.starts.tolist()) == (["a", "a", "b", "c", "c"], [0, 10, 13, 15, 20])
 
 
-def test_impossible_configurations_are_refused(tmp_path: Path) -> None:
+def test_impossible_configurations_are_refused() -> None:
     with pytest.raises(ValueError, match="preset: expected one of cpu, paper, got 'tpu'"):
         make_preset("tpu", "lstm")
     with pytest.raises(ValueError, match=r"core: expected one of compressive, .*, got 'gru'"):
         make_preset("cpu", "gru")
-    with pytest.raises(ValueError, match=r"sequence_length: expected a multiple .*segment_size = 64, got 100"):
-        dataclasses.replace(make_preset("cpu", "compressive"), learner=SequenceLearnerConfig(sequence_length=100))
     with pytest.raises(ValueError, match=r"tokens: expected more than the 4 x 32 of one batch .*, got 128"):
         Hum(config_of("lstm"), HUM[:128]).source()
-    assert make_preset("cpu", "wavenet").corpus == CorpusConfig()

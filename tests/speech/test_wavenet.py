@@ -63,26 +63,9 @@ def test_gradients_reach_back_over_the_receptive_field_only(kernel_size: int) ->
     assert reached.nonzero().flatten().tolist() == list(range(now - field + 1, now + 1))
 
 
-def test_generation_step_by_step_equals_the_parallel_forward() -> None:
-    core = build()
-    inputs = torch.randn(3, 50, 6, dtype=torch.float64)
-    state, reset, steps = core.initial_state(3), torch.zeros(3, 1, dtype=torch.bool), []
-    with torch.no_grad():
-        for step in inputs.split(1, dim=1):
-            output = core(step, reset, state)
-            steps.append(output.features)
-            state = output.state
-        torch.testing.assert_close(torch.cat(steps, dim=1), features_of(core, inputs), rtol=0, atol=1e-12)
-
-
 def test_the_stream_keeps_its_variance_through_thirty_layers() -> None:
     torch.manual_seed(0)
     core = WaveNet(WaveNetConfig(32, gate_size=32, skip_size=64))
     with torch.no_grad():
         state = core(torch.randn(1, 2000, 32), torch.zeros(1, 2000, dtype=torch.bool), core.initial_state(1)).state
     assert all(0.5 < past.var() < 2 for past in state.past if past.shape[1] > 100)
-
-
-def test_a_config_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="stack_layers: expected 1 or more, got 0"):
-        WaveNetConfig(stack_layers=0)

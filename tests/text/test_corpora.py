@@ -60,9 +60,7 @@ class TestSplits:
     @pytest.mark.parametrize(
         "names",
         [
-            ("train/a.txt", "validation/b.txt", "test/c.txt"),
             ("train/a.txt", "val/b.txt", "test/deeper/c.txt"),
-            ("train.txt", "valid.txt", "test.txt"),
             ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
             ("Train", "dev.txt", "test/c.txt"),
         ],
@@ -71,16 +69,13 @@ class TestSplits:
         write(tmp_path, {**dict(zip(names, "abc")), "readme.md": "none of them", ".train.swp": "nor this"})
         assert contents(load("folder", tmp_path)) == {"train": [b"a"], "valid": [b"b"], "test": [b"c"]}
 
-    def test_a_training_split_needs_the_others(self, tmp_path: Path) -> None:
-        names = ("train.txt", "dev.txt", "a.txt")
+    def test_names_of_splits_that_are_none(self, tmp_path: Path) -> None:
         expected = "expected all of train, valid .* or none of them, found dev.txt and train.txt but no test"
-        with pytest.raises(ValueError, match=f"{tmp_path}: {expected}"):
-            load("folder", write(tmp_path, dict.fromkeys(names, "text")))
-
-    def test_programs_have_folders_and_files_of_such_names(self, tmp_path: Path) -> None:
-        names = ("test/a.py", "dev/b.py", "train.py", "test.py")
-        corpus = load("folder", write(tmp_path, {name: f"{name}\n" * 50 for name in names}))
-        assert {document.path.relative_to(tmp_path).as_posix() for document in corpus["train"]} == set(names)
+        with pytest.raises(ValueError, match=f"{tmp_path / 'a'}: {expected}"):
+            load("folder", write(tmp_path / "a", dict.fromkeys(("train.txt", "dev.txt", "a.txt"), "text")))
+        programs = ("test/a.py", "dev/b.py", "train.py", "test.py")
+        corpus = load("folder", write(tmp_path / "b", {name: f"{name}\n" * 50 for name in programs}))
+        assert {document.path.relative_to(tmp_path / "b").as_posix() for document in corpus["train"]} == set(programs)
 
     def test_of_equal_files_the_one_that_is_held_out_stays(self, tmp_path: Path) -> None:
         train = {"train/a.txt": "train", "train/b.txt": "valid", "train/c.txt": "tests", "train/d.txt": "train"}
@@ -106,10 +101,6 @@ class TestSplits:
         assert [len(parts[split][0]) for split in SPLITS] == [9000, 500, 500]
         assert b"".join(parts[split][0] for split in SPLITS) == data
 
-    def test_wikitext(self, tmp_path: Path) -> None:
-        write(tmp_path, {f"wiki.{split}.tokens": split for split in SPLITS})
-        assert contents(load("wikitext103", tmp_path)) == {split: [split.encode()] for split in SPLITS}
-
 
 def pg19(root: Path, books: dict[str, list[int]]) -> Path:
     files = {f"{split}/{book}.txt": f"book {book}\n\nits text\n" for split, ids in books.items() for book in ids}
@@ -118,11 +109,6 @@ def pg19(root: Path, books: dict[str, list[int]]) -> Path:
 
 
 class TestPG19:
-    def test_layout(self, tmp_path: Path) -> None:
-        corpus = load("pg19", pg19(tmp_path, {"train": [10, 9], "validation": [3], "test": [4]}))
-        assert [document.path.stem for document in corpus["train"]] == ["9", "10"]
-        assert read_metadata(tmp_path / "metadata.csv")["3"] == "A title, with a comma"
-
     def test_published_splits_have_the_published_numbers_of_words(self, tmp_path: Path) -> None:
         """Equal books that are held out all count; any other number of books has its words counted."""
         books = {"train": [1, 2, 3], "validation": list(range(100, 150)), "test": list(range(200, 300))}
@@ -131,6 +117,7 @@ class TestPG19:
         write(folder, {"train/1.txt": "book 200\n\nits text\n", "train/2.txt": "book 3\n\nits text\n"})
         corpus = load("pg19", folder)
         assert [document.path.stem for document in corpus["train"]] == ["2", "3"], "never trains on held-out text"
+        assert read_metadata(folder / "metadata.csv")["3"] == "A title, with a comma"
         tokens = tokens_of("pg19", corpus, cache=tmp_path / "cache")
         assert [tokens.splits[split].documents for split in SPLITS] == [2, 50, 100]
         assert [tokens.splits[split].words for split in SPLITS] == [8, 3_007_061, 6_966_499]
@@ -141,18 +128,17 @@ class TestPG19:
 
     def test_what_is_wrong_with_it(self, tmp_path: Path) -> None:
         folder = pg19(tmp_path, {"train": [1], "validation": [2], "test": [3]})
-        (folder / "test" / "77.txt").write_text("unknown")
-        with pytest.raises(ValueError, match=r"metadata.csv: expected a row for book 77 of test, found none"):
-            load("pg19", folder)
-        (folder / "test" / "77.txt").unlink()
-        (folder / "validation" / "2.txt").write_text("\n \r\n")
-        with pytest.raises(ValueError, match=r"validation/2.txt: expected the text of a book, found none; fetch"):
-            load("pg19", folder)
-        (folder / "metadata.csv").write_text("id,title\n")
-        with pytest.raises(ValueError, match=r"metadata.csv, row 1: expected id,title,year,url, got 'id,title'"):
-            load("pg19", folder)
-        for file in (folder / "test").iterdir():
-            file.unlink()
+        for name, text, expected in (
+            ("test/77.txt", "unknown", "metadata.csv: expected a row for book 77 of test, found none"),
+            ("validation/2.txt", "\n \r\n", "validation/2.txt: expected the text of a book, found none; fetch"),
+            ("metadata.csv", "id,title\n", "metadata.csv, row 1: expected id,title,year,url, got 'id,title'"),
+            ("metadata.csv", "1," + "x" * 200_000, "csv: expected rows of id,title,year,url, got: field larger than"),
+        ):
+            write(folder, {name: text})
+            with pytest.raises(ValueError, match=expected):
+                load("pg19", folder)
+            (folder / "test" / "77.txt").unlink(missing_ok=True)
+        (folder / "test" / "3.txt").unlink()
         write(folder, {"metadata.csv": "1,t,1900,u\n2,t,1900,u\n"})
         with pytest.raises(ValueError, match=r"test: expected books, ID.txt, found none"):
             load("pg19", folder)
@@ -176,20 +162,22 @@ class TestTokens:
         (folder / "tokenizer.json").rename(folder / "tokeniser.json")  # the name in version 0.1
         assert open_tokens(folder).digest == tokens.digest
 
-    def test_other_text_has_other_files(self, tmp_path: Path) -> None:
-        root = many(tmp_path / "text")
-        first = prepare("folder", load("folder", root), cache=tmp_path)
-        (root / "0" / "0.txt").write_text("file O\n")
-        corpora._read_utf8.cache_clear()
-        assert prepare("folder", load("folder", root), cache=tmp_path) != first
-        assert prepare("folder", load("folder", root), "words", 10, tmp_path) != first
-
-    def test_vocabularies_are_learned_from_the_training_split(self, tmp_path: Path) -> None:
+    def test_other_text_has_other_files_of_its_training_vocabulary(self, tmp_path: Path) -> None:
         files = {"train/a.txt": "one two two\n", "valid/b.txt": "three\n", "test/c.txt": "four two\n"}
-        tokens = tokens_of("folder", load("folder", write(tmp_path / "text", files)), "words", cache=tmp_path)
-        plain = tokens.tokenizer.to_plain()["words"]
+        root = write(tmp_path / "text", files)
+        first = prepare("folder", load("folder", root), "words", cache=tmp_path)
+        plain = open_tokens(first).tokenizer.to_plain()["words"]
         assert plain == ["two", "<eos>", "one", "<unk>"]
-        assert [plain[token] for token in tokens.splits["test"].tokens] == ["<eos>", "<unk>", "two", "<eos>"]
+        assert [plain[token] for token in open_tokens(first).splits["test"].tokens] == [
+            "<eos>",
+            "<unk>",
+            "two",
+            "<eos>",
+        ]
+        write(root, {"valid/b.txt": "threa\n"})
+        corpora._read_utf8.cache_clear()
+        corpus = load("folder", root)
+        assert len({first, *(prepare("folder", corpus, "words", size, tmp_path) for size in (None, 3))}) == 3
 
     def test_damage_is_noticed(self, tmp_path: Path) -> None:
         """Fewer tokens over the same bytes would look like a better model."""
@@ -221,17 +209,20 @@ def _prepare(root: Path, cache: Path) -> Path:
 
 
 class TestErrors:
-    def test_missing_files(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError, match=r"none: expected folder, found nothing there"):
-            load("folder", tmp_path / "none")
-        with pytest.raises(ValueError, match=r"expected text for train, found none"):
-            load("folder", tmp_path)
-        with pytest.raises(FileNotFoundError, match=r"wiki.train.tokens: expected a file, found none"):
-            load("wikitext103", tmp_path)
-        with pytest.raises(ValueError, match=r"path: expected where enwik8 is on this machine .*enwik8.zip"):
-            load("enwik8")
-        with pytest.raises(ValueError, match=r"corpus: expected one of python, enwik8, .*, got 'latin'"):
-            load("latin")
+    def test_missing_and_empty_files(self, tmp_path: Path) -> None:
+        for error, arguments, message in (
+            (FileNotFoundError, ("folder", tmp_path / "none"), r"none: expected folder, found nothing there"),
+            (ValueError, ("folder", tmp_path), r"expected text for train, found none"),
+            (FileNotFoundError, ("wikitext103", tmp_path), r"wiki.train.tokens: expected a file, found none"),
+            (ValueError, ("enwik8",), r"path: expected where enwik8 is on this machine .*enwik8.zip"),
+            (ValueError, ("latin",), r"corpus: expected one of python, enwik8, .*, got 'latin'"),
+        ):
+            with pytest.raises(error, match=message):
+                load(*arguments)
+        (tmp_path / "empty.txt").touch()
+        with pytest.raises(ValueError, match=r"expected text for train, found 0 bytes"):
+            prepare("enwik8", load("enwik8", tmp_path / "empty.txt"), cache=tmp_path / "cache")
+        assert list((tmp_path / "cache" / "tokens").iterdir()) == []
 
     @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"no"])
     def test_a_damaged_gzip_file(self, damage, tmp_path: Path) -> None:
@@ -241,29 +232,13 @@ class TestErrors:
             with pytest.raises(ValueError, match=r"enwik8.gz: expected a whole gzip file, got: "):
                 read()
 
-    def test_a_field_that_csv_cannot_hold(self, tmp_path: Path) -> None:
-        path = write(tmp_path, {"metadata.csv": "1," + "x" * 200_000}) / "metadata.csv"
-        with pytest.raises(ValueError, match=r"csv: expected rows of id,title,year,url, got: field larger than"):
-            read_metadata(path)
-
-    def test_names_need_not_be_utf8(self, tmp_path: Path) -> None:
+    def test_names_need_not_be_utf8_but_text_must(self, tmp_path: Path) -> None:
         for index in range(30):
             (tmp_path / os.fsdecode(b"\xff%d.txt" % index)).write_text(f"file {index}\n")
         assert sum(map(len, load("folder", tmp_path).values())) == 30
-
-    def test_empty(self, tmp_path: Path) -> None:
-        (tmp_path / "empty.txt").touch()
-        with pytest.raises(ValueError, match=r"expected text for train, found none"):
-            load("folder", tmp_path)
-        with pytest.raises(ValueError, match=r"expected text for train, found 0 bytes"):
-            prepare("enwik8", load("enwik8", tmp_path / "empty.txt"), cache=tmp_path / "cache")
-        assert list((tmp_path / "cache" / "tokens").iterdir()) == []
-
-    def test_not_utf8(self, tmp_path: Path) -> None:
-        root = many(tmp_path)
-        (root / "0" / "0.txt").write_bytes("caf\u00e9".encode("latin-1"))
+        (tmp_path / "0.txt").write_bytes("caf\u00e9".encode("latin-1"))
         with pytest.raises(ValueError, match=r"0.txt: expected UTF-8, got byte 0xe9 at 3"):
-            prepare("folder", load("folder", root), cache=tmp_path / "cache")
+            prepare("folder", load("folder", tmp_path), cache=tmp_path / "cache")
 
 
 class TestDownloads:

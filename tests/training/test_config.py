@@ -53,13 +53,6 @@ def test_files_of_version_0_1() -> None:
     assert from_plain(RunConfig, plain) == RunConfig()
 
 
-def test_unrolls_end_where_segments_do() -> None:
-    plain = to_plain(make_preset("cpu", "compressive"))
-    plain["actors"]["unroll_length"] = 17
-    with pytest.raises(ValueError, match="unroll_length: expected a multiple of the core's segment_size = 16, got 17"):
-        from_plain(RunConfig, plain)
-
-
 def test_the_preset_for_dmlab30_is_the_papers_agent_that_reads() -> None:
     paper, all_levels = make_preset("paper", "lstm"), make_preset("dmlab30", "lstm")
     assert (paper.agent.instruction, all_levels.agent.instruction) == (False, True)
