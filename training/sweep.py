@@ -284,6 +284,7 @@ def run_trials(
     def trial(space: dict[str, Any]) -> None:
         name = space["trial"]
         _run_trial(folder, name, configs[name], train, threads, hparams[name])
+        tune.report({"ended": 1})  # without any result Tune prints a line of its own
 
     with tempfile.TemporaryDirectory() as scratch, suppress(_Stopped):
         tune.Tuner(
