@@ -41,11 +41,8 @@ def literal_targets(batch: Trajectory, rewards, values, logits, gamma):
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_an_update_is_that_of_the_paper(tiny_agent, trajectory, reduction, clip):
-    agent, reference, batch = (
-        tiny_agent(),
-        tiny_agent(),
-        trajectory(4, 6)._replace(version=torch.tensor([0, -1, -5, 0])),
-    )
+    agent, reference, batch = tiny_agent(), tiny_agent(), trajectory(4, 6)
+    batch.version[1:3] = torch.tensor([-1, -5])
     costs = {"entropy_cost": 0.01, "baseline_cost": 0.7, "reward_clipping": "abs_one", "reward_scale": 0.5}
     learner = make(agent, reduction=reduction, max_gradient_norm=clip, discount=0.9, learning_rate=0.01, **costs)
     hidden = batch.core_state.hidden.clone().requires_grad_()
