@@ -1,5 +1,6 @@
 """Torsos, the instruction encoder and the reconstruction loss against the figures and formulas of their papers."""
 
+import itertools
 import re
 
 import pytest
@@ -56,7 +57,8 @@ def test_images_are_centred_and_scaled_and_vectors_squashed() -> None:
     torch.testing.assert_close(vision(image), ((channels - 127.5) / 63.75).clamp(min=0))
 
     torso = VectorTorso(3, 3)
-    torso.layers = nn.Identity()
+    torso.layers = nn.Linear(3, 3, bias=False)
+    torso.layers.weight.data = torch.eye(3)
     squashed = torso(torch.tensor([[1e6, -1e6, 1.0]]))
     torch.testing.assert_close(squashed, torch.tensor([[13.8155, -13.8155, 0.6931]]), rtol=1e-4, atol=0)
 
@@ -102,10 +104,7 @@ def test_reconstruction_equals_the_literal_formula() -> None:
     pixels = (images.double() - 127.5) / 63.75
     errors = [
         (predicted[n, channel, y, x] - pixels[n, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2, channel].mean()) ** 2
-        for n in range(5)
-        for channel in range(3)
-        for y in range(6)
-        for x in range(8)
+        for n, channel, y, x in itertools.product(range(5), range(3), range(6), range(8))
     ]
     loss = module(features, images)
-    assert (loss.count.tolist(), loss.value.item()) == ([240], pytest.approx(sum(errors).item() / 720, rel=1e-10))
+    assert (loss.count.tolist(), loss.value.item()) == ([720], pytest.approx(sum(errors).item() / 720, rel=1e-10))

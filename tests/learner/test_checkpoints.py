@@ -45,9 +45,7 @@ def test_round_trip(place):
     assert listing(path) == ["actors.safetensors", "state.json", "weights.safetensors"]
     loaded = checkpoints.load_latest(place)
     assert (loaded.step, loaded.state, loaded.path, loaded.skipped) == (12345, STATE, path, [])
-    assert loaded.parts.keys() == PARTS.keys()
-    for part in PARTS:
-        assert_equal(loaded.parts[part], PARTS[part])
+    assert_equal(loaded.parts, PARTS)
     assert checkpoints.Checkpoints(place).any_complete()
     whole = PARTS["weights"]["layer/weight"]  # tensors that share memory or are strided
     part = {"whole": whole, "same": whole, "row": whole[1], "strided": whole.T, "wide": whole[:, :1].expand(2, 4)}
@@ -61,9 +59,6 @@ def test_the_newest_are_kept(place):
     for step in (1, 20, 300, 4000):
         save(place, step, keep=2)
     assert names(place) == ["000000000300", "000000004000"]
-    assert checkpoints.load_latest(place).step == 4000
-    save(place, 50000, keep=1)
-    assert names(place) == ["000000050000"]
     for step in (999_999_999_999, 1_000_000_000_000):  # wider than the names
         save(place, step)
     assert checkpoints.load_latest(place).step == 1_000_000_000_000

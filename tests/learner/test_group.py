@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -72,27 +73,19 @@ def make_batches(core: str, count: int) -> list[Trajectory]:
     return [make_batch(agent, seed) for seed in range(count)]
 
 
-def together(work: Callable[[Communicator, int], Any], size: int = 2, seconds: float = 20.0) -> list[Any]:
-    """Results or exceptions of `work(comm, rank)` in the threads of a process group."""
-    store, results = dist.HashStore(), [None] * size
+def together(work: Callable[[Communicator, int], Any], seconds: float = 20.0) -> list[Any]:
+    """Results of `work(comm, rank)` in the two threads of a process group."""
+    store = dist.HashStore()
 
-    def run(rank: int) -> None:
-        try:
-            group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=seconds))
-            results[rank] = work(Communicator(group), rank)
-        except Exception as error:
-            results[rank] = error
+    def run(rank: int) -> Any:
+        return work(Communicator(dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=seconds))), rank)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, range(2)))
 
 
-def shard(batch: Trajectory, rank: int, size: int) -> Trajectory:
-    rows = ROWS // size
+def shard(batch: Trajectory, rank: int) -> Trajectory:
+    rows = ROWS // 2
     return index_state(batch, slice(rank * rows, (rank + 1) * rows))
 
 
@@ -106,13 +99,13 @@ def test_two_learners_of_half_a_batch_are_one_of_the_whole(core: str, optimizer:
     idle = batches[7]._replace(reset=batches[7].reset.clone())
     idle.reset[: ROWS // 2, 1:] = True  # a shard without steps and compression
     batches = [*batches[:7], idle, *batches[8:]]
-    counts = [[int(loss_mask(shard(batch, rank, 2)).sum()) for rank in range(2)] for batch in batches]
+    counts = [[int(loss_mask(shard(batch, rank)).sum()) for rank in range(2)] for batch in batches]
     assert all(first != second for first, second in counts)
     assert counts[7][0] == 0
 
     def learn(comm: Communicator, rank: int) -> tuple[Learner, list[dict[str, float]]]:
         learner = Learner(models[rank], config, 2000, comm)
-        return learner, [learner.update(shard(batch, rank, 2)) for batch in batches]
+        return learner, [learner.update(shard(batch, rank)) for batch in batches]
 
     models, start = [make_agent(core) for _ in range(3)], make_agent(core).state_dict()
     (first, metrics), (second, other_metrics) = together(learn)
@@ -140,9 +133,9 @@ def test_a_shard_that_is_not_finite_stops_all_learners() -> None:
         learner = Learner(models[rank], CPU, 2000, comm)
         before = learner.weights()
         with pytest.raises(FloatingPointError) as error:
-            learner.update(shard(bad, rank, 2))
+            learner.update(shard(bad, rank))
         unchanged = all(before[name].equal(weight) for name, weight in learner.weights().items())
-        learner.update(shard(good, rank, 2))
+        learner.update(shard(good, rank))
         return str(error.value), unchanged, learner.version
 
     first, second = together(learn)
@@ -164,7 +157,7 @@ def test_a_lost_learner_leaves_the_others_as_they_were(reason: str) -> None:
             return True, 0
         before = learner.weights()
         with pytest.raises(PeerLost):
-            learner.update(shard(batch, rank, 2))
+            learner.update(shard(batch, rank))
         done.set()
         return all(before[name].equal(weight) for name, weight in learner.weights().items()), learner.version
 
@@ -201,16 +194,19 @@ def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(
             group.update(bad)
         assert_close(group.weights(), alone.weights())
 
-        resumed, saved = make(), group.state_dict()
-        assert saved.keys() == alone.state_dict().keys()
-        resumed.load_state_dict(saved)
-        for learner in (resumed, alone, group):
-            learner.update(batches[3])
-        assert_close(group.weights(), alone.weights())
-        assert_close(resumed.weights(), alone.weights())
+        def resume(batch: Trajectory) -> dict[str, Any]:
+            resumed, saved = make(), group.state_dict()
+            assert saved.keys() == alone.state_dict().keys()
+            resumed.load_state_dict(saved)
+            for learner in (resumed, alone, group):
+                learner.update(batch)
+            assert_close(group.weights(), alone.weights())
+            assert_close(resumed.weights(), alone.weights())
+            return saved
 
+        resume(batches[3])
         # One dies after an update, before it reports it: the update is not repeated.
-        halves = [map_state(lambda leaf: leaf.numpy(), shard(batches[6], rank, 2)) for rank in range(2)]
+        halves = [map_state(lambda leaf: leaf.numpy(), shard(batches[6], rank)) for rank in range(2)]
         ray.get([member.update.remote(half) for member, half in zip(group.members, halves)])
         kill(group, 0)
         assert group.update(batches[6]) == pytest.approx(alone.update(batches[6]), rel=1e-5, abs=1e-6)
@@ -225,25 +221,18 @@ def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(
             with pytest.raises(Left):
                 group.update(batches[5])
         assert not group.members
-        saved = group.state_dict()
-        resumed.load_state_dict(saved)
-        for learner in (resumed, alone, group):
-            learner.update(batches[5])
-        assert_close(group.weights(), alone.weights())
-        assert_close(resumed.weights(), alone.weights())
-
+        saved = resume(batches[5])
         # If all die, only the optimizer's last update is lost (it is that of `saved`). `state_dict` restarts none.
         kill(group, 0, 1)
         assert group.state_dict()["version"] == 6
         assert not group.members
         group.update(batches[4])
         assert caplog.messages[-1].endswith("all learners are restarted at version 6, optimizer 5")
-        behind = {**alone.state_dict(), "optimizer": saved["optimizer"]}
-        alone.load_state_dict(behind)
+        alone.load_state_dict({**alone.state_dict(), "optimizer": saved["optimizer"]})
         alone.update(batches[4])
         assert_close(group.weights(), alone.weights())
         with pytest.raises(ValueError, match="rows divisible by 2 learners, got 3"):
-            group.update(shard(batches[0], 0, 2))
+            group.update(shard(batches[0], 0))
         with pytest.raises(ray.exceptions.RayTaskError, match=r"expected uint8 \[N, 12, 16, 3\]"):
             group.update(batches[0]._replace(observation=batches[0].observation[:, :, 1:]))
     assert group.restarts == 2

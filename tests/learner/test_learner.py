@@ -10,6 +10,7 @@ from agent.trajectory import Trajectory
 from learner.config import LearnerConfig
 from learner.learner import Learner, resolve_device
 from learner.optimization import weights_to_cpu
+from tests.learner.test_vtrace import literal
 
 CPU = LearnerConfig(device="cpu")
 
@@ -22,31 +23,11 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def literal_targets(batch: Trajectory, rewards, values, logits, gamma):
-    """V-trace with thresholds of 1, step by step in Python floats."""
-    rows, steps = batch.action.shape
-    vs, advantages = values.clone(), torch.zeros(rows, steps)
-    for b in range(rows):
-        for t in reversed(range(steps)):
-            if batch.reset[b, t + 1]:
-                continue
-            action = batch.action[b, t]
-            rho = min(1.0, (logits[b, t].softmax(-1)[action] / batch.policy_logits[b, t].softmax(-1)[action]).item())
-            discount = gamma * batch.discount[b, t + 1]
-            advantages[b, t] = rho * (rewards[b, t + 1] + discount * vs[b, t + 1] - values[b, t])
-            delta = rho * (rewards[b, t + 1] + discount * values[b, t + 1] - values[b, t])
-            vs[b, t] = values[b, t] + delta + discount * rho * (vs[b, t + 1] - values[b, t + 1])
-    return vs, advantages
-
-
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_an_update_is_that_of_the_paper(tiny_agent, trajectory, reduction, clip):
-    agent, reference, batch = (
-        tiny_agent(),
-        tiny_agent(),
-        trajectory(4, 6)._replace(version=torch.tensor([0, -1, -5, 0])),
-    )
+    agent, reference, batch = tiny_agent(), tiny_agent(), trajectory(4, 6)
+    batch.version[1:3] = torch.tensor([-1, -5])
     costs = {"entropy_cost": 0.01, "baseline_cost": 0.7, "reward_clipping": "abs_one", "reward_scale": 0.5}
     learner = make(agent, reduction=reduction, max_gradient_norm=clip, discount=0.9, learning_rate=0.01, **costs)
     hidden = batch.core_state.hidden.clone().requires_grad_()
@@ -55,8 +36,12 @@ def test_an_update_is_that_of_the_paper(tiny_agent, trajectory, reduction, clip)
 
     output = reference(batch.observation, batch.last_action, batch.reward, batch.reset, batch.core_state)
     values, logits = output.value.detach(), output.policy_logits.detach()
-    vs, advantages = literal_targets(batch, 0.5 * batch.reward.clamp(-1, 1), values, logits, 0.9)
-    acting = [(b, t) for b in range(4) for t in range(6) if not batch.reset[b, t + 1]]
+    ratio = logits[:, :-1].softmax(-1) / batch.policy_logits.softmax(-1)
+    log_rhos = ratio.gather(2, batch.action[..., None])[..., 0].log()
+    rewards, mask = 0.5 * batch.reward.clamp(-1, 1)[:, 1:], ~batch.reset[:, 1:]
+    targets = log_rhos, 0.9 * batch.discount[:, 1:], rewards, values[:, :-1], values[:, -1], mask
+    vs, advantages, mean_rho, _ = literal(*targets, rho_bar=1.0, c_bar=1.0, pg_bar=1.0, lambda_=1.0)
+    acting = mask.nonzero().tolist()
     count = len(acting)
     assert 0 < count < 24
     log_pi = output.policy_logits.log_softmax(-1)
@@ -88,6 +73,7 @@ def test_an_update_is_that_of_the_paper(tiny_agent, trajectory, reduction, clip)
         "gradient/norm": norms[0],
         "gradient/compression_norm": norms[1],
         "value/mean": sum(values[b, t].item() for b, t in acting) / count,
+        "importance/mean_rho": mean_rho,
         "policy_lag/mean": 1.5,
         "policy_lag/max": 5.0,
     }
