@@ -185,7 +185,7 @@ def test_an_exit_in_an_environment_is_an_error(make_pool):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_an_actor_whose_environment_hangs_is_replaced(cluster):
-    def make(actor_id: int, incarnation: int) -> Actor:
+    def make(actor_id, incarnation):
         return make_faulty_actor("" if incarnation else "sleep", actor_id, incarnation)
 
     with RayPool(make, small(num_actors=1)) as pool:
@@ -275,19 +275,16 @@ def make_constant_actor(actor_id: int, sample: bool = True) -> Actor:
 
 
 def test_actions_are_drawn_from_the_policy_or_its_most_probable():
-    taken = make_constant_actor(0).unroll(200).trajectory.action
-    expected = taken.numel() * torch.tensor(POLICY)
-    counts = taken.flatten().bincount(minlength=len(POLICY))
-    assert ((counts - expected) ** 2 / expected).sum() < 16.3  # chi-square, 3 degrees of freedom, 99.9 %
-    assert (make_constant_actor(0, sample=False).unroll(20).trajectory.action == 2).all()
-
-
-def test_actors_of_one_seed_act_and_see_differently():
-    first, again, other = (make_constant_actor(actor_id).unroll(40).trajectory for actor_id in (0, 0, 1))
+    """By actors of one seed alike if their ids are the same."""
+    first, again, other = (make_constant_actor(actor_id).unroll(200).trajectory for actor_id in (0, 0, 1))
     assert torch.equal(first.observation, again.observation)
     assert torch.equal(first.action, again.action)
     assert not torch.equal(first.observation, other.observation)
     assert not torch.equal(first.action, other.action)
+    expected = first.action.numel() * torch.tensor(POLICY)
+    counts = first.action.flatten().bincount(minlength=len(POLICY))
+    assert ((counts - expected) ** 2 / expected).sum() < 16.3  # chi-square, 3 degrees of freedom, 99.9 %
+    assert (make_constant_actor(0, sample=False).unroll(20).trajectory.action == 2).all()
 
 
 def test_without_an_environment_state_an_actor_resumes_with_new_episodes():

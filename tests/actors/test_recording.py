@@ -17,9 +17,9 @@ STEPS = 25
 SIZES = {"segment_size": 4, "memory_size": (8, 2), "compressed_size": (3, 4), "compression_rate": (2, 4)}
 
 
-def make_actor(core: CoreConfig, env: str = ENV, rows: int = 1) -> Actor:
+def make_actor(core: CoreConfig, env: str = ENV) -> Actor:
     torch.manual_seed(0)
-    envs = make_vector(env, rows)
+    envs = make_vector(env, 1)
     shape = envs.single_observation_space.shape
     agent = Agent(AgentConfig(torso="small", torso_size=8, core=core), shape, int(envs.single_action_space.n))
     return Actor(envs, agent, actor_id=0, seed=3)
@@ -129,9 +129,7 @@ def test_most_used_memories_trace_to_one_step_each():
 
 def test_recordings_without_attention_and_images(tmp_path):
     (recording,) = record_episodes(make_actor(LSTMConfig(8), "diagnostic:tmaze,length=3"), 1)
-    assert recording.attention == ()
-    assert recording.poses is None
-    assert recording.observations.ndim == 2
+    assert (recording.attention, recording.poses, recording.observations.ndim) == ((), None, 2)
     with pytest.raises(ValueError, match="expected an image"):
         write_video([recording], tmp_path / "a.mp4")
     assert not list(tmp_path.iterdir())

@@ -33,10 +33,8 @@ for steps in 1 2 3; do echo "{\\"envs\\": 2, \\"steps\\": $steps}"; sleep 0.1; d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.ray if name in RAY else ()) for name in SMALLEST]
-)
-def test_every_benchmark_runs_with_its_smallest_sizes(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.ray] * (name in RAY)) for name in SMALLEST])
+def test_every_benchmark_runs_with_its_smallest_sizes(name, tmp_path):
     if name == "curves":
         launch = command("launch", "--local", "--run", tmp_path / "run", *TINY, f"--frames={frames(30)}")
         subprocess.run(launch, check=True, env=ENVIRONMENT)
@@ -52,5 +50,5 @@ def test_every_benchmark_runs_with_its_smallest_sizes(name: str, tmp_path: Path)
     assert set(printed.get("failed", ())) <= TOO_SHORT, ended.stderr
 
 
-def test_no_benchmark_is_left_out() -> None:
+def test_no_benchmark_is_left_out():
     assert set(SMALLEST) | {"common"} == {path.stem for path in (ROOT / "benchmarks").glob("*.py")}

@@ -186,7 +186,6 @@ def test_tasks_are_joined_by_commas(names):
     [
         ("rooms:small,hud=False,bob_height=1,rooms:small,bob_height=1,hud=False", "rooms:small,bob_height=1,hud=False"),
         ("dmlab:dmlab30,dmlab:rooms_watermaze,instruction=True", "dmlab:rooms_watermaze,instruction=True"),
-        ("dmlab:dmlab30,dmlab:dmlab30", "dmlab:rooms_collect_good_objects_train,instruction=True"),
     ],
 )
 def test_a_task_that_comes_twice_is_refused(spec, twice):

@@ -231,17 +231,6 @@ def test_labs_reason_for_an_episode_that_cannot_begin(monkeypatch):
         double(level="psychlab_visual_search").reset(seed=0)
 
 
-def test_a_batch_carries_the_counters():
-    batch = dmlab.make("rooms_select_nonmatching_object", 3, lab=Module)
-    assert batch.reset(seed=0)[0].shape == (3, 72, 96, 3)
-    for _ in range(180):
-        infos = batch.step(np.zeros(3, int))[-1]
-    assert infos["correct_choices"].tolist() == [2, 2, 2]
-    assert batch.step(np.zeros(3, int))[-1]["wrong_choices"].tolist() == [0, 0, 0]
-    batch.close()
-    assert Lab.latest.closed
-
-
 # By name.
 
 
@@ -261,6 +250,8 @@ def test_by_name_with_all_fields(begun):
     wanted = {"height": "24", "width": "32", "datasetPath": "/data"}
     assert Lab.latest.config.items() >= wanted.items()
     assert "allowHoldOutLevels" not in Lab.latest.config
+    batch.close()
+    assert Lab.latest.closed
 
 
 def test_all_of_dmlab30_by_name():

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from envs.level_cache import LevelCache, default_folder
+from envs.level_cache import LevelCache
 
 SIZES = {f"level {number}": 1000 + 37 * number for number in range(40)}
 LIMIT = 12_000
@@ -25,13 +25,8 @@ def content(key):
 @pytest.fixture
 def made(tmp_path):
     """`made(key)` makes the file that Lab would compile."""
-
-    def make(key):
-        path = tmp_path / "made.pk3"
-        path.write_bytes(content(key))
-        return str(path)
-
-    return make
+    path = tmp_path / "made.pk3"
+    return lambda key: path.write_bytes(content(key)) and str(path)
 
 
 def used(folder):
@@ -82,13 +77,6 @@ def test_a_folder_that_cannot_be_used(tmp_path, made, caplog):
     assert caplog.text.count("not written to any more") == 1
 
 
-def test_the_default_folder(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert str(default_folder()) == "/somewhere/compressive-impala/levels"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_folder().parts[-3:] == (".cache", "compressive-impala", "levels")
-
-
 def _use(folder, own, seed):
     """An actor that fetches levels, or makes and writes them, forever; makes the file "wrong" for a wrong byte."""
     draw, cache = random.Random(seed), LevelCache(folder, LIMIT)
@@ -106,25 +94,18 @@ def test_many_processes_that_are_killed_at_any_moment(tmp_path):
     folder, context = tmp_path / "cache", multiprocessing.get_context("fork")
     cache, copy = LevelCache(folder, LIMIT), tmp_path / "copy"
 
-    def start(seed):
-        worker = context.Process(target=_use, args=(folder, tmp_path, seed), daemon=True)
+    workers = [context.Process(target=_use, args=(folder, tmp_path, seed), daemon=True) for seed in range(24)]
+    for worker in workers[:4]:
         worker.start()
-        return worker
-
-    def kill(worker):
-        os.kill(worker.pid, signal.SIGKILL)
-        worker.join()
-
-    workers = [start(seed) for seed in range(4)]
-    for seed in range(4, 24):
+    for worker, following in zip(workers, [*workers[4:], *[None] * 4]):
         for _ in range(5):
             time.sleep(0.01)
             with cache._alone():
                 assert used(folder) <= LIMIT, "what killed writers left is included"
-        kill(workers.pop(0))
-        workers.append(start(seed))
-    for worker in workers:
-        kill(worker)
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.join()
+        if following:
+            following.start()
     assert not (tmp_path / "wrong").exists(), "a level was torn or another's"
     (tmp_path / "last").write_bytes(content("level 39"))
     cache.write("a new level", str(tmp_path / "last"))

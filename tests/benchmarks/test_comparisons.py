@@ -1,7 +1,12 @@
-"""The comparison of language models: the paper's rows, equal numbers of tokens, and compressors on the same bytes."""
+"""Comparisons do equal work: language models and compressors on the same bytes, RLlib and this program."""
 
 import bz2
+from pathlib import Path
 
+import pytest
+
+from agent.core import LSTMConfig
+from benchmarks import rllib
 from benchmarks.text import TABLE_5, Options, compressors, table, variants
 from text.corpora import load
 
@@ -28,3 +33,14 @@ def test_compressors_and_models_share_a_table(tmp_path):
     lines = table({"compressive": runs}, bits).splitlines()
     assert lines[2] == "| compressive | 1.5000 ± 0.7071 | 1.0000, 2.0000 | 1,000 |"
     assert len(lines) == 7
+
+
+def test_our_batches_have_as_many_steps_as_those_of_rllib():
+    options = rllib.Options(Path("python"))
+    for envs in (4, 8, 16):
+        config = rllib.our_config(options, envs)
+        assert config.unrolls_per_update * config.actors.envs_per_actor * config.actors.unroll_length == 1600
+        assert (config.agent.core, config.actors.num_actors) == (LSTMConfig(256), 2)
+    assert rllib.PEER.is_file()
+    with pytest.raises(ValueError, match=r"^batch: expected a multiple of 3 environments x 100 steps, got 1600$"):
+        rllib.our_config(options, 3)
