@@ -21,6 +21,10 @@ TINY = [
     "--actors.unroll-length=16", "--eval-episodes=2", "--log-every=1", "--checkpoint-seconds=0", "--video-episodes=0",
 ]  # fmt: skip
 """Options of a run that writes a row of metrics and a checkpoint after every update."""
+SMALL = [
+    "--core=lstm", "--agent.torso-size=8", "--agent.core.model-size=8", "--actors.envs-per-actor=2",
+    "--actors.unroll-length=8", "--eval-episodes=2", "--log-every=1", "--video-episodes=0", "--checkpoint-seconds=1000",
+]  # fmt: skip
 TINY_TEXT = [
     "--corpus=folder", "--model.core.model-size=16", "--model.core.num-layers=1", "--model.core.mlp-size=16",
     "--model.core.segment-size=8", "--model.core.memory-size=8", "--learner.batch-size=4",

@@ -212,9 +212,7 @@ def guarded(no_pauses: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     Guarded.clear_instance_cache()
 
 
-def test_credentials_reach_only_the_store(
-    guarded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Commands
-) -> None:
+def test_credentials_reach_only_the_store(guarded: Any, tmp_path: Path, monkeypatch, cli: Commands) -> None:
     run, url = tmp_path / "run", "guarded://bucket/run"
     new = [*LAUNCH, "--run", run, f"--frames={frames(3)}", "--checkpoint-url", url]
     cli.refuse(*new, words="this password is wrong")

@@ -6,7 +6,7 @@ import html
 import importlib.util
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,25 +105,29 @@ def test_bad_input_is_one_clear_line(
 MakeRun = Callable[..., Path]
 
 
+def write_run(run: Path, config: Any, rows: Iterable[dict[str, float]], summary: Any) -> Path:
+    """The folder of a finished run."""
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps({'time': 0.0, **row})}\n" for row in rows))
+    (run / "evaluation.json").write_text(json.dumps(summary))
+    return run
+
+
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
     """Makes the folder of a finished run with given curves; rows are 100 steps apart."""
 
     def make(name: str, core: str, seed: int, curve: list[float], final: float, **fields: Any) -> Path:
-        run = tmp_path / name
-        run.mkdir()
         frames = 100 * len(curve)
-        plain = to_plain(make_preset("memory", core)) | {"seed": seed, "frames": frames, "env": RECALL} | fields
-        (run / "config.json").write_text(json.dumps(plain))
-        rows = [
-            {"step": step, "time": 0.0, "learner/frames": float(step), "speed/steps_per_second": 50.0}
+        rows = (
+            {"step": step, "learner/frames": float(step), "speed/steps_per_second": 50.0}
             | {"episode/return": value / 100, "episode/oracle_normalised": value}
             for step, value in zip(range(100, frames + 1, 100), curve)
-        ]
-        (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        )
+        plain = to_plain(make_preset("memory", core)) | {"seed": seed, "frames": frames, "env": RECALL} | fields
         summary = {"return": {"mean": final / 100, "low": 0.0, "high": 1.0}, "oracle_normalised": final}
-        (run / "evaluation.json").write_text(json.dumps(summary))
-        return run
+        return write_run(tmp_path / name, plain, rows, summary)
 
     return make
 
@@ -283,20 +287,15 @@ def test_a_trial_with_a_damaged_evaluation_is_not_finished(make_run: MakeRun) ->
     assert failure(run) == "it left no reason"
 
 
-def make_sequence_run(
-    run: Path, config: Any, losses: list[float], summary: dict[str, float], digest: str = "a"
-) -> Path:
+def make_sequence_run(run: Path, config: Any, losses: list[float], summary: Any, digest: str = "a") -> Path:
     """The folder of a finished run of text or speech; losses are two steps apart."""
-    run.mkdir()
     steps = 2 * len(losses)
     config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, steps=steps))
-    (run / "config.json").write_text(json.dumps(to_plain(config)))
-    rows = [
-        {"step": step, "time": 0.0, "speed/tokens_per_second": 9.0, "valid/nll": loss, "valid/bits_per_byte": loss}
+    rows = (
+        {"step": step, "speed/tokens_per_second": 9.0, "valid/nll": loss, "valid/bits_per_byte": loss}
         for step, loss in zip(range(2, steps + 1, 2), losses)
-    ]
-    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (run / "evaluation.json").write_text(json.dumps(summary))
+    )
+    write_run(run, to_plain(config), rows, summary)
     (run / "corpus.json").write_text(json.dumps({"name": "voices", "digest": digest}))
     return run
 

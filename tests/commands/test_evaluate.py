@@ -43,9 +43,7 @@ def test_random_actions_reach_their_reference_score(env: str, episodes: int, cli
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_greedy_actions(
-    greedy: bool, finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Commands
-) -> None:
+def test_greedy_actions(greedy: bool, finished: tuple[Path, str], tmp_path: Path, monkeypatch, cli: Commands) -> None:
     """In evaluation (two environments) and in films and pages (one)."""
     act = Actor.act
     best: dict[int, list[bool]] = {}
@@ -69,9 +67,7 @@ def test_greedy_actions(
         assert sum(1 for _ in video.decode(video=0)) == 2 * 25
 
 
-def test_several_runs_in_one_table(
-    finished: tuple[Path, str], copied: Callable[..., Path], cli: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_runs_in_one_table(finished, copied: Callable[..., Path], cli: Commands, monkeypatch) -> None:
     """The same agent and episodes have the same score; names are shown unchanged."""
     runs = [finished[0], copied("a [red] run :bug:")]
     summaries = evaluated(cli, *runs, "--episodes", 2)

@@ -7,14 +7,11 @@ import pytest
 
 import envs
 from learner.metrics import last_metrics
-from tests.commands.cli import Commands, run, saved_steps
+from tests.commands.cli import SMALL, Commands, run, saved_steps
 from training import sweep
 from training.run import Run
 
 FAULTY = "gym:tests.envs.faulty:Faulty-v0"
-SMALL = ["--core=lstm", "--agent.torso-size=8", "--agent.core.model-size=8", "--actors.envs-per-actor=2"]
-SMALL += ["--actors.unroll-length=8", "--eval-episodes=2", "--log-every=1", "--video-episodes=0"]
-SMALL += ["--checkpoint-seconds=1000"]
 PROBLEMS = {
     "raise": "failed in step with actions [{}]: ValueError: not enough values to unpack (expected 2, got 1)",
     "sleep": "hangs in step with actions [{}]: expected it to return within 0.5 s (step-seconds)",

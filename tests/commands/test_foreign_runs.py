@@ -9,7 +9,7 @@ import pytest
 
 from envs import foreign_code, require_consent
 from learner import checkpoints
-from tests.commands.cli import Commands, saved_steps
+from tests.commands.cli import SMALL, Commands, saved_steps
 from training import sweep
 from training.config import RunConfig, read_config
 from training.run import Run
@@ -57,9 +57,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_code_of_a_foreign_run_does_not_run(
-    command: str, forged: tuple[Path, str], tmp_path: Path, cli: Commands
-) -> None:
+def test_the_code_of_a_foreign_run_does_not_run(command: str, forged, tmp_path: Path, cli: Commands) -> None:
     folder, env = forged
     before = saved_steps(folder)
     words = {"RUN": folder, "NEW": tmp_path / "new", "SWEEP": tmp_path / "sweep", "URL": (tmp_path / "url").as_uri()}
@@ -76,9 +74,7 @@ def test_the_code_of_a_foreign_run_does_not_run(
 
 def test_code_that_the_user_allows_by_name(tmp_path: Path, cli: Commands) -> None:
     run, more = tmp_path / "run", tmp_path / "more"
-    small = ["--core=lstm", "--agent.torso-size=8", "--agent.core.model-size=8", "--actors.envs-per-actor=2"]
-    small += ["--actors.unroll-length=8", "--eval-episodes=2", "--video-episodes=0", "--frames=64"]
-    cli.run("launch", "--local", "--run", run, "--env", f"{WALK},cells=4", *small)
+    cli.run("launch", "--local", "--run", run, "--env", f"{WALK},cells=4", *SMALL, "--frames=64")
     shutil.copytree(run, more)
     cli.refuse("evaluate", run, words=f"--allow-env {WALK!r}")
     cli.refuse("evaluate", run, "--allow-env", "dm:tests.envs.dm_tasks:Unhurried", words="runs code")

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,11 +33,9 @@ class Head(NamedTuple):
 
 def free_ports(number: int) -> list[int]:
     """Ports that are free now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [each.getsockname()[1] for each in sockets]
 
 
 def answers(address: str) -> bool:
@@ -65,13 +64,8 @@ def head(tmp_path: Path) -> Iterator[Head]:
     with folders as folder, (tmp_path / "head.log").open("w") as screen:
         options = ["--num-cpus=2", "--object-store-memory=200000000", f"--temp-dir={folder}"]
         options += [f"--{name}={port}" for name, port in ports.items()]
-        process = subprocess.Popen(
-            [*RAY, "start", "--head", "--block", *options],
-            env=environment,
-            cwd=folder,
-            stdout=screen,
-            stderr=subprocess.STDOUT,
-        )
+        start = [*RAY, "start", "--head", "--block", *options]
+        process = subprocess.Popen(start, env=environment, cwd=folder, stdout=screen, stderr=subprocess.STDOUT)
         try:
             where = Head(Path(folder), *(f"http://127.0.0.1:{ports[names[i]]}" for i in (1, 2)))
             agent = f"http://127.0.0.1:{ports['dashboard-agent-listen-port']}/api/local_raylet_healthz"

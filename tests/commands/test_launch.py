@@ -65,22 +65,6 @@ def test_metrics_of_every_kind(finished: tuple[Path, str]) -> None:
     assert 0 <= last["learner/idle_fraction"] <= 1
 
 
-def test_vectors_train_as_images_do_but_are_not_filmed(tmp_path: Path, cli: Commands) -> None:
-    folder, env = tmp_path / "run", "diagnostic:tmaze,length=3"
-    printed = cli.run(*LAUNCH, "--env", env, "--run", folder, "--frames=96", "--video-episodes=1")
-    assert f"{env} (3), 1 frame a step" in printed
-    assert "oracle-normalised" in printed
-    assert not (folder / "videos").exists()
-    video = ["--video", tmp_path / "a.mp4"]
-    cli.refuse("evaluate", folder, *video, words=f"video: expected images in RGB, got [3] from {env}")
-
-
-@pytest.mark.parametrize("core", ["transformer-xl", "lstm", "memoryless"])
-def test_every_core_trains_and_plays(core: str, tmp_path: Path, cli: Commands) -> None:
-    tiny = [option for option in LAUNCH if core != "lstm" or "mlp" not in option]
-    assert f"{core} core" in cli.run(*tiny, "--core", core, "--run", tmp_path / core, f"--frames={frames(2)}")
-
-
 def test_printed_paths_can_be_copied(tmp_path: Path, cli: Commands) -> None:
     """Brackets are kept, and paths are quoted in commands."""
     folder = tmp_path / "a run [bold]"

@@ -92,9 +92,7 @@ def test_text_cannot_end_the_script_or_be_a_template(tmp_path: Path) -> None:
     np.testing.assert_array_equal(unpacked(packed(np.arange(5, dtype=np.int32)), "<i4"), np.arange(5))
 
 
-def test_the_report_of_the_run_in_the_current_folder(
-    copied: Copied, cli: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_of_the_run_in_the_current_folder(copied: Copied, cli: Commands, monkeypatch) -> None:
     """A stopped run without checkpoints, evaluation and films; then without metrics."""
     run = copied("my [red] run")
     for path in [run / "evaluation.json", *run.glob("videos/*")]:
@@ -159,6 +157,8 @@ def test_runs_without_attention_or_images(tmp_path: Path, cli: Commands) -> None
     assert data["episodes"][0]["layers"] == []
     words = "expected images in RGB to show, got [3] from diagnostic:tmaze,length=3"
     cli.refuse("visualize", tmp_path / "maze", words=words)
+    words = "video: expected images in RGB, got [3] from diagnostic:tmaze,length=3"
+    cli.refuse("evaluate", tmp_path / "maze", "--video", tmp_path / "a.mp4", words=words)
 
 
 def test_buckets_are_sums_over_slots(recording: Recording) -> None:

@@ -232,8 +232,8 @@ def test_a_tokenizer_that_is_lost_or_of_another_version(copied: Callable[[], Pat
     for text, words in {
         "{": f"{file}: expected JSON",
         "[]": "got []",
-        '{"kind": "words", "words": [1]}': "tokenizer: ",
-        '{"kind": ["words"]}': "tokenizer: ",
+        '{"kind": "words", "words": [1]}': "tokenizer",
+        '{"kind": ["words"]}': "tokenizer",
     }.items():
         file.write_text(text)
         for command in commands:

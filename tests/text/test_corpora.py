@@ -248,28 +248,26 @@ class TestDownloads:
         monkeypatch.setitem(sys.modules, "datasets", module)
         return module
 
-    def test_wikitext(self, library, tmp_path: Path) -> None:
-        asked = []
+    def test_wikitext_and_books(self, library, tmp_path: Path) -> None:
+        names, asked = ("train", "validation", "test"), []
 
-        def load_dataset(*names):
-            asked.append(names)
-            return {name: [{"text": ""}, {"text": f" = {name} = \n"}] for name in ("train", "validation", "test")}
+        def load_dataset(*place):
+            asked.append(place)
+            return {name: [{"text": ""}, {"text": f" = {name} = \n"}] for name in names}
 
-        expected = {split: f" \n = {name} = \n" for split, name in zip(SPLITS, ("train", "validation", "test"))}
         library.load_dataset = load_dataset
         for _ in range(2):
             corpus = contents(load("wikitext103", cache=tmp_path))
         assert asked == [("Salesforce/wikitext", "wikitext-103-v1")]
-        assert corpus == {split: [text.encode()] for split, text in expected.items()}, "a blank line is a target, too"
-
-    def test_books(self, library, tmp_path: Path) -> None:
+        expected = {split: [f" \n = {name} = \n".encode()] for split, name in zip(SPLITS, names)}
+        assert corpus == expected, "a blank line is a target, too"
         row = {"short_book_title": "T", "publication_date": 1900}
-        library.load_dataset = lambda *names: {
+        library.load_dataset = lambda *place: {
             name: [{**row, "url": f"http://www.gutenberg.org/ebooks/{index}", "text": f"book {index}\n"}]
-            for index, name in enumerate(("train", "validation", "test"))
+            for index, name in enumerate(names)
         }
-        corpus = load("pg19", cache=tmp_path)
-        assert [documents[0].path.name for documents in corpus.values()] == ["0.txt", "1.txt", "2.txt"]
+        books = load("pg19", cache=tmp_path)
+        assert [documents[0].path.name for documents in books.values()] == ["0.txt", "1.txt", "2.txt"]
 
     def test_without_a_network_or_the_library_it_says_so(self, library, tmp_path: Path, monkeypatch) -> None:
         def offline(*names):

@@ -10,9 +10,15 @@ from torch import Tensor
 
 from agent.core import CompressiveTransformerConfig, CoreOutput, LSTMConfig, make_core
 from agent.language_model import IGNORE, SequenceModel
+<<<<<<< HEAD
 from learner.config import SequenceLearnerConfig
 from learner.sequence_learner import Total, evaluate
 from learner.streams import Batch, one_pass
+=======
+from learner.config import SequenceLearnerConfig
+from learner.sequence_learner import Total, evaluate
+from learner.streams import one_pass
+>>>>>>> s3
 from text import evaluation
 from text.tokenization import Bytes, Words
 from text.tokens import Split
@@ -125,11 +131,6 @@ class TestParts:
         assert found.mean == pytest.approx(np.mean(expected, axis=0))
         assert found.error == pytest.approx(np.std(expected, axis=0, ddof=1) / len(expected) ** 0.5)
 
-    def test_with_resets_attention_does_not_depend_on_rows(self) -> None:
-        alone, beside = (evaluation.attention(make_model(), one_pass(TOKENS, rows, 8, STARTS)) for rows in (1, 3))
-        assert beside.mean == pytest.approx(alone.mean)
-        assert beside.error == pytest.approx(alone.error)
-
 
 def test_compression_loss_by_layer_is_the_cores_own() -> None:
     """A mean over the batches after which 12 + 2 x 6 tokens had been seen, by a plain loop."""
@@ -192,11 +193,3 @@ def test_dynamic_evaluation_scores_before_it_learns() -> None:
     moving = evaluation.dynamic(make_model(), batches(), config, 3e-2)
     assert moving.count == still.count == 199
     assert moving.mean < 0.8 * still.mean
-
-
-def test_ignored_targets_count_nowhere() -> None:
-    model = make_model()
-    batch = next(one_pass(TOKENS, 1, 16))
-    part = Batch(batch.tokens, torch.where(torch.arange(16) < 10, batch.targets, IGNORE), batch.reset)
-    assert evaluate(model, [part]).count == 10
-    assert sum(total.count for _, total in evaluation.by_position(model, [part])) == 10

@@ -15,13 +15,14 @@ import pytest
 import envs
 from actors import ActorsConfig, Episode, LocalPool, Unroll
 from agent import AgentConfig
-from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, TransformerXLConfig
+from agent.core import LSTMConfig
 from envs.dmlab import TEST_MIXER, TRAINING_MIXERS
 from learner import checkpoints
 from learner.learner import Learner
 from learner.metrics import read_metrics
 from tests.commands.cli import state
 from tests.envs.lab import Lab, Module
+from tests.speech.tiny import TINY
 from training import UserError, impala
 from training.config import RunConfig
 from training.evaluation import make_evaluator
@@ -37,14 +38,7 @@ CONFIG = RunConfig(
     agent=AGENT,
     actors=ActorsConfig(num_actors=2, envs_per_actor=2, unroll_length=20, cpus=0.5),
 )
-SIZES: dict[str, Any] = {"model_size": 16, "num_layers": 1, "num_heads": 2, "mlp_size": 16, "segment_size": 4}
-CORES: dict[str, CoreConfig] = {
-    "compressive": CompressiveTransformerConfig(
-        **SIZES, memory_size=4, compressed_size=4, compression_rate=2, dropout=0.2
-    ),
-    "transformer-xl": TransformerXLConfig(**SIZES, memory_size=4),
-    "lstm": LSTMConfig(model_size=16),
-}
+CORES = {"compressive": dataclasses.replace(TINY["compressive"], dropout=0.2), "lstm": TINY["lstm"]}
 
 
 def train(
@@ -76,7 +70,8 @@ def timeless(folder: Path) -> list[dict[str, float]]:
 def test_stopping_anywhere_changes_nothing(core: str, tmp_path: Path) -> None:
     """Two actors take turns, so stops after odd and even numbers of unrolls differ; dropout draws at random."""
     agent = dataclasses.replace(AGENT, core=CORES[core])
-    config = dataclasses.replace(CONFIG, log_every=2, agent=agent)
+    actors = dataclasses.replace(CONFIG.actors, unroll_length=24)
+    config = dataclasses.replace(CONFIG, log_every=2, agent=agent, actors=actors)
     straight = train(config, tmp_path / "straight", 8)
     for stops in ((1, 7), (4, 3, 1)):
         folder = tmp_path / f"stopped after {stops[0]}"
@@ -116,9 +111,7 @@ def test_only_unrolls_older_than_the_limit_are_dropped(
 
 
 @pytest.mark.parametrize(("owner", "method"), [(LocalPool, "get"), (Learner, "update"), (LocalPool, "publish")])
-def test_errors_do_not_lose_what_was_learned(
-    owner: type, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_do_not_lose_what_was_learned(owner: type, method: str, tmp_path: Path, monkeypatch) -> None:
     function, calls = getattr(owner, method), itertools.count(1)
 
     def fails_at_last(*arguments: Any) -> Any:
