@@ -10,15 +10,9 @@ from torch import Tensor
 
 from agent.core import CompressiveTransformerConfig, CoreOutput, LSTMConfig, make_core
 from agent.language_model import IGNORE, SequenceModel
-<<<<<<< HEAD
-from learner.config import SequenceLearnerConfig
-from learner.sequence_learner import Total, evaluate
-from learner.streams import Batch, one_pass
-=======
 from learner.config import SequenceLearnerConfig
 from learner.sequence_learner import Total, evaluate
 from learner.streams import one_pass
->>>>>>> s3
 from text import evaluation
 from text.tokenization import Bytes, Words
 from text.tokens import Split
