@@ -38,7 +38,7 @@ def contend(folder: Path, leave: str | None) -> str:
         Run(folder).write_config({})
         second = threading.Thread(target=wait)
         second.start()
-        second.join(0.2)
+        second.join(0.3)  # between two polls of the lock, which are 0.2 s apart
         assert not told
         if leave:
             (folder / leave).parent.mkdir(exist_ok=True)
