@@ -23,9 +23,9 @@ from rich.text import Text as RichText
 from agent.language_model import SequenceModel
 from commands.options import user_errors
 from commands.sequence_arguments import CONFIGS, RunOptions, SpeechSampleOptions, TextSampleOptions, parse_sequence
-from learner.checkpoints import Checkpoint, write_json
+from learner.checkpoints import Checkpoint
 from learner.config import SequenceConfig
-from learner.files import read_json
+from learner.files import read_json, write_json
 from learner.modality import Modality, Table
 from learner.sampling import sample
 from text import tokenization

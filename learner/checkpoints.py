@@ -25,11 +25,8 @@ from torch import Tensor
 
 from learner import files, serialization
 from learner.errors import StorageError
-from learner.files import abbreviate, format_json, is_url, redact, require_no_secret, require_schema, write_json
-from learner.serialization import MANIFEST, check_rng, flatten, restore_rng, rng_state, unflatten
-
-require, shown = require_schema, abbreviate  # former names
-__all__ = ["check_rng", "format_json", "restore_rng", "rng_state", "write_json"]  # other modules import them from here
+from learner.files import is_url, redact, require_no_secret, require_schema
+from learner.serialization import MANIFEST, flatten, unflatten
 
 logger = logging.getLogger(__name__)
 

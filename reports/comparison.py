@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from agent.core import MemorylessConfig, make_core, state_bytes
 from envs import require_consent
-from learner import checkpoints
-from learner.files import read_json
+from learner.files import read_json, require_schema
 from learner.metrics import sample_metrics
 from reports.statistics import Scores, bootstrap_interval, interquartile_mean, mean_curve, probability_of_improvement
 from training import UserError
@@ -180,7 +179,7 @@ def read_run(path: Path, allow_env: str | None = None) -> FinishedRun:
             require_consent(data, allow_env)
         elif kind == "speech":
             plain = read_json(run.corpus_file)
-            checkpoints.require(plain, {"name": str, "digest": str}, str(run.corpus_file))
+            require_schema(plain, {"name": str, "digest": str}, str(run.corpus_file))
             data, digest = plain["name"], plain["digest"]
         else:
             data = Path(config.path).name if config.corpus == "folder" else config.corpus

@@ -28,18 +28,18 @@ RAY = {"actors/ray_pool.py", "learner/group.py", "training/cluster.py", "trainin
 """Where Ray is imported: everything else runs without it."""
 LINES = {
     ("agent",): 2250,
-    ("envs",): 3200,
-    ("actors",): 1050,
-    ("learner",): 2950,
-    ("training",): 2850,
+    ("envs",): 3170,
+    ("actors",): 1020,
+    ("learner",): 2920,
+    ("training",): 2780,
     ("text", "speech"): 2600,
-    ("reports",): 1500,
-    ("commands",): 1800,
+    ("reports",): 1450,
+    ("commands",): 1790,
     ("benchmarks",): 2550,
-    ("tests",): 16_000,
+    ("tests",): 13_700,
     tuple(ALLOWED): 18_000,
 }
-"""Most lines of Python in folders."""
+"""Most lines of Python in folders; lower them as code gets shorter."""
 
 
 def sources(*folders: str) -> list[Path]:
@@ -84,6 +84,13 @@ def test_imports_follow_the_layers(package: str) -> None:
     if package == "agent":
         others = {name for path in sources(package) for name in tops(path)} - {*sys.stdlib_module_names}
         assert others == {"agent", "torch"}
+
+
+def test_imported_modules_exist() -> None:
+    """mypy ignores modules that it does not find."""
+    for path in MODULES.values():
+        ours = {name for name in imported(path) if name.partition(".")[0] in ALLOWED}
+        assert ours <= MODULES.keys(), f"{path.relative_to(ROOT)} imports {ours - MODULES.keys()}"
 
 
 def test_no_modules_import_each_other() -> None:

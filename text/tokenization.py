@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learner.checkpoints import shown
+from learner.files import abbreviate
 
 KINDS = ("bytes", "words", "subwords")
 END, UNKNOWN, DOCUMENT = "<eos>", "<unk>", "<document>"
@@ -197,7 +197,7 @@ def from_plain(plain: Any) -> Tokenizer:
     if kind == "words":
         words = plain.get("words")
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words) or END not in words:
-            raise ValueError(f"tokenizer: words: expected a list of words with {END} in it, got {shown(words)}")
+            raise ValueError(f"tokenizer: words: expected a list of words with {END} in it, got {abbreviate(words)}")
         return Words(words)
     if kind == "subwords":
         _library()
@@ -205,4 +205,4 @@ def from_plain(plain: Any) -> Tokenizer:
             return Subwords(plain["model"])
         except Exception as error:  # the library raises no narrower class
             raise ValueError(f"tokenizer: model: expected one of the library `tokenizers`, got: {error!r}") from error
-    raise ValueError(f"tokenizer: expected a kind out of {', '.join(KINDS)}, got {shown(kind)}")
+    raise ValueError(f"tokenizer: expected a kind out of {', '.join(KINDS)}, got {abbreviate(kind)}")

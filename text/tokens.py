@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from learner.checkpoints import write_json
-from learner.files import build_once, cache_folder, read_json
+from learner.files import build_once, cache_folder, read_json, write_json
 from text import tokenization
 from text.corpora import SPLITS, Corpus, Document
 from text.tokenization import Tokenizer

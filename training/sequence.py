@@ -19,14 +19,15 @@ import torch.distributed as dist
 
 from agent.language_model import SequenceModel
 from learner import checkpoints
-from learner.checkpoints import Checkpoint, require, write_json
+from learner.checkpoints import Checkpoint
 from learner.communicator import Communicator
 from learner.config import SequenceConfig
-from learner.files import read_json
+from learner.files import read_json, require_schema, write_json
 from learner.learner import resolve_device
 from learner.metrics import MetricsWriter
 from learner.modality import Counting, Modality, quiet
 from learner.sequence_learner import SequenceLearner
+from learner.serialization import check_rng, flatten, restore_rng, rng_state, unflatten
 from speech.modality import Speech
 from text.modality import Text
 from text.tokens import tokenizer_file
@@ -70,7 +71,7 @@ def open_data(
     if run:
         path = record_file(run, config.kind)
         record = read_json(path)
-        require(record, {"digest": str}, str(path))
+        require_schema(record, {"digest": str}, str(path))
     data = MODALITIES[config.kind].prepare(config, show)
     if run and data.digest != record["digest"]:
         raise UserError(
@@ -137,16 +138,16 @@ class SequenceTrainer:
         """
         checkpoint = checkpoints.load_latest(self.run.path)
         try:
-            require(checkpoint.state, _STATE, "state")
-            require(checkpoint.parts, _PARTS, "parts")
-            checkpoints.check_rng(checkpoint.state["rng"])
+            require_schema(checkpoint.state, _STATE, "state")
+            require_schema(checkpoint.parts, _PARTS, "parts")
+            check_rng(checkpoint.state["rng"])
             state = dict(checkpoint.state["learner"])
             for name in ("optimizer", "memory"):
-                state[name] = checkpoints.unflatten(checkpoint.parts[name], state[name])
+                state[name] = unflatten(checkpoint.parts[name], state[name])
             self.learner.load_state_dict(state | {"weights": checkpoint.parts["weights"]})
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"{checkpoint.path} does not fit: {error}") from error
-        checkpoints.restore_rng(checkpoint.state["rng"])
+        restore_rng(checkpoint.state["rng"])
         self.restored = checkpoint
 
     def seed_rank(self) -> None:
@@ -208,10 +209,10 @@ class SequenceTrainer:
         state = self.learner.state_dict()
         if not self.first:
             return
-        tensors = {name: checkpoints.flatten(state.pop(name)) for name in ("optimizer", "memory")}
+        tensors = {name: flatten(state.pop(name)) for name in ("optimizer", "memory")}
         parts = {"weights": state.pop("weights")} | {name: part for name, (part, _) in tensors.items()}
         counters = state | {name: plain for name, (_, plain) in tensors.items()}
-        content = {"learner": counters, "rng": checkpoints.rng_state(), "config": to_plain(self.config)}
+        content = {"learner": counters, "rng": rng_state(), "config": to_plain(self.config)}
         checkpoints.save(self.run.path, self.learner.step, parts, content, self.config.keep_checkpoints)
 
     def _agree(self, due: bool, stopping: bool) -> tuple[bool, bool]:

@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from learner import checkpoints
-from learner.files import read_json, replacing
+from learner.files import read_json, replacing, require_schema, write_json
 from learner.metrics import write_hparams
 from speech.config import SpeechConfig
 from text.config import TextConfig
@@ -171,7 +170,7 @@ def label(configs: Sequence[Any]) -> list[str]:
 def write(folder: Path, trials: Mapping[str, Any], command: str) -> None:
     """Writes the file of a sweep."""
     plain = {name: to_plain(config) for name, config in trials.items()}
-    checkpoints.write_json(folder / FILE, {"command": command, "trials": plain})
+    write_json(folder / FILE, {"command": command, "trials": plain})
 
 
 def read(folder: Path) -> tuple[dict[str, Any], str]:
@@ -185,7 +184,7 @@ def read(folder: Path) -> tuple[dict[str, Any], str]:
         raise UserError(f"{folder} is not a sweep: expected a folder with {FILE}, made by `compressive compare`")
     try:
         plain = read_json(path)
-        checkpoints.require(plain, {"trials": {str: dict}, "command": str}, "sweep")
+        require_schema(plain, {"trials": {str: dict}, "command": str}, "sweep")
         found = {str(config.get("kind", "launch")) for config in plain["trials"].values()}
         if len(found) != 1 or not found <= CONFIGS.keys():
             raise ValueError(f"expected trials of one kind out of {', '.join(CONFIGS)}, got {', '.join(sorted(found))}")

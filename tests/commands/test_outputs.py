@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from learner import checkpoints
-from learner.files import replacing
+from learner.files import replacing, write_json
 from learner.metrics import MetricsWriter
 from tests.commands.cli import Commands
 from tests.training.test_run import IRREGULAR
@@ -65,7 +65,7 @@ def test_a_link_in_a_run_is_not_written_through(name: str, tmp_path: Path) -> No
     run.mkdir()
     target.write_text("precious")
     (run / name).symlink_to(target)
-    checkpoints.write_json(run / "config.json", {})
+    write_json(run / "config.json", {})
     with pytest.raises(OSError, match="got a symbolic link") if name == "metrics.jsonl" else nullcontext():
         for step in (1, 0):
             with MetricsWriter(run, step) as writer:
@@ -75,7 +75,7 @@ def test_a_link_in_a_run_is_not_written_through(name: str, tmp_path: Path) -> No
 
 def test_json_has_no_infinite_numbers(tmp_path: Path) -> None:
     path = tmp_path / "evaluation.json"
-    checkpoints.write_json(path, {"return": [math.nan, (-math.inf, 1.0)], "by": {"task": math.inf}})
+    write_json(path, {"return": [math.nan, (-math.inf, 1.0)], "by": {"task": math.inf}})
     assert json.loads(path.read_text()) == {"return": [None, [None, 1.0]], "by": {"task": None}}
     with pytest.raises(ValueError, match="not JSON compliant"):
         checkpoints.save(tmp_path / "run", 1, {}, {"score": math.nan})
