@@ -165,11 +165,21 @@ class Run(Folder):
             finally:
                 resumable = (saved() or self.has_checkpoints) and self.config_file.exists()
                 if new and not begun and not resumable and not self.lost:
-                    for name in self._begun:
-                        (self.path / name).unlink(missing_ok=True)
-                    for path in (self.checkpoints, self.path)[: 2 if made else 1]:
-                        with suppress(OSError):  # not there, or not empty
-                            path.rmdir()
+                    self._remove(made)
+
+    def _remove(self, folder: bool) -> None:
+        """Removes what a run has before its first checkpoint, and its folder if nothing else is in it."""
+        for name in self._begun - {".lock"}:
+            (self.path / name).unlink(missing_ok=True)
+        with suppress(OSError):  # not there, or not empty
+            self.checkpoints.rmdir()
+        path = self.path
+        if folder and [each.name for each in path.iterdir()] == [".lock"]:
+            # First under another name, so that a process that waits for the lock does not create it anew.
+            path = path.rename(path.with_name(f".{path.name}.removed"))
+        (path / ".lock").unlink(missing_ok=True)
+        if path != self.path:
+            path.rmdir()
 
     def _require_new(self) -> None:
         """Raises a UserError if there is more than what a run that was killed before its first checkpoint leaves."""
