@@ -41,7 +41,6 @@ COMMANDS = {
     "speech train": [*cli.TINY_SPEECH, "--corpus.path=VOICES", "--run=NEW", "--keep-checkpoints=1"],
     "speech evaluate": ["SPEECH"],
     "speech sample": ["SPEECH", *SAMPLE],
-    "speech compare": ["--run=NEW", "--cores=lstm", *cli.TINY_SPEECH[:4], "--corpus.path=VOICES"],
 }
 """Arguments with which each command ends soon; names in capitals are those of `place`."""
 READERS = {
