@@ -13,7 +13,7 @@ settings.load_profile("quick")
 
 
 NODES = "tests/test_nodes.py"
-"""Its clusters have several nodes. They run first, because a process that had a local cluster before loses its actors."""
+"""Clusters of several nodes. A process that started a local cluster before loses the actors on them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
