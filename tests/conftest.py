@@ -12,21 +12,10 @@ settings.register_profile("thorough", max_examples=100, deadline=None)
 settings.load_profile("quick")
 
 
-NODES = "tests/test_nodes.py"
-"""Clusters of several nodes. A process that started a local cluster before loses the actors on them."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the tests of several nodes first, so that pytest-xdist gives them to a new process."""
-    items.sort(key=lambda item: not item.nodeid.startswith(NODES))
-
-
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Groups tests that share a Ray cluster or a finished run, and those with their own clusters, by process."""
     fixtures = set(getattr(item, "fixturenames", ()))
-    if item.nodeid.startswith(NODES):
-        item.add_marker(pytest.mark.xdist_group("nodes"))
-    elif item.get_closest_marker("ray"):
+    if item.get_closest_marker("ray"):
         item.add_marker(pytest.mark.xdist_group("ray" if fixtures & {"cluster", "make_pool"} else "clusters"))
     for shared in ("finished", "straight"):
         if shared in fixtures:
