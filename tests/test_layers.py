@@ -31,7 +31,7 @@ LINES = {
     ("envs",): 3170,
     ("actors",): 1020,
     ("learner",): 2920,
-    ("training",): 2780,
+    ("training",): 2790,
     ("text", "speech"): 2600,
     ("reports",): 1450,
     ("commands",): 1790,
