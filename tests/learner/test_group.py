@@ -178,7 +178,7 @@ def kill(group: LearnerGroup, *ranks: int) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_group_on_ray_is_one_learner_whoever_of_it_dies(
+def test_a_group_on_ray_is_one_learner_when_any_of_them_die(
     cluster: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal to one learner throughout: after deaths, after an update that is not finite, after saving and resuming."""
