@@ -25,7 +25,7 @@ from reports.comparison_page import score_table, write_report
 from reports.report import PRESETS
 from training import UserError, sweep
 from training.config import to_plain
-from training.console import LiveLine, say, say_all
+from training.console import LiveLine, program, say, say_all
 from training.run import Folder, Run, absolute
 from training.signals import stop_on_signals
 
@@ -144,7 +144,7 @@ def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, consol
     with Folder(folder).lock():
         todo = [name for name, config in trials.items() if not sweep.is_finished(Run(folder / name), config)]
         allowed = permissions(*(config.env for config in trials.values() if config.kind == "launch"))
-        again = f"compressive compare --resume {shlex.quote(str(folder))}{allowed}"
+        again = f"{program()} compare --resume {shlex.quote(str(folder))}{allowed}"
         lines = {"folder": str(folder), "runs": f"{len(trials)}, {len(trials) - len(todo)} of them finished"}
         say_all(console, lines | ({"stop": f"Ctrl-C, then resume with: {again}"} if todo else {}))
         if not todo:

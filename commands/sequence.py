@@ -32,7 +32,7 @@ from text import tokenization
 from text.config import TextConfig
 from text.modality import make_model
 from training.config import read_config
-from training.console import LiveLine, counting, quantity, say, say_all, say_skipped
+from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.run import Run, absolute
 from training.sequence import (
     SequenceTrainer,
@@ -141,8 +141,8 @@ def _train(kind: str, parsed: tuple[Any, Any]) -> None:
     say(console, "finished", "bold")
     _print_tables(data.tables(found), console)
     folder = shlex.quote(str(run))
-    commands = {"evaluate": f"compressive {kind} evaluate {folder}", "sample": f"compressive {kind} sample {folder}"}
-    say_all(console, {"curves": f"tensorboard --logdir {folder}", **commands})
+    commands = {"evaluate": f"{program()} {kind} evaluate {folder}", "sample": f"{program()} {kind} sample {folder}"}
+    say_all(console, {"curves": f"{program('tensorboard')} --logdir {folder}", **commands})
 
 
 def _describe(trainer: SequenceTrainer, core: str, again: str, console: Console) -> None:
@@ -153,7 +153,7 @@ def _describe(trainer: SequenceTrainer, core: str, again: str, console: Console)
         "corpus": trainer.data.describe(),
         "model": f"{core} core, {quantity(sum(map(torch.numel, model.parameters())))} parameters, {learning}",
         "batch": f"{config.learner.batch_size} rows of {config.learner.sequence_length} tokens",
-        "curves": f"tensorboard --logdir {shlex.quote(str(run.parent))}",
+        "curves": f"{program('tensorboard')} --logdir {shlex.quote(str(run.parent))}",
         "stop": f"Ctrl-C, then resume with: {again}",
     }
     if trainer.restored:
