@@ -10,26 +10,25 @@ from envs.dmlab30 import BY_NAME, find
 from envs.registry import make_vector, parse_spec
 from envs.rooms.config import VARIANTS
 
-#: The level of DMLab-30 that is re-created, and an oracle's measured score per episode there, the same for every seed:
-#: one teleport less than in the re-creation, which is 4 % faster (docs/environments.md).
+#: The level of DMLab-30 that is re-created, and an oracle's measured score per episode there, the same for every seed.
 LEVEL, ORACLE = BY_NAME["rooms_select_nonmatching_object"], 66.0
 
-#: Measured score per episode by variant: of the oracle (64 episodes, all equal; small-recall: 4096 episodes, standard
-#: error 0.5) and of uniform random actions (16384 episodes of the small levels and of "full", standard errors 0.05 to
-#: 0.16; 4096 of the others, 0.10 to 0.20).
+#: Measured score per episode by variant: of the oracle (64 episodes, all equal; small-recall: 1024 episodes, standard
+#: error 0.9) and of uniform random actions (8192 to 24576 episodes of the small levels and of "full", standard errors
+#: 0.05 to 0.22; 6144 of the others, 0.07 to 0.16).
 MEASURED: dict[str, dict[str, float]] = {
-    "full": {"oracle": 67.0, "random": 0.85},
-    "full-randomised": {"oracle": 67.0, "random": 0.89},
-    "full-recall-112": {"oracle": 66.0, "random": 0.34},
-    "full-recall-192": {"oracle": 110.0, "random": 0.25},
-    "full-recall-292": {"oracle": 165.0, "random": 0.05},
-    "full-recall-532": {"oracle": 297.0, "random": 0.46},
-    "small": {"oracle": 242.0, "random": 3.15},
-    "small-recall": {"oracle": 131.6, "random": 50.75},
-    "small-recall-18": {"oracle": 160.0, "random": 61.66},
-    "small-recall-34": {"oracle": 90.0, "random": 34.53},
-    "small-recall-66": {"oracle": 50.0, "random": 19.27},
-    "small-recall-130": {"oracle": 20.0, "random": 7.73},
+    "full": {"oracle": 66.0, "random": 0.71},
+    "full-randomised": {"oracle": 66.0, "random": 0.71},
+    "full-recall-112": {"oracle": 66.0, "random": 0.15},
+    "full-recall-192": {"oracle": 110.0, "random": 0.17},
+    "full-recall-292": {"oracle": 165.0, "random": 0.23},
+    "full-recall-532": {"oracle": 297.0, "random": 0.01},
+    "small": {"oracle": 220.0, "random": 2.86},
+    "small-recall": {"oracle": 132.6, "random": 53.97},
+    "small-recall-18": {"oracle": 160.0, "random": 64.89},
+    "small-recall-34": {"oracle": 90.0, "random": 36.38},
+    "small-recall-66": {"oracle": 50.0, "random": 20.27},
+    "small-recall-130": {"oracle": 20.0, "random": 8.1},
 }
 
 

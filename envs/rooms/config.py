@@ -21,7 +21,9 @@ MOST = 10**9
 RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("image_height", "image_width"), (8, 1024)),
     **dict.fromkeys(("action_repeat", "episode_frames"), (1, MOST)),
-    **dict.fromkeys(("delay_frames", "visit_frames", "hover_height", "bob_height", "throw_seconds"), (0, MOST)),
+    **dict.fromkeys(
+        ("delay_frames", "visit_frames", "hover_height", "bob_height", "throw_seconds", "drop_height"), (0, MOST)
+    ),
     **dict.fromkeys(("run_speed", "throw_speed"), (0, 2000)),
     "fov_degrees": (10, 150),
     "examples": (1, 10_000),
@@ -70,7 +72,8 @@ class RoomsConfig:
     run_speed: float = 320.0  # top speed of the player
     look_pixels: int = 20  # mouse units (0.1056 degrees) a frame of the look actions
     throw_speed: float = 400.0  # at which the teleporter throws the player forward, before `distance_scale`
-    throw_seconds: float = 0.2417  # after a teleport without friction: 0.160 s in the engine, and the fall to the floor
+    throw_seconds: float = 0.16  # after a teleport without friction and control, in the air or on the floor
+    drop_height: float = 24.875  # from which the player falls at the end of the teleport
     reward_teleport: float = 1.0  # for entering the teleporter
     reward_correct: float = 10.0  # for touching the object that does not match the example
     reward_wrong: float = -10.0  # for touching the matching one
@@ -139,6 +142,7 @@ _SMALL = RoomsConfig(
     distance_scale=0.35,
     wall_height=80.0,
     throw_seconds=0.0,
+    drop_height=0.0,
 )
 _SMALL_RECALL = dataclasses.replace(
     _SMALL,
@@ -152,7 +156,7 @@ _SMALL_RECALL = dataclasses.replace(
     delay_halvings=5,
     episode_frames=1440,
     pickup_scale=1.2,
-    run_speed=1000.0,
+    run_speed=1400.0,
     throw_speed=2000.0,
     throw_seconds=0.08,
     reward_teleport=0.0,

@@ -45,7 +45,7 @@ def _compile():
             view = render.direction(scene, state, i, images.shape[1])
             for column in range(images.shape[2]):
                 render.draw_column(scene, plan, state, i, style, view, column, images[i])
-            if style.hud:
+            if style.hud and state.room[i] != level.GREY:
                 render.draw_hud(plan, state, i, style.hud_shift, images[i])
 
     return run
@@ -111,7 +111,7 @@ class RoomsVectorEnv(BatchedEnv):
 
         `metadata["floor_plan"]` names the rooms by number and can be drawn.
         """
-        room = np.array([0, 1, 1, 2])[self.state.room]  # CHOSEN is still in the second room
+        room = np.array([0, 1, 1, 2, 0])[self.state.room]  # CHOSEN is still in the second room, GREY in the first
         return np.stack([self.state.x, self.state.y, self.state.yaw, room], axis=1)
 
     def render(self) -> tuple[NDArray[np.uint8], ...]:

@@ -15,9 +15,9 @@ from envs.lab_interface import NINE, action_rows
 from envs.rooms import physics
 from envs.rooms.config import RoomsConfig
 
-#: Values of `State.room`. CHOSEN is room 2 in the one frame between touching an object and the next visit; in the DARK
-#: the view is black and the player does not move.
-ROOM_1, ROOM_2, CHOSEN, DARK = 0, 1, 2, 3
+#: Values of `State.room`. CHOSEN is room 2 in the frame of the reward for an object, before the next visit. In the DARK
+#: the view is black and the player does not move. GREY is room 1 with a gray view: the player stands on the pad.
+ROOM_1, ROOM_2, CHOSEN, DARK, GREY = 0, 1, 2, 3, 4
 
 #: x0, y0, x1, y1 of the box around each room. Room 2 is an alcove (x 256..384, y -128..0) that opens into a hall.
 BOUNDS = ((-256, -256, 128, 128), (256, -248, 640, 128))
@@ -49,7 +49,7 @@ PICKUP = (-50.0, 44.0, 36.0)
 class Level(NamedTuple):
     """The constants of a level for the scalar functions. Lengths in u, already scaled."""
 
-    solids: NDArray[np.float64]  # [K, 4] grown by the player's half width
+    solids: NDArray[np.float64]  # [K, 4] grown by the player's half width and the gap to a wall
     examples: NDArray[np.float64]  # [2, 2] side, (x, y)
     choices: NDArray[np.float64]  # [2, 2]
     start: NDArray[np.float64]  # [2]
@@ -60,7 +60,8 @@ class Level(NamedTuple):
     rewards: NDArray[np.float64]  # [3] teleport, correct, wrong
     run_speed: float
     throw_speed: float
-    throw_moves: int
+    throw_time: int  # ms
+    drop_height: float
     num_examples: int
     num_objects: int  # this and the rest as in `RoomsConfig`
     randomise: bool
@@ -81,13 +82,17 @@ class State(NamedTuple):
 
     x: NDArray[np.float64]
     y: NDArray[np.float64]
+    z: NDArray[np.float64]  # of the feet above the floor
     vx: NDArray[np.float64]
     vy: NDArray[np.float64]
+    vz: NDArray[np.float64]
     yaw: NDArray[np.float64]  # degrees, 0 along +x, growing to the left
     pitch: NDArray[np.float64]  # degrees, positive down
-    flying: NDArray[np.int64]  # moves left without friction
-    room: NDArray[np.int64]  # ROOM_1, ROOM_2, CHOSEN or DARK
+    thrown: NDArray[np.int64]  # ms left in which a thrown player has neither friction nor control
+    room: NDArray[np.int64]  # ROOM_1, ROOM_2, CHOSEN, DARK or GREY
     frame: NDArray[np.int64]  # frames since the episode began
+    shown: NDArray[np.int64]  # `frame` when the level was loaded and its items appeared
+    time: NDArray[np.int64]  # of the engine since then, ms; see `physics.move_time`
     visit: NDArray[np.int64]  # 0..examples-1 shows an example, `examples` is the delay, the choices follow
     clock: NDArray[np.int64]  # frames left of a visit whose end is fixed, else 0 or less
     match: NDArray[np.int64]  # the object of the example
@@ -95,7 +100,7 @@ class State(NamedTuple):
     example_side: NDArray[np.int64]  # 0 left, 1 right
     match_side: NDArray[np.int64]
     round: NDArray[np.int64]  # [N, examples, 3] match, other and match_side of every example of the round
-    taken: NDArray[np.int64]  # side of the object touched, -1 for none
+    taken: NDArray[np.int64]  # side of the object touched, -1 for none; its reward is given one frame later
     score: NDArray[np.float64]  # sum of rewards of the episode
     correct: NDArray[np.int64]  # choices of the episode
     wrong: NDArray[np.int64]
@@ -109,7 +114,7 @@ def build(config: RoomsConfig) -> Level:
     scale, half = config.distance_scale, physics.HALF_WIDTH
     grow = np.array([-half, -half, half, half])
     return Level(
-        solids=np.array(SOLIDS) * scale + grow,
+        solids=np.array(SOLIDS) * scale + grow * (1 + physics.WALL_GAP / half),
         examples=np.array(EXAMPLES) * scale,
         choices=np.array(CHOICES) * scale,
         start=_clear_of_wall(START, BOUNDS[0], scale),
@@ -120,7 +125,8 @@ def build(config: RoomsConfig) -> Level:
         rewards=np.array([config.reward_teleport, config.reward_correct, config.reward_wrong], float),
         run_speed=float(config.run_speed),
         throw_speed=float(config.throw_speed * scale),
-        throw_moves=round(config.throw_seconds / physics.MOVE_SECONDS),
+        throw_time=round(1000 * config.throw_seconds),
+        drop_height=float(config.drop_height),
         num_examples=config.examples,
         **{name: getattr(config, name) for name in _OF_CONFIG},
     )
@@ -151,20 +157,22 @@ def _clear_of_wall(position: tuple[int, int], bounds: tuple[int, int, int, int],
 
 def allocate(num_envs: int, examples: int) -> State:
     """The state of environments that have not begun an episode."""
-    types: dict[str, Any] = dict.fromkeys(("x", "y", "vx", "vy", "yaw", "pitch", "score"), np.float64)
+    types: dict[str, Any] = dict.fromkeys(("x", "y", "z", "vx", "vy", "vz", "yaw", "pitch", "score"), np.float64)
     types |= {"done": np.bool_, "rng": np.uint64, "look": np.uint64}
     state = State(*(np.zeros(num_envs, types.get(name, np.int64)) for name in State._fields))
     return state._replace(round=np.zeros((num_envs, examples, 3), np.int64))
 
 
 @register_jitable
-def place(state, i, position, speed):
-    """Puts the player at a position (x, y), looking and moving along +x."""
+def place(state, i, position, height, speed):
+    """Puts the player at a position (x, y) and a height, looking and moving along +x."""
     state.x[i] = position[0]
     state.y[i] = position[1]
+    state.z[i] = height
     state.vx[i] = speed
     state.vy[i] = 0.0
-    state.yaw[i] = 0.0
+    state.vz[i] = 0.0
+    state.yaw[i] -= physics.stepped(state.yaw[i])  # as in the engine, what it rounds off remains
     state.pitch[i] = 0.0
 
 
@@ -192,14 +200,17 @@ def next_visit(level, state, i):
         visit = 0
     state.visit[i] = visit
     state.clock[i] = level.visit_frames
-    state.flying[i] = 0
+    state.thrown[i] = 0
     state.taken[i] = -1
     if visit < level.num_examples:
         draw_trial(level, state, i)
         shown = state.round[i, visit]
         shown[0], shown[1], shown[2] = state.match[i], state.other[i], state.match_side[i]
         state.room[i] = ROOM_1
-        place(state, i, level.start, 0.0)
+        state.shown[i] = state.frame[i]
+        state.time[i] = physics.LOADED
+        state.yaw[i] = 0.0
+        place(state, i, level.start, 0.0, 0.0)
     elif visit == level.num_examples:
         halvings = draw(state, i, level.delay_halvings + 1) if level.delay_halvings > 0 else 0
         state.room[i] = DARK
@@ -208,8 +219,8 @@ def next_visit(level, state, i):
         shown = state.round[i, visit - level.num_examples - 1]
         state.match[i], state.other[i], state.match_side[i] = shown[0], shown[1], shown[2]
         state.room[i] = ROOM_2
-        state.flying[i] = level.throw_moves
-        place(state, i, level.arrival, level.throw_speed)
+        state.thrown[i] = level.throw_time
+        place(state, i, level.arrival, level.drop_height, level.throw_speed)
 
 
 @register_jitable
@@ -230,61 +241,78 @@ def begin_episode(level, state, i):
 
 @register_jitable
 def touch(level, state, i):
-    """Applies the effect of a touched pad or object; returns the reward of this frame."""
+    """Notes the pad or the object that the player touches; the engine acts on it one frame later (see `earned`)."""
     x, y = state.x[i], state.y[i]
     if state.room[i] == ROOM_1:
         if level.pad[0] <= x <= level.pad[2] and level.pad[1] <= y <= level.pad[3]:
-            if level.visit_frames > 0:
-                state.room[i] = DARK
-            else:
-                next_visit(level, state, i)
-            return level.rewards[0]
-        return 0.0
+            state.room[i] = GREY
+        return
     for side in range(2):
         dx, dy = x - level.choices[side, 0], y - level.choices[side, 1]
         if level.pickup[0] <= dx <= level.pickup[1] and abs(dy) <= level.pickup[2]:
             state.taken[i] = side
-            state.room[i] = DARK if level.visit_frames > 0 else CHOSEN
-            if side == state.match_side[i]:
-                state.wrong[i] += 1
-                return level.rewards[2]
-            state.correct[i] += 1
-            return level.rewards[1]
-    return 0.0
 
 
 @register_jitable
-def advance_frame(level, state, i, action):
-    """One frame (1/60 s) with the action numbered `action`; returns its reward."""
-    state.frame[i] += 1
-    state.clock[i] -= 1
-    if state.clock[i] == 0 or state.room[i] == CHOSEN:
-        next_visit(level, state, i)
-        return 0.0
-    if state.room[i] == DARK:
-        return 0.0
-    look_right, look_down = level.actions[action, 0], level.actions[action, 1]
-    right, forward = level.actions[action, 2], level.actions[action, 3]
-    state.yaw[i], state.pitch[i] = physics.turn(state.yaw[i], state.pitch[i], look_right, look_down)
-    for _ in range(physics.MOVES_PER_FRAME):
-        grounded = state.flying[i] == 0
-        if not grounded:
-            state.flying[i] -= 1
-        vx, vy = physics.accelerate(state.vx[i], state.vy[i], state.yaw[i], forward, right, level.run_speed, grounded)
-        state.x[i], state.vx[i] = physics.slide(level.solids, 0, state.x[i], state.y[i], vx)
-        state.y[i], state.vy[i] = physics.slide(level.solids, 1, state.y[i], state.x[i], vy)
-    reward = touch(level, state, i)
+def earned(level, state, i):
+    """The reward for the pad or the object that the player touched in the frame before, which is added to the score."""
+    reward = 0.0
+    if state.room[i] == GREY:
+        reward = level.rewards[0]
+    elif state.room[i] == ROOM_2 and state.taken[i] == state.match_side[i]:
+        state.wrong[i] += 1
+        reward = level.rewards[2]
+    elif state.room[i] == ROOM_2 and state.taken[i] >= 0:
+        state.correct[i] += 1
+        reward = level.rewards[1]
     state.score[i] += reward
     return reward
 
 
 @register_jitable
+def advance_frame(level, state, i, action):
+    """One frame (1/60 s) with the action numbered `action`; returns its reward.
+
+    Loading the level takes a frame, and in the next one the engine ignores the action.
+    """
+    reward = earned(level, state, i)
+    state.clock[i] -= 1
+    loads = state.clock[i] == 0 or state.room[i] == CHOSEN
+    if level.visit_frames > 0 and (state.room[i] == GREY or state.taken[i] >= 0):
+        state.room[i] = DARK
+    elif state.room[i] == GREY:
+        next_visit(level, state, i)
+    elif state.taken[i] >= 0:
+        state.room[i] = CHOSEN
+    state.frame[i] += 1
+    if loads:
+        next_visit(level, state, i)
+        return reward
+    age = state.frame[i] - state.shown[i]
+    milliseconds = physics.move_time(state.time[i], age - 1)
+    state.time[i] += milliseconds
+    if state.room[i] == DARK or (age == 1 and state.shown[i] > 0):
+        return reward
+    look_right, look_down = level.actions[action, 0], level.actions[action, 1]
+    right, forward = level.actions[action, 2], level.actions[action, 3]
+    state.yaw[i], state.pitch[i] = physics.turn(state.yaw[i], state.pitch[i], look_right, look_down)
+    physics.move(state, i, level.solids, forward, right, level.run_speed, milliseconds)
+    if state.taken[i] < 0:
+        touch(level, state, i)
+    return reward
+
+
+@register_jitable
 def advance_step(level, state, i, action):
-    """One agent step: `action_repeat` frames, or fewer at the end of the episode; returns the sum of rewards."""
+    """One agent step: `action_repeat` frames, or fewer at the end of the episode; returns the sum of rewards.
+
+    At the end the engine goes one frame further and gives the rewards of what the player touched last.
+    """
     total = 0.0
     for _ in range(level.action_repeat):
         total += advance_frame(level, state, i, action)
         if state.frame[i] >= level.episode_frames:
+            total += earned(level, state, i)
             state.done[i] = True
             break
     return total

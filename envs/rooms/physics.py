@@ -1,7 +1,7 @@
-"""Motion of the player: Quake 3's walking on a flat floor, as scalar functions over one environment.
+"""Motion of the player: Quake 3's walking and falling as DeepMind Lab runs it, as scalar functions.
 
 Positions are in units (u), speeds in u/s, angles in degrees; yaw 0 looks along +x and grows to the left, so a positive
-look action (to the right) lowers it.
+look action (to the right) lowers it. All agrees with DeepMind Lab frame by frame: docs/environments.md.
 """
 
 import math
@@ -9,16 +9,44 @@ import math
 from numba.extending import register_jitable
 
 FRAMES_PER_SECOND = 60
-#: The engine moves the player twice a frame; with one move, the first frame from rest would cover 0.89 u, not 0.63.
-MOVES_PER_FRAME = 2
-MOVE_SECONDS = 1.0 / (FRAMES_PER_SECOND * MOVES_PER_FRAME)
+#: The engine's time of a frame: 0.96 of a sixtieth of a second. Motion, spin, bobbing and pulse follow this clock.
+FRAME_SECONDS = 0.016
+#: Where the engine's clocks (ms) stand when a level has been loaded: the player's moves, and the server's frames.
+LOADED, SERVER_LOADED = 447, 400
+GRAVITY = 800.0
 ACCELERATION = 10.0
 AIR_ACCELERATION = 1.0
 FRICTION = 6.0
 STOP_SPEED = 100.0
+#: A player so far above the floor or less stands on it.
+GROUND = 0.25
 HALF_WIDTH = 15.0
+#: The engine stops a player so far from a wall.
+WALL_GAP = 0.125
 DEGREES_PER_PIXEL = 0.1056
-PITCH_LIMIT = 87.9
+#: The engine moves along directions of 16 bits.
+ANGLE_STEP = 360.0 / 65536
+PITCH_LIMIT = 16000 * ANGLE_STEP
+
+
+@register_jitable
+def move_time(time: int, frame: int) -> int:
+    """Milliseconds of the next move: 14 or 17, since the client's clock drifts to and fro behind the server's.
+
+    It gains 1 ms a frame and loses 2 where it is less than 6 ms behind the server, which advances by 50 ms at once.
+
+    Args:
+        time: of the engine in ms, `LOADED` and the moves since then.
+        frame: number of frames since the level was loaded.
+    """
+    server = SERVER_LOADED + 50 * ((16 * (frame + 5)) // 50)
+    return 14 if time >= server - 5 else 17
+
+
+@register_jitable
+def stepped(yaw: float) -> float:
+    """The angle rounded to the engine's 16 bits."""
+    return ANGLE_STEP * math.floor(yaw / ANGLE_STEP + 0.5)
 
 
 @register_jitable
@@ -35,42 +63,94 @@ def turn(yaw: float, pitch: float, look_right: float, look_down: float) -> tuple
 
 @register_jitable
 def accelerate(
-    vx: float, vy: float, yaw: float, forward: float, right: float, run_speed: float, grounded: bool
+    vx: float,
+    vy: float,
+    yaw: float,
+    forward: float,
+    right: float,
+    run_speed: float,
+    seconds: float,
+    grounded: bool,
+    thrown: bool,
 ) -> tuple[float, float]:
     """Velocity after friction and acceleration of one move (bg_pmove.c: PM_Friction, PM_Accelerate).
 
-    `forward` and `right` are in -1..1; a diagonal asks for the same speed as a straight run.
+    `forward` and `right` are in -1..1; a diagonal asks for the same speed as a straight run. In the air there is no
+    friction and a tenth of the acceleration, and on the floor too for a player whom a teleporter has `thrown`.
     """
+    free = grounded and not thrown
     speed = math.sqrt(vx * vx + vy * vy)
-    if grounded and speed > 0.0:
-        kept = max(speed - max(speed, STOP_SPEED) * FRICTION * MOVE_SECONDS, 0.0) / speed
+    if speed < 1.0:
+        vx = vy = 0.0
+    elif free:
+        kept = max(speed - max(speed, STOP_SPEED) * FRICTION * seconds, 0.0) / speed
         vx *= kept
         vy *= kept
     length = math.sqrt(forward * forward + right * right)
     if length > 0.0:
-        cos, sin = math.cos(math.radians(yaw)), math.sin(math.radians(yaw))
-        wish_x = (forward * cos + right * sin) / length
-        wish_y = (forward * sin - right * cos) / length
+        yaw = math.radians(stepped(yaw))
+        wish_x = (forward * math.cos(yaw) + right * math.sin(yaw)) / length
+        wish_y = (forward * math.sin(yaw) - right * math.cos(yaw)) / length
         missing = run_speed - (vx * wish_x + vy * wish_y)
         if missing > 0.0:
-            rate = ACCELERATION if grounded else AIR_ACCELERATION
-            gain = min(rate * MOVE_SECONDS * run_speed, missing)
+            gain = min((ACCELERATION if free else AIR_ACCELERATION) * seconds * run_speed, missing)
             vx += gain * wish_x
             vy += gain * wish_y
     return vx, vy
 
 
 @register_jitable
-def slide(solids, axis: int, along: float, across: float, speed: float) -> tuple[float, float]:
-    """Position and speed along an axis (0 x, 1 y) after one move among solids [K, 4] (x0, y0, x1, y1).
+def slide(solids, x: float, y: float, dx: float, dy: float) -> tuple[float, float, bool, bool]:
+    """The way (dx, dy) from (x, y) among solids [K, 4] (x0, y0, x1, y1), which are grown by the player's half width.
 
-    The player stops at a solid and slides along it. The solids are already grown by the player's half width; `across`
-    is the position along the other axis.
+    The player goes to the first solid on the way, and along it for the rest. Returns the position, and whether a wall
+    was met along x and along y.
     """
-    target = along + speed * MOVE_SECONDS
-    for k in range(solids.shape[0]):
-        low, high = solids[k, axis], solids[k, axis + 2]
-        if solids[k, 1 - axis] < across < solids[k, 3 - axis] and low < target < high:
-            target = low if along <= low else high
-            speed = 0.0
-    return target, speed
+    met_x = met_y = False
+    for _ in range(3):
+        first, axis, edge = 1.0, -1, 0.0
+        for k in range(solids.shape[0]):
+            x0, y0, x1, y1 = solids[k, 0], solids[k, 1], solids[k, 2], solids[k, 3]
+            if max(x, x + dx) <= x0 or min(x, x + dx) >= x1 or max(y, y + dy) <= y0 or min(y, y + dy) >= y1:
+                continue
+            near_x, near_y = x0 if dx > 0.0 else x1, y0 if dy > 0.0 else y1
+            at_x = (near_x - x) / dx if dx != 0.0 else -1.0
+            at_y = (near_y - y) / dy if dy != 0.0 else -1.0
+            if 0.0 <= at_x < first and y0 <= y + at_x * dy <= y1:
+                first, axis, edge = at_x, 0, near_x
+            if 0.0 <= at_y < first and x0 < x + at_y * dx < x1:
+                first, axis, edge = at_y, 1, near_y
+        x, y = x + first * dx, y + first * dy
+        if axis < 0:
+            break
+        dx, dy = dx * (1.0 - first), dy * (1.0 - first)
+        if axis == 0:
+            x, dx, met_x = edge, 0.0, True
+        else:
+            y, dy, met_y = edge, 0.0, True
+    return x, y, met_x, met_y
+
+
+@register_jitable
+def move(state, i, solids, forward: float, right: float, run_speed: float, milliseconds: int) -> None:
+    """One move of player i of the state: friction, acceleration, way, fall, and velocity rounded to whole u/s.
+
+    While `State.thrown` counts down, walls and the floor stop the player without changing the velocity (PM_SlideMove).
+    """
+    seconds = 0.001 * milliseconds
+    state.thrown[i] = max(state.thrown[i] - milliseconds, 0)
+    thrown, grounded = state.thrown[i] > 0, state.z[i] < GROUND
+    vx, vy = accelerate(state.vx[i], state.vy[i], state.yaw[i], forward, right, run_speed, seconds, grounded, thrown)
+    vz = 0.0
+    if not grounded:
+        vz = state.vz[i] - GRAVITY * seconds
+        state.z[i] += 0.5 * (state.vz[i] + vz) * seconds
+        if state.z[i] <= 0.0:
+            state.z[i] = 0.0
+            vz = vz if thrown else 0.0
+    state.x[i], state.y[i], met_x, met_y = slide(solids, state.x[i], state.y[i], vx * seconds, vy * seconds)
+    if not thrown:
+        vx, vy = 0.0 if met_x else vx, 0.0 if met_y else vy
+    state.vx[i] = math.floor(vx + 0.5)
+    state.vy[i] = math.floor(vy + 0.5)
+    state.vz[i] = math.floor(vz + 0.5)

@@ -215,6 +215,9 @@ def draw_column(scene, plan, state, i, style, view, column, image):
     if state.room[i] == level.DARK:
         image[:, column] = 0
         return
+    if state.room[i] == level.GREY:
+        image[:, column] = 56
+        return
     x, y = state.x[i], state.y[i]
     room = 0 if state.room[i] == level.ROOM_1 else 1
     cos, sin, horizon = view

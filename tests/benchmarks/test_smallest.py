@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fidelity import COLUMNS
 from tests.commands.cli import ENVIRONMENT, TINY, command, frames
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +17,7 @@ SMALLEST = {
     "core": "--seconds 0.01 --turns 1 --batch 1 --plot {folder}/core.svg",
     "curves": "{folder}/curves.svg {folder}/run",
     "environment": "--num-envs 2 --episodes 8",
+    "fidelity": "--traces {folder}/traces.csv",
     "kill_driver": "--kills 2",
     "recall": "{folder}/recall --seeds 0 --updates 2 --processes 1",
     "rllib": "--python {folder}/rllib --envs 2 --unroll-length 16 --batch 64 --seconds 1 --warm-up 1",
@@ -30,6 +32,10 @@ RLLIB = """#!/bin/sh
 for steps in 1 2 3; do echo "{\\"envs\\": 2, \\"steps\\": $steps}"; sleep 0.1; done
 """
 """Replaces RLlib's half, which needs an environment of its own."""
+TRACES = f"""{",".join(COLUMNS)}
+one,0,,-232,-64,24.125,0,0,0,0,0,0,0
+one,1,forward,-231.37,-64,24.125,0,0,0,45,0,0,0
+"""
 
 
 @pytest.mark.slow
@@ -40,6 +46,7 @@ def test_every_benchmark_runs_with_its_smallest_sizes(name, tmp_path):
         subprocess.run(launch, check=True, env=ENVIRONMENT)
     (tmp_path / "rllib").write_text(RLLIB)
     (tmp_path / "rllib").chmod(0o755)
+    (tmp_path / "traces.csv").write_text(TRACES)
     (tmp_path / "corpus").write_text("".join(f"line {index}\n" for index in range(3000)))
     script = [sys.executable, "-m", f"benchmarks.{name}", *SMALLEST[name].format(folder=tmp_path).split()]
     ended = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=800, env=ENVIRONMENT)

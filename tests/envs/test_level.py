@@ -1,13 +1,11 @@
 """The rules of the rooms level against the facts measured on the original: timing, zones, rewards, draws, scores."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from envs.lab_interface import NINE
 from envs.rooms import RoomsConfig, RoomsVectorEnv, oracle_actions
-from envs.rooms.level import CHOICES, CHOSEN, ROOM_1, ROOM_2
+from envs.rooms.level import CHOICES, CHOSEN, GREY, ROOM_1, ROOM_2
 
 FORWARD, LEFT, RIGHT, FIRE = (NINE.index(n) for n in ("forward", "look left", "look right", "fire"))
 #: One frame a step and small images, for tests of the rules.
@@ -42,16 +40,16 @@ def play(env, policy=oracle_actions):
     ("room", "x", "y", "stops"),
     [
         # In room 1 there are fences around the two pedestals: x 0..80, y 24..104 and -232..-152.
-        (ROOM_1, 110, 110, (113, 113, 95, -241)),
-        (ROOM_1, -100, 64, (-15, 113, -241, -241)),
-        (ROOM_1, -100, -192, (-15, 113, -241, -241)),
-        (ROOM_1, 112, -192, (113, 113, 95, -241)),
-        (ROOM_1, 10, -64, (625, 9, -241, -137)),  # through the teleporter to the end of room 2
-        (ROOM_2, 320, -64, (625, -15, 271, -113)),
-        (ROOM_2, 500, -64, (625, 113, 271, -233)),
+        (ROOM_1, 110, 110, (112.875, 112.875, 95.125, -240.875)),
+        (ROOM_1, -100, 64, (-15.125, 112.875, -240.875, -240.875)),
+        (ROOM_1, -100, -192, (-15.125, 112.875, -240.875, -240.875)),
+        (ROOM_1, 112, -192, (112.875, 112.875, 95.125, -240.875)),
+        (ROOM_1, 10, -64, (624.875, 8.875, -240.875, -136.875)),  # through the teleporter to the end of room 2
+        (ROOM_2, 320, -64, (624.875, -15.125, 271.125, -112.875)),
+        (ROOM_2, 500, -64, (624.875, 112.875, 271.125, -232.875)),
     ],
 )
-def test_walls_stop_the_player_half_his_width_before_them(room, x, y, stops):
+def test_walls_stop_the_player_15_and_an_eighth_u_before_them(room, x, y, stops):
     """To the east, north, west and south."""
     env = start(num_envs=4, room=room, x=x, y=y, yaw=(0, 90, 180, -90))
     for _ in range(90):
@@ -60,24 +58,36 @@ def test_walls_stop_the_player_half_his_width_before_them(room, x, y, stops):
     assert (state.x[0], state.y[1], state.x[2], state.y[3]) == pytest.approx(stops)
 
 
-def test_a_passive_player_is_thrown_into_room_2_and_slides_to_440():
-    env = start(x=24.0, y=-50.0, vx=320.0, yaw=40.0)
-    assert step(env, FORWARD)[0][0] == 1.0
-    state = env.state
-    assert (state.room[0], state.x[0], state.y[0], state.yaw[0], state.vx[0]) == (ROOM_2, 288, -64, 0, 400)
-    for _ in range(9):  # 150 ms
-        step(env, FIRE)
-        assert state.vx[0] == 400.0
-    assert state.x[0] == pytest.approx(288 + 9 * 400 / 60)
+def test_the_teleporter_acts_one_frame_later_after_a_gray_view():
+    """Measured on DeepMind Lab: on the pad at frame 55, +1 and the second room at 56, passive from there to 443.6."""
+    env = start(RoomsConfig(action_repeat=1))
+    for _ in range(55):
+        assert env.state.room[0] == ROOM_1
+        view, reward = env.step(np.array([FORWARD]))[:2]
+        assert reward[0] == 0.0
+    assert (env.state.room[0], round(env.state.x[0], 3)) == (GREY, 29.122)
+    assert (view == 56).all()
+    assert env.poses()[0, 3] == 0
+    view, reward = env.step(np.array([LEFT]))[:2]
+    assert reward[0] == env.state.score[0] == 1.0
+    assert (view != 56).any()
+    assert (env.state.room[0], env.state.x[0], env.state.y[0]) == (ROOM_2, 294.8, -64)
+    assert env.state.yaw[0] == pytest.approx(2.112), "turned by this frame's action alone"
     for _ in range(100):
         step(env, FIRE)
-    assert state.vx[0] == 0.0
-    assert state.x[0] == pytest.approx(440, abs=1)
+    assert env.state.vx[0] == 0.0
+    assert env.state.x[0] == pytest.approx(443.6062, abs=1e-3)
+
+
+def touched(env):
+    """The rewards of the second of two frames; there are none in the first."""
+    assert not step(env, FIRE)[0].any()
+    return step(env, FIRE)[0]
 
 
 def test_pad_trigger():
     x, y = np.transpose([(24.9, -64), (25.1, -64), (60, -25.1), (60, -24.9), (60, -102.9), (60, -103.1)])
-    assert step(start(num_envs=6, x=x, y=y), FIRE)[0].tolist() == [0, 1, 1, 0, 1, 0]
+    assert touched(start(num_envs=6, x=x, y=y)).tolist() == [0, 1, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize(("side", "match_side"), [(0, 0), (0, 1), (1, 0), (1, 1)])
@@ -85,8 +95,9 @@ def test_pickup_zone(side, match_side):
     offsets = [(-50.1, 0), (-49.9, 0), (24.9, 0), (0, 35.9), (0, 36.1), (0, -35.9), (0, -36.1)]
     touches, reward = np.array([0, 1, 1, 1, 0, 1, 0]), -10.0 if side == match_side else 10.0
     x, y = (np.array(CHOICES[side]) + offsets).T
-    rewards, _, infos = step(start(num_envs=7, room=ROOM_2, x=x, y=y, match_side=match_side), FIRE)
-    assert (rewards == reward * touches).all()
+    env = start(num_envs=7, room=ROOM_2, x=x, y=y, match_side=match_side)
+    assert (touched(env) == reward * touches).all()
+    infos = env.counters
     assert (infos["wrong_choices"] == touches * (reward < 0)).all()
     assert (infos["correct_choices"] == touches * (reward > 0)).all()
 
@@ -98,34 +109,51 @@ def test_players_stay_in_the_rooms():
     for _ in range(170):
         hurried = np.where(rng.random(64) < 0.1, rng.integers(0, 9, 64), hurried)
         views = env.step(hurried)[0]
-        assert (views.max((1, 2, 3)) > views.min((1, 2, 3))).all()
+        assert ((views.max((1, 2, 3)) > views.min((1, 2, 3))) == (env.state.room != GREY)).all()
         x, y, solids = env.state.x, env.state.y, env.level.solids
         inside = (solids[:, :1] < x) & (x < solids[:, 2:3]) & (solids[:, 1:2] < y) & (y < solids[:, 3:])
         assert not inside.any()
-        assert ((x < 200) == (env.state.room == ROOM_1)).all()
+        assert ((x < 200) == np.isin(env.state.room, (ROOM_1, GREY))).all()
     assert (env.state.x > 200).any()
 
 
-def test_the_frame_after_a_choice_is_a_new_trial():
+def test_a_choice_leads_to_a_new_trial():
+    """Reward one frame after the touch, then a frame at the start, and one in which the engine ignores the action."""
     env = start(**CHOOSING, x=600.0, y=64.0, yaw=30.0, vx=50.0)
     match = env.state.match[0]
+    assert (step(env, FORWARD)[0][0], env.state.room[0]) == (0.0, ROOM_2)
+    assert env.state.taken[0] == 0
     assert abs(step(env, FORWARD)[0][0]) == 10.0
     assert env.state.room[0] == CHOSEN
-    assert step(env, FORWARD)[0][0] == 0.0
-    assert env.state.room[0] == ROOM_1
-    assert (env.state.x[0], env.state.y[0], env.state.yaw[0], env.state.vx[0]) == (-232, -64, 0, 0)
+    for _ in range(2):
+        assert step(env, FORWARD)[0][0] == 0.0
+        assert env.state.room[0] == ROOM_1
+        assert (env.state.x[0], env.state.y[0], env.state.yaw[0], env.state.vx[0]) == (-232, -64, 0, 0)
+        assert env.state.shown[0] == 3
+    step(env, FORWARD)
+    assert env.state.vx[0] == 45
     assert env.state.match[0] == match
 
 
 def test_with_action_repeat():
-    """The step of a choice shows the new trial; a look step turns 8.4 degrees."""
-    env = start(STEPS, **CHOOSING, x=600.0, y=64.0)
-    assert abs(step(env, FIRE)[0][0]) == 10.0
-    assert env.state.room[0] == ROOM_1
+    """A step of four frames is those frames, and a look step turns 8.4 degrees."""
+    by_step, by_frame = start(STEPS), start(FRAMES)
+    rng = np.random.default_rng(0)
+    for _ in range(180):
+        action = int(rng.choice([oracle_actions(by_step)[0], LEFT, RIGHT, FIRE], p=[0.7, 0.1, 0.1, 0.1]))
+        reward = step(by_step, action)[0][0]
+        assert reward == sum(step(by_frame, action)[0][0] for _ in range(4))
+        for name, array in by_step.get_state().items():
+            assert (array == by_frame.get_state()[name]).all(), name
+    env = start(STEPS)
     step(env, RIGHT)
     assert env.state.yaw[0] == pytest.approx(-8.448)
-    step(env, LEFT)
-    assert env.state.yaw[0] == pytest.approx(0.0)
+
+
+def test_the_last_step_gives_the_reward_of_what_was_touched_last():
+    """DeepMind Lab runs one frame more at the end of an episode to collect it."""
+    assert step(start(x=30.0, y=-64.0, frame=719), FIRE)[0][0] == 1.0
+    assert step(start(x=30.0, y=-64.0, frame=718), FIRE)[0][0] == 0.0
 
 
 @pytest.mark.parametrize(("repeat", "steps"), [(4, 180), (1, 720), (7, 103)])
@@ -141,18 +169,26 @@ def test_an_episode_lasts_720_frames(repeat, steps):
     assert infos["correct_choices"][0] == infos["wrong_choices"][0] == 0
 
 
-def test_the_oracle_scores_67_for_every_seed():
-    """One teleport more than in the original: docs/environments.md says why, with these figures."""
-    (by_step, infos), (by_frame, _) = (play(start(config, 32, seed=1)) for config in (STEPS, FRAMES))
-    assert (by_step.sum(axis=0) == 67).all()
+def test_the_oracle_scores_66_for_every_seed():
+    """As in DeepMind Lab; a seventh teleport does not fit."""
+    rewards, infos = play(start(STEPS, 32, seed=1))
+    assert (rewards.sum(axis=0) == 66).all()
     assert (infos["correct_choices"] == 6).all()
     assert (infos["wrong_choices"] == 0).all()
-    pad, choice = (1 + int((by_frame == reward).all(axis=1).argmax()) for reward in (1.0, 10.0))
-    teleports = 1 + np.flatnonzero((by_step == 1.0).all(axis=1))
-    assert len(teleports) == 7
-    said = " ".join((Path(__file__).parents[2] / "docs" / "environments.md").read_text().split())
-    assert f"a seventh teleport, at step {teleports[-1]} of {len(by_step)}" in said
-    assert f"after {pad} frames instead of 56, and the first +10 comes at frame {choice} instead of 108" in said
+
+
+def test_the_rewards_of_a_blind_runner():
+    """Measured on DeepMind Lab: at steps 14, 27, 42, ..., 180; he turns left for five steps after every teleport."""
+    since = 9
+
+    def run(env):
+        nonlocal since
+        since = 0 if env.state.visit[0] == 2 and since > 9 else since + 1 if env.state.visit[0] == 2 else 10
+        return np.full(1, NINE.index("look left, forward") if since < 5 else FORWARD)
+
+    rewards, _ = play(start(STEPS), run)
+    steps = 1 + np.flatnonzero(rewards[:, 0])
+    assert (steps[:3].tolist(), steps[-1], len(steps)) == ([14, 27, 42], 180, 13)
 
 
 def test_draws_of_a_trial():

@@ -87,11 +87,14 @@ def test_the_delay_is_dark_and_still_and_lasts_its_frames(examples):
 def test_without_fixed_visits_only_the_delay_differs():
     """The same player plays the same trials, each later by the delay."""
     a, b = (play(replace(FRAMES, delay_frames=delay), 500, num_envs=8, seed=1)[0] for delay in (0, 37))
+    drawn = ("match", "other", "example_side", "match_side", "correct")
     for i in range(8):
-        parts = [{k: v[:, i][s["room"][:, i] != DARK] for k, v in s.items()} for s in (a, b)]
-        count = min(len(p["x"]) for p in parts)
-        for name in ("x", "y", "yaw", "match", "other", "correct"):
-            assert (parts[0][name][:count] == parts[1][name][:count]).all()
+        trials = [np.transpose([s[name][s["room"][:, i] == ROOM_2, i] for name in drawn]) for s in (a, b)]
+        first, second = (each[np.r_[True, (each[1:] != each[:-1]).any(1)]] for each in trials)
+        assert len(second) == 3
+        assert (first[: len(second)] == second).all()
+        arrivals = [(s["room"][:, i] == ROOM_2).argmax() for s in (a, b)]
+        assert arrivals[1] - arrivals[0] == 37
 
 
 def test_fixed_visits_take_their_time_whatever_the_player_does():
@@ -122,7 +125,7 @@ def test_fixed_sides_put_the_lower_number_left():
 
 
 #: Least and greatest number of steps that a memory has to bridge; the names of other variants state it.
-SPANS = {"full": (4, 7), "full-randomised": (4, 7), "small": (1, 1), "small-recall": (4, 66)}
+SPANS = {"full": (5, 6), "full-randomised": (5, 6), "small": (1, 2), "small-recall": (4, 66)}
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
@@ -131,4 +134,5 @@ def test_memory_spans_of_the_variants(variant):
     if variant in SPANS:
         assert (spans.min(), spans.max()) == SPANS[variant]
     else:
-        assert set(spans) == {int(variant.rpartition("-")[2])}
+        assert spans.max() == int(variant.rpartition("-")[2])
+        assert spans.max() - spans.min() <= 1

@@ -1,0 +1,114 @@
+"""How far the re-created level is from DeepMind Lab: the largest differences from traces of scripted players there.
+
+    python -m benchmarks.fidelity --traces traces.csv
+
+Every script of the file is replayed on `rooms:full`, one frame a step. A row is a frame, and row 0 of a script is its
+start. Columns: script, frame, action (a name of `NINE`, held until this frame), x, y, z (u), pitch, yaw, roll
+(degrees), v_forward, v_left, v_up (u/s, relative to the player), reward. Rewards agree if they come in the same frames,
+since the correct object differs from run to run.
+"""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import run
+from envs.lab_interface import NINE
+from envs.rooms import RoomsConfig, RoomsVectorEnv
+from envs.rooms.physics import stepped
+
+COLUMNS = (
+    *("script", "frame", "action", "x", "y", "z", "pitch", "yaw", "roll"),
+    *("v_forward", "v_left", "v_up", "reward"),
+)
+#: Height of the player's origin above his feet in Lab, and of a standing player above the floor.
+ORIGIN = 24.125
+
+
+@dataclass
+class Options:
+    traces: Path
+    """CSV file of scripted players in DeepMind Lab, frame by frame."""
+
+
+def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows of every script, with numbers as floats. Raises ValueError if the file has another format."""
+    try:
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--traces {path}: cannot be read: {error}") from None
+    if not rows or set(rows[0]) != set(COLUMNS):
+        raise ValueError(f"--traces {path}: expected rows with the columns {', '.join(COLUMNS)}")
+    scripts: dict[str, list[dict[str, Any]]] = {}
+    for line, row in enumerate(rows, 2):
+        frames = scripts.setdefault(row["script"], [])
+        try:
+            frames.append(row | {name: float(row[name]) for name in COLUMNS if name not in ("script", "action")})
+        except (TypeError, ValueError):
+            raise ValueError(f"--traces {path}, line {line}: expected numbers in all columns but two") from None
+        if frames[-1]["frame"] != len(frames) - 1 or (len(frames) > 1 and row["action"] not in NINE):
+            expected = f"frame {len(frames) - 1} with an action out of: {'; '.join(NINE)}"
+            raise ValueError(f"--traces {path}, line {line}: expected {expected}")
+    return scripts
+
+
+def replay(actions: Sequence[str]) -> list[dict[str, float]]:
+    """The same columns for the re-created level: the start and one row for each action."""
+    env = RoomsVectorEnv(1, RoomsConfig(image_height=8, image_width=8, hud=False, action_repeat=1))
+    env.reset(seed=0)
+    rows, state = [], env.state
+    for action in (None, *actions):
+        reward = env.step(np.array([NINE.index(action)]))[1][0] if action else 0.0
+        yaw = np.radians(stepped(state.yaw[0]))
+        ahead, left = np.array([np.cos(yaw), np.sin(yaw)]), np.array([-np.sin(yaw), np.cos(yaw)])
+        velocity = np.array([state.vx[0], state.vy[0]])
+        row = {
+            "x": state.x[0],
+            "y": state.y[0],
+            "z": state.z[0] + ORIGIN,
+            "pitch": state.pitch[0],
+            "yaw": np.degrees(yaw),
+        }
+        row |= {"v_forward": ahead @ velocity, "v_left": left @ velocity, "v_up": state.vz[0], "roll": 0.0}
+        rows.append({name: float(value) for name, value in (row | {"reward": reward}).items()})
+    return rows
+
+
+def motion(traces: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """By script: the largest distance (u), difference of velocity (u/s) and of yaw (degrees), and frames of rewards."""
+
+    def columns(rows: Sequence[dict[str, Any]], *names: str) -> np.ndarray:
+        return np.array([[row[name] for name in names] for row in rows])
+
+    compared = {}
+    for script, there in traces.items():
+        here = replay([row["action"] for row in there[1:]])
+        apart = columns(here, *COLUMNS[3:]) - columns(there, *COLUMNS[3:])
+        turned = (apart[:, 4] + 180) % 360 - 180
+        rewarded = {place: np.flatnonzero(columns(rows, "reward")) for place, rows in (("lab", there), ("here", here))}
+        compared[script] = {
+            "frames": len(there) - 1,
+            "position": round(float(np.linalg.norm(apart[:, :3], axis=1).max()), 4),
+            "velocity": round(float(np.linalg.norm(apart[:, 6:9], axis=1).max()), 4),
+            "yaw": round(float(np.abs(turned).max()), 4),
+            "reward_frames": {place: frames.tolist() for place, frames in rewarded.items()},
+        }
+    return compared
+
+
+def main(options: Options) -> dict[str, Any]:
+    """The differences by script; ends with one line if the file is missing or has another format."""
+    try:
+        traces = read_traces(options.traces)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    return {"motion": motion(traces)}
+
+
+if __name__ == "__main__":
+    run(main, Options)
