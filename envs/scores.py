@@ -19,7 +19,7 @@ LEVEL, ORACLE = BY_NAME["rooms_select_nonmatching_object"], 66.0
 #: 0.16; 4096 of the others, 0.10 to 0.20).
 MEASURED: dict[str, dict[str, float]] = {
     "full": {"oracle": 67.0, "random": 0.85},
-    "full-randomised": {"oracle": 67.0, "random": 0.89},
+    "transfer": {"oracle": 67.0, "random": 0.89},
     "full-recall-112": {"oracle": 66.0, "random": 0.34},
     "full-recall-192": {"oracle": 110.0, "random": 0.25},
     "full-recall-292": {"oracle": 165.0, "random": 0.05},

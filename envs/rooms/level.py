@@ -17,7 +17,7 @@ from envs.rooms.config import RoomsConfig
 
 #: Values of `State.room`. CHOSEN is room 2 in the one frame between touching an object and the next visit; in the DARK
 #: the view is black and the player does not move.
-ROOM_1, ROOM_2, CHOSEN, DARK = 0, 1, 2, 3
+ROOM_1, ROOM_2, CHOSEN, DARK, GREY = 0, 1, 2, 3, 4
 
 #: x0, y0, x1, y1 of the box around each room. Room 2 is an alcove (x 256..384, y -128..0) that opens into a hall.
 BOUNDS = ((-256, -256, 128, 128), (256, -248, 640, 128))
@@ -81,6 +81,7 @@ class State(NamedTuple):
 
     x: NDArray[np.float64]
     y: NDArray[np.float64]
+    z: NDArray[np.float64]  # of the feet above the floor
     vx: NDArray[np.float64]
     vy: NDArray[np.float64]
     yaw: NDArray[np.float64]  # degrees, 0 along +x, growing to the left
@@ -88,6 +89,7 @@ class State(NamedTuple):
     flying: NDArray[np.int64]  # moves left without friction
     room: NDArray[np.int64]  # ROOM_1, ROOM_2, CHOSEN or DARK
     frame: NDArray[np.int64]  # frames since the episode began
+    shown: NDArray[np.int64]  # the frame in which the visible objects appeared
     visit: NDArray[np.int64]  # 0..examples-1 shows an example, `examples` is the delay, the choices follow
     clock: NDArray[np.int64]  # frames left of a visit whose end is fixed, else 0 or less
     match: NDArray[np.int64]  # the object of the example
@@ -151,7 +153,7 @@ def _clear_of_wall(position: tuple[int, int], bounds: tuple[int, int, int, int],
 
 def allocate(num_envs: int, examples: int) -> State:
     """The state of environments that have not begun an episode."""
-    types: dict[str, Any] = dict.fromkeys(("x", "y", "vx", "vy", "yaw", "pitch", "score"), np.float64)
+    types: dict[str, Any] = dict.fromkeys(("x", "y", "z", "vx", "vy", "yaw", "pitch", "score"), np.float64)
     types |= {"done": np.bool_, "rng": np.uint64, "look": np.uint64}
     state = State(*(np.zeros(num_envs, types.get(name, np.int64)) for name in State._fields))
     return state._replace(round=np.zeros((num_envs, examples, 3), np.int64))
@@ -196,6 +198,7 @@ def next_visit(level, state, i):
     state.taken[i] = -1
     if visit < level.num_examples:
         draw_trial(level, state, i)
+        state.shown[i] = state.frame[i]
         shown = state.round[i, visit]
         shown[0], shown[1], shown[2] = state.match[i], state.other[i], state.match_side[i]
         state.room[i] = ROOM_1

@@ -9,6 +9,8 @@ import math
 from numba.extending import register_jitable
 
 FRAMES_PER_SECOND = 60
+#: Seconds of the engine's clock in a frame.
+FRAME_SECONDS = 0.016
 #: The engine moves the player twice a frame; with one move, the first frame from rest would cover 0.89 u, not 0.63.
 MOVES_PER_FRAME = 2
 MOVE_SECONDS = 1.0 / (FRAMES_PER_SECOND * MOVES_PER_FRAME)

@@ -122,7 +122,7 @@ def test_fixed_sides_put_the_lower_number_left():
 
 
 #: Least and greatest number of steps that a memory has to bridge; the names of other variants state it.
-SPANS = {"full": (4, 7), "full-randomised": (4, 7), "small": (1, 1), "small-recall": (4, 66)}
+SPANS = {"full": (4, 7), "transfer": (4, 7), "small": (1, 1), "small-recall": (4, 66)}
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
