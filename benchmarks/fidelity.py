@@ -1,11 +1,11 @@
 """How far the re-created level is from DeepMind Lab: the largest differences from traces of scripted players there.
 
-    python -m benchmarks.fidelity --traces traces.csv
+    python -m benchmarks.fidelity --traces traces.csv [--frames DIR [--out DIR]]
 
 Every script of the file is replayed on `rooms:full`, one frame a step. A row is a frame, and row 0 of a script is its
 start. Columns: script, frame, action (a name of `NINE`, held until this frame), x, y, z (u), pitch, yaw, roll
 (degrees), v_forward, v_left, v_up (u/s, relative to the player), reward. Rewards agree if they come in the same frames,
-since the correct object differs from run to run.
+since the correct object differs from run to run. With --frames, pictures are compared as well; see `fidelity_frames`.
 """
 
 import csv
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import fidelity_frames
 from benchmarks.common import run
 from envs.lab_interface import NINE
 from envs.rooms import RoomsConfig, RoomsVectorEnv
@@ -33,6 +34,10 @@ ORIGIN = 24.125
 class Options:
     traces: Path
     """CSV file of scripted players in DeepMind Lab, frame by frame."""
+    frames: Path | None = None
+    """Folder of pictures of the same frames."""
+    out: Path | None = None
+    """With --frames: folder for pictures of both levels side by side."""
 
 
 def read_traces(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -105,9 +110,10 @@ def main(options: Options) -> dict[str, Any]:
     """The differences by script; ends with one line if the file is missing or has another format."""
     try:
         traces = read_traces(options.traces)
+        pictures = fidelity_frames.measure(traces, options.frames, options.out) if options.frames else {}
     except ValueError as error:
         raise SystemExit(str(error)) from None
-    return {"motion": motion(traces)}
+    return {"motion": motion(traces)} | pictures
 
 
 if __name__ == "__main__":

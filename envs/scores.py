@@ -18,7 +18,7 @@ LEVEL, ORACLE = BY_NAME["rooms_select_nonmatching_object"], 66.0
 #: 0.05 to 0.22; 6144 of the others, 0.07 to 0.16).
 MEASURED: dict[str, dict[str, float]] = {
     "full": {"oracle": 66.0, "random": 0.71},
-    "full-randomised": {"oracle": 66.0, "random": 0.71},
+    "transfer": {"oracle": 66.0, "random": 0.71},
     "full-recall-112": {"oracle": 66.0, "random": 0.15},
     "full-recall-192": {"oracle": 110.0, "random": 0.17},
     "full-recall-292": {"oracle": 165.0, "random": 0.23},

@@ -49,7 +49,7 @@ class RoomsConfig:
     image_width: int = 96  # pixels
     fov_degrees: float = 90.0  # horizontal field of view
     hud: bool = True  # draw health, armour, the clock and the score over the view
-    randomise: bool = False  # draw textures, colours, light and place of the display anew for every episode
+    randomise: bool = False  # draw textures, light, sizes, pads, display and field of view anew for every episode
     action_repeat: int = 4  # frames an action is held: frames per agent step
     episode_frames: int = 720  # frames of an episode (60 a second)
     redraw_match: bool = False  # draw a new match object for every trial, not only for every episode
@@ -65,7 +65,7 @@ class RoomsConfig:
     hover_height: float = 19.0  # of an object's base above the floor
     bob_height: float = 4.0  # amplitude of the objects' bobbing
     spin_seconds: float = 2.048  # time of one turn of an object
-    glow_pulse: float = 0.15  # depth of the glow's 0.2 Hz pulse, 0 (steady) to 1 (fades to black)
+    glow_pulse: float = 0.1  # depth of the glow's 0.2 Hz pulse, 0 (steady) to 1 (fades to black)
     distance_scale: float = 1.0  # of the plan and of the throw's speed, not of heights, player or run speed
     wall_height: float = 128.0
     eye_height: float = 50.0  # of the camera above the floor
@@ -163,14 +163,15 @@ _SMALL_RECALL = dataclasses.replace(
     reward_wrong=0.0,
 )
 
-#: The named variants. "full" is the level; "small" has the same structure and can be learned on a CPU in minutes:
+#: The named variants. "full" is the level, and "transfer" the same with random looks, for agents that are meant to play
+#: in the real one; "small" has the same structure and can be learned on a CPU in minutes:
 #: shorter ways, larger and more saturated objects that differ in colour alone, and no head-up display.
 #: A number at the end is the number of steps that a memory has to bridge (`envs.rooms.memory_spans`): "full-recall-N"
 #: shows many examples before the choices. "small-recall" shows one of two objects; after a delay of 2, 4, 8, 16, 32 or
 #: 64 steps the player is thrown between the choices, so that one step to the correct side is the answer.
 VARIANTS: dict[str, RoomsConfig] = {
     "full": _FULL,
-    "full-randomised": dataclasses.replace(_FULL, randomise=True),
+    "transfer": dataclasses.replace(_FULL, randomise=True),
     **{
         f"full-recall-{span}": dataclasses.replace(
             _FULL, redraw_match=True, examples=examples, visit_frames=80, episode_frames=2 * 80 * examples

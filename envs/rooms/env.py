@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from envs.batched import BatchedEnv, Step
 from envs.lab_interface import NINE
-from envs.rooms import level, render
+from envs.rooms import hud, level, look, render
 from envs.rooms.config import RoomsConfig, resolve
 from envs.rooms.oracle import oracle_actions
 
@@ -41,12 +41,11 @@ def _compile():
                 rewards[i] = 0.0
             elif actions[i] >= 0:
                 rewards[i] = level.advance_step(plan, state, i, actions[i])
-            style = render.look(scene, state, i)
-            view = render.direction(scene, state, i, images.shape[1])
+            style = look.drawn(scene, state, i)
+            view = render.direction(scene, style, state, i, images.shape[1])
             for column in range(images.shape[2]):
                 render.draw_column(scene, plan, state, i, style, view, column, images[i])
-            if style.hud and state.room[i] != level.GREY:
-                render.draw_hud(plan, state, i, style.hud_shift, images[i])
+            hud.draw(plan, state, i, style, images[i])
 
     return run
 

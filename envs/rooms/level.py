@@ -204,6 +204,7 @@ def next_visit(level, state, i):
     state.taken[i] = -1
     if visit < level.num_examples:
         draw_trial(level, state, i)
+        state.shown[i] = state.frame[i]
         shown = state.round[i, visit]
         shown[0], shown[1], shown[2] = state.match[i], state.other[i], state.match_side[i]
         state.room[i] = ROOM_1

@@ -1,7 +1,7 @@
 """Views of an environment: one column of one view at a time, as scalar functions, and the constants they read.
 
-Walls, floor and sky are cast by column, objects are sphere-traced inside their bounding cylinders. A pitched view is
-sheared rather than rotated, which is exact at pitch 0, the only one the nine actions reach.
+Walls, floor, sky and pads are cast by column, objects are sphere-traced inside their bounding cylinders. A pitched view
+is sheared rather than rotated, which is exact at pitch 0, the only one the nine actions reach.
 """
 
 import functools
@@ -12,18 +12,40 @@ import numpy as np
 from numba.extending import register_jitable
 from numpy.typing import NDArray
 
-from envs.batched import GOLDEN, mixed
 from envs.rooms import level, shapes, textures
 from envs.rooms.config import RoomsConfig
-from envs.rooms.physics import FRAMES_PER_SECOND
-from envs.rooms.textures import COLON, CROSS, FONT, LEVELS, MINUS, SKY_COLUMNS, SKY_ROWS, SKY_SLOPE, TEXEL, TILE
+from envs.rooms.physics import FRAME_SECONDS
+from envs.rooms.textures import (
+    SKY_CENTRE,
+    SKY_COLUMNS,
+    SKY_HEIGHT,
+    SKY_RADIUS,
+    SKY_ROWS,
+    TEXEL,
+    TILE,
+    TILE_ROWS,
+    WALL_TEXEL,
+)
 
 #: Size in u of one unit of `shapes.distances` at object scale 1.
 UNIT = 16.0
 #: Distance from a surface, in a shape's units, that counts as on it.
 NEAR = 0.02
 BOB_SECONDS, PULSE_SECONDS = 1.257, 5.0
-TRIM = (46.0, 48.0, 58.0)
+#: Frames in which an object grows to its full size.
+GROWTH_FRAMES = 34.0
+GREY = 56
+#: Pads: half width of the octagon and height, of those under the objects and of the teleporter; measured.
+PADS = ((24.5, 8.0), (23.5, 9.0))
+PAD_GLOW = ((34.0, 176.0, 180.0), (134.0, 50.0, 214.0))
+PAD_SIDE, PAD_TOP = 88.0, 250.0
+#: u per pixel from which a pad fades to its mean colour, and at which it shows that alone.
+PAD_FADE = (1.2, 4.5)
+PAD_MEAN = ((76.0, 124.0, 128.0), (122.0, 62.0, 165.0))
+#: Walls darken over this many u towards their corners, to this share of their brightness.
+CORNER, CORNER_LIGHT = 100.0, 0.62
+#: The ring around the start: its radius and height in u, the frames in which it fades, and what it adds to colours.
+RING_RADIUS, RING_HEIGHT, RING_FRAMES, RING_GLOW = 23.0, 40.5, 28, (85.0, 125.0, 110.0)
 
 
 class Scene(NamedTuple):
@@ -31,35 +53,25 @@ class Scene(NamedTuple):
 
     floors: NDArray[np.uint8]  # [K, 2, LEVELS, X, Y, 3] by room
     origins: NDArray[np.float64]  # [2, 2] x, y of each floor's first texel
-    wall: NDArray[np.uint8]  # [K, 2, LEVELS, TILE, TILE, 3]
-    sky: NDArray[np.uint8]  # [K, SKY_ROWS, SKY_COLUMNS, 3]
-    walls: NDArray[np.float64]  # [2, 8, 4] by room; see level.WALLS
+    wall: NDArray[np.uint8]  # [K, LEVELS, TILE, TILE_ROWS, 3]
+    sky: NDArray[np.uint8]  # [K, 2, SKY_ROWS, SKY_COLUMNS, 3] by room
+    tones: NDArray[np.uint8]  # [T, 256] values shown for values drawn; the first are the same
+    walls: NDArray[np.float64]  # [2, 8, 6] by room; see level.WALLS; then where both ends are dark corners
     wall_counts: NDArray[np.int64]  # [2]
-    colours: NDArray[np.float64]  # [C, 3]
+    pads: NDArray[np.float64]  # [2, 3, 5] by room: x, y, half width (0 for none), height, number of its colours
+    colours: NDArray[np.float64]  # [S, C, 3] of the bodies
     kinds: NDArray[np.int64]  # [S] number of each shape
-    bounds: NDArray[np.float64]  # [S, 2] radius and half height of its bounding cylinder, in units
+    bounds: NDArray[np.float64]  # [S, 3] radius and half height of its bounding cylinder, in units; metal's brightness
     focal: float  # pixels
     unit: float  # u of one unit of a shape
     spin: float  # radians a frame
+    scale: float  # `RoomsConfig.distance_scale`
     hud: bool
     eye_height: float  # this and the rest as in `RoomsConfig`
     wall_height: float
     hover_height: float
     bob_height: float
     glow_pulse: float
-
-
-class Look(NamedTuple):
-    """The part of the view that `RoomsConfig.randomise` draws for each episode; see `look`."""
-
-    floor: int  # texture
-    wall: int
-    sky: int
-    glow: tuple[float, float, float]  # factors of an object's colour
-    ambient: float  # of the light on an object, whose rest falls from the player
-    trim: float  # factor of the trim's colour
-    hud: bool
-    hud_shift: int  # pixels towards the middle of the view
 
 
 @functools.lru_cache(maxsize=4)
@@ -71,62 +83,55 @@ def _paint(scale: float, randomise: bool) -> tuple[NDArray[np.uint8], NDArray[np
     for k, rooms in enumerate(painted):
         for room, floor in enumerate(rooms):
             floors[k, room, :, : floor.shape[1], : floor.shape[2]] = floor
-    return floors, np.stack([textures.wall(seed) for seed in seeds]), np.stack([textures.sky(seed) for seed in seeds])
+    skies = np.stack([[textures.sky(room, seed) for room in range(2)] for seed in seeds])
+    return floors, np.stack([textures.wall(seed) for seed in seeds]), skies
+
+
+def _tones(randomise: bool) -> NDArray[np.uint8]:
+    """[T, 256]: the identity and, for random looks, sixteen pairs of gamma and brightness, the brightest first."""
+    pairs = [(1.0, 1.0), *((gamma, top) for gamma in (0.8, 0.93, 1.07, 1.25) for top in (1.1, 1.0, 0.9, 0.8))]
+    tones = [255.0 * np.minimum(top * (np.arange(256) / 255.0) ** gamma, 1.0) for gamma, top in pairs]
+    return np.round(tones[: len(pairs) if randomise else 1]).astype(np.uint8)
+
+
+def _dark_ends(room: int, axis: int, at: float, low: float, high: float) -> tuple[bool, bool]:
+    """Whether a wall meets another in a corner of the room at its low and its high end: not at the alcove's mouth."""
+    mouth = {(384, -128), (384, 0)} if room == 1 else set()
+    ends = ((at, low), (at, high)) if axis == 0 else ((low, at), (high, at))
+    return ends[0] not in mouth, ends[1] not in mouth
 
 
 def build(config: RoomsConfig) -> Scene:
     """The scene a config describes."""
     scale = config.distance_scale
     floors, wall, sky = _paint(scale, config.randomise)
-    walls = np.zeros((2, 8, 4))
-    for room in range(2):
-        walls[room, : len(level.WALLS[room])] = np.array(level.WALLS[room]) * (1, scale, scale, scale)
+    walls, pads = np.zeros((2, 8, 6)), np.zeros((2, 3, 5))
+    for room, spots in enumerate((level.EXAMPLES, level.CHOICES)):
+        for k, (axis, *place) in enumerate(level.WALLS[room]):
+            walls[room, k] = axis, *(scale * at for at in place), *_dark_ends(room, axis, *place)
+        pads[room, :2] = [(*(scale * at for at in spot), *PADS[0], 0) for spot in spots]
+    x0, y0, x1, y1 = (scale * edge for edge in level.PAD)
+    pads[0, 2] = (x0 + x1) / 2, (y0 + y1) / 2, PADS[1][0] * scale, PADS[1][1], 1
+    c = np.array(config.colours, float)
     kinds = [shapes.SHAPES[name] for name in config.shapes]
     return Scene(
         floors=floors,
         origins=np.array(level.BOUNDS, float)[:, :2] * scale,
         wall=wall,
         sky=sky,
+        tones=_tones(config.randomise),
         walls=walls,
         wall_counts=np.array([len(w) for w in level.WALLS]),
-        colours=np.array(config.colours, float),
+        pads=pads,
+        colours=np.stack([c * min(kind[4], 1.0) + (300.0 - c) * max(kind[4] - 1.0, 0.0) for kind in kinds]),
         kinds=np.array([k[0] for k in kinds]),
-        bounds=np.array([k[1:] for k in kinds], float),
+        bounds=np.array([k[1:4] for k in kinds], float),
         focal=config.image_width / 2 / math.tan(math.radians(config.fov_degrees) / 2),
         unit=UNIT * config.object_scale,
-        spin=2 * math.pi / (config.spin_seconds * FRAMES_PER_SECOND),
+        spin=2 * math.pi / config.spin_seconds * FRAME_SECONDS,
+        scale=float(scale),
         hud=config.hud,
         **{name: float(getattr(config, name)) for name in Scene._fields[-5:]},
-    )
-
-
-@register_jitable
-def _uniform(bits, k, low, high):
-    """The kth random number of an episode's look, uniform in low..high."""
-    return low + (high - low) * np.float64(mixed(bits + np.uint64(k) * GOLDEN) >> np.uint64(11)) * 2.0**-53
-
-
-@register_jitable
-def look(scene, state, i):
-    """The look of environment i's episode: the level's own, or drawn from the bits `State.look`.
-
-    Objects lose up to a quarter of their brightness, and their colours change by a tenth: they remain distinct.
-    """
-    bits = state.look[i]
-    if bits == 0:
-        return Look(0, 0, 0, (1.0, 1.0, 1.0), 0.62, 1.0, scene.hud, 0)
-    last = scene.wall.shape[0] - 1e-9
-    bright = _uniform(bits, 3, 0.75, 1.1)
-    red, green, blue = _uniform(bits, 4, 0.9, 1.1), _uniform(bits, 5, 0.9, 1.1), _uniform(bits, 6, 0.9, 1.1)
-    return Look(
-        int(_uniform(bits, 0, 0.0, last)),
-        int(_uniform(bits, 1, 0.0, last)),
-        int(_uniform(bits, 2, 0.0, last)),
-        (bright * red, bright * green, bright * blue),
-        _uniform(bits, 7, 0.4, 0.9),
-        _uniform(bits, 8, 0.4, 2.0),
-        scene.hud and _uniform(bits, 9, 0.0, 1.0) < 0.75,
-        int(_uniform(bits, 10, 0.0, 4.0)),
     )
 
 
@@ -134,32 +139,40 @@ def look(scene, state, i):
 def trace(kind, x, y, z, dx, dy, dz, t0, t1):
     """Follows the ray (x, y, z) + t (dx, dy, dz), t in t0..t1, to a shape, all in the shape's units.
 
-    Returns (hit, glow, light): whether it meets the shape, whether at its glowing body rather than its trim, and the
-    cosine 0..1 between the surface's normal and the ray's reverse, the rate at which the distance falls.
+    Returns (hit, glow, light): whether it meets the shape, whether at its glowing body rather than its metal, and about
+    the cosine 0..1 between the surface's normal and the ray's reverse: the rate at which the distance fell last.
     """
     inverse = 1.0 / math.sqrt(dx * dx + dy * dy + dz * dz)
-    t = t0
+    t, before = t0, 1e9
     for _ in range(40):
-        glow, trim = shapes.distances(kind, x + t * dx, y + t * dy, z + t * dz)
-        near = min(glow, trim)
+        glow, metal = shapes.distances(kind, x + t * dx, y + t * dy, z + t * dz)
+        near = min(glow, metal)
         if near < NEAR:
-            back = t - 0.02 * inverse
-            glow_back, trim_back = shapes.distances(kind, x + back * dx, y + back * dy, z + back * dz)
-            return True, glow <= trim, min(max((min(glow_back, trim_back) - near) * 50.0, 0.0), 1.0)
+            return True, glow <= metal, min(max(1.0 - near / before, 0.0), 1.0)
         t += near * inverse
+        before = near
         if t > t1:
             break
     return False, False, 0.0
 
 
 @register_jitable
-def draw_object(scene, style, item, spot, frame, x, y, dx, dy, wall_depth, horizon, column, image):
-    """Draws into one column the object numbered `item` at plan position spot [2], seen from (x, y) along (dx, dy)."""
-    num_colours = scene.colours.shape[0]
+def _row(height, first, last):
+    """The first row in first..last whose centre is not above a height measured in rows."""
+    return min(max(-int((0.5 - height) // 1.0), first), last)
+
+
+@register_jitable
+def draw_object(scene, style, state, i, item, spot, eye, dx, dy, wall_depth, horizon, column, image):
+    """Draws into one column the object numbered `item` at plan position spot [2], seen along (dx, dy)."""
+    num_colours = scene.colours.shape[1]
     shape, colour = item // num_colours, item % num_colours
-    radius, half = scene.bounds[shape, 0] * scene.unit, scene.bounds[shape, 1] * scene.unit
+    age, seconds = state.frame[i] - state.shown[i], state.frame[i] * FRAME_SECONDS
+    size = scene.unit * min(1.0, style.grown + (1.0 - style.grown) * age / GROWTH_FRAMES)
+    wide, tall = size * style.wide, size * style.tall
+    radius, half = scene.bounds[shape, 0] * wide, scene.bounds[shape, 1] * tall
     # Where the column's vertical plane cuts the bounding cylinder, in depths t along (dx, dy).
-    rx, ry = spot[0] - x, spot[1] - y
+    rx, ry = spot[0] - state.x[i], spot[1] - state.y[i]
     length = dx * dx + dy * dy
     middle = (rx * dx + ry * dy) / length
     inside = radius * radius / length - ((rx * rx + ry * ry) / length - middle * middle)
@@ -169,62 +182,111 @@ def draw_object(scene, style, item, spot, frame, x, y, dx, dy, wall_depth, horiz
     t0, t1 = middle - reach, middle + reach
     if t0 < 1.0 or t0 > wall_depth:
         return
-    seconds = frame / FRAMES_PER_SECOND
-    centre = (
-        scene.hover_height
-        + half
-        + scene.bob_height * math.sin(2.0 * math.pi * seconds / BOB_SECONDS)
-        - scene.eye_height
-    )
+    centre = scene.hover_height + half - scene.bob_height * math.cos(2.0 * math.pi * seconds / BOB_SECONDS) - eye
     top, bottom = centre + half, centre - half
     slope_max, slope_min = max(top / t0, top / t1), min(bottom / t0, bottom / t1)
-    first = max(math.floor(horizon - slope_max * scene.focal), 0)
-    last = min(math.ceil(horizon - slope_min * scene.focal), image.shape[0])
+    first = _row(horizon - slope_max * style.focal - 0.5, 0, image.shape[0])
+    last = _row(horizon - slope_min * style.focal + 0.5, 0, image.shape[0])
     # The ray in the object's own frame, which spins.
-    cos, sin = math.cos(scene.spin * frame), math.sin(scene.spin * frame)
-    inverse = 1.0 / scene.unit
-    lx, ly, lz = -(cos * rx + sin * ry) * inverse, -(cos * ry - sin * rx) * inverse, -centre * inverse
+    cos, sin = math.cos(scene.spin * state.frame[i]), math.sin(scene.spin * state.frame[i])
+    inverse = 1.0 / wide
+    lx, ly, lz = -(cos * rx + sin * ry) * inverse, -(cos * ry - sin * rx) * inverse, -centre / tall
     ldx, ldy = (cos * dx + sin * dy) * inverse, (cos * dy - sin * dx) * inverse
     kind = scene.kinds[shape]
     pulse = 1.0 - 0.5 * scene.glow_pulse * (1.0 - math.cos(2.0 * math.pi * seconds / PULSE_SECONDS))
     for row in range(first, last):
-        ldz = (horizon - row - 0.5) / scene.focal * inverse
+        ldz = (horizon - row - 0.5) / (style.focal * tall)
         hit, glow, light = trace(kind, lx, ly, lz, ldx, ldy, ldz, t0, t1)
         if not hit:
             continue
         for c in range(3):
             if glow:
-                shade = style.ambient + (1.0 - style.ambient) * light
-                value = scene.colours[colour, c] * pulse * shade * style.glow[c]
+                shade = pulse * (style.ambient + (1.0 - style.ambient) * light)
+                value = scene.colours[shape, colour, c] * style.glow[c] * shade
             else:
-                value = TRIM[c] * (0.4 + light) * style.trim
+                value = scene.bounds[shape, 2] * (0.6 + 0.4 * light) * style.metal
             image[row, column, c] = np.uint8(min(value, 255.0))
 
 
 @register_jitable
-def direction(scene, state, i, height):
+def draw_pad(pad, tall, bright, focal, ox, oy, eye, dx, dy, wall_depth, horizon, column, image):
+    """Draws into one column a raised octagon, a row of `Scene.pads`, seen along (dx, dy) from (ox, oy) beside it."""
+    half, kind = pad[2], int(pad[4])
+    # Depths at which the ray enters and leaves the octagon, the intersection of four strips.
+    t0, t1 = -1e9, wall_depth
+    for k in range(4):
+        nx = 1.0 if k == 0 else (0.0 if k == 1 else math.sqrt(0.5))
+        ny = 0.0 if k == 0 else (1.0 if k == 1 else (math.sqrt(0.5) if k == 2 else -math.sqrt(0.5)))
+        rate, off = nx * dx + ny * dy, nx * ox + ny * oy
+        if abs(rate) < 1e-9:
+            if abs(off) > half:
+                return
+            continue
+        a, b = (-half - off) / rate, (half - off) / rate
+        t0, t1 = max(t0, min(a, b)), min(t1, max(a, b))
+    if t1 <= max(t0, 0.5):
+        return
+    front = max(t0, 0.5)
+    fade = min(max((front / focal - PAD_FADE[0]) / (PAD_FADE[1] - PAD_FADE[0]), 0.0), 1.0)
+    height, drop = image.shape[0], (eye - tall) * focal
+    first, edge = _row(horizon + drop / t1, 0, height), _row(horizon + drop / front, 0, height)
+    last = _row(horizon + eye * focal / front, 0, height) if t0 > 0.5 else edge
+    step, mean = bright * (1.0 - fade), bright * fade
+    belt = (eye - 0.45 * tall) * focal / front  # rows below the horizon
+    for row in range(first, last):
+        share, base = 0.0, PAD_TOP  # of the glow's colour; the rest is that of the top or of the dark side
+        if row < edge:
+            t = drop / (row + 0.5 - horizon)
+            px, py = ox + t * dx, oy + t * dy
+            share = min(max(1.5 * (px * px + py * py) / (half * half) - 0.3, 0.0), 1.0)
+        else:
+            base = PAD_SIDE
+            if row + 0.5 - horizon > belt:
+                share = 1.0
+        for c in range(3):
+            value = step * (base + share * (PAD_GLOW[kind][c] - base)) + mean * PAD_MEAN[kind][c]
+            image[row, column, c] = np.uint8(min(value, 255.0))
+
+
+@register_jitable
+def draw_ring(scene, style, plan, state, i, eye, dx, dy, horizon, column, image):
+    """Brightens the column where the ring around the start is seen, which fades after the start of a visit."""
+    age = state.frame[i] - state.shown[i]
+    rx, ry = state.x[i] - plan.start[0], state.y[i] - plan.start[1]
+    radius = RING_RADIUS * scene.scale
+    outside = rx * rx + ry * ry - radius * radius
+    if outside >= 0.0:
+        return
+    a, b = dx * dx + dy * dy, rx * dx + ry * dy
+    pixels = style.focal * a / (math.sqrt(b * b - a * outside) - b)  # of one u at the ring
+    middle, height = horizon + (eye - RING_HEIGHT) * pixels, image.shape[0]
+    for row in range(_row(middle - 0.6 * pixels, 0, height), _row(middle + 0.6 * pixels, 0, height)):
+        for c in range(3):
+            value = image[row, column, c] + RING_GLOW[c] * (1.0 - age / RING_FRAMES)
+            image[row, column, c] = np.uint8(min(value, 255.0))
+
+
+@register_jitable
+def direction(scene, style, state, i, height):
     """Of environment i's view: cosine and sine of the yaw, and the row of the horizon."""
     yaw, pitch = math.radians(state.yaw[i]), math.radians(state.pitch[i])
-    return math.cos(yaw), math.sin(yaw), 0.5 * height - math.tan(pitch) * scene.focal
+    return math.cos(yaw), math.sin(yaw), 0.5 * height - math.tan(pitch) * style.focal
 
 
 @register_jitable
 def draw_column(scene, plan, state, i, style, view, column, image):
     """Draws one column of environment i's view into image [H, W, 3] uint8, without the head-up display."""
     height, width = image.shape[0], image.shape[1]
-    if state.room[i] == level.DARK:
-        image[:, column] = 0
+    if state.room[i] == level.DARK or state.room[i] == level.GREY:
+        image[:, column] = 0 if state.room[i] == level.DARK else GREY
         return
-    if state.room[i] == level.GREY:
-        image[:, column] = 56
-        return
-    x, y = state.x[i], state.y[i]
+    x, y, eye, focal = state.x[i], state.y[i], scene.eye_height + state.z[i], style.focal
     room = 0 if state.room[i] == level.ROOM_1 else 1
     cos, sin, horizon = view
-    across = (column + 0.5 - 0.5 * width) / scene.focal
+    across = (column + 0.5 - 0.5 * width) / focal
     dx, dy = cos + across * sin, sin - across * cos
 
-    depth, along, fixed_y = 1e9, 0.0, 0
+    depth, along, met_wall = 1e9, 0.0, 0
     for k in range(scene.wall_counts[room]):
         axis = scene.walls[room, k, 0]
         if axis == 0.0:
@@ -237,100 +299,76 @@ def draw_column(scene, plan, state, i, style, view, column, image):
         if 0.0 < t < depth:
             met = start + t * slope
             if scene.walls[room, k, 2] - 1e-6 <= met <= scene.walls[room, k, 3] + 1e-6:
-                depth, along, fixed_y = t, met, int(axis)
+                depth, along, met_wall = t, met, k
 
-    pixels = scene.focal / depth  # of one u at the wall
-    top = min(max(math.ceil(horizon - (scene.wall_height - scene.eye_height) * pixels - 0.5), 0), height)
-    foot = min(max(math.ceil(horizon + scene.eye_height * pixels - 0.5), top), height)
+    pixels = focal / depth  # of one u at the wall
+    top = _row(horizon - (scene.wall_height - eye) * pixels, 0, height)
+    foot = _row(horizon + eye * pixels, top, height)
 
-    sky_column = int((math.atan2(dy, dx) / (2.0 * math.pi) + 0.5) * SKY_COLUMNS) & (SKY_COLUMNS - 1)
-    rise = SKY_ROWS / SKY_SLOPE / (scene.focal * math.sqrt(dx * dx + dy * dy))
+    # Where the ray meets the cylinder on which the sky hangs.
+    sx, sy, length = x - SKY_CENTRE[0], y - SKY_CENTRE[1], dx * dx + dy * dy
+    towards = sx * dx + sy * dy
+    t = (math.sqrt(towards * towards - length * (sx * sx + sy * sy - SKY_RADIUS**2)) - towards) / length
+    turn = math.atan2(sy + t * dy, sx + t * dx) / (2.0 * math.pi) + 0.5
+    sky_column = int(turn * SKY_COLUMNS) & (SKY_COLUMNS - 1)
+    rise, base = t / focal * (SKY_ROWS / SKY_HEIGHT / SKY_RADIUS), eye * (SKY_ROWS / SKY_HEIGHT / SKY_RADIUS)
+    sky = scene.sky[style.sky, room]
     for row in range(top):
-        r = min(max(int((horizon - row - 0.5) * rise), 0), SKY_ROWS - 1)
+        r = min(max(int(base + (horizon - row - 0.5) * rise), 0), SKY_ROWS - 1)
         for c in range(3):
-            image[row, column, c] = scene.sky[style.sky, r, sky_column, c]
+            image[row, column, c] = sky[r, sky_column, c]
 
-    blur = _blur(1.0 / pixels)
-    tile_column = math.floor(along / TEXEL) & (TILE - 1)
-    step = 1.0 / (pixels * TEXEL)
-    tile_row = (top + 0.5 - horizon) * step + (scene.wall_height - scene.eye_height) / TEXEL
+    wall, reach = scene.walls[room, met_wall], CORNER * scene.scale
+    gloom = wall[4] * max(1.0 - (along - wall[2]) / reach, 0.0) + wall[5] * max(1.0 - (wall[3] - along) / reach, 0.0)
+    light = int(256.0 * (1.0 - (1.0 - CORNER_LIGHT) * min(gloom, 1.0)))
+    step = 1.0 / (pixels * WALL_TEXEL)
+    tile = scene.wall[style.wall, _blur(step), int(along // WALL_TEXEL) & (TILE - 1)]
+    tile_row = 16 * TILE_ROWS - eye / WALL_TEXEL + (top + 0.5 - horizon) * step
     for row in range(top, foot):
-        r = int(tile_row) & (TILE - 1)
+        r = int(tile_row) & (TILE_ROWS - 1)
         tile_row += step
         for c in range(3):
-            image[row, column, c] = scene.wall[style.wall, fixed_y, blur, tile_column, r, c]
+            image[row, column, c] = (tile[r, c] * light) >> 8
 
     x0, y0 = (x - scene.origins[room, 0]) / TEXEL, (y - scene.origins[room, 1]) / TEXEL
+    spread = 1.5 / (focal * TEXEL)  # texels in a pixel, at depth 1
     last_x, last_y = scene.floors.shape[3] - 1, scene.floors.shape[4] - 1
+    rate_x, rate_y, floor = dx / TEXEL, dy / TEXEL, scene.floors[style.floor, room]
     for row in range(foot, height):
-        t = scene.eye_height * scene.focal / (row + 0.5 - horizon)
-        u = min(max(int(x0 + t * dx / TEXEL), 0), last_x)
-        v = min(max(int(y0 + t * dy / TEXEL), 0), last_y)
-        blur = _blur(1.5 * t / scene.focal)
+        t = eye * focal / (row + 0.5 - horizon)
+        u = min(max(int(x0 + t * rate_x), 0), last_x)
+        v = min(max(int(y0 + t * rate_y), 0), last_y)
+        blur = _blur(t * spread)
         for c in range(3):
-            image[row, column, c] = scene.floors[style.floor, room, blur, u, v, c]
+            image[row, column, c] = floor[blur, u, v, c]
 
+    # A call costs more than the test whether the ray passes near: the scene is passed by value.
+    for k in range(3):
+        pad = scene.pads[room, k]
+        ox, oy = x - pad[0], y - pad[1]
+        if (ox * dy - oy * dx) ** 2 < 1.172 * pad[2] * pad[2] * length:  # of the circle around the octagon
+            draw_pad(pad, pad[3] * style.pad, style.pad_glow, focal, ox, oy, eye, dx, dy, depth, horizon, column, image)
+    widest = (1.2 * scene.unit * style.wide) ** 2
     if room == 0:
+        if 0 <= state.frame[i] - state.shown[i] < RING_FRAMES:
+            draw_ring(scene, style, plan, state, i, eye, dx, dy, horizon, column, image)
         item, spot = state.match[i], plan.examples[state.example_side[i]]
-        draw_object(scene, style, item, spot, state.frame[i], x, y, dx, dy, depth, horizon, column, image)
-        return
-    first = 0 if y <= plan.arrival[1] else 1  # the farther one, which the nearer may hide
-    for side in (first, 1 - first):
-        if side != state.taken[i]:
+        if ((spot[0] - x) * dy - (spot[1] - y) * dx) ** 2 < widest * length:
+            draw_object(scene, style, state, i, item, spot, eye, dx, dy, depth, horizon, column, image)
+    else:
+        first = 0 if y <= plan.arrival[1] else 1  # the farther one, which the nearer may hide
+        for side in (first, 1 - first):
             item, spot = state.match[i] if side == state.match_side[i] else state.other[i], plan.choices[side]
-            draw_object(scene, style, item, spot, state.frame[i], x, y, dx, dy, depth, horizon, column, image)
+            if side != state.taken[i] and ((spot[0] - x) * dy - (spot[1] - y) * dx) ** 2 < widest * length:
+                draw_object(scene, style, state, i, item, spot, eye, dx, dy, depth, horizon, column, image)
+    if style.tone > 0:
+        tone = scene.tones[style.tone]
+        for row in range(height):
+            for c in range(3):
+                image[row, column, c] = tone[image[row, column, c]]
 
 
 @register_jitable
-def _blur(u_per_pixel):
-    """The degree of blur for a texture of which one pixel covers this many u."""
-    texels = u_per_pixel / TEXEL
-    blur = 0
-    while blur < LEVELS - 1 and texels > 1.5:
-        texels *= 0.5
-        blur += 1
-    return blur
-
-
-@register_jitable
-def _glyph(image, number, row, column, colour):
-    """Draws one glyph of the font with its top left corner at (row, column)."""
-    for r in range(5):
-        for c in range(3):
-            if FONT[number, r, c]:
-                for channel in range(3):
-                    image[row + r, column + c, channel] = colour[channel]
-
-
-@register_jitable
-def _number(image, value, row, right, colour):
-    """Draws an integer that ends before column `right`."""
-    rest = abs(value)
-    while True:
-        right -= 4
-        _glyph(image, rest % 10, row, right, colour)
-        rest //= 10
-        if rest == 0:
-            break
-    if value < 0:
-        _glyph(image, MINUS, row, right - 4, colour)
-
-
-@register_jitable
-def draw_hud(plan, state, i, shift, image):
-    """Draws health and armour (bottom left), the time left (top right) and the score (bottom right).
-
-    All of it is moved by `shift` pixels towards the middle of the view.
-    """
-    white, yellow = (255, 255, 255), (255, 220, 90)
-    left, right, top, bottom = shift, image.shape[1] - shift, 2 + shift, image.shape[0] - 7 - shift
-    _glyph(image, CROSS, bottom, left + 2, (255, 60, 60))
-    _number(image, 100, bottom, left + 18, yellow)
-    _glyph(image, CROSS, bottom, left + 22, (90, 160, 255))
-    _number(image, 0, bottom, left + 30, yellow)
-    _number(image, round(state.score[i]), bottom, right - 1, white)
-    minutes, seconds = divmod(-((state.frame[i] - plan.episode_frames) // FRAMES_PER_SECOND), 60)
-    _glyph(image, seconds % 10, top, right - 5, white)
-    _glyph(image, seconds // 10, top, right - 9, white)
-    _glyph(image, COLON, top, right - 13, white)
-    _number(image, minutes, top, right - 13, white)
+def _blur(texels):
+    """The degree of blur, below LEVELS, for a texture of which one pixel covers this many texels."""
+    return int(texels > 0.75) + int(texels > 1.5) + int(texels > 3.0) + int(texels > 6.0)

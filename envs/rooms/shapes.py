@@ -1,27 +1,28 @@
-"""The twelve shapes of the level's objects, as signed distances: original designs, glowing bodies with dark trim.
+"""The twelve shapes of the level's objects, as signed distances: glowing bodies with metal, made of boxes and tubes.
 
-Lengths are in units of 16 u at object scale 1, so most shapes are 2 units tall; z is up and the spin axis. `render.py`
-places, spins and colours them.
+Sizes and proportions were measured on pictures of the real level; the shapes themselves are original. Lengths are in
+units of 16 u at object scale 1; z is up and the spin axis. `render.py` places, spins and colours them.
 """
 
 import math
 
 from numba.extending import register_jitable
 
-#: Name -> (number in `distances`, radius of the bounding cylinder, its half height).
-SHAPES: dict[str, tuple[int, float, float]] = {
-    "barbell": (0, 0.52, 1.02),
-    "coil": (1, 0.86, 1.02),
-    "cone": (2, 0.96, 1.02),
-    "crossbar": (3, 1.02, 1.02),
-    "cube": (4, 1.02, 0.72),
-    "cylinder": (5, 0.72, 1.54),
-    "double_prism": (6, 1.02, 0.48),
-    "glow_ball": (7, 0.94, 0.94),
-    "pot_cone": (8, 0.92, 1.02),
-    "prism_jack": (9, 1.02, 1.02),
-    "sphere": (10, 1.02, 1.02),
-    "toroid": (11, 1.02, 1.02),
+#: Name -> (number in `distances`, radius of the bounding cylinder, its half height, brightness of its metal, 0..255,
+#: and of its body: a share of the colour, or 1 and a share of white).
+SHAPES: dict[str, tuple[int, float, float, int, float]] = {
+    "barbell": (0, 0.47, 1.02, 75, 1.25),
+    "coil": (1, 0.58, 1.09, 85, 0.78),
+    "cone": (2, 0.97, 1.06, 60, 1.1),
+    "crossbar": (3, 1.0, 1.02, 65, 1.27),
+    "cube": (4, 1.16, 1.09, 70, 0.92),
+    "cylinder": (5, 0.62, 1.54, 95, 1.32),
+    "double_prism": (6, 1.02, 0.55, 80, 0.82),
+    "glow_ball": (7, 0.98, 1.04, 75, 1.1),
+    "pot_cone": (8, 0.78, 1.1, 55, 1.05),
+    "prism_jack": (9, 1.04, 1.06, 185, 1.15),
+    "sphere": (10, 0.98, 0.96, 115, 0.86),
+    "toroid": (11, 1.02, 1.08, 130, 0.74),
 }
 
 
@@ -47,53 +48,47 @@ def _tube(across: float, along: float, radius: float, half: float) -> float:
 
 
 @register_jitable
-def _ring(across: float, along: float, major: float, minor: float) -> float:
-    """Signed distance to a torus around the axis, from the distance to its axis and the coordinate along it."""
-    return _length(across - major, along) - minor
-
-
-@register_jitable
 def distances(shape: int, x: float, y: float, z: float) -> tuple[float, float]:
-    """Distances (a lower bound of each) from the point to the glowing body and to the dark trim of a shape."""
+    """Distances (a lower bound of each) from the point to the glowing body and to the metal of a shape."""
     r = math.sqrt(x * x + y * y)
-    if shape == 0:  # barbell: two balls on a rod
-        glow = math.sqrt(r * r + (abs(z) - 0.52) ** 2) - 0.48
-        return glow, _tube(r, z, 0.15, 0.7)
-    if shape == 1:  # coil: a spring of three turns around a rod
-        pitch = 0.6
-        turn = z / pitch - math.atan2(y, x) / (2.0 * math.pi)
-        off = (turn - round(min(max(turn, -1.0), 1.0))) * pitch
-        glow = 0.8 * (_length(r - 0.64, off) - 0.2)
-        return max(glow, abs(z) - 1.0), _tube(r, z, 0.14, 0.95)
-    if shape == 2:  # cone on a ring
-        glow = max(0.9 * (r * 0.91 + (z - 1.0) * 0.41), -z - 0.9)
-        return glow, _ring(r, z + 0.88, 0.82, 0.12)
-    if shape == 3:  # crossbar: three beams that cross in a dark block
-        glow = min(_box(x, y, z, 1.0, 0.22, 0.22), min(_box(x, y, z, 0.22, 1.0, 0.22), _box(x, y, z, 0.22, 0.22, 1.0)))
-        return glow, _box(x, y, z, 0.34, 0.34, 0.34)
-    if shape == 4:  # cube with dark posts at its corners
-        return _box(x, y, z, 0.64, 0.64, 0.64), _box(abs(x) - 0.62, abs(y) - 0.62, z, 0.09, 0.09, 0.7)
-    if shape == 5:  # cylinder with dark caps
-        return _tube(r, z, 0.62, 1.4), _tube(r, abs(z) - 1.38, 0.7, 0.14)
-    if shape == 6:  # double prism: two flat pyramids, base to base, in a dark belt
-        s = (abs(x) + abs(y)) * 0.7071
-        return max(0.42 * s + 0.907 * (abs(z) - 0.45), s - 0.68), _length(s - 0.64, z) - 0.09
-    if shape == 7:  # glow ball: a ball in two dark hoops
+    if shape == 0:  # barbell: a rod between two mushroom caps on dark plates
+        end = abs(z) - 0.6
+        cap = max(_length(r, 1.1 * end) - 0.45, -end) * 0.9
+        return min(cap, _tube(r, z, 0.17, 0.62)), _tube(r, abs(z) - 0.55, 0.32, 0.07)
+    if shape == 1:  # coil: a short stack with a helical rib, between dark caps
+        body = 0.8 * (r - 0.4 - 0.06 * math.sin(math.atan2(y, x) - 12.0 * z))
+        caps = 0.95 * _tube(r + 0.35 * max(z - 0.65, 0.0), abs(z + 0.11) - 0.75, 0.57, 0.23)
+        return max(body, abs(z + 0.11) - 0.6), min(caps, _box(x, y, z - 0.98, 0.2, 0.05, 0.1))
+    if shape == 2:  # cone: a stout body on a dark foot, with two arms at its dark head
+        glow = min(_tube(r, z + 0.05, 0.36, 0.55), _box(x, y, z - 0.73, 0.94, 0.15, 0.15))
+        return glow, _tube(r, abs(z + 0.04) - 0.77, 0.43, 0.27)
+    if shape == 3:  # crossbar: a thin upright cross with a dark hub
+        glow = min(_box(x, y, z, 0.97, 0.12, 0.12), _box(x, y, z, 0.12, 0.12, 1.0))
+        return glow, _box(x, y, z, 0.19, 0.19, 0.17)
+    if shape == 4:  # cube: a flat box with a dark lid and a thin dark base
+        lid = min(_box(x, y, z - 0.72, 1.0, 0.55, 0.36), _box(x, y, z + 1.04, 1.0, 0.55, 0.04))
+        return _box(x, y, z + 0.34, 0.97, 0.52, 0.7), lid
+    if shape == 5:  # cylinder: on a low dark foot, under a flange with a dome and a handle
+        dome = max(0.95 * (r + 0.3 * (z - 0.4) - 0.6), abs(z - 0.72) - 0.32)
+        handle = _length(_length(x, 0.7 * (z - 1.02)) - 0.28, y) - 0.06
+        return _tube(r, z + 0.47, 0.48, 0.88), min(min(dome, handle), _tube(r, z + 1.44, 0.49, 0.1))
+    if shape == 6:  # double prism: lying, tapered to both ends, with a dark belt and tips
+        taper = 0.26 * abs(x)
+        glow = max(0.94 * (max(abs(y), abs(z)) + taper - 0.51), abs(x) - 0.96)
+        return glow, min(_box(x, y, z, 0.1, 0.52, 0.53), _box(abs(x) - 0.97, y, z, 0.04, 0.28, 0.28))
+    if shape == 7:  # glow ball: a well rounded box between two knobs
+        return _box(x, y, z, 0.44, 0.3, 0.37) - 0.48, _tube(r, abs(z) - 0.9, 0.2, 0.13)
+    if shape == 8:  # pot cone: a flask on a wide dark base, with a dark neck
+        glow = max(0.9 * (r - 0.25 - 0.48 * (0.44 - z)), abs(z - 0.05) - 0.41)
+        return glow, min(_tube(r, z + 0.72, 0.74, 0.37), _tube(r, z - 0.76, 0.24, 0.33))
+    if shape == 9:  # prism jack: a ball with grey studs on its axes and diagonals
         ball = math.sqrt(r * r + z * z)
-        hoop = min(_length(math.sqrt(x * x + z * z) - 0.82, y), _length(r - 0.82, z)) - 0.1
-        return ball - 0.78, hoop
-    if shape == 8:  # pot cone: a pot, wider at its dark rim
-        glow = max(0.9 * (r * 0.95 - 0.31 * (z + 1.0) - 0.28), abs(z) - 0.95)
-        return glow, _ring(r, z - 0.9, 0.78, 0.12)
-    if shape == 9:  # prism jack: six spikes around a dark ball
-        spike_z = r * 0.96 + 0.28 * (abs(z) - 1.0)
-        spike_x = math.sqrt(y * y + z * z) * 0.96 + 0.28 * (abs(x) - 1.0)
-        spike_y = math.sqrt(x * x + z * z) * 0.96 + 0.28 * (abs(y) - 1.0)
-        return min(spike_x, min(spike_y, spike_z)), math.sqrt(r * r + z * z) - 0.36
-    if shape == 10:  # sphere on a dark foot
-        return math.sqrt(x * x + y * y + z * z) - 1.0, _tube(r, z + 0.93, 0.4, 0.08)
-    # toroid: an upright ring in four dark collars
-    glow = _length(math.sqrt(x * x + z * z) - 0.74, y) - 0.25
-    arm = abs(abs(x) - abs(z)) * 0.7071
-    along = (abs(x) + abs(z)) * 0.7071
-    return glow, max(_length(along - 0.74, y) - 0.29, arm - 0.1)
+        a, b, c = abs(x), abs(y), abs(z)
+        axis = ball * ball + 0.81 - 1.8 * max(a, max(b, c))
+        diagonal = ball * ball + 0.81 - 1.04 * (a + b + c)
+        return ball - 0.85, math.sqrt(max(min(axis, diagonal), 0.0)) - 0.15
+    if shape == 10:  # sphere: two lobes with a grey belt between them
+        lobe = math.sqrt((abs(x) - 0.12) ** 2 + y * y + z * z)
+        return lobe - 0.83, _tube(_length(y, z), x, 0.92, 0.1)
+    # toroid: an upright ring with a grey collar at its top and bottom
+    return _length(_length(x, z) - 0.79, y) - 0.2, _box(x, y, abs(z) - 0.82, 0.17, 0.23, 0.24)

@@ -1,8 +1,9 @@
 """Textures of the rooms: original and procedural, computed once from a config with numpy.
 
-Floors are painted whole, pads included, so that the renderer needs one look-up a pixel; walls repeat one tile; the sky
-is a panorama. Each texture comes in several degrees of blur against aliasing, the finest first. Without a seed they are
-those of the level; with one, random.
+Colours and proportions were measured on pictures of the real level; patterns are drawn by formulas and by a generator
+of random numbers. Floors are painted whole, walls repeat one tile, the sky is a panorama. Floors and walls come in
+several degrees of blur against aliasing, the finest first. Without a seed they are those of the level; with an even
+one, the same in other colours and scales; with an odd one, random surfaces.
 """
 
 import colorsys
@@ -12,21 +13,25 @@ from numpy.typing import NDArray
 
 from envs.rooms import level
 
-#: u per texel of floors and walls, number of degrees of blur (each twice as coarse), texels of a wall tile.
-TEXEL = 2.0
-LEVELS = 4
-TILE = 64
-#: Rows of the panorama cover slopes 0..SKY_SLOPE above the horizon.
-SKY_ROWS, SKY_COLUMNS, SKY_SLOPE = 64, 512, 1.6
+#: u per texel of floors and of walls, number of degrees of blur (each twice as coarse).
+TEXEL, WALL_TEXEL, LEVELS = 2.0, 1.0, 5
+#: Texels of a wall's tile along the wall and downward; one tile is as high as the wall.
+TILE, TILE_ROWS = 64, 128
+#: The panorama hangs on a cylinder of this radius around this point, in u; its rows cover heights of 0..SKY_HEIGHT
+#: radii above the floor. So the rim above the walls grows a little as one walks towards it.
+SKY_ROWS, SKY_COLUMNS, SKY_HEIGHT, SKY_RADIUS, SKY_CENTRE = 64, 512, 0.96, 3400.0, (400.0, -64.0)
 #: Number of floors, walls and skies that `RoomsConfig.randomise` picks from.
 RANDOM = 24
-
-#: Glyphs of 3 x 5 pixels, a row per octal digit: the digits 0..9, then minus, colon and cross.
-_GLYPHS = "75557 26227 71747 71717 55711 74717 74757 71222 75757 75717 00700 02020 02720"
-FONT: NDArray[np.bool_] = np.array(
-    [[[int(row) >> c & 1 for c in (2, 1, 0)] for row in g] for g in _GLYPHS.split()], bool
+#: Pillars, far behind the rim: azimuths in degrees from and to (left positive), height of the top, brightness.
+PILLARS = (
+    *((-17.5, -14.3, 1.0, 78), (5.6, 7.2, 0.9, 78), (-0.3, 2.2, 0.72, 95), (52.1, 56.6, 0.67, 76)),
+    *((69.9, 81.4, 0.64, 76), (84.3, 87.3, 1.0, 6), (-86.3, -82.9, 1.0, 2)),
+    *((140.0, 146.0, 0.7, 76), (-152.0, -148.0, 0.8, 78)),
 )
-MINUS, COLON, CROSS = 10, 11, 12
+#: Beams: azimuth at heights 0.5 and 0.8.
+BEAMS = ((12.2, 10.3), (-52.0, -51.2), (83.5, 82.7), (-170.0, -168.0))
+#: x of a view in either room from which pillars and beams are painted as they are far away.
+SKY_VIEWS = (-130.0, 400.0)
 
 
 def blurred(texture: NDArray[np.float64]) -> NDArray[np.uint8]:
@@ -39,19 +44,28 @@ def blurred(texture: NDArray[np.float64]) -> NDArray[np.uint8]:
     return np.clip(np.round(np.stack(out)), 0, 255).astype(np.uint8)
 
 
-def _hexagons(x: NDArray[np.float64], y: NDArray[np.float64], width: float) -> tuple[NDArray, NDArray]:
-    """Distance to the centre of the hexagon at each point (0 at the centre, 1 at the edge), and a number per cell."""
-    height = width * np.sqrt(3.0)
+def _hexagons(x: NDArray[np.float64], y: NDArray[np.float64], length: float, width: float) -> tuple[NDArray, NDArray]:
+    """Distance to the centre of the hexagon at each point (0 at the centre, 1 at the edge), and a number per cell.
+
+    Rows of hexagons lie along y, one every `width`; two rows take `length` of x.
+    """
     best, cell = np.full(x.shape, np.inf), np.zeros(x.shape)
     for shift in (0.0, 0.5):
-        column, row = np.floor(x / width + shift), np.floor(y / height + shift)
-        dx = np.abs(x - (column - shift + 0.5) * width)
-        dy = np.abs(y - (row - shift + 0.5) * height)
-        edge = np.maximum(dx, 0.5 * dx + 0.866 * dy) / (0.5 * width)
+        row, column = np.floor(x / length + 0.5 - shift), np.floor(y / width + shift)
+        dx = np.abs(x / length - row - shift) * np.sqrt(3.0)
+        dy = np.abs(y / width - column - 0.5 + shift)
+        edge = 2.0 * np.maximum(dy, 0.5 * dy + 0.866 * dx)
         nearer = edge < best
         best = np.where(nearer, edge, best)
         cell = np.where(nearer, column * 7.0 + row * 13.0 + shift * 5.0, cell)
     return best, cell
+
+
+def _varied(rng: np.random.Generator | None) -> tuple[NDArray[np.float64], float]:
+    """Factors of colours [3] and of lengths for the level's own pattern: 1, or random."""
+    if rng is None:
+        return np.ones(3), 1.0
+    return rng.uniform(0.8, 1.15) * rng.uniform(0.85, 1.15, 3), rng.uniform(0.75, 1.3)
 
 
 def _random_colour(rng: np.random.Generator, darkest: float, brightest: float) -> NDArray[np.float64]:
@@ -64,7 +78,7 @@ def _random_surface(x: NDArray[np.float64], y: NDArray[np.float64], rng: np.rand
     width = float(rng.choice([16.0, 32.0, 64.0]))
     kind = rng.integers(4)
     if kind == 0:
-        edge, cell = _hexagons(x, y, width)
+        edge, cell = _hexagons(x, y, 1.7 * width, width)
         shade = np.where(edge > 0.9, 1.0, 0.25 * (1.0 + np.sin(cell * 12.9898)))
     elif kind == 1:
         row = np.floor(y / width)
@@ -80,76 +94,86 @@ def _random_surface(x: NDArray[np.float64], y: NDArray[np.float64], rng: np.rand
     return dark + np.clip(shade, 0.0, 1.0)[..., None] * (light - dark)
 
 
+def _wild(seed: int | None) -> bool:
+    """Whether a texture is a random surface rather than the level's own pattern."""
+    return seed is not None and seed % 2 == 1
+
+
 def floor(room: int, scale: float, seed: int | None = None) -> NDArray[np.uint8]:
-    """[LEVELS, X, Y, 3]: a room's floor, orange hexagons and its pads; texel (0, 0) is at the lowest x, y."""
+    """[LEVELS, X, Y, 3]: a room's floor of ochre hexagons with pale joints; texel (0, 0) is at the lowest x, y."""
     x0, y0, x1, y1 = np.array(level.BOUNDS[room]) * scale
     x, y = np.meshgrid(np.arange(x0 + TEXEL / 2, x1, TEXEL), np.arange(y0 + TEXEL / 2, y1, TEXEL), indexing="ij")
-    if seed is None:
-        pads = np.ones(3)
-        edge, cell = _hexagons(x, y, 40.0)
-        tint = 0.86 + 0.14 * np.sin(cell * 12.9898)
-        colour = np.array([226.0, 118.0, 34.0]) * tint[..., None] * (1.0 - 0.22 * np.clip(edge, 0, 1) ** 3)[..., None]
-        colour = np.where((edge > 0.9)[..., None], np.array([112.0, 54.0, 22.0]), colour)
+    rng = None if seed is None else np.random.Generator(np.random.PCG64((seed, 1)))
+    if rng is None or not _wild(seed):
+        tint, size = _varied(rng)
+        edge, cell = _hexagons(x, y, 38.88 * size, 24.3 * size)
+        dark = np.sin(cell * 12.9898) > 0.93
+        colour = np.where(dark[..., None], np.array([162.0, 114.0, 24.0]), np.array([193.0, 138.0, 30.0]))
+        colour += np.clip((edge - 0.82) / 0.1, 0, 1)[..., None] * (np.array([174.0, 170.0, 112.0]) - colour)
+        colour *= tint
     else:
-        rng = np.random.Generator(np.random.PCG64((seed, 1)))
-        pads = rng.uniform(0.7, 1.05, 3)
         colour = _random_surface(x, y, rng)
-    for cx, cy in np.array(level.EXAMPLES if room == 0 else level.CHOICES) * scale:
-        radius = np.hypot(x - cx, y - cy) / 24.0
-        disc = np.where((radius < 0.72)[..., None], np.array([236.0, 246.0, 255.0]), np.array([120.0, 178.0, 255.0]))
-        colour = np.where((radius < 1.0)[..., None], disc * pads, colour)
-    if room == 0:
-        px0, py0, px1, py1 = np.array(level.PAD) * scale
-        inside = np.minimum(np.minimum(x - px0, px1 - x), np.minimum(y - py0, py1 - y))
-        swirl = np.sin(np.hypot(x - (px0 + px1) / 2, y - (py0 + py1) / 2) * 0.7)
-        purple = np.array([150.0, 40.0, 214.0]) + swirl[..., None] * np.array([36.0, 24.0, 30.0])
-        purple = np.where((inside < 4.0)[..., None], np.array([224.0, 150.0, 255.0]), purple)
-        colour = np.where((inside >= 0)[..., None], purple * pads, colour)
-    return blurred(colour)
+    # Light falls off towards the walls, over 45 u.
+    gap = np.minimum(np.minimum(x - x0, x1 - x), np.minimum(y - y0, y1 - y))
+    return blurred(colour * (1.0 - 0.27 * np.clip(1.0 - gap / (45.0 * scale), 0, 1) ** 2)[..., None])
 
 
 def wall(seed: int | None = None) -> NDArray[np.uint8]:
-    """[2, LEVELS, TILE, TILE, 3]: a tile (column along the wall, row downward) of blue circuit board, for walls at a
-    fixed x and the darker ones at a fixed y."""
-    if seed is not None:
-        rng = np.random.Generator(np.random.PCG64((seed, 2)))
-        u, v = np.meshgrid(np.arange(TILE) * TEXEL, np.arange(TILE) * TEXEL, indexing="ij")
+    """[LEVELS, TILE, TILE_ROWS, 3]: a tile (column along the wall, row downward): azure, thin dark circuit lines."""
+    rng = None if seed is None else np.random.Generator(np.random.PCG64((seed, 2)))
+    u, v = np.meshgrid(np.arange(TILE) * WALL_TEXEL, np.arange(TILE_ROWS) * WALL_TEXEL, indexing="ij")
+    if rng is None or not _wild(seed):
+        tint, _ = _varied(rng)
+        lines = np.random.Generator(np.random.PCG64(20191113 if seed is None else (seed, 4)))
+        tile = np.empty((TILE, TILE, 3))
+        tile[:] = (35.0, 118.0, 179.0)
+        spread = zip(lines.permutation(12) * 5, lines.permutation(12) * 5, lines.integers((14, 8), (32, 24), (12, 2)))
+        for k, (at, down, (run, drop)) in enumerate(spread):
+            along, below = np.arange(at, at + run) % TILE, np.arange(down, down + drop) % TILE
+            if k % 2:  # the faint outline of a plate
+                for edge in ((along, down), (along, below[-1]), (at, below), (along[-1], below)):
+                    tile[edge] = (28.0, 98.0, 150.0)
+                continue
+            # A line along, a bend, a line down, and a solder point.
+            tile[along, down + 3] = tile[along[-1], (below + 3) % TILE] = (12.0, 48.0, 78.0)
+            tile[np.ix_(np.arange(at - 1, at + 2) % TILE, np.arange(down + 2, down + 5))] = (12.0, 48.0, 78.0)
+        tile = np.concatenate([tile, tile], axis=1) * tint
+        tile[:, -12:-8] = np.array([20.0, 130.0, 215.0]) * tint
+        tile[:, -8:] = np.array([22.0, 94.0, 146.0]) * tint
+    else:
         tile = _random_surface(u, v, rng)
-        return np.stack([blurred(tile * rng.uniform(0.6, 1.0)), blurred(tile * rng.uniform(0.6, 1.0))])
-    tile = np.empty((TILE, TILE, 3))
-    tile[:] = (34.0, 62.0, 140.0)
-    rng = np.random.Generator(np.random.PCG64(20191113))
-    for _ in range(26):  # traces: a run along, a bend, a run down, and a solder point at both ends
-        u, v, run, drop = (int(n) for n in rng.integers((0, 0, 5, 4), (TILE, TILE, 22, 20)))
-        line = (70.0, 132.0, 226.0) if rng.random() < 0.6 else (52.0, 98.0, 190.0)
-        along, down = np.arange(u, u + run) % TILE, np.arange(v, v + drop) % TILE
-        tile[along, v] = line
-        tile[along[-1], down] = line
-        for point in ((u, v), (along[-1], down[-1])):
-            tile[point] = (150.0, 214.0, 255.0)
-    for u, v in ((8, 10), (40, 36)):  # two chips
-        tile[u : u + 14, v : v + 9] = (18.0, 30.0, 74.0)
-        tile[u : u + 14 : 2, [v - 1, v + 9]] = (132.0, 168.0, 220.0)
-    tile[:, :2] = (104.0, 160.0, 240.0)
-    tile[:, -3:] = (20.0, 34.0, 84.0)
-    return np.stack([blurred(tile), blurred(tile * 0.72)])
+    # Light falls off towards the top and the foot.
+    return blurred(tile * (1.0 - 0.16 * np.clip(np.abs(v - 60.0) / 30.0 - 1.0, 0, 1))[..., None])
 
 
-def sky(seed: int | None = None) -> NDArray[np.uint8]:
-    """[SKY_ROWS, SKY_COLUMNS, 3]: light sky with towers; rows from the horizon up, columns around from -180 degrees."""
-    up = np.linspace(0, 1, SKY_ROWS)[:, None, None]
-    low, high, tint = np.array([226.0, 238.0, 250.0]), np.array([142.0, 190.0, 240.0]), np.ones(3)
-    rng = np.random.Generator(np.random.PCG64(7))
-    if seed is not None:
-        rng = np.random.Generator(np.random.PCG64((seed, 3)))
-        low, high, tint = _random_colour(rng, 0.3, 1.0), _random_colour(rng, 0.3, 1.0), rng.uniform(0.3, 1.2, 3)
-    image = np.broadcast_to((1 - up) * low + up * high, (SKY_ROWS, SKY_COLUMNS, 3)).copy()
-    for column in range(4, SKY_COLUMNS, 16):
-        width, height = int(rng.integers(4, 11)), int(rng.integers(10, 36))
-        left = column + int(rng.integers(0, 4))
-        shade = rng.uniform(0.86, 1.0) * tint
-        columns = np.arange(left, left + width) % SKY_COLUMNS
-        image[:height, columns] = np.array([168.0, 186.0, 212.0]) * shade
-        image[:height, columns[: width // 3]] = np.array([200.0, 214.0, 232.0]) * shade
-        image[2:height:4, columns[1:-1]] = np.array([122.0, 146.0, 186.0]) * shade
+def sky(room: int, seed: int | None = None) -> NDArray[np.uint8]:
+    """[SKY_ROWS, SKY_COLUMNS, 3]: blue sky with pillars, beams and, ahead, two curved rims of lamps over dark blue.
+
+    Rows from the floor's height up, columns around from -180 degrees.
+    """
+    up = (np.arange(SKY_ROWS)[:, None] + 0.5) / SKY_ROWS * SKY_HEIGHT
+    around = np.radians((np.arange(SKY_COLUMNS)[None] + 0.5) / SKY_COLUMNS * 360.0 - 180.0)
+    image = np.empty((SKY_ROWS, SKY_COLUMNS, 3))
+    rng = None if seed is None else np.random.Generator(np.random.PCG64((seed, 3)))
+    tint, _ = _varied(rng)
+    reach = 180.0 if _wild(seed) else 6.0
+    turn = 0.0 if rng is None else rng.uniform(-reach, reach)
+    image[:] = np.minimum(tint * (np.array([85.0, 163.0, 255.0]) + up[..., None] * np.array([56.0, 56.0, 0.0])), 255.0)
+    if rng is not None and _wild(seed):
+        pale, dark = _random_colour(rng, 0.3, 1.0), _random_colour(rng, 0.3, 1.0)
+        image[:] = pale + up[..., None] * (dark - pale)
+    ahead = SKY_RADIUS * np.cos(around) + SKY_CENTRE[0] - SKY_VIEWS[room]
+    far = (np.degrees(np.arctan2(SKY_RADIUS * np.sin(around), ahead)) - turn + 180.0) % 360.0 - 180.0
+    for low, high in BEAMS:
+        image[np.abs(far - low - (high - low) * (up - 0.5) / 0.3) < 0.5] = (255.0, 196.0, 255.0)
+    for right, left, top, bright in PILLARS:
+        image[(far > right) & (far < left) & (up < top)] = bright * np.array([0.9, 0.98, 1.07])
+    near = (np.degrees(around) - turn + 180.0) % 360.0 - 180.0
+    for height in (0.53, 0.32):
+        below = height - 1.24e-4 * near**2 - up  # of the rim's middle line, in radii
+        rim = np.abs(near) < 60.0
+        lamp = 96.0 + 80.0 * (np.cos(near * 0.9) > -0.5)
+        image[rim & (below > 0.075)] = (20.0, 69.0, 104.0)
+        image[rim & (below > 0.022) & (below <= 0.075)] = (44.0, 50.0, 55.0)
+        image = np.where((rim & (np.abs(below) <= 0.022))[..., None], lamp[..., None], image)
     return np.round(np.minimum(image, 255.0)).astype(np.uint8)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from envs.registry import rooms_config
-from envs.rooms import RoomsVectorEnv, oracle_actions, render
+from envs.rooms import RoomsVectorEnv, look, oracle_actions
 from envs.rooms.level import ROOM_2
 
 MEMBERS = 16
-RANDOMISED = rooms_config("full", {"randomise": "True"})
+RANDOMISED = rooms_config("transfer", {})
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def env():
 def looks(env):
     """The look of every member, as tuples that can be compared."""
     with np.errstate(over="ignore"):
-        return [render.look(env.scene, env.state, i) for i in range(env.num_envs)]
+        return [look.drawn(env.scene, env.state, i) for i in range(env.num_envs)]
 
 
 def test_the_task_is_the_same_seed_for_seed(env):
@@ -53,17 +53,27 @@ def test_all_textures_are_used_and_the_display_is_hidden_sometimes():
     batch.reset(seed=6)
     drawn = looks(batch)
     for part in ("floor", "wall", "sky"):
-        assert {getattr(look, part) for look in drawn} == set(range(len(batch.scene.wall)))
-    assert np.mean([look.hud for look in drawn]) == pytest.approx(0.75, abs=0.05)
-    assert {look.hud_shift for look in drawn} == {0, 1, 2, 3}
-    pairs = {(look.floor, look.wall) for look in drawn}
+        assert {getattr(one, part) for one in drawn} == set(range(len(batch.scene.wall)))
+    assert np.mean([one.hud > 0 for one in drawn]) == pytest.approx(0.75, abs=0.05)
+    pairs = {(one.floor, one.wall) for one in drawn}
     assert len(pairs) > 400, "walls and floors are drawn apart"
+
+
+def test_random_looks_stay_within_their_ranges(env):
+    env.reset(seed=8)
+    for drawn in looks(env):
+        assert 88 < 2 * np.degrees(np.arctan(48 / drawn.focal)) < 92.1
+        assert 0.85 <= min(drawn.wide, drawn.tall) <= max(drawn.wide, drawn.tall) <= 1.15
+        assert 0.3 <= drawn.grown <= 0.7
+        assert 0 <= drawn.tone < len(env.scene.tones) == 17
+    assert (env.scene.tones[0] == np.arange(256)).all()
 
 
 def test_objects_are_seen_and_told_apart_by_colour_in_every_look(env):
     """The sphere's glow differs from what is behind it, and is nearest to its own colour among the level's three."""
     env.reset(seed=7)
     state = env.get_state()
+    state["shown"][:] = -100
     state["room"][:], state["x"][:], state["y"][:] = ROOM_2, 510.0, 64.0
     palette = np.array(RANDOMISED.colours, float)
     palette /= np.linalg.norm(palette, axis=1, keepdims=True)
@@ -81,4 +91,4 @@ def test_objects_are_seen_and_told_apart_by_colour_in_every_look(env):
             glow = image[member][changed[member]]
             bright = glow[glow.max(1) > 110]
             nearest = np.argmax(bright @ palette.T / np.linalg.norm(bright, axis=1, keepdims=True), axis=1)
-            assert np.mean(nearest == colour) > 0.9
+            assert np.mean(nearest == colour) > 0.8

@@ -23,7 +23,7 @@ def test_variants_of_the_level():
         assert MEASURED[variant]["oracle"] > MEASURED[variant]["random"] >= 0
     for spec in ("rooms:small,object_scale=2.0", "dmlab:lt_chasm", "dmlab:elsewhere/rooms_watermaze"):
         assert envs.reference_scores(spec) == UNKNOWN
-    with pytest.raises(ValueError, match="full, full-randomised"):
+    with pytest.raises(ValueError, match="full, transfer"):
         envs.reference_scores("rooms:large")
 
 

@@ -1,0 +1,93 @@
+"""The head-up display, as scalar functions: numbers, icons, the time left and the score, blended over the view.
+
+Places, colours and strengths were measured on the real level at 72 x 96 pixels, where most of it cannot be read; it
+grows with the view. The glyphs are original.
+"""
+
+import numpy as np
+from numba.extending import register_jitable
+from numpy.typing import NDArray
+
+from envs.rooms import level
+from envs.rooms.physics import FRAME_SECONDS, FRAMES_PER_SECOND
+
+#: Patches: row, column, rows and columns in 1/72 of the height and 1/96 of the width, red, green, blue, strength 0..1.
+PATCHES = np.array(
+    [
+        *((65, 2, 7, 13, 110, 75, 5, 0.55), (65, 28, 7, 14, 105, 100, 105, 0.45)),  # behind the two numbers
+        *((65, 16, 4, 5, 150, 255, 255, 1.0), (66, 21, 2, 1, 120, 220, 220, 0.4)),  # a small icon with two holes
+        *((66, 17, 1, 1, 150, 110, 50, 0.9), (67, 18, 1, 1, 150, 110, 50, 0.9)),
+        *((57, 43, 5, 3, 228, 225, 222, 0.4), (58, 43, 3, 3, 228, 225, 222, 0.6)),  # a hand
+        *((56, 47, 1, 6, 110, 200, 190, 0.4), (57, 47, 5, 1, 110, 200, 190, 0.35)),
+        (61, 90, 3, 6, 25, 65, 225, 0.47),  # behind the score
+    ]
+)
+#: Row and column of the disc's middle and its radius.
+DISC = (67.5, 46.5, 3.6)
+#: Glyphs of 3 x 5 pixels, a row per octal digit: the digits 0..9, then minus.
+_GLYPHS = "75557 26227 71747 71717 55711 74717 74757 71222 75757 75717 00700"
+FONT: NDArray[np.bool_] = np.array(
+    [[[int(row) >> c & 1 for c in (2, 1, 0)] for row in g] for g in _GLYPHS.split()], bool
+)
+MINUS = 10
+
+
+@register_jitable
+def _blend(image, row, column, red, green, blue, strength):
+    """Moves a pixel towards a colour by a share 0..1; pixels outside of the image are left out."""
+    if 0 <= row < image.shape[0] and 0 <= column < image.shape[1]:
+        pixel, share = image[row, column], min(strength, 1.0)
+        pixel[0] = np.uint8(pixel[0] + share * (red - pixel[0]))
+        pixel[1] = np.uint8(pixel[1] + share * (green - pixel[1]))
+        pixel[2] = np.uint8(pixel[2] + share * (blue - pixel[2]))
+
+
+@register_jitable
+def _glyph(image, glyph, row, left, high, wide, colour, strength):
+    """Draws one glyph of the font, `high` x `wide` pixels with the gap to the next; the size may be a fraction."""
+    rows, columns = max(int(high), 1), max(int(0.9 * wide), 1)
+    for r in range(rows):
+        for c in range(columns):
+            if FONT[glyph, int((r + 0.5) * 5 / rows), int((c + 0.5) * 3 / columns)]:
+                _blend(image, int(row) + r, int(left) + c, colour[0], colour[1], colour[2], strength)
+
+
+@register_jitable
+def _number(image, value, row, right, high, wide, colour, strength):
+    """Draws an integer that ends at column `right`."""
+    rest, begun = abs(value), False
+    while rest > 0 or not begun:
+        right -= wide
+        _glyph(image, rest % 10, row, right, high, wide, colour, strength)
+        rest //= 10
+        begun = True
+    if value < 0:
+        _glyph(image, MINUS, row, right - wide, high, wide, colour, strength)
+
+
+@register_jitable
+def draw(plan, state, i, style, image):
+    """Draws health and armour (bottom left), the time left (top right) and the score (right) into image [H, W, 3]."""
+    if style.hud == 0.0 or state.room[i] == level.GREY:
+        return
+    y, x, strength = image.shape[0] / 72.0, image.shape[1] / 96.0, style.hud
+    low, left, right = -style.hud_shift, style.hud_shift, -style.hud_shift
+    for k in range(PATCHES.shape[0]):
+        patch = PATCHES[k]
+        shift = left if patch[1] < 72.0 else right
+        for row in range(int((patch[0] + low) * y), int((patch[0] + patch[2] + low) * y)):
+            for column in range(int((patch[1] + shift) * x), int((patch[1] + patch[3] + shift) * x)):
+                _blend(image, row, column, patch[4], patch[5], patch[6], patch[7] * strength)
+    reach = DISC[2] * y
+    middle, centre = (DISC[0] + low) * y, (DISC[1] + left) * x
+    for row in range(int(middle - reach), int(middle + reach) + 1):
+        for column in range(int(centre - reach), int(centre + reach) + 1):
+            if (row + 0.5 - middle) ** 2 + (column + 0.5 - centre) ** 2 < reach * reach:
+                _blend(image, row, column, 241.0, 255.0, 255.0, strength)
+    health = max(125 - int((state.frame[i] - state.shown[i]) * FRAME_SECONDS), 100)
+    _number(image, 100, (65 + low) * y, (15 + left) * x, 7 * y, 4.3 * x, (220.0, 150.0, 10.0), 0.3 * strength)
+    _number(image, health, (65 + low) * y, (42 + left) * x, 7 * y, 4.7 * x, (225.0, 220.0, 215.0), 0.3 * strength)
+    score = round(state.score[i])
+    _number(image, score, (61 + low) * y, (96 + right) * x, 3 * y, 2.0 * x, (235.0, 235.0, 240.0), 0.5 * strength)
+    seconds = -((state.frame[i] - plan.episode_frames) // FRAMES_PER_SECOND)
+    _number(image, seconds, (1 - low) * y, (96 + right) * x, 2.5 * y, 2.6 * x, (20.0, 26.0, 36.0), 0.85 * strength)

@@ -1,0 +1,68 @@
+"""The look of an episode: the level's own, or drawn from the random bits `State.look` (`RoomsConfig.randomise`).
+
+Scalar functions. What varies is what a re-creation cannot get right or was not measured; the task is the same.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba.extending import register_jitable
+
+from envs.batched import GOLDEN, mixed
+
+
+class Look(NamedTuple):
+    """What `drawn` chooses for an episode."""
+
+    floor: int  # texture
+    wall: int
+    sky: int
+    tone: int  # row of `Scene.tones`: brightness and gamma
+    focal: float  # pixels
+    glow: tuple[float, float, float]  # factors of an object's colour
+    ambient: float  # of the light on an object, whose rest falls from the player
+    metal: float  # factor of the metal's brightness
+    wide: float  # factors of an object's width and height
+    tall: float
+    grown: float  # size of an object when it appears
+    pad: float  # factors of a pad's height and brightness
+    pad_glow: float
+    hud: float  # strength of the display, 0 for none
+    hud_shift: float  # towards the middle of the view, in 1/96 of its width
+
+
+@register_jitable
+def uniform(bits, k, low, high):
+    """The kth random number of an episode's look, uniform in low..high. `drawn` uses k below 24; others are free."""
+    return low + (high - low) * np.float64(mixed(bits + np.uint64(k) * GOLDEN) >> np.uint64(11)) * 2.0**-53
+
+
+@register_jitable
+def drawn(scene, state, i):
+    """The look of environment i's episode.
+
+    Objects lose up to a quarter of their brightness, and their colours change by a tenth: they remain distinct.
+    """
+    bits, hud = state.look[i], 1.0 if scene.hud else 0.0
+    if bits == 0:
+        return Look(0, 0, 0, 0, scene.focal, (1.0, 1.0, 1.0), 0.86, 1.0, 1.0, 1.0, 0.46, 1.0, 1.0, hud, 0.0)
+    last, tones = scene.wall.shape[0] - 1e-9, scene.tones.shape[0] - 1e-9
+    bright = uniform(bits, 3, 0.75, 1.1)
+    red, green, blue = uniform(bits, 4, 0.9, 1.1), uniform(bits, 5, 0.9, 1.1), uniform(bits, 6, 0.9, 1.1)
+    return Look(
+        int(uniform(bits, 0, 0.0, last)),
+        int(uniform(bits, 1, 0.0, last)),
+        int(uniform(bits, 2, 0.0, last)),
+        int(uniform(bits, 11, 0.0, tones)),
+        scene.focal * uniform(bits, 12, 0.965, 1.035),  # a field of view of 88 to 92 degrees
+        (bright * red, bright * green, bright * blue),
+        uniform(bits, 7, 0.5, 0.95),
+        uniform(bits, 8, 0.5, 1.6),
+        uniform(bits, 13, 0.85, 1.15),
+        uniform(bits, 14, 0.85, 1.15),
+        uniform(bits, 15, 0.3, 0.7),
+        uniform(bits, 16, 0.3, 1.7),
+        uniform(bits, 17, 0.5, 1.2),
+        hud * uniform(bits, 9, 0.5, 1.2) if uniform(bits, 18, 0.0, 1.0) < 0.75 else 0.0,
+        uniform(bits, 10, 0.0, 4.0),
+    )
