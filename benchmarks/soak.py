@@ -39,7 +39,7 @@ from learner import checkpoints
 from learner.metrics import read_metrics
 from training.config import RunConfig
 from training.impala import Trainer
-from training.loop import Progress
+from training.progress import Progress
 from training.run import Run
 
 SAMPLE_SECONDS = 10.0

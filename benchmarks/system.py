@@ -112,7 +112,7 @@ def main(options: Options) -> dict[str, Any]:
 
         def group(size: int) -> Any:
             learner = make_learner(follower, make_agent(config))
-            return stack.enter_context(LearnerGroup(learner, size, config.learner.device))
+            return stack.enter_context(LearnerGroup(learner, learner.replicate(), size, config.learner.device))
 
         one: Any = make_learner(config, make_agent(config))
         groups = {size: group(size) for size in {1, *options.learners}}

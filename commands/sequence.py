@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ def _train(kind: str, parsed: tuple[Any, Any]) -> None:
         _describe(trainer, options.core, again, console)
 
     try:
-        with stop_on_signals() as stop, ExitStack() as training:
+        with _ray(config, console), stop_on_signals() as stop, ExitStack() as training:
             line = training.enter_context(LiveLine(console, "training", "the first update"))
 
             def count(activity: str, total: int, unit: str) -> Any:
@@ -143,6 +143,15 @@ def _train(kind: str, parsed: tuple[Any, Any]) -> None:
     folder = shlex.quote(str(run))
     commands = {"evaluate": f"{program()} {kind} evaluate {folder}", "sample": f"{program()} {kind} sample {folder}"}
     say_all(console, {"curves": f"{program('tensorboard')} --logdir {folder}", **commands})
+
+
+def _ray(config: SequenceConfig, console: Console) -> AbstractContextManager[None]:
+    """The Ray cluster of several learners: the one of RAY_ADDRESS, or one on this machine."""
+    if config.learners == 1:
+        return nullcontext()
+    from training.cluster import start_ray
+
+    return start_ray(os.environ.get("RAY_ADDRESS"), max(os.cpu_count() or 1, config.learners), 0, console)
 
 
 def _describe(trainer: SequenceTrainer, core: str, again: str, console: Console) -> None:

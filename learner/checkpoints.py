@@ -35,6 +35,8 @@ REASONS = 3
 PAUSES = (1.0, 3.0, 9.0)
 """Seconds before each retry of a failed operation behind a URL."""
 _OWNER = "owner.txt"
+_TREES = {"optimizer", "memory"}
+"""What of a learner's state is a tree of tensors and numbers."""
 _TEMPORARY = ".tmp"
 _PERMANENT = (PermissionError, NotImplementedError)
 """Errors that a retry would not remedy."""
@@ -356,23 +358,26 @@ def load_latest(run: Path | str) -> Checkpoint:
 
 
 def pack_learner(state: dict[str, Any]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Splits `Learner.state_dict()` into the parts `weights` and `optimizer` and a value that JSON can hold."""
-    optimizer, plain = flatten(state["optimizer"])
-    counters = {name: value for name, value in state.items() if name not in ("weights", "optimizer")}
-    return {"weights": state["weights"], "optimizer": optimizer}, {**counters, "optimizer": plain}
+    """Splits a learner's `state_dict()` into parts of a checkpoint and a value that JSON can hold."""
+    plain = dict(state)
+    parts = {"weights": plain.pop("weights")}
+    for name in _TREES & plain.keys():
+        parts[name], plain[name] = flatten(plain[name])
+    return parts, plain
 
 
 def unpack_learner(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The argument of `Learner.load_state_dict`, from a checkpoint with `pack_learner`'s value as `state["learner"]`.
+    """The argument of `load_state_dict`, from a checkpoint with `pack_learner`'s value as `state["learner"]`.
 
     Raises:
         ValueError: if the checkpoint has no such learner in it.
     """
-    require_schema(checkpoint.state, {"learner": {"version": int, "steps": int, "optimizer": dict}}, "state")
-    require_schema(checkpoint.parts, {"weights": dict, "optimizer": dict}, "parts")
-    packed = dict(checkpoint.state["learner"])
-    optimizer = unflatten(checkpoint.parts["optimizer"], packed.pop("optimizer"))
-    return {**packed, "weights": checkpoint.parts["weights"], "optimizer": optimizer}
+    require_schema(checkpoint.state, {"learner": dict}, "state")
+    state = dict(checkpoint.state["learner"])
+    trees = _TREES & state.keys()
+    require_schema(checkpoint.parts, dict.fromkeys(["weights", *trees], dict), "parts")
+    trees_of_tensors = {name: unflatten(checkpoint.parts[name], state[name]) for name in trees}
+    return state | trees_of_tensors | {"weights": checkpoint.parts["weights"]}
 
 
 def _describe(error: Exception) -> str:

@@ -157,7 +157,7 @@ class SequenceConfig(Checked):
     seed: Count = 0
     """Seed of weights and dropout."""
     learners: Several = 1
-    """Learners that share each batch, one a GPU, placed by Ray Train; 1 learns in the program's own process."""
+    """Learners that share each batch, one a GPU or CPU, on Ray; 1 learns in the program's own process."""
     reset_at_starts: bool = False
     """Reset the memory where a document or a file starts; the paper does not."""
     log_every: Positive = 20

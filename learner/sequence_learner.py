@@ -122,14 +122,26 @@ class SequenceLearner:
         """Everything needed to resume exactly: copies, on the CPU, of weights, optimizer state and the memory of all
         rows; the source's state and the counters. All learners that share batches must call it together."""
         return {
-            "weights": weights_to_cpu(self.model),
+            "weights": self.weights(),
             "optimizer": self._optimization.state_dict(),
             "memory": map_state(lambda leaf: copy_to_cpu(self.comm.gather(leaf)), self.state),
             "source": self.source.state_dict(),
-            "step": self.step,
-            "updates": self.updates,
-            "tokens": self.tokens,
+            **self.counters,
         }
+
+    @property
+    def version(self) -> int:
+        """Number of updates, which is the version of the weights."""
+        return self.updates
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What the learner counts, by attribute."""
+        return {"step": self.step, "updates": self.updates, "tokens": self.tokens}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of the model's parameters and buffers on the CPU, by name."""
+        return weights_to_cpu(self.model)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state that `state_dict` returned. The number of learners and the options may differ.
@@ -143,7 +155,7 @@ class SequenceLearner:
         self._optimization.load_state_dict(state["optimizer"])
         own = slice(self.comm.rank * self.rows, (self.comm.rank + 1) * self.rows)
         self.state = state_to(map_state(lambda leaf: leaf[own].clone(), memory), self.device)
-        self.step, self.updates, self.tokens = (int(state[name]) for name in ("step", "updates", "tokens"))
+        self.step, self.updates, self.tokens = (int(state[name]) for name in self.counters)
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

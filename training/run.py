@@ -124,7 +124,6 @@ class Run(Folder):
         self.tokenizer_file = self.path / "tokenizer.json"
         self.corpus_file = self.path / "corpus.json"
         self.error_file = self.path / "error.txt"
-        self.stop_file = self.path / ".stop"
         begun = (self.config_file, self.tokenizer_file, self.corpus_file)
         self._begun = {".lock", *(path.name for path in begun)}
 

@@ -38,7 +38,7 @@ from tests.commands.cli import (
 )
 from tests.learner.runs import forge
 from training.config import RENAMED
-from training.loop import Clock
+from training.progress import Clock
 from training.run import Run
 
 LAUNCH = ["launch", "--local", *TINY]

@@ -1,4 +1,4 @@
-"""The loop's clock and checkpoints, what a terminal shows at any width, and signals as requests to stop."""
+"""The clock, what a terminal shows at any width, and signals as requests to stop."""
 
 import io
 import math
@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from training.console import LiveLine, counting, duration, quantity
-from training.loop import Clock, Progress, train
+from training.progress import Clock, Progress
 from training.signals import stop_on_signals
 
 TEXTS = ("2.51M steps", "12.3k frames/s", "return -123.4  correct 98.7 %", "2 actors, 1 restarted")
@@ -21,10 +21,10 @@ PROGRESS = Progress(10_048_000, 12_000_000, "frames", 12_345.0, TEXTS)
 
 @pytest.fixture
 def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Lets seconds pass on the clock of loop and console."""
+    """Lets seconds pass on all clocks."""
     time = SimpleNamespace(now=0.0)
     time.monotonic = lambda: time.now
-    for module in ("loop", "console"):
+    for module in ("progress", "console"):
         monkeypatch.setattr(f"training.{module}.time", time)
 
     def sleep(seconds: float) -> None:
@@ -54,44 +54,6 @@ def test_the_clock_measures_the_last_seconds_and_idle_time(sleep: Callable[[floa
     assert clock.idle_fraction() == pytest.approx(0.6)
     sleep(1)
     assert clock.idle_fraction() == 0, "since the last call"
-
-
-class Counted:
-    """A job of ten updates, one a second, that logs every other one."""
-
-    def __init__(self, sleep: Callable[[float], None]) -> None:
-        self.sleep, self.updates = sleep, 0
-        self.rows: list[int] = []
-        self.saved: list[int] = []
-
-    @property
-    def done(self) -> bool:
-        return self.updates >= 10
-
-    def update(self) -> dict[str, float]:
-        self.sleep(1)
-        self.updates += 1
-        return {"loss": 1.0 / self.updates}
-
-    def progress(self) -> Progress:
-        return Progress(self.updates, 10, "steps", 1.0)
-
-    def log(self, metrics: dict[str, float]) -> None:
-        self.rows += [] if self.updates % 2 else [self.updates]
-
-    def save(self) -> None:
-        self.saved.append(self.updates)
-
-
-def test_the_loop_logs_saves_and_stops(sleep: Callable[[float], None]) -> None:
-    job, shown = Counted(sleep), list[int]()
-    train(job, lambda progress: shown.append(progress.done), checkpoint_seconds=2.5)
-    assert (shown, job.rows, job.saved) == ([*range(1, 11)], [2, 4, 6, 8, 10], [3, 6, 9])
-    train(job, lambda progress: None)
-    assert job.updates == 10, "done is done"
-    stopped = Counted(sleep)
-    train(stopped, lambda progress: None, lambda: stopped.updates == 3, checkpoint_seconds=2.5)
-    assert (stopped.updates, stopped.saved) == (3, []), "the last checkpoint is the caller's"
 
 
 def shown(progress: Progress | None, width: int) -> list[str]:
