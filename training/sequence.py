@@ -308,7 +308,7 @@ def _evaluate(trainer: SequenceTrainer, count: Counting) -> dict[str, Any]:
     """Measures the test split and writes `evaluation.json`: last, because it marks the run as finished."""
     data, model, step = trainer.data, trainer.learner.model, trainer.learner.step
     found: dict[str, Any] = {"step": step}
-    for part in data.evaluate(model, data.final_options(), count):
+    for part in data.evaluate(model, count=count):
         found |= part
     found |= data.finish(model, trainer.run.path, step, count)
     write_json(trainer.run.evaluation_file(), found)
