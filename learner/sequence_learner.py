@@ -174,10 +174,10 @@ def predict(
         for batch in batches:
             model.eval()
             tokens, targets, reset = state_to(batch, device)
-            if state is None:
-                state = model.initial_state(len(tokens))
-                state = model.core.with_cache(state) if cached else state
             with torch.set_grad_enabled(gradients), autocast(device, precision):
+                if state is None:
+                    state = model.initial_state(len(tokens))
+                    state = model.core.with_cache(state) if cached else state
                 output = model(tokens, reset, state, targets, return_attention)
             state = detach_state(output.state) if gradients else output.state
             yield batch, output

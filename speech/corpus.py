@@ -105,8 +105,7 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
         show: is called with the number of files done, and of all.
 
     Raises:
-        ValueError: if there are too few files, or they cannot be split, or (`audio.AudioError`) one cannot be used.
-        FileNotFoundError: if there is no such folder.
+        ValueError, FileNotFoundError: if there are too few files, or (`audio.AudioError`) one cannot be used.
         ImportError: if the files need the extra `speech`.
     """
     sources, rate, identity = _synthetic(config) if config.path == SYNTHETIC else _files(config)

@@ -118,19 +118,11 @@ class Speech(Modality):
     def draw(
         self, model: SequenceModel, options: SpeechSampling, out: Path, run: Path, step: int, count: Counting = quiet
     ) -> Path:
-        """Draws clips after prompts of real sound: WAV files and spectrograms in `out`, TensorBoard events in the run.
+        """Draws clips after prompts of real sound; returns the picture of their spectrograms.
 
-        Each clip is written twice: the prompt with what the model drew, and the real clip that the prompt is cut from.
-
-        Args:
-            model: what draws; see `learner.sampling.sample`.
-            options: which clips.
-            out: the folder; its parent must exist.
-            run, step: where the events belong.
-            count: shows the progress.
-
-        Returns:
-            the picture of the spectrograms.
+        WAV files and the picture are written to the folder `out`, whose parent must exist, TensorBoard's events of
+        `step` to `run`. Each clip is there twice: the prompt with what the model drew, and the real clip that the
+        prompt is cut from.
 
         Raises:
             ValueError: if no file is long enough.
@@ -144,18 +136,17 @@ class Speech(Modality):
             for tokens in sample(model, prompts, length, options.temperature, seed=options.seed):
                 drawn.append(tokens.numpy().astype(np.uint8))
                 show(len(drawn))
-        waveforms: dict[str, np.ndarray] = {}
-        for number, made in enumerate(np.stack(drawn, axis=1)):
-            waveforms[f"real-{number}"] = audio.decode(real[number])
-            waveforms[f"sample-{number}"] = audio.decode(np.concatenate([real[number, :prompt], made]))
+        made = np.concatenate([real[:, :prompt], np.stack(drawn, axis=1)], axis=1)
+        clips = {}
+        for number in range(options.clips):
+            clips |= {f"real-{number}": audio.decode(real[number]), f"sample-{number}": audio.decode(made[number])}
         out.mkdir(exist_ok=True)
-        for name, waveform in waveforms.items():
-            audio.write_wav(out / f"{name}.wav", waveform, rate)
-        picture = write_spectrograms(out / "spectrograms.png", waveforms, rate, options.prompt_seconds)
+        picture = write_spectrograms(out / "spectrograms.png", clips, rate, options.prompt_seconds)
         with SummaryWriter(str(run)) as events:
-            for name, waveform in waveforms.items():
-                events.add_audio(name, torch.from_numpy(waveform), step, sample_rate=rate)
             events.add_image("spectrograms", np.asarray(picture), step, dataformats="HWC")
+            for name, waveform in clips.items():
+                audio.write_wav(out / f"{name}.wav", waveform, rate)
+                events.add_audio(name, torch.from_numpy(waveform), step, sample_rate=rate)
         return out / "spectrograms.png"
 
 
