@@ -99,7 +99,7 @@ class Modality(ABC):
         plain = {name: value for name, value in part.items() if not isinstance(value, list | dict)}
         for name, found in {"measure": plain, **part}.items():
             if rows := _rows(name, found):
-                first, *others = rows[0]
+                first, *others = (column.replace("_", " ") for column in rows[0])
                 header = (first if first == name else f"{name}: {first}", *others)
                 yield [header, *(tuple(map(_cell, row.values())) for row in rows)]
 

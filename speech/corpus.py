@@ -112,7 +112,38 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
     identity |= {"format": _FORMAT, "config": asdict(config)}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
     target = cache / f"{Path(config.path).name}-{rate}-{key}"
-    build_once(target, lambda folder: _build(folder, config, _divide(sources, config), rate, show))
+    done, digest = itertools.count(1), hashlib.sha256()
+    known: set[bytes] = set()
+
+    def encoded(part: list[_Source], files: list[str]) -> Iterator[np.ndarray]:
+        for source in part:
+            try:
+                waveform = source.waveform(rate)
+            except audio.AudioError as error:
+                _skip(config, error)
+                continue
+            tokens = audio.encode(waveform - waveform.mean() if config.remove_offset else waveform)
+            show(next(done), len(sources))
+            # The same sound under two names might be in two splits.
+            content = hashlib.sha256(tokens.tobytes()).digest()
+            if content not in known:
+                known.add(content)
+                digest.update(tokens.tobytes())
+                files.append(source.name)
+                yield tokens
+
+    def build(folder: Path) -> None:
+        parts, splits = _divide(sources, config), {}
+        for split in SPLITS:
+            files: list[str] = []
+            splits[split] = write_split(folder, split, encoded(parts[split], files), audio.LEVELS) | {"files": files}
+            if (samples := splits[split]["tokens"]) < 2:
+                raise ValueError(f"corpus: expected sound in the {split} split of {config.path}, got {samples} samples")
+        name = "synthetic voices" if config.path == SYNTHETIC else Path(config.path).name
+        described = {"name": name, "sample_rate": rate, "digest": digest.hexdigest(), "splits": splits}
+        write_json(folder / "corpus.json", described)
+
+    build_once(target, build)
     return target
 
 
@@ -195,43 +226,6 @@ def _skip(config: CorpusConfig, error: audio.AudioError) -> None:
     if not config.skip_unreadable:
         raise audio.AudioError(f"{error} (skip_unreadable leaves such files out)") from error
     warnings.warn(f"left out {error}".encode(errors="backslashreplace").decode(), stacklevel=3)
-
-
-def _build(
-    folder: Path,
-    config: CorpusConfig,
-    parts: dict[str, list[_Source]],
-    rate: int,
-    show: Callable[[int, int], None],
-) -> None:
-    done, total, digest, splits = itertools.count(1), sum(map(len, parts.values())), hashlib.sha256(), {}
-    known: set[bytes] = set()
-
-    def encoded(sources: list[_Source], files: list[str]) -> Iterator[np.ndarray]:
-        for source in sources:
-            try:
-                waveform = source.waveform(rate)
-            except audio.AudioError as error:
-                _skip(config, error)
-                continue
-            tokens = audio.encode(waveform - waveform.mean() if config.remove_offset else waveform)
-            show(next(done), total)
-            # The same sound under two names might be in two splits.
-            content = hashlib.sha256(tokens.tobytes()).digest()
-            if content not in known:
-                known.add(content)
-                digest.update(tokens.tobytes())
-                files.append(source.name)
-                yield tokens
-
-    for split in SPLITS:
-        files: list[str] = []
-        splits[split] = write_split(folder, split, encoded(parts[split], files), audio.LEVELS) | {"files": files}
-        if (samples := splits[split]["tokens"]) < 2:
-            raise ValueError(f"corpus: expected sound in the {split} split of {config.path}, got {samples} samples")
-    name = "synthetic voices" if config.path == SYNTHETIC else Path(config.path).name
-    described = {"name": name, "sample_rate": rate, "digest": digest.hexdigest(), "splits": splits}
-    write_json(folder / "corpus.json", described)
 
 
 def open_built(folder: Path) -> Corpus:

@@ -100,7 +100,7 @@ def test_two_learners_on_ray_equal_one_and_stop_with_a_checkpoint(corpus: Path, 
 def test_evaluate_measures_all_that_is_asked_for(trained: Path, cli: Commands) -> None:
     flags = ["--sizes", "8:16", ":4", "--frequency", "--position", "--attention", "--compression", "--dynamic=0.001"]
     said = cli.run("text", "evaluate", trained, "--rows=8", *flags)
-    for words in ("bits_per_byte", "sizes: memory_size", "position: from", "attention: kinds", "compression/layer_0"):
+    for words in ("bits_per_byte", "sizes: memory size", "position: from", "attention: kinds", "compression/layer_0"):
         assert words in said
     assert re.search(r"> 10000 *│ - *│ - *│ 0 ", said), "no token is so frequent"
     assert re.search(r"100.0 %.*tokens  left 0:00", said), "progress with the time left"
