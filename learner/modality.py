@@ -120,11 +120,7 @@ class Modality(ABC):
     ) -> Iterator[Batch]:
         """One pass over a split or a part of it, with progress; see `learner.streams.one_pass`.
 
-        Args:
-            part: has `tokens` and `starts`.
-            rows: contiguous parts that are read side by side.
-            count, activity: how the progress is shown.
-            steps: tokens of a batch; by default those of the training.
+        A batch has as many `steps` as in training, if none are given.
         """
         done, steps = 0, steps or self.config.learner.sequence_length
         with count(activity, len(part.tokens) - 1, "tokens") as show:

@@ -137,7 +137,7 @@ class Speech(Modality):
                 drawn.append(tokens.numpy().astype(np.uint8))
                 show(len(drawn))
         made = np.concatenate([real[:, :prompt], np.stack(drawn, axis=1)], axis=1)
-        clips = {}
+        clips: dict[str, np.ndarray] = {}
         for number in range(options.clips):
             clips |= {f"real-{number}": audio.decode(real[number]), f"sample-{number}": audio.decode(made[number])}
         out.mkdir(exist_ok=True)
