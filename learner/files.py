@@ -4,6 +4,7 @@ Devices, FIFOs, folders and symbolic links are refused by name. Files are replac
 """
 
 import errno
+import importlib
 import json
 import math
 import os
@@ -262,3 +263,11 @@ def build_once(target: Path, build: Callable[[Path], None]) -> None:
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def import_extra(package: str, extra: str, purpose: str) -> Any:
+    """A package of one of the project's extras. Raises an ImportError that says how to install it, and for what."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ImportError(f"{purpose} needs the extra `{extra}`: pip install -e '.[{extra}]'") from error

@@ -233,7 +233,7 @@ def _evaluate(trainer: SequenceTrainer, count: Counting) -> dict[str, Any]:
     data, step = trainer.data, trainer.step
     model = trainer.learner.model.to(resolve_device(trainer.config.learner.device))
     found: dict[str, Any] = {"step": step}
-    for part in data.evaluate(model, data.final_options(), count):
+    for part in data.evaluate(model, count=count):
         found |= part
     found |= data.finish(model, trainer.run.path, step, count)
     write_json(trainer.run.evaluation_file(), found)
