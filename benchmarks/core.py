@@ -4,18 +4,13 @@
     python -m benchmarks.core [--seconds 10] [--plot docs/core-cost.svg]
     python -m benchmarks.core --device cuda --batch 64 --autocast --compile --peak-tflops 989
 
-Sizes are those at which other code was measured: d 256, 4 layers, 4 heads, n_s 128, n_m 128, n_cm 64, c 4, batch 4.
-
 * learning: forward + backward of one segment a call with full memories, task and compression losses.
 * acting: a whole segment step by step, with cached keys and values and without; and, as code without steps must do it,
   each step by computing the segment anew: all of it (for fixed shapes) or as far as it has come (half on average).
 * scaling: learning over n_cm, and over c at the same number of slots.
 
-The peer is compressive-transformer-pytorch 0.4.0 without its embedding and output layers, so that core is compared with
-core. From its second segment on it no longer trains its keys and values; ours trains everything.
-
-On a CPU one thread is used and rates are per second of CPU time, which other processes disturb less than wall time; on
-a GPU they are per second. The alternatives take turns.
+The peer is compressive-transformer-pytorch 0.4.0 without its embedding and output layers. On a CPU one thread is used
+and rates are per second of CPU time, which other processes disturb less; on a GPU they are per second.
 """
 
 import os
@@ -73,7 +68,7 @@ class Options:
         torch.cuda.synchronize()
         return time.perf_counter()
 
-    def rates(self, works: dict[str, Callable[[], int]]) -> dict[str, int]:
+    def rates(self, works: dict[Any, Callable[[], int]]) -> dict[Any, int]:
         """Tokens a second; the warm-up compiles, and fills memories."""
         measured = in_turns(works, self.seconds, self.turns, self.clock, warm_up=3)
         return {name: round(each) for name, each in measured.items()}
@@ -188,11 +183,9 @@ def acting_anew(subject: Subject, options: Options, lengths: list[int]) -> Calla
 def scaling(options: Options) -> dict[str, dict[int, int]]:
     """Learning over n_cm at c = 4, and over c at n_cm = 64: what more slots cost, and that c itself costs little."""
     values: dict[str, tuple[int, ...]] = {"compressed_size": (0, 64, 128, 256, 512), "compression_rate": (1, 2, 4, 8)}
-    names = {(field, value): f"{field} {value}" for field in values for value in values[field]}
-    sizes: dict[str, dict[str, Any]] = {name: {field: value} for (field, value), name in names.items()}
-    works = {name: learning(ours(options, **fields), options) for name, fields in sizes.items()}
-    measured = options.rates(works)
-    return {f"by_{field}": {value: measured[names[field, value]] for value in values[field]} for field in values}
+    pairs = [(field, value) for field in values for value in values[field]]
+    measured = options.rates({pair: learning(ours(options, **dict([pair])), options) for pair in pairs})
+    return {f"by_{field}": {value: measured[field, value] for value in values[field]} for field in values}
 
 
 def draw(curves: dict[str, dict[int, int]], path: Path) -> None:
