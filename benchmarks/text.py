@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.common import markdown, run
-from commands.compare import compare
+from commands import main as compressive
 from reports.comparison import read_run
 from text.config import TextConfig, make_preset
 from text.corpora import Corpus, load
@@ -120,7 +120,7 @@ def main(options: Options) -> dict[str, Any]:
     names = {f"{name.replace(', ', '-')}-seed-{seed}": name for seed, (name, _) in grid}
     trials = {name: dataclasses.replace(config, seed=seed) for name, (seed, (_, config)) in zip(names, grid)}
     sweep.write(folder, trials, f"python -m benchmarks.text {' '.join(sys.argv[1:])}")
-    compare(["--resume", str(folder)])
+    compressive(["compare", "--resume", str(folder)])
     models: dict[str, list[dict[str, float]]] = defaultdict(list)
     for trial, name in names.items():
         found = read_run(folder / trial)
