@@ -29,7 +29,6 @@ from typing import Any
 
 from benchmarks.common import marked, run, summary
 from learner import checkpoints
-from learner.checkpoints import Checkpoint
 from learner.metrics import read_metrics
 from training.run import Run
 
@@ -79,19 +78,18 @@ class Victim:
         self.hit: Counter[str] = Counter()
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.failed: list[str] = []
-        self.orphans: list[Future[float]] = []
+        self.screen = folder.with_suffix(".log")
 
     def start(self, frames: int = 10**12) -> None:
         """Starts a launch: of a new run until there is a checkpoint, then with --resume."""
-        self.restored = self.checkpoint()
+        self.restored, _ = self.checkpoint()
         words = f"--frames {frames}{' --local' if self.local else ''}"
-        if self.restored is None:  # with frequent updates and rows of metrics
+        if self.restored < 0:  # with frequent updates and rows of metrics
             words += f" --run {self.run} --core {self.options.core} --actors.envs-per-actor 16 --log-every 1"
             words += f" --checkpoint-seconds {self.options.checkpoint_seconds} --video-episodes 0 --eval-episodes 16"
         else:
             words += f" --resume {self.run}"
         self.mark, self.begin = uuid.uuid4().hex, time.time()
-        self.screen = self.run.path.with_suffix(".log")
         with self.screen.open("w") as screen:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "commands", "launch", *words.split()],
@@ -102,11 +100,12 @@ class Victim:
                 start_new_session=True,
             )
 
-    def checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint that can be read."""
+    def checkpoint(self) -> tuple[int, float]:
+        """Step and time of the newest checkpoint that can be read; step -1 if there is none."""
         with suppress(FileNotFoundError):
-            return checkpoints.load_latest(self.run.path)
-        return None
+            found = checkpoints.load_latest(self.run.path)
+            return found.step, found.time
+        return -1, 0.0
 
     def rows(self, since: float = 0.0) -> list[dict[str, Any]]:
         """Rows of metrics after a time, one for each update."""
@@ -118,17 +117,15 @@ class Victim:
         """Waits while the program runs. Raises a RuntimeError if it ended, or takes longer than `patience`."""
         deadline = time.monotonic() + self.options.patience
         while not condition():
-            if self.process.poll() is not None:
-                raise RuntimeError(f"ended by itself with status {self.process.returncode}: {self.screen.read_text()}")
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"no progress for {self.options.patience:.0f} s: {self.screen.read_text()}")
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"no progress (status {self.process.returncode}): {self.screen.read_text()}")
             time.sleep(pause)
 
     def kill(self, phase: str) -> None:
         """Kills the launch in a phase."""
         if phase != "start":
             self.wait_until(lambda: self.rows(self.begin))
-        elif self.restored is None:  # a kill before that leaves nothing at all
+        elif self.restored < 0:  # a kill before that leaves nothing at all
             self.wait_until((self.run.path / ".lock").exists)
         if phase == "checkpoint":
             self.wait_until(lambda: any(self.run.checkpoints.glob("*.tmp")), pause=1e-4)
@@ -139,76 +136,75 @@ class Victim:
         self.process.kill()
         self.process.wait()
 
-    def check_kill(self, intended: str) -> None:
+    def check_kill(self) -> None:
         """Checks what a killed launch left."""
-        new, saved = self.rows(self.begin), self.checkpoint()
+        new, (step, written) = self.rows(self.begin), self.checkpoint()
         unfinished = [path for path in self.run.checkpoints.glob("*") if not path.name.isdigit()]
         writing = any(path.stat().st_mtime > self.begin for path in unfinished)
         phase = "checkpoint" if writing else "learning" if new else "start"
         self.hit[phase] += 1
         self.failed += [f"unreadable: {reason}" for reason in unreadable(self.run.path)]
         self.check_resumption(new)
-        lost = [row for row in new if row["step"] > (saved.step if saved else 0)]
+        lost = [row for row in new if row["step"] > step]
         if lost:
             update = max((after["time"] - before["time"] for before, after in pairwise(new)), default=0.0)
-            seconds = new[-1]["time"] - max(saved.time if saved else 0.0, new[0]["time"])
+            seconds = new[-1]["time"] - max(written, new[0]["time"])
             self.seconds["of_work_lost"].append(seconds)
             if seconds > self.options.checkpoint_seconds + 2 * update:
                 self.failed.append(f"{seconds:.1f} s of work lost, with updates of at most {update:.1f} s")
-        print(
-            f"{self.run.name}: killed {time.time() - self.begin:5.1f} s after the start, {phase} (intended: "
-            f"{intended}); {len(new)} updates, of which {len(lost)} are lost; checkpoint {saved and saved.path}",
-            file=sys.stderr,
+        when = (
+            f"{time.time() - self.begin:5.1f} s after the start, {phase}; {len(new)} updates, {len(lost)} of them lost"
         )
+        print(f"{self.run.name}: killed {when}", file=sys.stderr)
 
     def check_resumption(self, new: list[dict[str, Any]]) -> None:
         """Checks that a launch with updates was resumed from the checkpoint, with the very next update."""
-        if not new:
+        if new:
+            self.seconds["until_learning"].append(new[0]["time"] - self.begin)
+        if not new or self.restored < 0:
             return
-        self.seconds["until_learning"].append(new[0]["time"] - self.begin)
-        if self.restored is None:
-            return
-        step, printed = self.restored.step, self.screen.read_text()
-        if f"resumed from {self.restored.path}" not in printed:
-            self.failed.append(f"not resumed from {self.restored.path}: {printed}")
+        path, printed = f"{self.run.checkpoints}/{self.restored:012d}", self.screen.read_text()
+        if f"resumed from {path}" not in printed:
+            self.failed.append(f"not resumed from {path}: {printed}")
         largest = self.rows()[0]["step"]  # no episode ends in the first update
-        if not step < new[0]["step"] <= step + largest:
-            self.failed.append(f"first update after {step} steps is at {new[0]['step']}")
+        if not self.restored < new[0]["step"] <= self.restored + largest:
+            self.failed.append(f"first update after {self.restored} steps is at {new[0]['step']}")
 
     def finish(self) -> None:
         """Resumes the run to its end, and checks all of it."""
-        saved = self.checkpoint()
-        frames = 4 * (saved.step if saved else 0) + 40_000
+        frames = 4 * max(0, self.checkpoint()[0]) + 40_000
         self.start(frames)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(self.options.patience)
-        rows, saved, printed = self.rows(), self.checkpoint(), self.screen.read_text()
-        self.check_resumption(self.rows(self.begin))
-        if self.process.returncode != 0 or "finished" not in printed or not self.run.evaluation_file().is_file():
+        printed, finished = self.screen.read_text(), self.run.evaluation_file().is_file()
+        if self.process.returncode != 0 or "finished" not in printed or not finished:
             raise RuntimeError(f"did not finish (status {self.process.returncode}): {printed}")
+        self.check_resumption(self.rows(self.begin))
+        rows, (step, _) = self.rows(), self.checkpoint()
         steps = [row["step"] for row in rows]
         if steps != sorted(set(steps)) or max(after - before for before, after in pairwise(steps)) > steps[0]:
             self.failed.append("updates are missing in the metrics, or repeated")
-        if not saved or steps[-1] != saved.step or rows[-1]["learner/frames"] < frames:
-            self.failed.append(f"metrics end at {steps[-1]} steps, the last checkpoint is {saved and saved.path}")
+        if steps[-1] != step or rows[-1]["learner/frames"] < frames:
+            self.failed.append(f"metrics end at {steps[-1]} steps, the checkpoint is at {step}")
 
     def measure(self, kills: int) -> dict[str, Any]:
         """Kills and finishes the run, and returns the figures."""
         plan = [PHASES[index % len(PHASES)] for index in range(1, kills)]
         self.random.shuffle(plan)
         with ThreadPoolExecutor(max(1, kills)) as watchers:
+            gone: list[Future[float]] = []
             try:
                 for phase in ["start", *plan][:kills]:
                     self.start()
                     self.kill(phase)
-                    self.orphans.append(watchers.submit(seconds_until_gone, self.mark))
-                    self.check_kill(phase)
+                    gone.append(watchers.submit(seconds_until_gone, self.mark))
+                    self.check_kill()
                 self.finish()
             except RuntimeError as error:
                 self.failed.append(str(error))
             finally:
                 self.process.kill()
-        self.seconds["until_processes_are_gone"] = [orphan.result() for orphan in self.orphans]
+        self.seconds["until_processes_are_gone"] = [each.result() for each in gone]
         if max(self.seconds["until_processes_are_gone"], default=0.0) >= ORPHAN_SECONDS:
             self.failed.append(f"processes left after {ORPHAN_SECONDS:.0f} s")
         seconds = {name: summary(values) for name, values in self.seconds.items()}

@@ -180,7 +180,7 @@ def measure_networks(config: RunConfig, seconds: float) -> tuple[Trajectory, dic
         "unroll_bytes": state_bytes(unroll),
         "unroll_observation_bytes": state_bytes(unroll.observation),
         "unroll_core_state_bytes": state_bytes(unroll.core_state),
-        "weight_bytes": sum(weight.numel() * weight.element_size() for weight in weights.values()),
+        "weight_bytes": sum(weight.nbytes for weight in weights.values()),
         "actor_steps_per_second": steps / acting,
         "learner_steps_per_second": steps / learning,
         "flops_per_step": operations.get_total_flops() / steps,

@@ -208,9 +208,11 @@ class SoakTrainer(Trainer):
 
 def quarters(series: Series) -> list[list[float]]:
     """The values of each quarter of the time; a quarter may be empty."""
-    begin, end = series[0][0], series[-1][0]
-    number = [min(3, int(4 * (seconds - begin) / max(end - begin, 1e-9))) for seconds, _ in series]
-    return [[value for index, (_, value) in zip(number, series) if index == part] for part in range(4)]
+    parts: list[list[float]] = [[], [], [], []]
+    for seconds, value in series:
+        share = (seconds - series[0][0]) / max(series[-1][0] - series[0][0], 1e-9)
+        parts[min(3, int(4 * share))].append(value)
+    return parts
 
 
 def growth(series: Series) -> dict[str, float]:

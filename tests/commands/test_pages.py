@@ -71,11 +71,10 @@ def test_what_does_not_fit_is_left_out_and_said(recording: Recording) -> None:
 
 
 def test_visualize_writes_a_video_and_a_page(page: Path, tmp_path: Path, cli: Commands) -> None:
-    out = tmp_path / "a"
-    printed = cli.run("visualize", page.parents[1], "--episodes=1", "--seed=4", "--greedy", "--output", out)
-    assert sorted(path.name for path in out.iterdir()) == ["episodes.html", "episodes.mp4"]
-    assert all(str(path) in printed for path in out.iterdir())
-    played = [embedded(path)["episodes"][0]["actions"] for path in (page, out / "episodes.html")]
+    printed = cli.run("visualize", page.parents[1], "--episodes=1", "--seed=4", "--greedy", "--output", tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["episodes.html", "episodes.mp4"]
+    assert all(str(path) in printed for path in tmp_path.iterdir())
+    played = [embedded(path)["episodes"][0]["actions"] for path in (page, tmp_path / "episodes.html")]
     assert played[0] != played[1]
 
 
