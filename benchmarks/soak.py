@@ -232,8 +232,8 @@ def main(options: Options) -> dict[str, Any]:
     """Trains, and returns the figures."""
     fields: dict[str, Any] = {"frames": 10**12, "log_every": 5, "learners": options.learners, "seed": options.seed}
     config = make_config("cpu", options.core, **fields)
-    run = Run(options.run or tempfile.mkdtemp(prefix="soak-"))
-    trainer = SoakTrainer(config, run, options)
+    folder = Run(options.run or tempfile.mkdtemp(prefix="soak-"))
+    trainer = SoakTrainer(config, folder, options)
     with local_ray(config.actors.num_actors + options.learners):
         trainer.train(trainer.watch, trainer.over)
         faulthandler.cancel_dump_traceback_later()
@@ -241,7 +241,7 @@ def main(options: Options) -> dict[str, Any]:
     while (left := sum(process.is_running() for process in trainer.seen)) and time.monotonic() < deadline:
         time.sleep(0.5)
 
-    rows, ledger, frames = read_metrics(run.path), trainer.ledger, trainer.frames
+    rows, ledger, frames = read_metrics(folder.path), trainer.ledger, trainer.frames
     kills, restarts, seconds = trainer.kills, trainer.restarts, trainer.last - trainer.begin
     steps, wrong = [row["step"] for row in rows], sum(ledger.disagrees(row, trainer.action_repeat) for row in rows)
     grown = {name: growth(series) for name, series in sorted(trainer.series.items()) if len(series) > 3}
@@ -249,7 +249,7 @@ def main(options: Options) -> dict[str, Any]:
         round(statistics.mean(part), 2) if part else 0.0
         for part in quarters([(row["time"], row["episode/return"]) for row in rows if "episode/return" in row])
     ]
-    saved = checkpoints.load_latest(run.path).step
+    saved = checkpoints.load_latest(folder.path).step
     checks = {  # what was measured, and whether it is as it should be
         "kills": (kills, any(kills.values()) or not options.kill_seconds),
         "actors replaced": (restarts["actor"], restarts["actor"] <= kills["actor"]),
@@ -266,7 +266,7 @@ def main(options: Options) -> dict[str, Any]:
         **{f"growth of {name}": (figures, not grows(name, figures)) for name, figures in grown.items()},
     }
     return {
-        "run": str(run),
+        "run": str(folder),
         "core": options.core,
         "learners": options.learners,
         "minutes": round(seconds / 60, 1),
