@@ -146,17 +146,15 @@ def verdict(comparison: Comparison) -> str:
     best, where = comparison.best, " in an environment" if len(comparison.data) > 1 else ""
     lows = {name: comparison.improvements[best.name, name].low for name in comparison.names if name != best.name}
     better, level = [name for name in lows if lows[name] > 0.5], [name for name in lows if not lows[name] > 0.5]
-    extreme = "lowest" if comparison.scale.lower else "highest"
-    parts = [
-        f"{best.name} has the {extreme} interquartile mean, {significant(best.score.value)} {interval(best.score)}"
-    ]
+    lead = f"{best.name} has the {'lowest' if comparison.scale.lower else 'highest'} interquartile mean"
+    parts = [f"{lead}, {significant(best.score.value)} {interval(best.score)}".rstrip()]
     parts += [f"its runs are better than those of {_list(better)}"] if better else []
     parts += [f"no difference from {_list(level)} can be confirmed"] if level else []
     fewest = min(len(comparison.of(name, data)) for name in comparison.names for data in comparison.data)
     weak = f" With as few as {fewest} runs of a variant{where}, that is weak evidence." if lows and fewest < 5 else ""
     if fewest == 1:
         weak = f" A single run of a variant{where} has no interval."
-    return "; ".join(part.rstrip() for part in parts) + "." + weak
+    return "; ".join(parts) + "." + weak
 
 
 def significant(value: float | None) -> str:
@@ -194,11 +192,8 @@ def variant_table(comparison: Comparison) -> dict[str, Any]:
         score = {"text": significant(variant.score.value), "small": interval(variant.score)}
         row = [_key(comparison, variant.name), len(variant.runs), {**score, "best": variant is comparison.best}]
         row += ["-" if variant.correct is None else f"{variant.correct:.1f} %"] * chose
-        mean, count = (
-            quantity(sum(reached) / len(reached)) if reached else "-",
-            f"{len(reached)} of {len(variant.runs)}",
-        )
-        row += [{"text": mean, "small": count}] * limit
+        count = f"{len(reached)} of {len(variant.runs)}"
+        row += [{"text": quantity(sum(reached) / len(reached)) if reached else "-", "small": count}] * limit
         reach = "unbounded" if variant.temporal_range is None else f"{variant.temporal_range} steps"
         row += [quantity(variant.speed), significant(variant.mean), f"{variant.state_bytes / 1024:.1f} KiB", reach]
         rows.append(row)

@@ -25,6 +25,7 @@ from speech.config import make_preset as make_speech_preset
 from text.config import make_preset as make_text_preset
 from training.config import core_name, differences, read_config, to_plain
 from training.console import quantity
+from training.evaluation import SCALES
 from training.presets import make_preset
 from training.run import Run
 from training.sweep import CONFIGS, goal
@@ -38,27 +39,24 @@ EMBEDDED_BYTES = 4_000_000
 """A video larger than this is linked instead of embedded."""
 
 CHARTS = {
-    "return": ("mean over the last episodes", "episode/return"),
-    "correct choices": ("share of all choices", "episode/correct_choices"),
-    "normalised score": (
-        "100 is a human, or the oracle",
-        "episode/human_normalised episode/human_normalised_capped episode/oracle_normalised",
+    "return": ("mean over the last episodes", ["episode/return"]),
+    "correct choices": ("share of all choices", ["episode/correct_choices"]),
+    "normalised score": ("100 is a human, or the oracle", [f"episode/{scale}" for scale in SCALES]),
+    "losses": (
+        "as they add up",
+        [f"loss/{part}" for part in ["total", "policy", "baseline", "entropy", "reconstruction"]],
     ),
-    "losses": ("as they add up", "loss/total loss/policy loss/baseline loss/entropy loss/reconstruction"),
-    "loss": ("nats per token", "loss/nll valid/nll"),
-    "bits": ("validation", "valid/bits_per_byte valid/bits"),
-    "word perplexity": ("validation", "valid/word_perplexity"),
-    "attention": (
-        "share of each kind of memory, in training",
-        " ".join(f"attention/{name}" for name in ATTENTION_KINDS),
-    ),
-    "entropy": ("of the policy, nats", "policy/entropy"),
-    "value": ("predicted, and its target", "value/mean value/target_mean"),
-    "gradient": ("norm", "gradient/norm"),
-    "learning rate": ("", "learning_rate"),
-    "throughput": ("per second", "speed/frames_per_second speed/tokens_per_second"),
-    "policy lag": ("versions of the weights", "policy_lag/mean policy_lag/max"),
-    "learner idle": ("share of the time", "learner/idle_fraction"),
+    "loss": ("nats per token", ["loss/nll", "valid/nll"]),
+    "bits": ("validation", ["valid/bits_per_byte", "valid/bits"]),
+    "word perplexity": ("validation", ["valid/word_perplexity"]),
+    "attention": ("share of each kind of memory, in training", [f"attention/{kind}" for kind in ATTENTION_KINDS]),
+    "entropy": ("of the policy, nats", ["policy/entropy"]),
+    "value": ("predicted, and its target", ["value/mean", "value/target_mean"]),
+    "gradient": ("norm", ["gradient/norm"]),
+    "learning rate": ("", ["learning_rate"]),
+    "throughput": ("per second", ["speed/frames_per_second", "speed/tokens_per_second"]),
+    "policy lag": ("versions of the weights", ["policy_lag/mean", "policy_lag/max"]),
+    "learner idle": ("share of the time", ["learner/idle_fraction"]),
 }
 """Unit and metrics of each chart by its title; a metric's legend is the last part of its name."""
 
@@ -104,8 +102,8 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "config": json.dumps(to_plain(config), indent=2, allow_nan=False),
         "charts": [
             {"title": title, "unit": unit, "series": series}
-            for title, (unit, names) in CHARTS.items()
-            if (series := curves(rows, names.split(), counter))
+            for title, (unit, metrics) in CHARTS.items()
+            if (series := curves(rows, metrics, counter))
         ],
         "compression": [{**line, "name": f"layer {i}"} for i, line in enumerate(curves(rows, layers, counter), 1)],
         "compressibility": [last_tenth(rows, name) for name in layers],
