@@ -11,7 +11,7 @@ from commands.arguments import EvaluateOptions
 from commands.options import PlayOptions, parse, user_errors
 from envs import limit_calls, prepare, tasks
 from learner.files import format_json, require_output
-from reports.tables import evaluation_rows, evaluation_table, table, task_table
+from reports.tables import evaluation_rows, evaluation_table, table
 from training import UserError
 from training.config import core_name
 from training.console import counting, say_skipped
@@ -90,5 +90,5 @@ def _print(evaluated: list[dict[str, Any]], options: EvaluateOptions, console: C
     if options.video:
         rows["video"] = str(options.video)
     if "tasks" in summary:
-        console.print(task_table(summary["tasks"]))
+        console.print(evaluation_table(summary["tasks"]))
     console.print(table("evaluation", rows))

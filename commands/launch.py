@@ -21,7 +21,7 @@ from commands.options import user_errors
 from envs import EnvironmentFailed, held_out, limit_calls, prepare, tasks
 from learner.errors import LearnersLost, StorageError
 from learner.files import write_json
-from reports.tables import evaluation_rows, table, task_table
+from reports.tables import evaluation_rows, evaluation_table, table
 from training import UserError
 from training.config import core_name, to_plain
 from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
@@ -160,7 +160,7 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     rows["training"] = f"{seconds / 60:.1f} min"
     rows |= {**shown, "checkpoint": str(trainer.saved), "metrics": str(run.path / "metrics.jsonl")}
     if "tasks" in summary:
-        console.print(task_table(summary["tasks"]))
+        console.print(evaluation_table(summary["tasks"]))
     console.print(table("finished", rows))
     quoted, allowed = shlex.quote(str(run)), permissions(config.env)
     say_all(
