@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from commands.arguments import parse_launch
-from reports.report import PRESETS
+from commands.parsing import parse_train
 from tests.commands.cli import Commands
 from tests.commands.pages import embedded
 from training import UserError
 from training.config import RunConfig, core_name, read_config, to_plain
+from training.kinds import PRESETS
 from training.presets import make_preset
 from training.run import Run
 from training.sweep import failure, is_finished, label, make_trials, read, write
@@ -28,7 +28,7 @@ RECALL = "diagnostic:recall,delay=3"
 def grid(**fields: Any) -> dict:
     """The trials of a grid of agents on the preset `memory`."""
     empty: dict[str, Any] = {"cores": (), "rates": (), "seeds": (0,), "vary": (), "options": ()}
-    return make_trials(RunConfig, lambda words: parse_launch(words).config, "memory", **{**empty, **fields})
+    return make_trials(RunConfig, lambda words: parse_train("launch", words).config, "memory", **{**empty, **fields})
 
 
 def test_rates_are_of_the_compressive_core_and_cores_come_beside_them() -> None:

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from actors import ClusterError, LocalPool
-from commands.arguments import parse_launch as parse
+from commands.parsing import parse_launch as parse
 from learner import checkpoints
 from learner.errors import LearnersLost
 from learner.metrics import read_metrics
