@@ -17,7 +17,6 @@ from envs import require_consent
 from reports.comparison import Comparison, FinishedRun, read_run
 from reports.comparison_page import score_table, write_report
 from training import UserError, sweep
-from training.config import to_plain
 from training.console import LiveLine, program, say, say_all
 from training.kinds import CONFIGS
 from training.run import Run
@@ -52,7 +51,7 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
         name = options.preset if options.kind == "launch" else f"{options.kind}-{options.preset}"
         folder = (options.folder or Path(f"runs/compare-{name}")).absolute()
         trials = _plan(options, words)
-        command = _begin(folder, trials, command)
+        command = sweep.begin(folder, trials, command)
     failed = _train(folder, trials, options, console)
     finished, missing = [], {}
     for name, config in trials.items():
@@ -95,20 +94,6 @@ def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
                 raise UserError(f"actors: expected one number without --remote-actors, got {config.actors.count}")
             Trainer(config, Run(""), local=not options.remote_actors)
     return trials
-
-
-def _begin(folder: Path, trials: dict[str, Any], command: str) -> str:
-    """Creates the folder of a sweep, or finds the same sweep in it; returns the command that began it."""
-    if (folder / sweep.FILE).is_file():
-        old, first = sweep.read(folder)
-        if {name: to_plain(config) for name, config in old.items()} != {n: to_plain(c) for n, c in trials.items()}:
-            raise UserError(f"{folder} holds another sweep ({first}): expected a new folder, --folder DIR")
-        return first
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(path.name != ".lock" for path in folder.iterdir()):
-        raise UserError(f"{folder} is not empty and holds no sweep: expected a new folder, --folder DIR")
-    sweep.write(folder, trials, command)
-    return command
 
 
 def _envs(trials: dict[str, Any]) -> list[str]:

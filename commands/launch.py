@@ -88,12 +88,13 @@ def _errors(options: LaunchOptions, trainer: Trainer, console: Console) -> Itera
             problem += ", and with it all that was learned"
         raise UserError(problem) from error
     except (EnvironmentFailed, ClusterError, LearnersLost, FloatingPointError) as error:
+        if not trainer.saved:
+            raise
         cause = getattr(error, "cause", error)  # of an error of Ray
+        between = "\n" if isinstance(error, EnvironmentFailed) else "; "
         slower = f" --learner.learning-rate {config.learner.learning_rate / 4:.3g}"
-        if trainer.saved:
-            between = "\n" if isinstance(error, EnvironmentFailed) else "; "
-            cause.args = (f"{cause}{between}{resume()}{slower * isinstance(error, FloatingPointError)}",)
-        raise
+        advice = between + resume() + slower * isinstance(error, FloatingPointError)
+        raise type(cause)(f"{cause}{advice}") from error
     except KeyboardInterrupt:
         if trainer.saved:
             say(console, f"interrupted; {resume()}")

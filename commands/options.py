@@ -193,7 +193,8 @@ class EvaluateOptions(PlayOptions):
         if self.policy == "agent" and not self.runs:
             raise ValueError("expected DIR, the folder of a run, or --policy oracle or random with --env; got neither")
         if self.policy != "agent" and (self.runs or not self.env):
-            raise ValueError(f"policy: expected --env and no run for {self.policy}, got {self.env}, {self.runs}")
+            got = f"--env {self.env} and {len(self.runs)} runs"
+            raise ValueError(f"policy: expected --env and no run for {self.policy}, got {got}")
         if self.video and len(self.runs) != 1:
             raise ValueError(f"video: expected one run to film, got {len(self.runs)}")
 

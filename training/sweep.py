@@ -164,10 +164,19 @@ def label(configs: Sequence[Any]) -> list[str]:
     return labels
 
 
-def write(folder: Path, trials: Mapping[str, Any], command: str) -> None:
-    """Writes the file of a sweep."""
+def begin(folder: Path, trials: Mapping[str, Any], command: str) -> str:
+    """Creates the folder of a sweep, or finds the same sweep in it; returns the command that began it."""
     plain = {name: to_plain(config) for name, config in trials.items()}
+    if (folder / FILE).is_file():
+        old, first = read(folder)
+        if {name: to_plain(config) for name, config in old.items()} != plain:
+            raise UserError(f"{folder} holds another sweep ({first}): expected a new folder, --folder DIR")
+        return first
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(path.name != ".lock" for path in folder.iterdir()):
+        raise UserError(f"{folder} is not empty and holds no sweep: expected a new folder, --folder DIR")
     write_json(folder / FILE, {"command": command, "trials": plain})
+    return command
 
 
 def read(folder: Path) -> tuple[dict[str, Any], str]:

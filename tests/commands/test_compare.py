@@ -20,7 +20,7 @@ from training.config import RunConfig, core_name, read_config, to_plain
 from training.kinds import PRESETS
 from training.presets import make_preset
 from training.run import Run
-from training.sweep import failure, is_finished, label, make_trials, read, write
+from training.sweep import begin, failure, is_finished, label, make_trials, read
 
 RECALL = "diagnostic:recall,delay=3"
 
@@ -53,7 +53,7 @@ def test_fields_of_a_core_apply_to_the_cores_that_have_them() -> None:
 def test_environments_are_varied_as_well(tmp_path: Path) -> None:
     trials = grid(cores=("lstm", "gru"), vary=[("env", (RECALL, "diagnostic:tmaze"))])
     assert next(iter(trials)) == "lstm-diagnostic-recall-delay-3-seed-0"
-    write(tmp_path, trials, "compressive compare ...")
+    begin(tmp_path, trials, "compressive compare ...")
     assert read(tmp_path) == (trials, "compressive compare ..."), "a sweep's file holds all of it"
 
 
@@ -71,12 +71,10 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
         ([], ["--cores or --rates", "--vary"]),
         (["--cores", "lstm", "lstm"], ["cores", "different", "lstm lstm"]),
         (["--rates", "1", "3"], ["compression_rate", "segment_size = 16", "3"]),
-        (["--rates", "1", "2", "--seeds", "-1"], ["seeds", "0 or more"]),
         (["--rates", "1", "2", "--seed", "3"], ["--seed", "compare decides"]),
         (["--rates", "1", "2", "--learners", "2"], ["learners", "1 in a sweep", "2"]),
         (["--vary", "agent.core.speed", "1", "2"], ["vary", "field of the configuration", "agent.core.speed"]),
         (["--rates", "1", "2", "--folder", "FULL"], ["FULL", "not empty", "--folder"]),
-        (["--kind", "song", "--cores", "lstm"], ["--kind", "'launch', 'text', 'speech'", "'song'"]),
         (["--kind", "speech", "--cores", "lstm", "gru"], ["core", "wavenet", "'gru'"]),
         (["--kind", "text", "--cores", "lstm", "gru", "--remote-actors"], ["remote-actors", "text"]),
         (["--kind", "text", "--cores", "lstm", "gru", "--corpus", "folder", "--path", "MISSING"], ["MISSING"]),
@@ -84,9 +82,7 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
         (["--rates", "1", "2", "--folder", "SWEEP"], ["SWEEP holds another sweep", "as it was"]),
         (["--resume", "EMPTY"], ["EMPTY", "not a sweep", "sweep.json"]),
         (["--resume", "SWEEP", "--frames", "3"], ["--resume", "--frames 3"]),
-        (["--resume", "SWEEP", "--folder", "NEW"], ["--resume", "--folder"]),
         (["--from", "EMPTY", "--seeds", "7"], ["--from", "as they are", "--seeds"]),
-        (["--rates", "1", "2", "--threshold", "nan"], ["threshold", "a finite number", "nan"]),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -96,7 +92,7 @@ def test_bad_input_is_one_clear_line(
     for name in ("EMPTY", "FULL", "SWEEP"):
         (tmp_path / name).mkdir()
     (tmp_path / "FULL" / "thesis.txt").write_text("all of it")
-    write(tmp_path / "SWEEP", grid(cores=("lstm", "gru")), "as it was")
+    begin(tmp_path / "SWEEP", grid(cores=("lstm", "gru")), "as it was")
     speech = arguments[:1] == ["speech compare"]
     cli.refuse(*(["speech", "compare", *arguments[1:]] if speech else ["compare", *arguments]), words=words)
     assert {path.name for path in tmp_path.iterdir()} == {"EMPTY", "FULL", "SWEEP"}
@@ -268,7 +264,7 @@ def test_a_report_never_replaces_that_of_a_run(make_run: MakeRun, tmp_path: Path
     (tmp_path / "file").write_text("all of it")
     compared = ["compare", "--from", run, "--folder"]
     cli.refuse(*compared, run, words=f"{run} holds a run")
-    cli.refuse(*compared, tmp_path / "file" / "out", words="a folder that can be written to")
+    cli.refuse(*compared, tmp_path / "file" / "out", words="Not a directory")
     out = tmp_path / "my [bold]report[/bold] :bug:"
     printed, text = compare(cli, out, [run])
     assert f"report  {out / 'report.html'}" in printed

@@ -37,9 +37,8 @@ def forged(
     Run(folder).write_config(config)
     last = checkpoints.load_latest(folder)
     checkpoints.save((tmp_path / "url").as_uri(), last.step, last.parts, last.state | {"config": config}, 1)
-    (tmp_path / "sweep").mkdir()
     trials = dict.fromkeys(("a", "b"), read_config(Run(folder), RunConfig))
-    sweep.write(tmp_path / "sweep", trials, "compressive compare")
+    sweep.begin(tmp_path / "sweep", trials, "compressive compare")
     return folder, env
 
 
