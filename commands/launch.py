@@ -48,15 +48,13 @@ def launch(options: LaunchOptions) -> None:
             if options.resume:
                 trainer.restore()
         _describe(options, trainer, console)
-        if options.new_folder:  # can be resumed from now on, even if Ray does not start
-            run.write_config(to_plain(config))
+        run.write_config(to_plain(config))  # can be resumed from now on, even if Ray does not start
         begin = time.monotonic()
         with (
             _ray(options, trainer, console),
             stop_on_signals() as stop,
             LiveLine(console, "training", "the first unroll") as line,
         ):
-            run.write_config(to_plain(config))
             trainer.train(line.update, lambda: stop.requested)
             run.require()
         if stop.signal and not trainer.done:

@@ -10,7 +10,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import tyro
@@ -34,8 +34,8 @@ def _integer(info: Any) -> tyro.constructors.PrimitiveConstructorSpec | None:
 
     def read(words: list[str]) -> int:
         found = re.fullmatch(r"(-?\d{1,30}(?:\.\d+)?(?:e\+?\d{1,2})?)([kmgb]?)", words[0].lower())
-        value = Decimal(found[1]) * {"": 1, "k": 1000, "m": 10**6, "g": 10**9, "b": 10**9}[found[2]] if found else None
-        if value is None or value % 1:
+        value = Fraction(found[1]) * {"": 1, "k": 1000, "m": 10**6, "g": 10**9, "b": 10**9}[found[2]] if found else None
+        if value is None or value.denominator > 1:
             raise ValueError(f"expected an integer, such as 64, 200k or 6M, got {words[0]!r}")
         return int(value)
 
@@ -79,7 +79,7 @@ def parse_train(kind: str, words: Sequence[str]) -> Any:
     run to resume."""
     command, base = "launch" if kind == "launch" else f"{kind} train", CONFIGS[kind]
     prog, options = f"compressive {command}", OPTIONS[command]
-    known = [word for word in words if word not in HELP]
+    known = [word for word in words if word not in ("-h", "--help")]
     start: TrainingOptions = parse(TrainingOptions, prog, known, return_unknown_args=True)[0]
     with user_errors():
         if not start.resume:
@@ -181,8 +181,8 @@ def _condense(frame: str, kind: Any) -> str:
     lines = lines if lines[0].strip("-") else lines[1:]
     message = " ".join(re.split(r"\n(?:[─-]*\n)+", "\n".join(lines))[0].split()).removesuffix(".")
     if found := re.match(r"Unrecognized options: .*?--([\w.-]+)", message):
-        initials = "".join(rf"{letter}\w*-" for letter in found[1]).removesuffix("-")  # as in --lr
-        meant = [f"--{name}" for name in option_names(kind) if re.search(rf"(^|\.){initials}$", name)]
+        initials = r"\w*-".join(found[1].rpartition(".")[2])  # as in --lr
+        meant = [f"--{name}" for name in option_names(kind) if re.search(rf"(^|\.){initials}\w*$", name)]
         meant += [line.partition(" ")[0] for line in lines[1:] if line.startswith("--")]
         return f"{message}; perhaps you meant {' or '.join(meant[:3])}" if meant else message
     return re.sub(r"^Error parsing (\w*(Options|Training|Compare): )?", "", message)

@@ -116,13 +116,11 @@ def test_bad_input_is_refused_in_one_line(
     for *arguments, words in (
         [*train, "--corpus.path", "/nowhere", "there is no folder /nowhere"],
         [*train, "--corpus.include=/etc/*", "include: expected a pattern of names below the folder"],
-        [*train, "--core", "gru", "core: expected one of compressive"],
         [*train, "--corpus.path", voices, "--learner.batch-size=64", "tokens: expected more than"],
         [*train, "--corpus.path", tmp_path / "bad", "torn.flac: expected a WAV or FLAC file"],
         [*resume, "--model.num-layers=3", "model.num_layers: expected 20"],
         [*resume, "--core", "lstm", "core: expected wavenet"],
         ["train", "--resume", run, "--corpus.path", other, "expected the data that"],
-        ["sample", trained, "--seconds=9", "seconds: expected at most"],
         ["evaluate", trained, "--memory-size=5", "memory_size: expected a core with a memory, got WaveNet"],
     ):
         cli.refuse("speech", *arguments, words=words)

@@ -191,7 +191,9 @@ def test_text_without_spaces(tmp_path: Path) -> None:
     assert saved_steps(tmp_path / "run")[-1] == 2
 
 
-def test_bad_input_is_refused_before_anything_is_written(corpus: Path, tmp_path: Path, cli: Commands) -> None:
+def test_bad_input_is_refused_before_anything_is_written(
+    corpus: Path, trained: Path, tmp_path: Path, cli: Commands
+) -> None:
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     for change, words in {
         "--path=/nowhere": "/nowhere: expected folder, found nothing there",
@@ -204,9 +206,6 @@ def test_bad_input_is_refused_before_anything_is_written(corpus: Path, tmp_path:
     }.items():
         cli.refuse(*options(corpus, tmp_path / "run", 4, *change.split()), words=words)
     assert not (tmp_path / "run").exists()
-
-
-def test_impossible_uses_of_a_run_are_refused(trained: Path, tmp_path: Path, cli: Commands) -> None:
     write_corpus("text", tmp_path / "other")
     (tmp_path / "other" / "0.txt").write_text("other\n" * 40)
     other = (f"--path={tmp_path / 'other'}", f"corpus: expected the data that {trained} was trained on")
@@ -220,27 +219,11 @@ def test_impossible_uses_of_a_run_are_refused(trained: Path, tmp_path: Path, cli
         cli.refuse("text", *arguments, words=words)
 
 
-def test_a_tokenizer_that_is_lost_or_of_another_version(copied: Callable[[], Path], cli: Commands) -> None:
+def test_a_run_that_is_damaged_or_of_another_version(copied: Callable[[], Path], cli: Commands) -> None:
     run = copied()
-    file, commands = run / "tokenizer.json", (["evaluate", run], ["sample", run], ["train", f"--resume={run}"])
-    for text, words in {
-        "{": f"{file}: expected JSON",
-        "[]": "got []",
-        '{"kind": "words", "words": [1]}': "tokenizer",
-        '{"kind": ["words"]}': "tokenizer",
-    }.items():
-        file.write_text(text)
-        for command in commands:
-            cli.refuse("text", *command, words=words)
-    file.unlink()
-    for command in commands:
-        cli.refuse("text", *command, words=str(file))
-
-
-def test_a_run_of_another_version(copied: Callable[[], Path], cli: Commands) -> None:
-    run = copied()
-    last = run / "checkpoints" / f"{40:012d}"
-    state = (last / "state.json").read_text()
+    last, file = run / "checkpoints" / f"{40:012d}", run / "tokenizer.json"
+    state, tokenizer = (last / "state.json").read_text(), json.loads(file.read_text())
+    resume = ["train", f"--resume={run}"]
     for path, value, words in (
         ("learner", GONE, "learner in it"),
         ("learner step", "40", "learner: step: expected a whole number of 0 or more, got '40'"),
@@ -249,7 +232,13 @@ def test_a_run_of_another_version(copied: Callable[[], Path], cli: Commands) -> 
     ):
         (last / "state.json").write_text(state)
         forge(last, lambda content, path=path, value=value: edit(content["state"], path, value))  # type: ignore[misc]
-        cli.refuse("text", "train", f"--resume={run}", words=words)
-    tokenizer = json.loads((run / "tokenizer.json").read_text())
-    (run / "tokenizer.json").write_text(json.dumps(tokenizer | {"digest": 3}))
-    cli.refuse("text", "train", f"--resume={run}", words="tokenizer.json: digest: expected a text")
+        cli.refuse("text", *resume, words=words)
+    file.write_text(json.dumps(tokenizer | {"digest": 3}))
+    cli.refuse("text", *resume, words="tokenizer.json: digest: expected a text")
+    for text, words in {"{": f"{file}: expected JSON", "[]": "got []", '{"kind": ["words"]}': "tokenizer"}.items():
+        file.write_text(text)
+        for command in (["evaluate", run], ["sample", run], resume):
+            cli.refuse("text", *command, words=words)
+    file.unlink()
+    for command in (["evaluate", run], ["sample", run], resume):
+        cli.refuse("text", *command, words=str(file))
