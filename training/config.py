@@ -19,7 +19,7 @@ from agent.core import CORES, CoreConfig
 from agent.fields import AtLeast0, Checked, Count, Positive, Several
 from learner.config import LearnerConfig
 from learner.files import abbreviate, require_no_secret
-from training.run import Run
+from training.run import KINDS, Run
 
 RENAMED = {
     "optimiser": "optimizer",
@@ -169,9 +169,12 @@ def read_config(run: Run, kind: Any = RunConfig) -> Any:
 
     Raises:
         FileNotFoundError: if the folder is not a run.
-        ValueError: if its `config.json` cannot be read, or the run is of another kind.
+        ValueError: if its `config.json` cannot be read, or the run is of another kind; says which commands accept it.
     """
-    plain = run.read_config(kind.kind)
+    found, plain = run.read_kind()
+    if found != kind.kind:
+        (made, use), (expected, _) = KINDS[found], KINDS[kind.kind]
+        raise ValueError(f"{run} is a run of `{made}`, expected one of `{expected}`; use {use}, or status")
     try:
         return from_plain(kind, plain)
     except ValueError as error:

@@ -190,19 +190,6 @@ class Run:
             raise ValueError(f"{self.config_file}: kind: expected one of {', '.join(KINDS)}, got {abbreviate(kind)}")
         return kind, plain
 
-    def read_config(self, kind: str) -> dict[str, Any]:
-        """The `config.json` of a run of a kind, without the kind.
-
-        Raises:
-            FileNotFoundError: if the folder is not a run.
-            ValueError: if the file cannot be read, or the run is of another kind; says which commands accept it.
-        """
-        found, plain = self.read_kind()
-        if found != kind:
-            (made, use), (expected, _) = KINDS[found], KINDS[kind]
-            raise ValueError(f"{self} is a run of `{made}`, expected one of `{expected}`; use {use}, or status")
-        return plain
-
     def evaluation_file(self, split: str | None = None) -> Path:
         """The summary of the evaluation at the end, or of a later one on a split."""
         return self.path / (f"evaluation-{split}.json" if split else "evaluation.json")

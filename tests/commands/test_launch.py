@@ -136,12 +136,18 @@ def test_help(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(SystemExit) as stop:
             cli.run("launch", *arguments, "--help")
         assert not stop.value.code
-        text = " ".join(cli.capfd.readouterr().out.replace("│", "").split())
-        options = re.findall(r"(--[a-z][\w.-]+)(?: [A-Z{]\S*)? [A-Z][^│]*?\(default: ", text)
-        assert {"--preset", "--frames", "--run", "--seed", "--resume", "--ray-address"} <= set(options)
-        assert len(set(options)) > 35
+        text = cli.capfd.readouterr().out
+        options: dict[str, str] = {}
+        for cell in (line.strip("│ ") for line in text.splitlines()):
+            if cell.startswith("--"):
+                name, _, options[name] = cell.partition(" ")
+            elif options and not cell.startswith("╰"):
+                options[name] += f" {cell}"
+        assert {"--preset", "--frames", "--run", "--seed", "--resume", "--local", "--ray-address"} <= set(options)
+        assert len(options) > 35
+        assert not [name for name, said in options.items() if not re.search(r"\S+ \S+ \(default: ", said)]
         assert "optimiser" not in text
-        assert f"(default: {env}" in text
+        assert f"(default: {env}" in options["--env"]
     for words in ([], ["-h"], ["help"]):
         printed = cli.run(*words)
         assert all(name in printed for name in COMMANDS)

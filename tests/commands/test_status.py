@@ -50,7 +50,7 @@ def test_states_of_a_run(copied: Copied, cli: Commands, monkeypatch: pytest.Monk
     rows = rows_of(run, cli)
     assert rows["state"] == "stopped"
     assert shlex.split(rows["resume with"]) == ["compressive", "launch", "--resume", str(run)]
-    assert "(25.0 %)" in rows["frames"]
+    assert f"({100 * last['learner/frames'] / (4 * config['frames']):.1f} %)" in rows["frames"]
 
     with Run(run).lock():
         assert rows_of(run, cli)["state"] == "running"
