@@ -115,11 +115,10 @@ def compressors(corpus: Corpus) -> dict[str, float]:
 def main(options: Options) -> dict[str, Any]:
     """Trains, measures, and returns the figures."""
     folder = options.out / time.strftime("%Y%m%d-%H%M%S")
-    folder.mkdir(parents=True)
     grid = list(itertools.product(options.seeds, variants(options).items()))
     names = {f"{name.replace(', ', '-')}-seed-{seed}": name for seed, (name, _) in grid}
     trials = {name: dataclasses.replace(config, seed=seed) for name, (seed, (_, config)) in zip(names, grid)}
-    sweep.write(folder, trials, f"python -m benchmarks.text {' '.join(sys.argv[1:])}")
+    sweep.begin(folder, trials, f"python -m benchmarks.text {' '.join(sys.argv[1:])}")
     compressive(["compare", "--resume", str(folder)])
     models: dict[str, list[dict[str, float]]] = defaultdict(list)
     for trial, name in names.items():

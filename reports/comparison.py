@@ -27,8 +27,9 @@ from learner.metrics import sample_metrics
 from reports.statistics import Scores, bootstrap_interval, interquartile_mean, mean_curve, probability_of_improvement
 from training import UserError
 from training.config import read_config
+from training.kinds import CONFIGS
 from training.run import KINDS, Run
-from training.sweep import CONFIGS, flatten, goal, label
+from training.sweep import flatten, goal, label
 
 
 class Scale(NamedTuple):

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,13 @@ from agent.core import ATTENTION_KINDS
 from learner.files import read_json
 from reports.pages import mean, points, rounded
 from reports.tables import evaluation_rows, number, progress_rows
-from speech.config import make_preset as make_speech_preset
-from text.config import make_preset as make_text_preset
 from training.config import core_name, differences, read_config, to_plain
 from training.console import quantity
 from training.evaluation import SCALES
-from training.presets import make_preset
+from training.kinds import CONFIGS, PRESETS
 from training.run import Run
-from training.sweep import CONFIGS, goal
+from training.sweep import goal
 
-PRESETS: dict[str, Callable[[str, str], Any]] = {
-    "launch": make_preset, "text": make_text_preset, "speech": make_speech_preset
-}  # fmt: skip
 BUCKETS = 6
 """Buckets of each kind of memory, as in Figure 2 of the paper."""
 EMBEDDED_BYTES = 4_000_000

@@ -114,17 +114,13 @@ def test_bad_input_is_refused_in_one_line(
     audio.write_wav(other / "0.wav", synthetic.utterance(1, 1)[:1000], RATE)
     train, resume = ["train", "--run", tmp_path / "new", "--threads=1"], ["train", "--resume", trained]
     for *arguments, words in (
-        ["sing", "speech: expected train, evaluate or sample, got 'sing'"],
         [*train, "--corpus.path", "/nowhere", "there is no folder /nowhere"],
         [*train, "--corpus.include=/etc/*", "include: expected a pattern of names below the folder"],
-        [*train, "--sample-seconds=nan", "sample_seconds: expected a number in [0, 3600], got nan"],
-        [*train, "--core", "gru", "core: expected one of compressive"],
         [*train, "--corpus.path", voices, "--learner.batch-size=64", "tokens: expected more than"],
         [*train, "--corpus.path", tmp_path / "bad", "torn.flac: expected a WAV or FLAC file"],
         [*resume, "--model.num-layers=3", "model.num_layers: expected 20"],
         [*resume, "--core", "lstm", "core: expected wavenet"],
         ["train", "--resume", run, "--corpus.path", other, "expected the data that"],
-        ["sample", trained, "--seconds=9", "seconds: expected at most"],
         ["evaluate", trained, "--memory-size=5", "memory_size: expected a core with a memory, got WaveNet"],
     ):
         cli.refuse("speech", *arguments, words=words)

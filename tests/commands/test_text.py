@@ -193,7 +193,9 @@ def test_text_without_spaces(tmp_path: Path) -> None:
     assert saved_steps(tmp_path / "run")[-1] == 2
 
 
-def test_bad_input_is_refused_before_anything_is_written(corpus: Path, tmp_path: Path, cli: Commands) -> None:
+def test_bad_input_is_refused_before_anything_is_written(
+    corpus: Path, trained: Path, tmp_path: Path, cli: Commands
+) -> None:
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     for change, words in {
         "--path=/nowhere": "/nowhere: expected folder, found nothing there",
@@ -202,53 +204,28 @@ def test_bad_input_is_refused_before_anything_is_written(corpus: Path, tmp_path:
         f"--path={tmp_path / 'circle'}": f"path: expected a file or a folder, got '{tmp_path / 'circle'}'",
         "--corpus=latin": "corpus: expected one of python, enwik8, wikitext103, pg19, folder, got 'latin'",
         "--learner.batch-size=4096": "folder, split train: tokens: expected more than the 4096 x 16 of one batch",
-        "--learner.sequence-length=12": "sequence_length: expected a multiple of the core's segment_size = 8",
         "--tokens=words --model.cutoffs 5000": "cutoffs: expected ascending numbers between 0 and ",
     }.items():
         cli.refuse(*options(corpus, tmp_path / "run", 4, *change.split()), words=words)
     assert not (tmp_path / "run").exists()
-
-
-def test_impossible_uses_of_a_run_are_refused(trained: Path, tmp_path: Path, cli: Commands) -> None:
     write_corpus("text", tmp_path / "other")
     (tmp_path / "other" / "0.txt").write_text("other\n" * 40)
-    (tmp_path / "config.json").write_text("{}")
     other = (f"--path={tmp_path / 'other'}", f"corpus: expected the data that {trained} was trained on")
     for *arguments, words in (
-        ["learn", "expected train, evaluate or sample, got 'learn'"],
-        ["evaluate", tmp_path, "expected one of `compressive text train`"],
         ["evaluate", trained, "--sizes", "x", "sizes: expected MEMORY:COMPRESSED"],
         ["evaluate", trained, "--dynamic=nan", "dynamic: expected"],
         ["evaluate", trained, *other],
-        ["sample", trained, "--top-p=nan", "expected a number in (0, 1], got nan"],
-        ["train", f"--run={trained}", "already exists and is not empty"],
         ["train", f"--resume={trained}", "--core=lstm", f"core: expected compressive as in {trained}"],
         ["train", f"--resume={trained}", *other],
     ):
         cli.refuse("text", *arguments, words=words)
 
 
-def test_a_tokenizer_that_is_lost_or_of_another_version(copied: Callable[[], Path], cli: Commands) -> None:
+def test_a_run_that_is_damaged_or_of_another_version(copied: Callable[[], Path], cli: Commands) -> None:
     run = copied()
-    file, commands = run / "tokenizer.json", (["evaluate", run], ["sample", run], ["train", f"--resume={run}"])
-    for text, words in {
-        "{": f"{file}: expected JSON",
-        "[]": "got []",
-        '{"kind": "words", "words": [1]}': "tokenizer",
-        '{"kind": ["words"]}': "tokenizer",
-    }.items():
-        file.write_text(text)
-        for command in commands:
-            cli.refuse("text", *command, words=words)
-    file.unlink()
-    for command in commands:
-        cli.refuse("text", *command, words=str(file))
-
-
-def test_a_run_of_another_version(copied: Callable[[], Path], cli: Commands) -> None:
-    run = copied()
-    last = run / "checkpoints" / f"{40:012d}"
-    state = (last / "state.json").read_text()
+    last, file = run / "checkpoints" / f"{40:012d}", run / "tokenizer.json"
+    state, tokenizer = (last / "state.json").read_text(), json.loads(file.read_text())
+    resume = ["train", f"--resume={run}"]
     for path, value, words in (
         ("learner", GONE, "learner in it"),
         ("learner step", "40", "learner: step: expected a whole number of 0 or more, got '40'"),
@@ -257,7 +234,13 @@ def test_a_run_of_another_version(copied: Callable[[], Path], cli: Commands) -> 
     ):
         (last / "state.json").write_text(state)
         forge(last, lambda content, path=path, value=value: edit(content["state"], path, value))  # type: ignore[misc]
-        cli.refuse("text", "train", f"--resume={run}", words=words)
-    tokenizer = json.loads((run / "tokenizer.json").read_text())
-    (run / "tokenizer.json").write_text(json.dumps(tokenizer | {"digest": 3}))
-    cli.refuse("text", "train", f"--resume={run}", words="tokenizer.json: digest: expected a text")
+        cli.refuse("text", *resume, words=words)
+    file.write_text(json.dumps(tokenizer | {"digest": 3}))
+    cli.refuse("text", *resume, words="tokenizer.json: digest: expected a text")
+    for text, words in {"{": f"{file}: expected JSON", "[]": "got []", '{"kind": ["words"]}': "tokenizer"}.items():
+        file.write_text(text)
+        for command in (["evaluate", run], ["sample", run], resume):
+            cli.refuse("text", *command, words=words)
+    file.unlink()
+    for command in (["evaluate", run], ["sample", run], resume):
+        cli.refuse("text", *command, words=str(file))
