@@ -26,7 +26,6 @@ import tempfile
 import threading
 import time
 import uuid
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -253,7 +252,6 @@ class Victim:
 
 def main(options: Options) -> dict[str, Any]:
     """Measures and returns the figures."""
-    warnings.filterwarnings("ignore", message="skipped checkpoint")
     generator, figures, failed = random.Random(options.seed), {}, []
     before = set(os.listdir("/dev/shm"))
     # The prefix is short because paths of Ray's sockets lie in it and may have 107 characters.

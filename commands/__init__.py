@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -122,7 +121,6 @@ def _prepare_logging() -> None:
 
     handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S")
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
-    warnings.filterwarnings("ignore", message="skipped checkpoint")  # the commands name them
     threading.excepthook = _thread_failed
 
 

@@ -26,13 +26,14 @@ from agent import Trajectory
 from agent.core import concatenate_states, leaves, state_bytes
 from envs import limit_calls, mean_normalised, prepare, tasks
 from learner import checkpoints
-from learner.checkpoints import Checkpoint, Checkpoints, pack_learner, unpack_learner
+from learner.checkpoints import Checkpoint, pack_learner, unpack_learner
 from learner.diagnostics import attention_mass
 from learner.errors import StorageError
 from learner.files import abbreviate, require_schema, write_json
 from learner.learner import Learner
 from learner.metrics import MetricsWriter
 from learner.serialization import check_rng, restore_rng, rng_state
+from learner.storage import UrlStore
 from training import UserError, loop
 from training.charts import CHARTS
 from training.config import RunConfig, to_plain
@@ -88,7 +89,7 @@ class Trainer:
         self.episodes = self.dropped = self.generation = 0
         self.recent: dict[str, deque[Episode]] = {task: deque(maxlen=200) for task in names}
         self.place: Path | str = config.checkpoint_url or run.path
-        self.remote = Checkpoints(config.checkpoint_url) if config.checkpoint_url else None
+        self.remote = UrlStore(config.checkpoint_url) if config.checkpoint_url else None
         self.claimed: str | None = None
         self.restored: Checkpoint | None = None
         self.saved: Path | str | None = None
@@ -116,7 +117,7 @@ class Trainer:
         """
         if self.remote is None:
             return
-        if new and self.remote.any_complete():
+        if new and self.remote.names():
             raise ValueError(f"{self.place} already has checkpoints: expected a new URL, or --resume {self.place}")
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         self.claimed = f"{self.run.path.resolve()} on {socket.gethostname()} (process {os.getpid()}, {now})"

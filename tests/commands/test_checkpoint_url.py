@@ -12,7 +12,7 @@ import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from learner import checkpoints
+from learner import checkpoints, storage
 from learner.files import redact, require_no_secret
 from tests.commands.cli import TINY, Commands, frames, saved_steps, start, state, wait_until
 from tests.unreliable import Unreliable
@@ -227,9 +227,9 @@ def test_credentials_reach_only_the_store(guarded: Any, tmp_path: Path, monkeypa
     monkeypatch.setattr(Guarded, "broken", True)
     error = cli.refuse(*RESUME, run, f"--frames={frames(9)}")
     assert f"{url} cannot be read or written: ConnectionError: PUT https://***@host/" in error
-    monkeypatch.setattr(checkpoints, "PAUSES", (0.0,))
-    with pytest.raises(checkpoints.StorageError):
-        checkpoints.Checkpoints(url).claim("me")
+    monkeypatch.setattr(storage, "PAUSES", (0.0,))
+    with pytest.raises(storage.StorageError):
+        storage.UrlStore(url).claim("me")
     warned = cli.capfd.readouterr().err
     assert "ConnectionError: PUT https://***@host/" in warned, "before another attempt"
     assert SECRET not in error + printed + warned
