@@ -49,14 +49,14 @@ def save(
     """Writes a checkpoint atomically, in place of one of the same step, and then removes old ones.
 
     If the run was resumed from an earlier checkpoint because later ones were damaged, these are renamed to
-    `<step>.superseded`, and removed when the run has reached their step.
+    `<step>.superseded` until the run has reached their step (behind a URL they are removed).
 
     Args:
         run: the run's folder or URL.
         step: agent steps so far, or batches of a sequence model.
         parts: tensors by part and name; names of parts consist of letters, digits, "_" and "-".
         state: values that JSON can hold: counters, random states, the configuration.
-        keep: how many of the newest checkpoints to keep, this one included.
+        keep: how many of the newest checkpoints to keep, this one included; at least 1.
 
     Returns:
         the checkpoint's folder or URL.
@@ -75,7 +75,7 @@ def save(
             store.remove(entry.name)
         elif entry.step > step and entry.current:
             logger.warning("%s: superseded, because the run was resumed from an earlier one", store.locate(entry.name))
-            store.move(entry.name, f"{entry.name}.superseded")
+            store.supersede(entry.name)
     return store.locate(new)
 
 

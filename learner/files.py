@@ -15,15 +15,7 @@ from typing import Any
 JSON_BYTES = 64 << 20
 """Larger JSON files are not read; the largest that is written, a vocabulary, has some megabytes."""
 _KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-_JSON_TYPES = {
-    int: "a whole number of 0 or more",
-    float: "a number",
-    str: "a text",
-    bool: "true or false",
-    dict: "an object",
-    list: "a list",
-}
-"""Names of JSON's types in errors."""
+_TYPES = {int: "a whole number of 0 or more", float: "a number", str: "a text", dict: "an object", list: "a list"}
 
 
 def require_output(path: Path) -> None:
@@ -143,13 +135,11 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def require_schema(value: Any, schema: Any, where: str) -> None:
-    """Raises a ValueError, which names the part and what it is, if a value that was read as JSON is not as expected.
+    """Raises a ValueError, which names the wrong part, if a value that was read as JSON is not as expected.
 
-    Args:
-        value: the value.
-        schema: a type (int means 0 to 2^63 - 1, float any number, object anything); a dict of the schemas of required
-            keys (more keys are allowed); {str: schema} for objects, or [schema] for lists, of such values.
-        where: name of the value in errors.
+    A schema is a type (int means 0 to 2^63 - 1, float any number, object anything); a dict of the schemas of required
+    keys (more keys are allowed); or {str: schema} for objects, [schema] for lists, of such values. `where` is the name
+    of the value in errors.
     """
     kind: Any = schema if isinstance(schema, type) else type(schema)
     if kind is int:
@@ -159,7 +149,7 @@ def require_schema(value: Any, schema: Any, where: str) -> None:
     else:
         fits = isinstance(value, kind)
     if not fits:
-        raise ValueError(f"{where}: expected {_JSON_TYPES[kind]}, got {abbreviate(value)}")
+        raise ValueError(f"{where}: expected {_TYPES[kind]}, got {abbreviate(value)}")
     if isinstance(schema, list):
         for index, item in enumerate(value):
             require_schema(item, schema[0], f"{where}: {index}")
@@ -211,9 +201,7 @@ def cache_folder(kind: str) -> Path:
 def build_once(target: Path, build: Callable[[Path], None]) -> None:
     """Creates a folder, whole or not at all, unless it exists. Several processes may do so at once.
 
-    Args:
-        target: the folder.
-        build: writes the content into the empty folder that it is called with.
+    `build` writes the content into the empty folder that it is called with.
     """
     if target.exists():
         return

@@ -25,8 +25,6 @@ MANIFEST = "state.json"
 PAUSES = (1.0, 3.0, 9.0)
 """Seconds before each retry of a failed operation behind a URL."""
 _OWNER = "owner.txt"
-_PERMANENT = (PermissionError, NotImplementedError)
-"""Errors that a retry would not remedy."""
 
 
 class DiskStore:
@@ -68,11 +66,14 @@ class DiskStore:
                 (folder / file).write_bytes(data)
                 files.flush(folder / file)
         if first != name:
-            self.move(first, name)
+            self._move(first, name)
         return name
 
-    def move(self, name: str, new: str) -> None:
-        """Renames a folder, in place of one of the new name."""
+    def supersede(self, name: str) -> None:
+        """Puts a damaged folder out of the way; behind a URL it is removed."""
+        self._move(name, f"{name}.superseded")
+
+    def _move(self, name: str, new: str) -> None:
         self.remove(new)
         self.locate(name).rename(self.locate(new))
         files.flush(self.root)
@@ -129,9 +130,8 @@ class UrlStore:
             self._put(f"{name}/{file}", data)
         return name
 
-    def move(self, name: str, new: str) -> None:
-        self._retry(self._fs.copy, f"{self._root}/{name}/", f"{self._root}/{new}/", recursive=True)
-        self.remove(name)
+    def supersede(self, name: str) -> None:
+        self.remove(name)  # a network error is no damage, so nothing in it could be used later
 
     def remove(self, name: str) -> None:
         for path in (f"{name}/{MANIFEST}", name):
@@ -181,7 +181,7 @@ class UrlStore:
             except FileNotFoundError:
                 raise
             except Exception as error:  # each package has its own exceptions
-                if pause is None or isinstance(error, _PERMANENT):
+                if pause is None or isinstance(error, PermissionError | NotImplementedError):  # not for now only
                     raise StorageError(f"{self.url} cannot be read or written: {_describe(error)}") from error
                 logger.warning("%s: %s; retrying in %.0f s", self.url, _describe(error), pause)
                 time.sleep(pause)

@@ -55,7 +55,7 @@ def test_a_store_that_fails_at_any_moment_leaves_a_checkpoint_that_loads(unrelia
         assert checkpoints.load_latest(run).state["try"] in (1, 2)
         checkpoints.save(run, step, PARTS, {"try": 3}, keep=1)
         assert checkpoints.load_latest(run).state == {"try": 3}
-        assert set(names(run)) - {"000000000010.superseded"} == {f"{step:012d}"}
+        assert names(run) == [f"{step:012d}"]
         if said is None:
             break
     assert 5 < count < 99
@@ -97,7 +97,7 @@ def test_what_cannot_be_read_for_now_is_not_taken_for_damage(unreliable, error, 
 
 
 KILLED = r"""
-import os, random, shutil, signal, sys, time
+import os, shutil, signal, sys
 from pathlib import Path
 import torch
 from fsspec.implementations.local import LocalFileSystem
@@ -118,60 +118,54 @@ def load(run):
     loaded = checkpoints.load_latest(scheme + str(run) if scheme else run)
     assert scheme or not loaded.skipped
     content = loaded.state["content"]
-    for part in loaded.parts.values():
-        for tensor in part.values():
-            assert bool((tensor == content).all())
+    assert all((tensor == content).all() for part in loaded.parts.values() for tensor in part.values())
     return content
 
-def in_child(function):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            function()
-        finally:
-            os._exit(1)
-    return pid
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
-
 def dies_at(count, run, step):
-    '''Saves, and is killed at a given disk operation; ends with status 0 if there are fewer.'''
+    '''Saves in another process, which is killed at a given disk operation; its status is 0 if there are fewer.'''
+    if pid := os.fork():
+        return os.waitpid(pid, 0)[1]
     left = [count]
-    def before(function, half=None):
+
+    def before(owner, name, half=lambda *arguments: None):
+        function = getattr(owner, name)
+
         def wrapped(*args, **kwargs):
             left[0] -= 1
             if left[0] == 0:
-                if half:
-                    half(*args)
-                die()
+                half(*args)
+                os.kill(os.getpid(), signal.SIGKILL)
             return function(*args, **kwargs)
-        return wrapped
+
+        setattr(owner, name, wrapped)
+
     def half_a_removal(path, *_):
-        for file in list(Path(path).glob('*'))[:1]:
+        for file in list(Path(path).glob("*"))[:1]:
             file.unlink()
+
     def half_a_file(*arguments):
         *_, path, data = arguments
         if Path(path).parent.exists():
             Path(path).write_bytes(data[: len(data) // 2])
-    os.fsync = before(os.fsync)
-    Path.rename = before(Path.rename)
-    Path.mkdir = before(Path.mkdir)
-    shutil.rmtree = before(shutil.rmtree, half_a_removal)
-    Path.write_bytes = before(Path.write_bytes, half_a_file)
-    LocalFileSystem.pipe_file = before(LocalFileSystem.pipe_file, half_a_file)
-    LocalFileSystem.mkdir = before(LocalFileSystem.mkdir)
-    LocalFileSystem.rm = before(LocalFileSystem.rm)
-    save(run, step, 2, keep=2)
-    os._exit(0)
+
+    for owner, name in ((os, "fsync"), (Path, "rename"), (Path, "mkdir"), (LocalFileSystem, "mkdir"),
+                        (LocalFileSystem, "rm")):
+        before(owner, name)
+    before(shutil, "rmtree", half_a_removal)
+    before(Path, "write_bytes", half_a_file)
+    before(LocalFileSystem, "pipe_file", half_a_file)
+    try:
+        save(run, step, 2, keep=2)
+        os._exit(0)
+    finally:
+        os._exit(1)
 
 for step in (20, 10):  # a newer checkpoint, and the same one again
     for count in range(1, 100):
         run = base / f"{step}-{count}"
         save(run, 5, 0)
         save(run, 10, 1, keep=2)
-        status = os.waitpid(in_child(lambda: dies_at(count, run, step)), 0)[1]
+        status = dies_at(count, run, step)
         assert load(run) in (1, 2), run
         save(run, 30, 3, keep=2)
         assert load(run) == 3, run
@@ -184,36 +178,13 @@ for step in (20, 10):  # a newer checkpoint, and the same one again
         assert os.WTERMSIG(status) == signal.SIGKILL, status
     assert 8 < count < 99, count
     print("killed at", count - 1, "points")
-
-def endless(run):
-    step = load(run)
-    while True:
-        step += 1
-        save(run, step, step)
-
-run = base / "endless"
-folder, whole = run / "checkpoints", f"{'[0-9]' * 12}{'-*' if scheme else ''}/state.json"
-save(run, 1, 1)
-generator, kills, reached = random.Random(0), 0, 1
-while kills < 10 or reached <= 10:  # a busy machine may save nothing before a kill
-    kills += 1
-    child = in_child(lambda: endless(run))
-    while not any(int(path.parent.name[:12]) > reached for path in folder.glob(whole)):
-        time.sleep(0.001)
-    time.sleep(generator.uniform(0.02, 0.12))
-    os.kill(child, signal.SIGKILL)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    now = load(run)
-    assert now >= reached
-    reached = now
-print("reached", reached)
 """
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_kill_9_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path, scheme):
-    """At each operation of a write in turn, then ten times at random; that checkpoint or the one before loads."""
+    """At each operation of a write in turn; that checkpoint or the one before loads."""
     command, root = [sys.executable, "-c", KILLED, str(tmp_path), scheme], Path(checkpoints.__file__).parents[1]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "reached" in done.stdout
+    assert done.stdout.count("killed at") == 2

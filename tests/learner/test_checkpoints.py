@@ -69,10 +69,11 @@ def test_a_run_goes_on_from_an_earlier_checkpoint(place):
         fs, path = url_to_fs(f"{save(place, step)}/weights.safetensors")
         fs.rm(path)
     save(place, 150, keep=1)
-    assert names(place) == ["000000000150", "000000000200.superseded", "000000000300.superseded"]
+    superseded = ["000000000200.superseded", "000000000300.superseded"] if isinstance(place, Path) else []
+    assert names(place) == ["000000000150", *superseded]
     assert checkpoints.load_latest(place).step == 150
     save(place, 200, keep=1)
-    assert names(place) == ["000000000200", "000000000300.superseded"]
+    assert names(place) == ["000000000200", *superseded[1:]]
     assert checkpoints.load_latest(place).state == {"step": 200}
     save(place, 301, keep=2)
     assert names(place) == ["000000000200", "000000000301"]
