@@ -2,11 +2,9 @@
 
 import functools
 import json
-import os
 import random
 import re
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from fsspec.core import url_to_fs
 
 from learner import checkpoints, serialization
 from learner.config import LearnerConfig
-from learner.files import write_json
 from learner.learner import Learner
 from learner.storage import UrlStore
 from tests.learner.runs import PARTS, Place, forge, listing, names, save
@@ -149,21 +146,6 @@ def test_a_state_that_json_cannot_hold_writes_nothing(place):
             checkpoints.save(place, 1, PARTS, state)
     fs, path = url_to_fs(str(place))
     assert not fs.exists(f"{path}/checkpoints")
-
-
-def test_write_json_is_atomic(tmp_path, monkeypatch):
-    path = tmp_path / "config.json"
-    write_json(path, {"seed": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"seed": object()})
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            write_json(path, {"seed": 2})
-    assert json.loads(path.read_text()) == {"seed": 1}
-    write_json(path, {"seed": 3})
-    assert json.loads(path.read_text()) == {"seed": 3}
-    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_flatten_keeps_kinds_keys_and_tensors():
