@@ -88,17 +88,15 @@ def load_latest(run: Path | str) -> Checkpoint:
     """
     store = open_store(run)
     reasons: dict[str, str] = {}
-    # Several times, because another process may train this run: it removes old checkpoints, and writes newer ones.
     while names := [entry.name for entry in _entries(store) if entry.name not in reasons]:
         for name in names:
             try:
-                checkpoint = read(store, name)
+                return read(store, name)._replace(skipped=list(reasons.values()))
             except (OSError, ValueError, MemoryError, RecursionError) as error:
+                if not store.exists(name):
+                    break  # another process, which trains this run, removed it and has written newer ones
                 what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
                 reasons[name] = f"{name}: {what}"[:200]
-                continue
-            present = store.names() if reasons else []
-            return checkpoint._replace(skipped=[reasons[name] for name in reasons if name in present])
     damaged = f"checkpoint that can be read: {'; '.join(reasons.values())}"
     raise FileNotFoundError(f"{run} has no {damaged if reasons else 'checkpoint yet'}")
 

@@ -47,6 +47,9 @@ class DiskStore:
             )
         return [path.name for path in self.root.iterdir() if path.suffix != ".tmp"]
 
+    def exists(self, name: str) -> bool:
+        return os.path.lexists(self.locate(name))
+
     def read(self, name: str, file: str, most: int) -> bytes:
         """The content of a regular file; raises a ValueError, before reading, if it has more than `most` bytes."""
         if self.locate(name).is_symlink():
@@ -59,7 +62,7 @@ class DiskStore:
         for left in self.root.glob("*.tmp"):
             files.remove(left)
         # A folder cannot replace another atomically. For a moment there are both.
-        first = f"{name}-1" if os.path.lexists(self.locate(name)) else name
+        first = f"{name}-1" if self.exists(name) else name
         self.remove(first)
         with files.new_folder(self.locate(first)) as folder:
             for file, data in content:
@@ -111,6 +114,9 @@ class UrlStore:
 
     def names(self) -> list[str]:
         return [name for name, found in self._list().items() if MANIFEST in found]
+
+    def exists(self, name: str) -> bool:
+        return bool(self._retry(self._fs.exists, f"{self._root}/{name}/{MANIFEST}"))
 
     def read(self, name: str, file: str, most: int) -> bytes:
         path = f"{self._root}/{name}/{file}"
