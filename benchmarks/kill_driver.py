@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 import uuid
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -213,7 +212,6 @@ class Victim:
 
 def main(options: Options) -> dict[str, Any]:
     """Measures and returns the figures."""
-    warnings.filterwarnings("ignore", message="skipped checkpoint")
     generator, figures, failed = random.Random(options.seed), {}, []
     before = set(os.listdir("/dev/shm"))
     # The prefix is short because paths of Ray's sockets lie in it and may have 107 characters.

@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
@@ -96,7 +95,6 @@ def _run(name: str, words: list[str]) -> None:
     options = parse_command(name, words)  # before the module of the command is imported, which needs torch
     line = "%(asctime)s %(levelname)s %(message)s"
     logging.basicConfig(level=logging.INFO, format=line, datefmt="%H:%M:%S", handlers=[_Log()], force=True)
-    warnings.filterwarnings("ignore", message="skipped checkpoint")  # the commands name them
     threading.excepthook = _thread_failed
     # The user's own environments are found in the working directory. It is last, so that it hides no package.
     sys.path += [path for path in (str(Path(__file__).parents[1]), os.getcwd()) if path not in ("", *sys.path)]

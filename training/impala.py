@@ -25,10 +25,11 @@ from actors.evaluation import correct_fraction
 from agent import Trajectory
 from agent.core import concatenate_states, leaves, state_bytes
 from envs import limit_calls, mean_normalised, prepare, tasks
-from learner.checkpoints import Checkpoints
+from learner.checkpoints import LEARNER
 from learner.diagnostics import attention_mass
 from learner.files import abbreviate, write_json
 from learner.learner import Learner
+from learner.storage import UrlStore
 from training import UserError
 from training.charts import CHARTS
 from training.config import RunConfig, to_plain
@@ -62,7 +63,7 @@ class Trainer(Training):
     """
 
     state_schema: ClassVar = {
-        "learner": {"version": int, "steps": int, "optimizer": dict},
+        "learner": LEARNER,
         **{"episodes": int, "generation": int, "recent": [EPISODE], "rng": dict, "config": {"actors": ACTORS}},
     }
     charts = CHARTS
@@ -82,7 +83,7 @@ class Trainer(Training):
         self.episodes = self.dropped = self.generation = 0
         self.recent: dict[str, deque[Episode]] = {task: deque(maxlen=200) for task in names}
         self.place = config.checkpoint_url or run.path
-        self.remote = Checkpoints(config.checkpoint_url) if config.checkpoint_url else None
+        self.remote = UrlStore(config.checkpoint_url) if config.checkpoint_url else None
         self.claimed: str | None = None
 
     @property
@@ -107,7 +108,7 @@ class Trainer(Training):
         """
         if self.remote is None:
             return
-        if new and self.remote.any_complete():
+        if new and self.remote.names():
             raise ValueError(f"{self.place} already has checkpoints: expected a new URL, or --resume {self.place}")
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         self.claimed = f"{self.run.path.resolve()} on {socket.gethostname()} (process {os.getpid()}, {now})"

@@ -229,7 +229,7 @@ class Training(ABC):
             require_schema(checkpoint.state, self.state_schema, "state")
             check_rng(checkpoint.state["rng"])
             self.unpack(checkpoint.state)
-            self.learner.load_state_dict(unpack_learner(checkpoint))
+            self.learner.load_state_dict(unpack_learner(checkpoint, self.state_schema["learner"]))
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"{checkpoint.path} does not fit {self.run.config_file}: {error}") from error
         self.restored, self.saved, self.saved_version = checkpoint, checkpoint.path, self.learner.version

@@ -169,7 +169,7 @@ def test_a_configuration_that_is_damaged_or_of_another_version(copied: Copied, c
     for text, words in {
         "\0\xff": "expected JSON",
         "[]": "expected an object, got []",
-        '{"agent": ' + "[" * 100_000 + "]" * 100_000 + "}": "nested too deeply",
+        '{"agent": ' + "[" * 100_000 + "]" * 100_000 + "}": "expected JSON",
         before.replace('"rooms:small"', '"rooms:small,gravity=1"'): "'gravity'",
         before.replace('"num_layers": 2', '"num_layers": 3'): f"{folder / 'checkpoints'}",
     }.items():
