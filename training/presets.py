@@ -6,8 +6,7 @@ from typing import Any
 
 from actors import ActorsConfig
 from agent import AgentConfig
-from agent.core import CORES
-from agent.core.matched import matched_cores
+from agent.core import CORES, matched_cores
 from learner.config import LearnerConfig
 from training.config import RunConfig
 
