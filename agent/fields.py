@@ -76,9 +76,8 @@ def _expected(value: Any, kind: Any) -> str:
         each = [_expected(value, part) for part in parts]
         return "" if "" in each else " or ".join(each)
     if origin is Annotated:
-        limits = [part for part in parts[1:] if isinstance(part, Range)]
-        wrong = _expected(value, parts[0])
-        return wrong or next((limit.expected(value) for limit in limits if value not in limit), "")
+        limits = [part for part in parts[1:] if isinstance(part, Range) and type(value) in (int, float)]
+        return next((limit.expected(value) for limit in limits if value not in limit), _expected(value, parts[0]))
     if origin is Literal:
         return "" if value in parts else f"one of {', '.join(map(str, parts))}"
     if origin is tuple:

@@ -40,7 +40,7 @@ class Config(Checked):
         ("sizes", 2**25, "at most 16777216 or a list, got 33554432"),
         ("sizes", "8", "an integer or a list, got '8'"),
         ("rate", 0.0, "a positive number or None, got 0.0"),
-        ("rate", math.nan, "a finite number or None, got nan"),
+        ("rate", math.nan, "a positive number or None, got nan"),
         ("rate", 10**400, "a finite number or None, got 1000"),
         ("decay", 1.0, "a number in [0, 1), got 1.0"),
         ("cost", -math.inf, "a finite number, got -inf"),
