@@ -121,8 +121,7 @@ def _attention(
         return (), (), np.zeros((0, 0, 3))
     slots = []
     for layer in range(len(weights)):
-        ages = core.slot_ages(layer, state.offset, state).cpu()
-        ages = ages[0] if ages.ndim == 3 else ages
+        ages = core.slot_ages(layer, state)[0].cpu()
         absent = (ages[:, 1] > step) | (ages[:, 1] < 0)
         slots.append((step - ages).clamp(min=0).masked_fill(absent[:, None], -1).numpy())
     mass = core.attention_by_kind(weights)[:, 0, :, 0].cpu().numpy()

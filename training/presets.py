@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from actors import ActorsConfig
 from agent import AgentConfig
-from agent.core import CORES
-from agent.core.matched import matched_cores
+from agent.core import CORES, matched_cores
 from learner.config import LearnerConfig
 from learner.config import make_preset as find_preset
 from training.config import RunConfig
