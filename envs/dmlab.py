@@ -26,6 +26,9 @@ NONMATCHING = PATH + "rooms_select_nonmatching_object"
 #: evaluations; training uses the upper half.
 TEST_MIXER, TRAINING_MIXERS = 0x600D5EED, 1 << 31
 SEEDS = STREAMS = 1 << 31
+#: Fields of a spec: arguments of `make` and `DMLabEnv`.
+FIELDS = ("image_height", "image_width", "action_repeat", "actions", "instruction", "test", "stream", "dataset")
+FIELDS += ("renderer", "cache_gigabytes")
 #: Names of actions, and look pixels a frame, by the value of `DMLabEnv`'s argument `actions`.
 ACTION_SETS = {"nine": (NINE, 20), "fifteen": (FIFTEEN, 10)}
 _IMAGE, _INSTRUCTION = "RGB_INTERLEAVED", "INSTR"
@@ -43,8 +46,7 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
     Seeds: `reset(seed=s)` begins Lab's episode s modulo 2^31, and each reset without a seed the one `stride` further,
     so none repeats before 2^31 / `stride` others. Lab joins seed and mixer seed to 64 bits without loss, so different
     streams, and training and test, share no seed. (The level's script gets 31 bits drawn from these: among n episodes
-    of a stream about n^2 / 2^32 pairs agree in them.) An instance's first episode differs by a frame or two from later
-    ones with the same seed, so the first reset begins it twice.
+    of a stream about n^2 / 2^32 pairs agree in them.)
 
     Args:
         level: a level of Lab, such as "rooms_select_nonmatching_object" or "contributed/dmlab30/...".
@@ -53,8 +55,7 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         actions: a name in `ACTION_SETS`.
         instruction: observe the level's instruction, too: `INSTRUCTION_WORDS` int64, see `hash_words`.
         test: allow levels that are held out for tests, with the mixer seed of DeepMind's evaluations.
-        stream: 0..2^31 - 1, which of the disjoint sets of episodes to train on; None for mixer seed 0. Not used with
-            `test`.
+        stream: which of the disjoint sets of episodes to train on; None for mixer seed 0. Not used with `test`.
         stride: between the seeds of successive episodes; the number of environments that share a stream.
         dataset: folder of the images that some levels of Psychlab show.
         renderer: "software" or "hardware".
@@ -68,7 +69,7 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
 
     def __init__(
         self,
-        level: str = "rooms_select_nonmatching_object",
+        level: str,
         *,
         image_height: int = 72,
         image_width: int = 96,
@@ -81,27 +82,24 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         dataset: str = "",
         renderer: str = "software",
         level_cache: LevelCache | None = None,
-        render_mode: str | None = None,
         lab: Any = None,
     ) -> None:
-        for name, number in (("height", image_height), ("width", image_width)):
-            if number < 1:
-                raise ValueError(f"image_{name}: expected at least 1, got {number}")
-        if action_repeat < 1:
-            raise ValueError(f"action_repeat: expected at least 1, got {action_repeat}")
-        for name, given, known in (("actions", actions, ACTION_SETS), ("renderer", renderer, ("software", "hardware"))):
+        sizes = {"image_height": image_height, "image_width": image_width, "action_repeat": action_repeat}
+        for name, number, least in (*((*size, 1) for size in sizes.items()), ("stream", stream or 0, 0)):
+            if not isinstance(number, int) or not least <= number < STREAMS:
+                raise ValueError(f"{name}: expected an integer in {least}..{STREAMS - 1}, got {number!r}")
+        choices = {"actions": (actions, *ACTION_SETS), "renderer": (renderer, "software", "hardware")}
+        choices |= {"instruction": (instruction, False, True), "test": (test, False, True)}
+        for name, (given, *known) in choices.items():
             if given not in known:
-                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
-        if stream is not None and not 0 <= stream < STREAMS:
-            raise ValueError(f"stream: expected 0 to {STREAMS - 1}, got {stream}")
+                raise ValueError(f"{name}: expected one of {', '.join(map(str, known))}, got {given!r}")
         self.level = level if "/" in level else PATH + level
         self.action_repeat, self.instruction, self.stride = action_repeat, instruction, stride
-        self.render_mode = render_mode
         names, look_pixels = ACTION_SETS[actions]
         self._rows = action_rows(names, look_pixels)
         self._counts = {"correct_choices": 0, "wrong_choices": 0}
         self.metadata = {
-            "render_modes": ["rgb_array"],
+            "render_modes": [],
             "render_fps": FRAMES_PER_SECOND / action_repeat,
             "episode_metrics": tuple(self._counts),
             "action_repeat": action_repeat,
@@ -134,12 +132,13 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Begins the episode of `seed`, or the next one. If no seed was ever given, the first is random."""
         super().reset(seed=seed)
-        first = self._seed is None
+        # An instance's first episode differs by a frame or two from later ones with the same seed: it is begun twice.
+        times = 2 if self._seed is None else 1
         if seed is None:
             seed = int(self.np_random.integers(SEEDS)) if self._seed is None else self._seed + self.stride
         self._seed = seed % SEEDS
         try:
-            for _ in range(2 if first else 1):
+            for _ in range(times):
                 self._lab.reset(seed=self._seed)
         except RuntimeError as error:  # a map or a dataset that is not there, for instance
             raise ValueError(f"level {self.level!r}: DeepMind Lab cannot begin an episode: {error}") from error
@@ -169,25 +168,21 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         image = np.array(seen[_IMAGE])
         return {"image": image, "instruction": hash_words(seen[_INSTRUCTION])} if self.instruction else image
 
-    def render(self) -> NDArray[np.uint8] | None:
-        """The present view, with render mode "rgb_array"."""
-        if self.render_mode != "rgb_array":
-            return None
-        return self._observation["image"] if isinstance(self._observation, dict) else self._observation
-
     def close(self) -> None:
         """Closes the engine."""
         self._lab.close()
 
 
-def make(level: str, num_envs: int, *, cache_gigabytes: float = 2.0, **kwargs: Any) -> VectorEnv:
+def make(level: str, num_envs: int, *, cache_gigabytes: float = 2.0, **fields: Any) -> VectorEnv:
     """A batch of one level in this process, stepped one after the other; see `DMLabEnv`.
 
     The environments share a stream, of which each plays its own episodes, and the machine's cache of levels (0 GB for
     none).
     """
+    if not isinstance(cache_gigabytes, (int, float)):
+        raise ValueError(f"cache_gigabytes: expected a number, got {cache_gigabytes!r}")
     cache = LevelCache(default_folder(), round(cache_gigabytes * 2**30)) if cache_gigabytes else None
-    return batch(functools.partial(DMLabEnv, level, stride=num_envs, level_cache=cache, **kwargs), num_envs)
+    return batch(functools.partial(DMLabEnv, level, stride=num_envs, level_cache=cache, **fields), num_envs)
 
 
 def _deepmind_lab() -> Any:

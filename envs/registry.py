@@ -5,12 +5,14 @@ Each kind of environment is one function in `KINDS`.
 
 import ast
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
@@ -18,6 +20,7 @@ from envs import dm, dmlab, gym
 from envs.diagnostic import TASKS
 from envs.dmlab30 import LEVELS, find
 from envs.guard import calling, close
+from envs.processes import batch
 from envs.rooms import RoomsConfig, RoomsVectorEnv
 from envs.rooms.config import resolve
 
@@ -34,11 +37,7 @@ class Spec(NamedTuple):
 
 
 def parse_spec(spec: str) -> Spec:
-    """Parses a spec.
-
-    Raises:
-        ValueError: unless it has the form "kind:name,field=value,..." with a known kind and each field once.
-    """
+    """Parses "kind:name,field=value,..."; raises a ValueError for another form, an unknown kind or a field twice."""
     kind, colon, rest = spec.partition(":")
     if not colon or kind not in KINDS:
         raise ValueError(f"environment {spec!r}: expected 'kind:name' with a kind out of: {', '.join(KINDS)}")
@@ -55,10 +54,7 @@ def parse_spec(spec: str) -> Spec:
 
 
 def rooms_config(name: str, overrides: dict[str, str]) -> RoomsConfig:
-    """A variant of the rooms level with some fields replaced.
-
-    Shapes are written as "cube+sphere", colours as "ff0000+00ff00", other values as in Python.
-    """
+    """A variant of the rooms level with some fields replaced; shapes as "cube+sphere", colours as "ff0000+00ff00"."""
     config = resolve(name)
     _check_fields("the rooms level", overrides, [field.name for field in dataclasses.fields(RoomsConfig)])
     changes = _literals(overrides)
@@ -87,16 +83,9 @@ def _literals(overrides: dict[str, str]) -> dict[str, Any]:
 
 def _dmlab(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
     if not name:
-        raise ValueError("expected the name of a level, as in dmlab:rooms_select_nonmatching_object, got none")
-    _check_fields("a level of DeepMind Lab", overrides, list(DMLAB_FIELDS))
-    fields: dict[str, Any] = {}
-    for field, text in overrides.items():
-        kind = DMLAB_FIELDS[field]
-        try:
-            fields[field] = {"True": True, "False": False}[text] if kind is bool else kind(text)
-        except (ValueError, KeyError):
-            raise ValueError(f"dmlab, {field}: expected a value of type {kind.__name__}, got {text!r}") from None
-    return dmlab.make(name, num_envs, **fields)
+        raise ValueError("expected the name of a level, as in dmlab:rooms_select_nonmatching_object")
+    _check_fields("a level of DeepMind Lab", overrides, dmlab.FIELDS)
+    return dmlab.make(name, num_envs, **_literals(overrides))
 
 
 def _diagnostic(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
@@ -106,30 +95,37 @@ def _diagnostic(name: str, overrides: dict[str, str], num_envs: int) -> VectorEn
     return TASKS[name](num_envs, **_literals(overrides))
 
 
-#: Fields of a level of DeepMind Lab: arguments of `envs.dmlab.DMLabEnv` and `make`.
-DMLAB_FIELDS: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("image_height", "image_width", "action_repeat", "stream"), int),
-    **dict.fromkeys(("actions", "dataset", "renderer"), str),
-    **dict.fromkeys(("instruction", "test"), bool),
-    "cache_gigabytes": float,
-}
+def _single(make_env: Callable[..., gymnasium.Env[Any, Any]]) -> "Kind":
+    """A kind whose environments are made one by one; the field `processes` is that of `batch`."""
 
-#: Kind -> function (name, overrides, num_envs) -> batch of environments.
-KINDS: dict[str, Callable[[str, dict[str, str], int], VectorEnv]] = {
+    def make(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
+        fields = _literals(overrides)
+        processes = fields.pop("processes", 0)
+        return batch(functools.partial(make_env, name, **fields), num_envs, processes)
+
+    return make
+
+
+Kind = Callable[[str, dict[str, str], int], VectorEnv]
+"""A function (name, overrides, num_envs) that makes a batch of environments."""
+KINDS: dict[str, Kind] = {
     "rooms": lambda name, overrides, num_envs: RoomsVectorEnv(num_envs, rooms_config(name, overrides)),
     "dmlab": _dmlab,
-    "gym": lambda name, overrides, num_envs: gym.make(name, num_envs, **_literals(overrides)),
-    "dm": lambda name, overrides, num_envs: dm.make(name, num_envs, **_literals(overrides)),
+    "gym": _single(gym.make_env),
+    "dm": _single(dm.make_env),
     "diagnostic": _diagnostic,
 }
 
 
 def make_vector(spec: str, num_envs: int, stream: int | None = None) -> VectorEnv:
-    """A batch of `num_envs` environments, e.g. of "rooms:full", "rooms:small" or "rooms:small,object_scale=2.0".
+    """A batch of `num_envs` environments, e.g. of "rooms:full" or "rooms:small,object_scale=2.0".
 
     All kinds reset as gymnasium's NEXT_STEP and name in `metadata["episode_metrics"]` the counters in their infos.
-    A `stream`, 0 to 2^31 - 1, separates the episodes from those of other streams where seeds (Lab's have 31 bits)
-    cannot.
+
+    Args:
+        spec: of one task.
+        num_envs: N.
+        stream: 0 to 2^31 - 1; separates episodes from those of other streams where seeds (Lab's have 31 bits) cannot.
 
     Raises:
         ValueError: for unknown kinds, names and fields (lists those that exist), and for several tasks.
@@ -161,18 +157,16 @@ def tasks(spec: str) -> tuple[str, ...]:
         else:
             parts[-1] += f",{item}"
     found: list[str] = []
-    for part in parts:
-        kind, name, overrides = parse_spec(part)
-        if (kind, name) == ("dmlab", "dmlab30"):
-            fields = {"instruction": "True"} | overrides
-            found += [str(Spec(kind, level.train, fields)) for level in LEVELS]
-        else:
-            found.append(part)
     seen: list[Spec] = []
-    for task in found:
-        if (parsed := parse_spec(task)) in seen:  # in whatever order its fields are
-            raise ValueError(f"environment {task!r}: expected each task once, got it twice")
-        seen.append(parsed)
+    for part in parts:
+        parsed = parse_spec(part)
+        fields = {"instruction": "True"} | parsed.overrides
+        is_suite = parsed[:2] == ("dmlab", "dmlab30")
+        for task in [Spec("dmlab", level.train, fields) for level in LEVELS] if is_suite else [parsed]:
+            if task in seen:  # in whatever order its fields are
+                raise ValueError(f"environment {str(task)!r}: expected each task once, got it twice")
+            seen.append(task)
+            found.append(str(task) if is_suite else part)
     return tuple(found)
 
 

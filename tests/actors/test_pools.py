@@ -15,13 +15,13 @@ import torch
 from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
-from actors import ActorsConfig, EnvironmentFailed, LocalPool, PoolStatus, Unroll
+from actors import ActorsConfig, LocalPool, PoolStatus, Unroll
 from actors.actor import Actor
 from actors.ray_pool import RayPool
 from agent import Agent, AgentConfig
 from agent.core import LSTMConfig, leaves
 from agent.trajectory import loss_mask, validate
-from envs import guard, make_vector
+from envs import EnvironmentFailed, guard, make_vector
 from envs.processes import batch
 from tests.actors import counting
 from tests.actors.counting import Counting, CountingAgent, make_counting_actor

@@ -3,7 +3,6 @@
 Specs of packages that are not installed are skipped.
 """
 
-import importlib.util
 import sys
 from types import ModuleType
 from typing import Any
@@ -44,11 +43,9 @@ Step = tuple[Any, ...]
 
 @pytest.fixture(params=SPECS)
 def spec(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    for module, package in PACKAGES.items():
-        if request.param.startswith(tuple(f"gym:{prefix}" for prefix in package.prefixes)):
-            if importlib.util.find_spec(module) is None:
-                pytest.skip(f"{module} is not installed: {package.installation}")
-            pytest.importorskip(module)
+    for module, (prefixes, installation) in PACKAGES.items():
+        if request.param.removeprefix("gym:").startswith(prefixes):
+            pytest.importorskip(module, reason=f"{module} is not installed: {installation}")
     double = ModuleType("deepmind_lab")
     double.Lab = type("Lab", (Lab,), {"frames": 50})
     monkeypatch.setitem(sys.modules, "deepmind_lab", double)

@@ -69,7 +69,7 @@ def test_specs_become_spaces():
     assert space == spaces.Dict({"cell": spaces.Discrete(5, dtype=np.int32), "place": place, "rest": rest})
     assert space.contains(DmEnv(Walk).reset(seed=0)[0])
     assert to_space(specs.Array((2,), np.uint8)) == spaces.Box(0, 255, (2,), np.uint8)
-    with pytest.raises(ValueError, match=r"spec\['text'\]: expected a spec of numbers, got StringArray"):
+    with pytest.raises(ValueError, match="expected specs of numbers, got StringArray"):
         to_space({"text": specs.StringArray(())})
 
 

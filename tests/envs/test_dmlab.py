@@ -26,8 +26,8 @@ def lab(request):
     """Makes environments on the double or on the real package, and closes them."""
     made = []
 
-    def make(**kwargs):
-        made.append(DMLabEnv(lab=Module if request.param == "double" else None, **kwargs))
+    def make(level="rooms_select_nonmatching_object", **kwargs):
+        made.append(DMLabEnv(level, lab=Module if request.param == "double" else None, **kwargs))
         return made[-1]
 
     if request.param == "real":
@@ -45,8 +45,8 @@ def begun(monkeypatch):
     return Lab.begun
 
 
-def double(**kwargs):
-    return DMLabEnv(lab=Module, **kwargs)
+def double(level="rooms_select_nonmatching_object", **kwargs):
+    return DMLabEnv(level, lab=Module, **kwargs)
 
 
 def play(env, steps, seed=None):
@@ -59,7 +59,7 @@ def play(env, steps, seed=None):
 
 @pytest.mark.parametrize("instruction", [False, True])
 def test_gymnasium_checks_it(lab, instruction):
-    check_env(lab(render_mode="rgb_array", instruction=instruction), skip_render_check=True)
+    check_env(lab(instruction=instruction), skip_render_check=True)
 
 
 @pytest.mark.parametrize(("repeat", "steps"), [(4, 180), (7, 103)])
