@@ -263,12 +263,16 @@ def check_environment(envs: VectorEnv) -> None:
     actions, space = envs.single_action_space, envs.single_observation_space
     if not isinstance(actions, spaces.Discrete) or actions.start != 0:
         raise ValueError(f"action space: expected Discrete(n) from 0, got {actions}")
-    parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {"image": space}
-    kinds = {name: (str(part.dtype), len(part.shape or ())) for name, part in parts.items()}
-    instruction = kinds.pop("instruction", ("int64", 1)) == ("int64", 1)
-    if not instruction or kinds not in ({"image": ("uint8", 3)}, {"image": ("float32", 1)}):
+    words, image = ("int64", 1), space
+    if isinstance(space, spaces.Dict) and space.spaces.keys() == set(Observation._fields):
+        words, image = _kind(space["instruction"]), space["image"]
+    if words != ("int64", 1) or _kind(image) not in (("uint8", 3), ("float32", 1)):
         expected = "a Box of uint8 [height, width, channels] or float32 [features], or a Dict of one as image and of an"
         raise ValueError(f"observation space: expected {expected} int64 [words] as instruction, got {space}")
+
+
+def _kind(space: spaces.Space[Any]) -> tuple[str, int]:
+    return str(space.dtype), len(space.shape or ())
 
 
 def to_tensors(observation: np.ndarray | dict[str, np.ndarray]) -> Tensor | Observation:
