@@ -4,8 +4,10 @@ The `deepmind_lab` package is imported only when an environment is made. The tab
 re-creation of one of its levels in `rooms/`.
 """
 
+import ctypes
 import functools
-import importlib
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from envs.dmlab30 import PATH
+from envs.dmlab30 import BY_NAME, PATH
 from envs.lab_interface import FIFTEEN, INSTRUCTION_WORDS, NINE, VOCABULARY, action_rows, hash_words
 from envs.level_cache import LevelCache, default_folder
 from envs.processes import batch
@@ -28,7 +30,7 @@ TEST_MIXER, TRAINING_MIXERS = 0x600D5EED, 1 << 31
 SEEDS = STREAMS = 1 << 31
 #: Fields of a spec: arguments of `make` and `DMLabEnv`.
 FIELDS = ("image_height", "image_width", "action_repeat", "actions", "instruction", "test", "stream", "dataset")
-FIELDS += ("renderer", "cache_gigabytes")
+FIELDS += ("renderer", "cache_gigabytes", "processes")
 #: Names of actions, and look pixels a frame, by the value of `DMLabEnv`'s argument `actions`.
 ACTION_SETS = {"nine": (NINE, 20), "fifteen": (FIFTEEN, 10)}
 _IMAGE, _INSTRUCTION = "RGB_INTERLEAVED", "INSTR"
@@ -49,7 +51,7 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
     of a stream about n^2 / 2^32 pairs agree in them.)
 
     Args:
-        level: a level of Lab, such as "rooms_select_nonmatching_object" or "contributed/dmlab30/...".
+        level: a level of DMLab-30 by name, or any other by its path, such as "lt_chasm" or "tests/empty_room_test".
         image_height, image_width: rows and columns of the view, pixels.
         action_repeat: frames an action is held. Where it does not divide an episode, Lab counts frames beyond its end.
         actions: a name in `ACTION_SETS`.
@@ -88,12 +90,15 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         for name, number, least in (*((*size, 1) for size in sizes.items()), ("stream", stream or 0, 0)):
             if not isinstance(number, int) or not least <= number < STREAMS:
                 raise ValueError(f"{name}: expected an integer in {least}..{STREAMS - 1}, got {number!r}")
-        choices = {"actions": (actions, *ACTION_SETS), "renderer": (renderer, "software", "hardware")}
+        choices: dict[str, tuple[Any, ...]] = {
+            "actions": (actions, *ACTION_SETS),
+            "renderer": (renderer, "software", "hardware"),
+        }
         choices |= {"instruction": (instruction, False, True), "test": (test, False, True)}
         for name, (given, *known) in choices.items():
             if given not in known:
                 raise ValueError(f"{name}: expected one of {', '.join(map(str, known))}, got {given!r}")
-        self.level = level if "/" in level else PATH + level
+        self.level = PATH + level if level in BY_NAME else level
         self.action_repeat, self.instruction, self.stride = action_repeat, instruction, stride
         names, look_pixels = ACTION_SETS[actions]
         self._rows = action_rows(names, look_pixels)
@@ -113,8 +118,9 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         config = {"width": image_width, "height": image_height, "fps": FRAMES_PER_SECOND, "logLevel": "WARN"}
         config |= {"datasetPath": dataset, **({"allowHoldOutLevels": "true"} if test else {})}
         config["mixerSeed"] = TEST_MIXER if test else 0 if stream is None else TRAINING_MIXERS + stream
+        lab = lab or _deepmind_lab()
         try:
-            self._lab = (lab or _deepmind_lab()).Lab(
+            self._lab = lab.Lab(
                 self.level,
                 [_IMAGE, _INSTRUCTION] if instruction else [_IMAGE],
                 config={key: str(value) for key, value in config.items()},
@@ -122,7 +128,10 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
                 level_cache=level_cache,
             )
         except RuntimeError as error:
-            raise ValueError(f"level {self.level!r}: DeepMind Lab cannot begin it: {error}") from error
+            missing = f" ({_missing_library(lab)})" if renderer == "hardware" else ""
+            raise ValueError(
+                f"DeepMind Lab cannot open {self.level!r}, renderer {renderer}: {error}{missing}"
+            ) from None
         self._seed: int | None = None
         self._observation: Observation
         self._running = False
@@ -132,6 +141,8 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Begins the episode of `seed`, or the next one. If no seed was ever given, the first is random."""
         super().reset(seed=seed)
+        if self._running:  # a view that was drawn would be left in the next episode's first one
+            self._lab.step(np.zeros(7, np.intc), num_steps=1)
         # An instance's first episode differs by a frame or two from later ones with the same seed: it is begun twice.
         times = 2 if self._seed is None else 1
         if seed is None:
@@ -140,8 +151,8 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         try:
             for _ in range(times):
                 self._lab.reset(seed=self._seed)
-        except RuntimeError as error:  # a map or a dataset that is not there, for instance
-            raise ValueError(f"level {self.level!r}: DeepMind Lab cannot begin an episode: {error}") from error
+        except RuntimeError as error:  # a dataset that is not there, for instance; a missing map ends the process
+            raise ValueError(f"DeepMind Lab cannot begin an episode of {self.level!r}: {error}") from None
         self._running = True
         self._counts = dict.fromkeys(self._counts, 0)
         self._observation = self._observe()
@@ -173,24 +184,46 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         self._lab.close()
 
 
-def make(level: str, num_envs: int, *, cache_gigabytes: float = 2.0, **fields: Any) -> VectorEnv:
-    """A batch of one level in this process, stepped one after the other; see `DMLabEnv`.
+def make(level: str, num_envs: int, *, cache_gigabytes: float = 2.0, processes: int = 1, **fields: Any) -> VectorEnv:
+    """A batch of one level; see `DMLabEnv`.
 
     The environments share a stream, of which each plays its own episodes, and the machine's cache of levels (0 GB for
-    none).
+    none). They are in a process of their own, because the engine ends its process where a map is missing; or divided
+    over several, or with 0 in this one.
     """
     if not isinstance(cache_gigabytes, (int, float)):
         raise ValueError(f"cache_gigabytes: expected a number, got {cache_gigabytes!r}")
+    if importlib.util.find_spec("deepmind_lab") is None:
+        raise ImportError(NOT_INSTALLED)
     cache = LevelCache(default_folder(), round(cache_gigabytes * 2**30)) if cache_gigabytes else None
-    return batch(functools.partial(DMLabEnv, level, stride=num_envs, level_cache=cache, **fields), num_envs)
+    make_env = functools.partial(DMLabEnv, level, stride=num_envs, level_cache=cache, **fields)
+    return batch(make_env, num_envs, processes, quiet=True)
+
+
+NOT_INSTALLED = (
+    "DeepMind Lab is not installed: build its pip package as on "
+    "https://github.com/google-deepmind/lab/blob/master/docs/users/build.md (Python 3.11 or older), or use "
+    "the re-created level instead, which needs only pip: --env rooms:full"
+)
 
 
 def _deepmind_lab() -> Any:
     try:
         return importlib.import_module("deepmind_lab")
     except ImportError as error:
-        raise ImportError(
-            "DeepMind Lab is not installed: build its pip package as on "
-            "https://github.com/google-deepmind/lab/blob/master/docs/users/build.md (Python 3.11 or older), or use "
-            "the re-created level instead, which needs only pip: --env rooms:full"
-        ) from error
+        if error.name == "deepmind_lab":
+            raise ImportError(NOT_INSTALLED) from None
+        needs = "it needs Python 3.11 or older, and: pip install 'setuptools<82' six"
+        raise ImportError(f"DeepMind Lab is installed, but cannot be imported: {error}; {needs}") from None
+
+
+def _missing_library(lab: Any) -> str:
+    """Why the hardware renderer cannot be loaded."""
+    library = Path(lab.__file__).with_name("libdmlab_headless_hw.so")
+    if not library.exists():
+        return f"{library} is missing: build the package with it"
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:  # such as libEGL.so.1: cannot open shared object file
+        return str(error)
+    return "its libraries are there"

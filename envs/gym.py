@@ -65,7 +65,7 @@ def _register(name: str) -> None:
             try:
                 importlib.import_module(module)
             except ModuleNotFoundError as error:
-                raise ImportError(f"gym:{name} needs {error.name}: {installation}") from error
+                raise ImportError(f"gym:{name} needs {error.name}: {installation}") from None
 
 
 def adapt(env: Env) -> Env:

@@ -7,6 +7,7 @@ environments so slow that one actor's need more than one core, and for engines t
 
 import multiprocessing
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,18 +28,19 @@ JOIN_SECONDS = 5.0
 """Time for a process to close its environments before it is killed."""
 
 
-def batch(make: MakeEnv, num_envs: int, processes: int = 0) -> VectorEnv:
+def batch(make: MakeEnv, num_envs: int, processes: int = 0, quiet: bool = False) -> VectorEnv:
     """`num_envs` environments, which reset on the next step.
 
     Args:
         make: makes one environment; picklable if there are processes.
         num_envs: how many.
         processes: how many processes of their own share them, at most `num_envs`; 0 for this process.
+        quiet: show what the processes write to standard error only if one dies: its last line.
     """
     if not isinstance(processes, int) or processes < 0:
         raise ValueError(f"processes: expected a whole number, got {processes!r}")
     if processes:
-        return ProcessVectorEnv(make, num_envs, min(processes, num_envs))
+        return ProcessVectorEnv(make, num_envs, min(processes, num_envs), quiet)
     envs = SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
     envs.metadata = {"episode_metrics": (), "action_repeat": 1, **envs.metadata}
     return envs
@@ -57,17 +59,18 @@ class ProcessVectorEnv(VectorEnv):
         ValueError, ImportError: if the environments cannot be made with the user's options.
     """
 
-    def __init__(self, make: MakeEnv, num_envs: int, processes: int) -> None:
+    def __init__(self, make: MakeEnv, num_envs: int, processes: int, quiet: bool = False) -> None:
         # Not forked: a fork of a process with threads may hang, and would keep the other processes' pipes open.
         context = multiprocessing.get_context("spawn")
-        self.num_envs = num_envs
+        self.num_envs, self._errors = num_envs, tempfile.NamedTemporaryFile() if quiet else None  # noqa: SIM115
+        errors = self._errors and self._errors.name
         shares = [len(share) for share in np.array_split(np.arange(num_envs), processes)]
         self._splits = np.cumsum(shares)[:-1]
         self._pipes: list[Connection] = []
         self.processes: list[Any] = []
         for share in shares:
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, make, share), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, make, share, errors), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -110,7 +113,9 @@ class ProcessVectorEnv(VectorEnv):
             answer = self._pipes[index].recv()
         except (EOFError, ConnectionError):
             self.close()
-            raise ProcessDied(f"{name} died, status {process.exitcode}") from None
+            said = self._errors.read().decode(errors="replace").split("\n") if self._errors else []
+            last = next((f": {line.strip()}" for line in reversed(said) if line.strip()), "")
+            raise ProcessDied(f"{name} died, status {process.exitcode}{last}") from None
         except Interrupted:
             for each in self.processes:
                 each.kill()
@@ -138,9 +143,11 @@ def _joined(parts: Sequence[Any]) -> Any:
     return np.concatenate(parts)
 
 
-def _serve(pipe: Connection, make: MakeEnv, num_envs: int) -> None:
+def _serve(pipe: Connection, make: MakeEnv, num_envs: int, errors: str | None) -> None:
     """Runs in a process: steps its share of the environments on request until the pipe is closed."""
     os.setsid()
+    if errors:
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     envs = None
     try:

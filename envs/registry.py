@@ -19,7 +19,7 @@ from gymnasium.vector import VectorEnv
 from envs import dm, dmlab, gym
 from envs.diagnostic import TASKS
 from envs.dmlab30 import LEVELS, find
-from envs.guard import calling, close
+from envs.guard import EnvironmentFailed, calling, close
 from envs.processes import batch
 from envs.rooms import RoomsConfig, RoomsVectorEnv
 from envs.rooms.config import resolve
@@ -214,15 +214,43 @@ def held_out(spec: str) -> str:
     return ",".join(map(str, found))
 
 
-def prepare(spec: str) -> None:
-    """Does once what a machine's first environment costs (compiling, caching), before many processes need it."""
-    for task in tasks(spec):
-        envs = make_vector(task, 1)
+def prepare(spec: str, skip_missing: bool = False) -> str:
+    """Does once what a machine's first environment costs (compiling, caching), before many processes need it.
+
+    Of several tasks it first tries all levels of DeepMind Lab, whose data may be missing. Returns the spec, or with
+    `skip_missing` that of the tasks that can be played.
+
+    Raises:
+        ValueError: as `make_vector`, and naming all levels that cannot be played.
+        EnvironmentFailed: as `make_vector`.
+    """
+    names = tasks(spec)
+    missing: dict[str, str] = {}
+    for task in names:
         try:
-            with calling(task, "in reset"):
-                envs.reset(seed=0)
-            action = np.zeros(1, np.int64)
-            with calling(task, "in step", action):
-                envs.step(action)
-        finally:
-            close(envs, task)
+            _begin(task)
+        except (ValueError, EnvironmentFailed) as error:
+            if len(names) == 1 or not task.startswith("dmlab:"):
+                raise
+            missing[task] = str(error).splitlines()[0]
+    if not missing:
+        return spec
+    if len(missing) == len(names) or not skip_missing:
+        raise ValueError(
+            f"{len(missing)} of {len(names)} levels cannot be played here: {', '.join(missing)}; the first: "
+            f"{next(iter(missing.values()))}; expected their data, or --skip-missing-levels to train on the others"
+        )
+    return ",".join(task for task in names if task not in missing)
+
+
+def _begin(task: str) -> None:
+    """Makes an environment, resets it and steps it once."""
+    envs = make_vector(task, 1)
+    try:
+        with calling(task, "in reset"):
+            envs.reset(seed=0)
+        action = np.zeros(1, np.int64)
+        with calling(task, "in step", action):
+            envs.step(action)
+    finally:
+        close(envs, task)

@@ -53,7 +53,7 @@ def test_two_tasks_from_launch_to_evaluate(tmp_path: Path, cli: Commands) -> Non
 
 def test_all_of_dmlab30(lab: None, tmp_path: Path, cli: Commands) -> None:
     """Thirty actors, one a level, with instructions; then the test levels, two of which are held out."""
-    folder, env = tmp_path / "run", "dmlab:dmlab30,image_height=24,image_width=32,cache_gigabytes=0"
+    folder, env = tmp_path / "run", "dmlab:dmlab30,image_height=24,image_width=32,cache_gigabytes=0,processes=0"
     options = ["--actors.num-actors=30", "--actors.unroll-length=8", "--unrolls-per-update=30", "--frames=900"]
     launch = ["launch", "--preset=dmlab30", "--local", "--run", folder, "--env", env, "--learner.device=cpu"]
     assert "mean of 30 of 30 tasks" in cli.run(*launch, *TINY, *options)
