@@ -86,7 +86,7 @@ def pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         if not all(text.partition("=")):
             raise ValueError(f"{name}: expected KEY=VALUE, got {text!r}")
-    return dict(text.split("=", 1) for text in texts)  # type: ignore[misc]
+    return dict(text.split("=", 1) for text in texts)
 
 
 class ClusterError(RuntimeError):

@@ -29,8 +29,8 @@ NONMATCHING = PATH + "rooms_select_nonmatching_object"
 TEST_MIXER, TRAINING_MIXERS = 0x600D5EED, 1 << 31
 SEEDS = STREAMS = 1 << 31
 #: Fields of a spec: arguments of `make` and `DMLabEnv`.
-FIELDS = ("image_height", "image_width", "action_repeat", "actions", "instruction", "test", "stream", "dataset")
-FIELDS += ("renderer", "cache_gigabytes", "processes")
+FIELDS = tuple("image_height image_width action_repeat actions instruction test stream dataset renderer".split())
+FIELDS += ("cache_gigabytes", "processes")
 #: Names of actions, and look pixels a frame, by the value of `DMLabEnv`'s argument `actions`.
 ACTION_SETS = {"nine": (NINE, 20), "fifteen": (FIFTEEN, 10)}
 _IMAGE, _INSTRUCTION = "RGB_INTERLEAVED", "INSTR"

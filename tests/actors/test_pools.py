@@ -184,13 +184,14 @@ def test_an_exit_in_an_environment_is_an_error(make_pool):
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_an_actor_whose_environment_hangs_is_replaced(cluster):
+@pytest.mark.parametrize("fault", ["sleep", "die"])
+def test_an_actor_whose_environment_hangs_or_dies_is_replaced(fault, cluster):
     def make(actor_id, incarnation):
-        return make_faulty_actor("" if incarnation else "sleep", actor_id, incarnation)
+        return make_faulty_actor("" if incarnation else fault, actor_id, incarnation)
 
     with RayPool(make, small(num_actors=1)) as pool:
         pool.publish(initial_weights(), 0)
-        for _ in range(6):  # it hangs in the third unroll
+        for _ in range(6):  # the fault is in the third unroll
             pool.get()
         assert pool.status().restarts == 1
 

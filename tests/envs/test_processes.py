@@ -17,6 +17,7 @@ import envs
 from envs import EnvironmentFailed, guard
 from envs.guard import ForeignError, ProcessDied
 from envs.processes import ProcessVectorEnv, batch
+from tests.commands.cli import wait_until
 
 
 class Tally(gymnasium.Env):
@@ -43,18 +44,15 @@ class Tally(gymnasium.Env):
 
 
 def gone(pids):
-    """Whether processes have ended, waiting for it."""
-    deadline = time.monotonic() + 60
-    while pids and time.monotonic() < deadline:
+    """Waits until processes have ended."""
+
+    def ended(pid):
         try:
-            ended = Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"  # not waited for yet
         except (ProcessLookupError, FileNotFoundError):
-            ended = True
-        if ended:  # of a zombie only its parent's wait is missing
-            pids = pids[1:]
-        else:
-            time.sleep(0.05)
-    return not pids
+            return True
+
+    wait_until(lambda: all(map(ended, pids)), patience=60)
 
 
 def pids_of(env):
@@ -82,7 +80,7 @@ def test_it_is_the_batch_in_one_process():
     pids = pids_of(two)
     assert os.getpgid(pids[0]) != os.getpgid(0), "Ctrl-C in the terminal is for the program alone"
     two.close()
-    assert gone(pids)
+    gone(pids)
     with pytest.raises(RuntimeError, match="after close"):
         two.step(actions[0])
 
@@ -98,7 +96,7 @@ def test_an_error_in_a_process_is_raised_with_its_place_and_ends_all(fault, said
     with pytest.raises(ForeignError, match=f"^{said}\n  .*in step\n") as caught:
         env.step(np.array([0, 0, 0, 2]))
     assert "in environment process" in str(caught.value)
-    assert gone(pids_of(env))
+    gone(pids_of(env))
 
 
 @pytest.mark.parametrize(("field", "raised"), [("gravity=3", ValueError), ("fault=exit,when=init", EnvironmentFailed)])
@@ -117,7 +115,7 @@ def test_a_process_that_hangs_is_named_and_ended(monkeypatch):
         env.step(np.array([0, 0, 0, 2]))
     assert str(caught.value).startswith("environment gym:Tally hangs in step with actions [0 0 0 2]: expected")
     assert f"in environment process 1 of 2 (pid {pids_of(env)[1]})" in str(caught.value)
-    assert gone(pids_of(env))
+    gone(pids_of(env))
 
 
 def test_a_process_that_dies_is_noticed():
@@ -126,7 +124,7 @@ def test_a_process_that_dies_is_noticed():
     os.kill(env.processes[1].pid, signal.SIGKILL)
     with pytest.raises(ProcessDied, match="environment process 1 of 2 died, status -9"):
         env.step(np.zeros(2, np.int64))
-    assert gone(pids_of(env))
+    gone(pids_of(env))
 
 
 @pytest.mark.parametrize("fault", ["int", pytest.param("partial(time.sleep, 1000)", marks=pytest.mark.slow)])
@@ -143,7 +141,7 @@ def test_they_do_not_outlive_a_program_that_is_killed(fault):
         time.sleep(0.5)  # until they hang
         process.kill()
     assert len(pids) == 2
-    assert gone(pids)
+    gone(pids)
 
 
 @pytest.mark.parametrize("processes", [-1, 1.5, "two"])
