@@ -29,8 +29,8 @@ NONMATCHING = PATH + "rooms_select_nonmatching_object"
 TEST_MIXER, TRAINING_MIXERS = 0x600D5EED, 1 << 31
 SEEDS = STREAMS = 1 << 31
 #: Fields of a spec: arguments of `make` and `DMLabEnv`.
-FIELDS = tuple("image_height image_width action_repeat actions instruction test stream dataset renderer".split())
-FIELDS += ("cache_gigabytes", "processes")
+FIELDS: tuple[str, ...] = ("image_height", "image_width", "action_repeat", "actions", "instruction", "test", "stream")
+FIELDS += ("dataset", "renderer", "cache_gigabytes", "processes")
 #: Names of actions, and look pixels a frame, by the value of `DMLabEnv`'s argument `actions`.
 ACTION_SETS = {"nine": (NINE, 20), "fifteen": (FIFTEEN, 10)}
 _IMAGE, _INSTRUCTION = "RGB_INTERLEAVED", "INSTR"
@@ -86,18 +86,19 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         level_cache: LevelCache | None = None,
         lab: Any = None,
     ) -> None:
-        sizes = {"image_height": image_height, "image_width": image_width, "action_repeat": action_repeat}
-        for name, number, least in (*((*size, 1) for size in sizes.items()), ("stream", stream or 0, 0)):
-            if not isinstance(number, int) or not least <= number < STREAMS:
-                raise ValueError(f"{name}: expected an integer in {least}..{STREAMS - 1}, got {number!r}")
-        choices: dict[str, tuple[Any, ...]] = {
-            "actions": (actions, *ACTION_SETS),
-            "renderer": (renderer, "software", "hardware"),
-        }
-        choices |= {"instruction": (instruction, False, True), "test": (test, False, True)}
-        for name, (given, *known) in choices.items():
+        positive, flags = range(1, STREAMS), (False, True)
+        for name, given, known in (
+            ("image_height", image_height, positive),
+            ("image_width", image_width, positive),
+            ("action_repeat", action_repeat, positive),
+            ("stream", stream or 0, range(STREAMS)),
+            ("actions", actions, tuple(ACTION_SETS)),
+            ("renderer", renderer, ("software", "hardware")),
+            ("instruction", instruction, flags),
+            ("test", test, flags),
+        ):
             if given not in known:
-                raise ValueError(f"{name}: expected one of {', '.join(map(str, known))}, got {given!r}")
+                raise ValueError(f"{name}: expected a value in {known}, got {given!r}")
         self.level = PATH + level if level in BY_NAME else level
         self.action_repeat, self.instruction, self.stride = action_repeat, instruction, stride
         names, look_pixels = ACTION_SETS[actions]
@@ -128,10 +129,8 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
                 level_cache=level_cache,
             )
         except RuntimeError as error:
-            missing = f" ({_missing_library(lab)})" if renderer == "hardware" else ""
-            raise ValueError(
-                f"DeepMind Lab cannot open {self.level!r}, renderer {renderer}: {error}{missing}"
-            ) from None
+            missing = _missing_library(lab, renderer) if "Failed to connect" in str(error) else ""
+            raise ValueError(f"DeepMind Lab cannot open {self.level!r}: {error}{missing}") from None
         self._seed: int | None = None
         self._observation: Observation
         self._running = False
@@ -193,7 +192,7 @@ def make(level: str, num_envs: int, *, cache_gigabytes: float = 2.0, processes: 
     """
     if not isinstance(cache_gigabytes, (int, float)):
         raise ValueError(f"cache_gigabytes: expected a number, got {cache_gigabytes!r}")
-    if importlib.util.find_spec("deepmind_lab") is None:
+    if importlib.util.find_spec("deepmind_lab") is None:  # said without starting a process
         raise ImportError(NOT_INSTALLED)
     cache = LevelCache(default_folder(), round(cache_gigabytes * 2**30)) if cache_gigabytes else None
     make_env = functools.partial(DMLabEnv, level, stride=num_envs, level_cache=cache, **fields)
@@ -217,13 +216,11 @@ def _deepmind_lab() -> Any:
         raise ImportError(f"DeepMind Lab is installed, but cannot be imported: {error}; {needs}") from None
 
 
-def _missing_library(lab: Any) -> str:
-    """Why the hardware renderer cannot be loaded."""
-    library = Path(lab.__file__).with_name("libdmlab_headless_hw.so")
-    if not library.exists():
-        return f"{library} is missing: build the package with it"
+def _missing_library(lab: Any, renderer: str) -> str:
+    """Why a renderer cannot be loaded."""
+    name = {"software": "libdmlab_headless_sw.so", "hardware": "libdmlab_headless_hw.so"}[renderer]
     try:
-        ctypes.CDLL(str(library))
-    except OSError as error:  # such as libEGL.so.1: cannot open shared object file
-        return str(error)
-    return "its libraries are there"
+        ctypes.CDLL(str(Path(lab.__file__).with_name(name)))
+    except OSError as error:  # the library is missing, or one that it needs, such as libEGL.so.1
+        return f", renderer={renderer}: {error}"
+    return ""

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import envs
-from envs.registry import prepare, rooms_config
+from envs.registry import rooms_config
 from envs.rooms import RoomsConfig, RoomsEnv, RoomsVectorEnv
 from envs.rooms.config import RANGES
 
@@ -112,8 +112,8 @@ def test_specs():
         ("rooms:small,rooms:full", "expected one task, got 2"),
         ("dmlab:", "name of a level"),
         ("dmlab:lasertag,fps=30", "image_height"),
-        ("dmlab:x,image_height=x", "image_height: expected an integer in 1..2147483647, got 'x'"),
-        ("dmlab:x,test=x", "test: expected one of False, True, got 'x'"),
+        ("dmlab:x,image_height=x", r"image_height: expected a value in range\(1, 2147483648\), got 'x'"),
+        ("dmlab:x,test=x", r"test: expected a value in \(False, True\), got 'x'"),
         ("diagnostic:recal", "recall, tmaze"),
         ("diagnostic:recall,length=3", "no field 'length'; there are: delay, symbols"),
         ("diagnostic:recall,delay=0", r"delay: expected an integer in 1\.\.10\^9, got 0"),
@@ -133,16 +133,12 @@ def test_specs():
         ("dm:os:system,command=touch touched", "expected a subclass .* got a builtin_function_or_method"),
         ("dm:tests.envs.dm_tasks:says_nothing", "or a function annotated to return one, got a function"),
         ("dm:tests.envs.dm_tasks:makes_walks,gravity=2", "unexpected keyword argument 'gravity'"),
+        ("dm:nowhere:Walk", "nowhere"),
+        ("gym:nowhere:Id-v0", "nowhere"),
     ],
 )
 def test_wrong_specs_are_named(spec, message):
-    with pytest.raises(ValueError, match=message):
-        envs.make_vector(spec, 1)
-
-
-@pytest.mark.parametrize("spec", ["dm:nowhere:Walk", "gym:nowhere:Id-v0"])
-def test_a_module_that_does_not_exist(spec):
-    with pytest.raises(ImportError, match="nowhere"):
+    with pytest.raises((ValueError, ImportError), match=message):
         envs.make_vector(spec, 1)
 
 
@@ -161,12 +157,6 @@ def test_tasks_are_joined_by_commas():
 def test_a_task_that_comes_twice_is_refused(spec, twice):
     with pytest.raises(ValueError, match=f"environment '{twice}': expected each task once, got it twice"):
         envs.tasks(spec)
-
-
-def test_several_tasks_are_prepared():
-    prepare("diagnostic:recall,diagnostic:tmaze")
-    with pytest.raises(ValueError, match=r"'atari:pong'.*rooms, dmlab"):
-        prepare("rooms:small,atari:pong")
 
 
 #: Sum of rewards, choices, and sums of the pixels of every 50th view, in 250 random steps of 4 environments.

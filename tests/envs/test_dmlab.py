@@ -238,9 +238,13 @@ def test_what_the_package_itself_cannot_import_is_named(module, tmp_path, monkey
         envs.make_vector(f"dmlab:{NAME}", 1)
 
 
-def test_a_hardware_renderer_that_is_missing_is_named():
-    with pytest.raises(ValueError, match=r"renderer hardware: .*/opt/.*libdmlab_headless_hw.so is missing"):
-        double(renderer="hardware")
+def test_what_a_renderer_lacks_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(Module, "__file__", str(tmp_path / "__init__.py"))
+    library = tmp_path / "libdmlab_headless_hw.so"
+    for reason in ("cannot open shared object file", "file too short"):
+        with pytest.raises(ValueError, match=f"Failed to connect RL API, renderer=hardware: {library}: {reason}"):
+            double(renderer="hardware")
+        library.touch()
 
 
 def test_it_has_a_process_of_its_own(tmp_path, monkeypatch):
