@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
@@ -95,24 +94,18 @@ def _diagnostic(name: str, overrides: dict[str, str], num_envs: int) -> VectorEn
     return TASKS[name](num_envs, **_literals(overrides))
 
 
-def _single(make_env: Callable[..., gymnasium.Env[Any, Any]]) -> "Kind":
-    """A kind whose environments are made one by one; the field `processes` is that of `batch`."""
-
-    def make(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
-        fields = _literals(overrides)
-        processes = fields.pop("processes", 0)
-        return batch(functools.partial(make_env, name, **fields), num_envs, processes)
-
-    return make
+def _copies(
+    make_env: Callable[..., Any], name: str, num_envs: int, /, *, processes: int = 0, **fields: Any
+) -> VectorEnv:
+    return batch(functools.partial(make_env, name, **fields), num_envs, processes)
 
 
-Kind = Callable[[str, dict[str, str], int], VectorEnv]
-"""A function (name, overrides, num_envs) that makes a batch of environments."""
-KINDS: dict[str, Kind] = {
+#: Kind -> function (name, overrides, num_envs) that makes a batch of environments.
+KINDS: dict[str, Callable[[str, dict[str, str], int], VectorEnv]] = {
     "rooms": lambda name, overrides, num_envs: RoomsVectorEnv(num_envs, rooms_config(name, overrides)),
     "dmlab": _dmlab,
-    "gym": _single(gym.make_env),
-    "dm": _single(dm.make_env),
+    "gym": lambda name, overrides, num_envs: _copies(gym.make_env, name, num_envs, **_literals(overrides)),
+    "dm": lambda name, overrides, num_envs: _copies(dm.make_env, name, num_envs, **_literals(overrides)),
     "diagnostic": _diagnostic,
 }
 
