@@ -83,10 +83,7 @@ class Recording:
 def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_STEPS) -> list[Recording]:
     """Plays and records complete episodes in the actor's first environment.
 
-    Args:
-        actor: at the start of an episode.
-        episodes: how many to play.
-        max_steps: as in `play_episodes`.
+    The actor is at the start of an episode; `max_steps` is that of `play_episodes`.
     """
     core = actor.agent.core
     actor.core_state = core.with_cache(actor.core_state)

@@ -1,6 +1,7 @@
 """`compressive launch`: trains an agent, then evaluates and films it."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import shlex
@@ -40,7 +41,10 @@ def launch(options: LaunchOptions) -> None:
     _require_lasting(run)
     with console.status("preparing the environment (compiled once, then cached)"), user_errors():
         limit_calls(config.actors.step_seconds)
-        prepare(config.env)
+        env = prepare(config.env, options.skip_missing_levels and not options.resume)
+        if left_out := set(tasks(config.env)) - set(tasks(env)):
+            say(console, f"left out, because they cannot be played here: {', '.join(sorted(left_out))}")
+        config = dataclasses.replace(config, env=env)
         trainer = Trainer(config, run, options.local)
     with run.claim(options.new_folder, lambda: bool(trainer.saved)), _errors(options, trainer, console):
         with user_errors():

@@ -75,6 +75,8 @@ class LaunchOptions(RunConfig, TrainingOptions):
     """Join the Ray cluster at this address instead of starting one on this machine."""
     allow_env: AllowEnv = None
     """With --resume: run the code of this environment, such as dm:my_module:Env, if the run names it."""
+    skip_missing_levels: bool = False
+    """Of several levels of DeepMind Lab, train on those that can be played here; else a missing one is an error."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -67,7 +67,7 @@ def interface(env: str) -> Interface:
 
 def make_agent(config: RunConfig) -> Agent:
     """The run's network with new weights, drawn from torch's global generator."""
-    shape, num_actions, _, vocabulary = interface(config.env)
+    shape, num_actions, _, vocabulary = interface(tasks(config.env)[0])  # the trainer compares all tasks, once
     build = functools.partial(Agent, config.agent, shape, num_actions, vocabulary)
     return build_network(build, config.agent, config.actors.envs_per_actor)
 

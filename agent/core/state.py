@@ -49,8 +49,13 @@ def restore_state(nest: Any, like: State) -> State:
         return nest.to(like.device)
     if not isinstance(like, tuple | Tensor) and type(nest) is type(like):
         return nest
-    expected, got = (f"a tensor of {list(x.shape)}" if isinstance(x, Tensor) else f"{x!r:.60}" for x in (like, nest))
-    raise ValueError(f"state: expected {expected}, got {got}")
+    raise ValueError(f"state: expected {_describe(like)}, got {_describe(nest)}")
+
+
+def _describe(nest: Any) -> str:
+    if isinstance(nest, Tensor):
+        return f"a tensor of {list(nest.shape)}"
+    return f"{len(nest)} parts" if isinstance(nest, tuple) else f"{nest!r:.60}"
 
 
 def _like(part: tuple, children: Iterable[Any]) -> tuple:

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from actors import Actor, EnvironmentFailed
+from actors import Actor
 from actors.evaluation import play_episodes
 from actors.recording import Recording, record_episodes
 from agent import Agent, AgentConfig
 from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, leaves
-from envs import make_vector
+from envs import EnvironmentFailed, make_vector
 from reports.video import film
 
 ENV = "rooms:small,episode_frames=100"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ CASES = [(f"{command} {words}".strip(), fragment) for command, table in TYPED.it
 @pytest.mark.parametrize(("typed", "fragment"), CASES, ids=[words[:60].replace("\0", "") for words, _ in CASES])
 def test_bad_input_is_one_line(typed: str, fragment: str, finished: Any, tmp_path: Path, monkeypatch: Any, cli: Any):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "deepmind_lab", None)
     for name in ("EMPTY", "FULL", "BARE", "TEXT", "SPEECH"):
         (tmp_path / name).mkdir()
     (tmp_path / "FULL" / "thesis.txt").write_text("all of it")

@@ -152,7 +152,7 @@ def test_runs_without_attention_or_images(tmp_path: Path, cli: Commands) -> None
     data = embedded(tmp_path / "lstm" / "videos" / "final.html")
     assert "core (lstm) has no attention" in data["without"]
     assert data["episodes"][0]["layers"] == []
-    words = "expected images in RGB to show, got [3] from diagnostic:tmaze,length=3"
+    words = "expected images in RGB, got [3] from diagnostic:tmaze,length=3"
     cli.refuse("visualize", tmp_path / "maze", words=words)
     words = "video: expected images in RGB, got [3] from diagnostic:tmaze,length=3"
     cli.refuse("evaluate", tmp_path / "maze", "--video", tmp_path / "a.mp4", words=words)

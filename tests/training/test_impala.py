@@ -222,7 +222,7 @@ def test_learners_that_cannot_be_replaced(cluster: None, tmp_path: Path, monkeyp
 
 # Seeds of DeepMind Lab.
 
-SMALL = "image_height=24,image_width=32,cache_gigabytes=0"
+SMALL = "image_height=24,image_width=32,cache_gigabytes=0,processes=0"
 
 
 @pytest.fixture
