@@ -2,12 +2,12 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from actors import ClusterError
 from commands.options import LaunchOptions, permissions
 from commands.parsing import user_errors
-from envs import EnvironmentFailed, held_out, limit_calls, prepare, tasks
-from learner.errors import LearnersLost, StorageError
+from envs import held_out, limit_calls, prepare, tasks
 from learner.files import write_json
 from reports.tables import evaluation_rows, evaluation_table, table
 from training import UserError
@@ -46,7 +44,10 @@ def launch(options: LaunchOptions) -> None:
             say(console, f"left out, because they cannot be played here: {', '.join(sorted(left_out))}")
         config = dataclasses.replace(config, env=env)
         trainer = Trainer(config, run, options.local)
-    with run.claim(options.new_folder, lambda: bool(trainer.saved)), _errors(options, trainer, console):
+    with (
+        run.claim(options.new_folder, lambda: bool(trainer.saved)),
+        trainer.advising(options.again, functools.partial(say, console)),
+    ):
         with user_errors():
             trainer.claim_url(new=options.resume is None)
             if options.resume:
@@ -65,42 +66,6 @@ def launch(options: LaunchOptions) -> None:
             say(console, f"stopped at {quantity(trainer.frames)} frames; resume with: {options.again(run.path)}")
             sys.exit(128 + stop.signal)
         _finish(trainer, time.monotonic() - begin, console)
-
-
-@contextlib.contextmanager
-def _errors(options: LaunchOptions, trainer: Trainer, console: Console) -> Iterator[None]:
-    """Says how to resume a run that an error, a full disk or Ctrl-C interrupts."""
-    run, config = trainer.run, trainer.config
-
-    def resume(folder: Path | str = run.path) -> str:
-        return f"resume from {trainer.saved} with: {options.again(folder)}"
-
-    try:
-        yield
-    except (OSError, StorageError, MemoryError) as error:
-        if isinstance(error, ConnectionError):  # not of a disk, but of standard output
-            raise
-        problem = f"{run} cannot be written to: {error}" if isinstance(error, OSError) else str(error)
-        found: Path | str | None = run.path
-        if run.lost:
-            problem, found = run.fate, config.checkpoint_url or run.find()
-        if trainer.saved and found:
-            problem += f"; {resume(found)}"
-        elif run.lost:
-            problem += ", and with it all that was learned"
-        raise UserError(problem) from error
-    except (EnvironmentFailed, ClusterError, LearnersLost, FloatingPointError) as error:
-        if not trainer.saved:
-            raise
-        cause = getattr(error, "cause", error)  # of an error of Ray
-        between = "\n" if isinstance(error, EnvironmentFailed) else "; "
-        slower = f" --learner.learning-rate {config.learner.learning_rate / 4:.3g}"
-        advice = between + resume() + slower * isinstance(error, FloatingPointError)
-        raise type(cause)(f"{cause}{advice}") from error
-    except KeyboardInterrupt:
-        if trainer.saved:
-            say(console, f"interrupted; {resume()}")
-        raise
 
 
 def _require_lasting(run: Run) -> None:

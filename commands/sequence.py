@@ -63,26 +63,22 @@ def _train(kind: str, options: TrainingOptions) -> None:
         trainers.append(trainer)
         _describe(trainer, options.core, again, console)
 
-    try:
-        with (
-            _ray(config, console),
-            stop_on_signals() as stop,
-            LiveLine(console, "training", "the first update") as line,
-        ):
-            found = train_run(
-                config,
-                run,
-                new=not options.resume,
-                data=data,
-                start=start,
-                show=line.update,
-                stop=lambda: stop.requested,
-                count=functools.partial(counting, console),
-            )
-    except KeyboardInterrupt:
-        if run.has_checkpoints:
-            say(console, f"interrupted; resume with: {again}")
-        raise
+    with (
+        _ray(config, console),
+        stop_on_signals() as stop,
+        LiveLine(console, "training", "the first update") as line,
+    ):
+        found = train_run(
+            config,
+            run,
+            new=not options.resume,
+            data=data,
+            start=start,
+            show=line.update,
+            stop=lambda: stop.requested,
+            count=functools.partial(counting, console),
+            say=functools.partial(say, console),
+        )
     if found is None:
         say(console, f"stopped at step {trainers[0].learner.step}; resume with: {again}")
         sys.exit(128 + (stop.signal or 0))

@@ -5,16 +5,18 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from actors import ClusterError
+from envs import EnvironmentFailed
 from learner import checkpoints
 from learner.checkpoints import Checkpoint, pack_learner, unpack_learner
-from learner.errors import StorageError
+from learner.errors import LearnersLost, StorageError
 from learner.files import require_schema
 from learner.learner import Learner
 from learner.metrics import MetricsWriter
@@ -150,6 +152,53 @@ class Training(ABC):
             except Exception:
                 self._rescue()
                 raise
+
+    @contextmanager
+    def advising(self, again: Callable[[Path | str], str], say: Callable[[str], None]) -> Iterator[None]:
+        """Adds to errors what became of the run, and the command that resumes it.
+
+        Args:
+            again: the command that resumes a folder or URL.
+            say: prints that command when Ctrl-C ends the process at once.
+
+        Raises:
+            UserError: for a disk, a memory or a store that is full or fails, and for a folder that is lost.
+            Exception: other errors as they are, the causes of Ray's in place of them.
+        """
+        run = self.run
+
+        def resume(folder: Path | str = run.path) -> str:
+            return f"resume from {self.saved} with: {again(folder)}"
+
+        try:
+            yield
+        except (OSError, StorageError, MemoryError) as error:
+            if isinstance(error, ConnectionError):  # not of a disk, but of standard output
+                raise
+            problem = f"{run} cannot be written to: {error}" if isinstance(error, OSError) else str(error)
+            found: Path | str | None = run.path
+            if run.lost:
+                problem, found = run.fate, run.find() if self.place == run.path else self.place
+            if self.saved and found:
+                problem += f"; {resume(found)}"
+            elif run.lost:
+                problem += ", and with it all that was learned"
+            raise UserError(problem) from error
+        except (EnvironmentFailed, ClusterError, LearnersLost, FloatingPointError) as error:
+            if not self.saved:
+                raise
+            cause = getattr(error, "cause", error)  # of an error of Ray
+            advice = ("\n" if isinstance(error, EnvironmentFailed) else "; ") + resume()
+            if isinstance(error, FloatingPointError):
+                rate = self.config.learner.learning_rate / 4
+                advice += f" --learner.learning-rate {rate:.3g}"
+                if rate < getattr(self.config.learner, "least_learning_rate", 0):
+                    advice += f" --learner.least-learning-rate {rate:.3g}"
+            raise type(cause)(f"{cause}{advice}") from error
+        except KeyboardInterrupt:
+            if self.saved:
+                say(f"interrupted; {resume()}")
+            raise
 
     def _begin(self, stack: ExitStack) -> None:
         self.start(stack)

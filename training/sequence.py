@@ -6,20 +6,17 @@ The loop is `training.loop`; data, model and measures are those of a `learner.mo
 import dataclasses
 import functools
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from actors import ClusterError
 from agent.language_model import SequenceModel
 from learner import checkpoints
 from learner.checkpoints import Checkpoint
 from learner.communicator import Communicator
 from learner.config import SequenceConfig
-from learner.errors import LearnersLost
 from learner.files import read_json, require_schema, write_json
 from learner.learner import resolve_device
 from learner.modality import Counting, Modality, quiet
@@ -186,6 +183,7 @@ def train_run(
     show: Callable[[Progress], None] = lambda progress: None,
     stop: Callable[[], bool] = lambda: False,
     count: Counting = quiet,
+    say: Callable[[str], None] = lambda line: None,
     patience: float = 0.0,
 ) -> dict[str, Any] | None:
     """Trains a run to its end, or resumes it, and evaluates it on the test split.
@@ -199,14 +197,15 @@ def train_run(
         show: is called after each update.
         stop: is asked after each update whether to stop.
         count: shows the progress of the evaluation.
+        say: is called with the command that resumes the run when Ctrl-C ends it at once.
         patience: seconds to wait for another process to leave the folder.
 
     Returns:
         the evaluation, which is also written to `evaluation.json`; None if the training was stopped before its end.
 
     Raises:
-        UserError: if the folder, the configuration or a checkpoint cannot be used, or the folder is lost or full.
-        FloatingPointError: if a loss is not finite; says how to resume more slowly.
+        UserError: if the folder, the configuration or a checkpoint cannot be used.
+        Exception: see `Training.advising`.
     """
     new = not run.has_checkpoints if new is None else new
     with run.claim(new, patience=patience):
@@ -217,7 +216,7 @@ def train_run(
                 trainer.restore()
         except (ValueError, ImportError, OSError) as error:
             raise UserError(str(error)) from error
-        with _advice(trainer):
+        with trainer.advising(functools.partial(resume_command, config), say):
             write_json(record_file(run, data.config.kind), data.record())
             start(trainer)
             run.write_config(to_plain(config))
@@ -240,29 +239,7 @@ def _evaluate(trainer: SequenceTrainer, count: Counting) -> dict[str, Any]:
     return found
 
 
-def resume_command(config: SequenceConfig, run: Path) -> str:
+def resume_command(config: SequenceConfig, run: Path | str) -> str:
     """The command that resumes a run."""
     command = KINDS[config.kind][0].removeprefix("compressive")
     return f"{program()}{command} --resume {shlex.quote(str(run))}"
-
-
-@contextmanager
-def _advice(trainer: SequenceTrainer) -> Iterator[None]:
-    """Turns errors of a training into errors that say what happened to the run and how to resume it."""
-    run, config, again = trainer.run, trainer.config, resume_command(trainer.config, trainer.run.path)
-    try:
-        yield
-    except OSError as error:
-        found = run.find()
-        if run.lost and not found:
-            raise UserError(f"{run.fate}, and with it all that was learned") from error
-        problem = run.fate if run.lost else f"{run} cannot be written to: {error}"
-        hint = f"; resume with: {resume_command(config, found or run.path)}" if trainer.saved else ""
-        raise UserError(f"{problem}{hint}") from error
-    except (ClusterError, LearnersLost) as error:
-        raise UserError(f"{error}; resume with: {again}") from error
-    except FloatingPointError as error:
-        rate, least = config.learner.learning_rate / 4, config.learner.least_learning_rate
-        slower = f"{again} --learner.learning-rate {rate:.3g}"
-        slower += f" --learner.least-learning-rate {rate:.3g}" if rate < least else ""
-        raise FloatingPointError(f"{error} Resume from the last checkpoint, more slowly, with: {slower}") from error
