@@ -79,7 +79,8 @@ def test_other_weights_memory_or_tokens_are_refused(tmp_path: Path) -> None:
     trainers = [make_trainer(tmp_path, LSTMConfig(8)), make_trainer(tmp_path, batch_size=2), make_trainer(tmp_path)]
     trainers[2].learner.source.tokens = noise(200)
     for trainer, message in zip(
-        trainers, ("expected 2 parts", r"expected a tensor of \[2, .*, got \[4, ", "expected 301 as before, got 200")
+        trainers,
+        ("expected 2 parts", r"expected a tensor of \[2, .*, got a tensor of \[4, ", "expected 301 as before, got 200"),
     ):
         with pytest.raises(ValueError, match=f"does not fit .*: .*{message}"):
             trainer.restore()
