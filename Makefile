@@ -38,6 +38,7 @@ compare: venv  ## compare compression rates, an LSTM and a Transformer-XL on a t
 	$(BIN)/compressive compare --preset memory --rates 1 2 4 --cores lstm transformer-xl --seeds 0 1 2 $(ARGS)
 
 text: venv  ## compare language models with xz and bz2 on two CPU cores, under 20 minutes
+	@$(BIN)/python -c 'import ray.tune' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[compare]'
 	$(BIN)/python -m benchmarks.text $(ARGS)
 
 test: venv  ## run the tests, but for the slow ones, in three processes
@@ -60,7 +61,7 @@ docs: venv  ## build the documentation and the API reference into site/
 	@$(BIN)/python -c 'import mkdocs, mkdocstrings_handlers.python' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[docs]'
 	$(BIN)/mkdocs build --quiet --strict
 
-NO_SPEED := common curves recall rllib soak kill_driver text
+NO_SPEED := common recall rllib soak kill_driver text
 SPEED := $(filter-out $(NO_SPEED),$(basename $(notdir $(wildcard benchmarks/*.py))))
 bench: venv  ## side-by-side speed measurements, one JSON object each
 	@for name in $(SPEED); do echo "# $$name" >&2; $(BIN)/python -m benchmarks.$$name || exit 1; done

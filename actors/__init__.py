@@ -4,14 +4,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from actors.config import ActorsConfig, ClusterError
-from envs import EnvironmentFailed, EnvironmentHung
 
 if TYPE_CHECKING:
     from actors.actor import Actor, Episode, Unroll
     from actors.pool import LocalPool, Pool, PoolStatus
 
-__all__ = ["Actor", "ActorsConfig", "ClusterError", "EnvironmentFailed", "EnvironmentHung", "Episode", "LocalPool"]
-__all__ += ["Pool", "PoolStatus", "Unroll"]
+__all__ = ["Actor", "ActorsConfig", "ClusterError", "Episode", "LocalPool", "Pool", "PoolStatus", "Unroll"]
 
 
 def __getattr__(name: str) -> Any:

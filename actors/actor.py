@@ -8,9 +8,9 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
@@ -21,12 +21,10 @@ from envs import guard
 
 @dataclass(frozen=True)
 class Episode:
-    """Statistics of a finished episode.
+    """A finished episode: the sum of the environment's own rewards, and agent steps that took effect.
 
-    score: sum of the environment's own rewards.
-    steps: agent steps (actions that took effect).
-    environment: index of the environment in its actor.
-    actor_id, version: the actor, and the learner version of its weights at the end.
+    environment: its index in its actor.
+    version: of the weights at the end.
     metrics: the counters that the environment names in `metadata["episode_metrics"]`.
     task: name of the environment, given to the actor.
     """
@@ -38,6 +36,10 @@ class Episode:
     version: int
     metrics: dict[str, float] = field(default_factory=dict)
     task: str = ""
+
+
+#: Arrays of a `Player` that are part of an actor's state.
+STATISTICS = ("over", "scores", "lengths")
 
 
 class Unroll(NamedTuple):
@@ -60,8 +62,7 @@ class EnvOutput(NamedTuple):
 class Player:
     """Environments and statistics of their episodes; subclasses choose the actions.
 
-    All methods that call the environments raise `envs.EnvironmentFailed` if these raise or exit, and
-    `envs.EnvironmentHung` if they take longer than `envs.limit_calls` allows.
+    All methods that call the environments raise an `envs.EnvironmentFailed` if these fail (see `envs.guard`).
 
     Args:
         envs: a vector environment that resets on the next step, with Discrete actions.
@@ -115,16 +116,12 @@ class Actor(Player):
     """Environments, their memory states, and a copy of the agent's weights.
 
     Args:
-        envs: as in `Player`; observations are images or vectors, or a Dict of such an "image" and an "instruction".
+        envs: see `check_environment`.
         agent: the network; only `set_weights` changes it.
-        actor_id: of the actor, in trajectories and episodes.
+        actor_id, task: as in `Episode`.
         seed: of the environments and of sampled actions, together with `actor_id`.
         sample: sample actions from the policy; if False, take its most probable action.
         device: of the network and the memory; all else, and every trajectory, is on the CPU.
-        task: as in `Episode`.
-
-    Raises:
-        ValueError: if the environment's spaces or autoreset mode are not supported.
     """
 
     def __init__(
@@ -227,12 +224,24 @@ class Actor(Player):
         """
         arrays = {f"env_output/{name}": value for name, value in self._named_outputs()}
         arrays |= {f"core/{index}": leaf for index, leaf in enumerate(leaves(self.core_state))}
-        arrays["generator"] = self.generator.get_state()
-        for name in ("over", "scores", "lengths"):
-            arrays[name] = torch.from_numpy(getattr(self, name).copy())
+        arrays |= {name: torch.from_numpy(getattr(self, name).copy()) for name in STATISTICS}
         if hasattr(self.envs, "get_state"):
             arrays |= {f"envs/{name}": torch.from_numpy(array) for name, array in self.envs.get_state().items()}
-        return arrays
+        return arrays | {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, arrays: dict[str, Tensor]) -> None:
+        """Resumes from the `state_dict` of an actor."""
+        self.generator.set_state(arrays["generator"])
+        if not hasattr(self.envs, "get_state"):
+            return
+        own = {name.removeprefix("envs/"): leaf.numpy() for name, leaf in arrays.items() if name.startswith("envs/")}
+        self.envs.set_state(own)  # type: ignore[attr-defined]
+        outputs = iter([arrays[f"env_output/{name}"] for name, _ in self._named_outputs()])
+        self.env_output = map_state(lambda _: next(outputs), self.env_output)
+        saved = (arrays[f"core/{index}"] for index in itertools.count())
+        self.core_state = state_to(map_state(lambda _: next(saved), self.core_state), self.device)
+        for name in STATISTICS:
+            setattr(self, name, arrays[name].numpy().copy())
 
     def _named_outputs(self) -> list[tuple[str, Tensor]]:
         """The tensors of `env_output` with their names, in the order of its leaves."""
@@ -241,40 +250,29 @@ class Actor(Player):
             names[:1] = Observation._fields
         return list(zip(names, leaves(self.env_output), strict=True))
 
-    def load_state_dict(self, arrays: dict[str, Tensor]) -> None:
-        """Resumes from the `state_dict` of an actor."""
-        self.generator.set_state(arrays["generator"])
-        if not hasattr(self.envs, "get_state"):
-            return
-        self.envs.set_state(  # type: ignore[attr-defined]
-            {name.removeprefix("envs/"): array.numpy() for name, array in arrays.items() if name.startswith("envs/")}
-        )
-        outputs = iter([arrays[f"env_output/{name}"] for name, _ in self._named_outputs()])
-        self.env_output = map_state(lambda _: next(outputs), self.env_output)
-        saved = (arrays[f"core/{index}"] for index in itertools.count())
-        self.core_state = state_to(map_state(lambda _: next(saved), self.core_state), self.device)
-        for name in ("over", "scores", "lengths"):
-            setattr(self, name, arrays[name].numpy().copy())
-
 
 def check_environment(envs: VectorEnv) -> None:
-    """Raises a ValueError if an environment's spaces or autoreset mode are not supported."""
+    """Raises a ValueError if an environment is not supported.
+
+    It resets on the next step and has Discrete actions from 0. Its observations are uint8 [height, width, channels] or
+    float32 [features], or a Dict of such an "image" and of an "instruction", int64 [words].
+    """
     mode = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
     if mode != AutoresetMode.NEXT_STEP:
         raise ValueError(f"autoreset_mode: expected {AutoresetMode.NEXT_STEP}, got {mode}")
-    if not isinstance(envs.single_action_space, gymnasium.spaces.Discrete) or envs.single_action_space.start != 0:
-        raise ValueError(f"action space: expected Discrete(n) from 0, got {envs.single_action_space}")
-    space = envs.single_observation_space
-    if isinstance(space, gymnasium.spaces.Dict) and space.spaces.keys() == set(Observation._fields):
-        words, space = space["instruction"], space["image"]
-        if not isinstance(words, gymnasium.spaces.Box) or words.dtype != np.int64 or len(words.shape) != 1:
-            raise ValueError(f"instruction: expected a Box of int64 [words], got {words}")
-    seen = (space.dtype, len(space.shape)) if isinstance(space, gymnasium.spaces.Box) else None
-    if seen not in ((np.uint8, 3), (np.float32, 1)):
-        raise ValueError(
-            "observation space: expected a Box of uint8 [height, width, channels] or of float32 [features], or a Dict "
-            f"of one as image and of an instruction, got {space}"
-        )
+    actions, space = envs.single_action_space, envs.single_observation_space
+    if not isinstance(actions, spaces.Discrete) or actions.start != 0:
+        raise ValueError(f"action space: expected Discrete(n) from 0, got {actions}")
+    words, image = ("int64", 1), space
+    if isinstance(space, spaces.Dict) and space.spaces.keys() == set(Observation._fields):
+        words, image = _kind(space["instruction"]), space["image"]
+    if words != ("int64", 1) or _kind(image) not in (("uint8", 3), ("float32", 1)):
+        expected = "a Box of uint8 [height, width, channels] or float32 [features], or a Dict of one as image and of an"
+        raise ValueError(f"observation space: expected {expected} int64 [words] as instruction, got {space}")
+
+
+def _kind(space: spaces.Space[Any]) -> tuple[str, int]:
+    return str(space.dtype), len(space.shape or ())
 
 
 def to_tensors(observation: np.ndarray | dict[str, np.ndarray]) -> Tensor | Observation:

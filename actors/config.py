@@ -68,12 +68,12 @@ class ActorsConfig(Checked):
     def ray_options(self) -> dict[str, Any]:
         """Resources and placement of an actor, as options of a Ray actor."""
         options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus}
-        if self.resources:
-            amounts = pairs("resources", self.resources)
-            try:
-                options["resources"] = {name: float(amount) for name, amount in amounts.items()}
-            except ValueError:
-                raise ValueError(f"resources: expected NAME=AMOUNT, got {', '.join(self.resources)!r}") from None
+        try:
+            amounts = {name: float(amount) for name, amount in pairs("resources", self.resources).items()}
+        except ValueError:
+            raise ValueError(f"resources: expected NAME=AMOUNT, got {', '.join(self.resources)!r}") from None
+        if amounts:
+            options["resources"] = amounts
         if self.labels:
             options["label_selector"] = pairs("labels", self.labels)
         if self.placement == "spread":
@@ -83,13 +83,10 @@ class ActorsConfig(Checked):
 
 def pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
     """The dict of texts such as "key=value". Raises a ValueError naming the field `name` and a text of another form."""
-    found = {}
     for text in texts:
-        key, _, value = text.partition("=")
-        if not (key and value):
+        if not all(text.partition("=")):
             raise ValueError(f"{name}: expected KEY=VALUE, got {text!r}")
-        found[key] = value
-    return found
+    return dict(text.split("=", 1) for text in texts)
 
 
 class ClusterError(RuntimeError):

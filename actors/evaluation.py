@@ -13,24 +13,12 @@ from envs import EnvironmentFailed
 
 
 class ScriptedActor(Player):
-    """Environments played by a policy without a network.
-
-    Args:
-        envs: as in `Player`.
-        policy: "oracle" (the environments' own `oracle_actions`) or "random" (uniform).
-        seed: of the environments and of random actions.
-        task: as in `Episode`.
-
-    Raises:
-        ValueError: if the policy is the oracle and the environment has none.
-    """
+    """Environments played by a policy: "oracle" (the environments' own `oracle_actions`) or "random" (uniform)."""
 
     def __init__(self, envs: VectorEnv, policy: str, seed: int, task: str = "") -> None:
-        if policy == "oracle" and not hasattr(envs, "oracle_actions"):
-            raise ValueError(
-                f"{task or envs}: expected an environment that has an oracle (rooms, diagnostic), got none"
-            )
         super().__init__(envs, actor_id=0, task=task)
+        if policy == "oracle" and not hasattr(envs, "oracle_actions"):
+            raise ValueError(f"{self.name}: expected an environment that has an oracle (rooms, diagnostic), got none")
         self.policy = policy
         env_seed, action_seed = np.random.SeedSequence(seed).generate_state(2, np.uint64)
         self.generator = np.random.default_rng(action_seed)
@@ -68,10 +56,7 @@ def play_episodes(
         actor: at the start of its environments' first episodes.
         episodes: rounded up to a multiple of the number of environments.
         progress: called with the number of episodes so far.
-        max_steps: of an episode.
-
-    Raises:
-        EnvironmentFailed: if an episode is longer, or environments fail.
+        max_steps: of an episode; a longer one raises an EnvironmentFailed.
     """
     if episodes < 1:
         raise ValueError(f"episodes: expected 1 or more, got {episodes}")

@@ -36,11 +36,7 @@ class Pool(ABC):
 
     @abstractmethod
     def get(self, check: Callable[[], object] = lambda: None) -> Unroll:
-        """Returns the oldest finished unroll; waits for one.
-
-        Args:
-            check: called several times a second while waiting for other processes; may raise to end the wait.
-        """
+        """Returns the oldest finished unroll; waits for one, and calls `check`, which may raise, while it waits."""
 
     @abstractmethod
     def status(self) -> PoolStatus:
@@ -84,12 +80,10 @@ class LocalPool(Pool):
         return PoolStatus(alive=len(self.actors), restarts=0, waiting=0)
 
     def state_dict(self) -> dict[str, Tensor]:
-        arrays = {
-            f"{index}/{name}": value
-            for index, actor in enumerate(self.actors)
-            for name, value in actor.state_dict().items()
-        }
-        return {"turn": torch.tensor(self.turn), **arrays}
+        arrays = {"turn": torch.tensor(self.turn)}
+        for index, actor in enumerate(self.actors):
+            arrays |= {f"{index}/{name}": value for name, value in actor.state_dict().items()}
+        return arrays
 
     def load_state_dict(self, arrays: dict[str, Tensor]) -> None:
         self.turn = int(arrays["turn"])

@@ -22,7 +22,7 @@ from actors.actor import Unroll
 from actors.config import ActorsConfig, ClusterError
 from actors.pool import MakeActor, Pool, PoolStatus
 from agent.core import map_state
-from envs import EnvironmentFailed, EnvironmentHung
+from envs import EnvironmentFailed, EnvironmentLost
 
 logger = logging.getLogger(__name__)
 
@@ -64,18 +64,14 @@ class RemoteActor:
 
 @dataclass
 class _Member:
-    """An actor of the pool.
+    """An actor of the pool."""
 
-    handle: its process; None until `start_at`, the time to start one. incarnation: processes before this one.
-    failures: deaths in a row without an unroll, the first at `failing_since`. answered: time of the last answer.
-    """
-
-    handle: Any = None
-    incarnation: int = 0
-    failures: int = 0
+    handle: Any = None  # its process; None until `start_at`, the time to start one
+    incarnation: int = 0  # processes before this one
+    failures: int = 0  # deaths in a row without an unroll, the first at `failing_since`
     failing_since: float = 0.0
     start_at: float = 0.0
-    answered: float = 0.0
+    answered: float = 0.0  # time of the last answer
     up: bool = False
 
 
@@ -86,16 +82,13 @@ class RayPool(Pool):
     elastic pool grows with the cluster, an autoscaler sees the demand, and an actor that was lost with its node returns
     when there is a node again. Unrolls are requested only of actors that are up: earlier requests hold old weights.
 
+    An actor is replaced if its process or its environment dies, or hangs. Other errors of its code are bugs: `get`
+    raises them as Ray does. It raises a ClusterError when an actor was lost more than `MAX_FAILURES` times in a row
+    without an unroll; if a node is short of memory, only after `MEMORY_SECONDS`, with growing pauses.
+
     Args:
         make_actor: builds an actor in its own process; small, since it is sent to every actor.
         config: numbers of actors, environments and steps, and the resources of each actor.
-
-    Raises:
-        ClusterError: from `get`, when an actor died more than `MAX_FAILURES` times in a row without an unroll. Deaths
-            because a node is short of memory are retried for `MEMORY_SECONDS`, with growing pauses.
-        ray.exceptions.RayTaskError: from `get`, when an actor's code raised: that is a bug and is not retried. An
-            actor whose environment hangs is replaced like one that died.
-        ray.exceptions.RayActorError: from `get`, likewise, when making an actor raised.
     """
 
     def __init__(self, make_actor: MakeActor, config: ActorsConfig) -> None:
@@ -104,8 +97,7 @@ class RayPool(Pool):
         self.remote_class = ray.remote(max_restarts=0, max_task_retries=0, **config.ray_options())(RemoteActor)
         self.weights: ray.ObjectRef | None = None
         self.version = -1
-        # The actor of each request, the oldest request first.
-        self.pending: dict[ray.ObjectRef, int] = {}
+        self.pending: dict[ray.ObjectRef, int] = {}  # the actor of each request, the oldest request first
         self.finished: deque[ray.ObjectRef] = deque()
         self.members = [_Member() for _ in range(config.most_actors)]
         self.complete = False
@@ -145,7 +137,7 @@ class RayPool(Pool):
                 self._replace(index, _reason(error))
                 continue
             except RayTaskError as error:
-                if not isinstance(error.cause, EnvironmentHung):
+                if not isinstance(error.cause, EnvironmentLost):
                     raise
                 self._replace(index, str(error.cause).splitlines()[0])
                 continue

@@ -83,10 +83,7 @@ class Recording:
 def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_STEPS) -> list[Recording]:
     """Plays and records complete episodes in the actor's first environment.
 
-    Args:
-        actor: at the start of an episode.
-        episodes: how many to play.
-        max_steps: as in `play_episodes`.
+    The actor is at the start of an episode; `max_steps` is that of `play_episodes`.
     """
     core = actor.agent.core
     actor.core_state = core.with_cache(actor.core_state)
@@ -121,8 +118,7 @@ def _attention(
         return (), (), np.zeros((0, 0, 3))
     slots = []
     for layer in range(len(weights)):
-        ages = core.slot_ages(layer, state.offset, state).cpu()
-        ages = ages[0] if ages.ndim == 3 else ages
+        ages = core.slot_ages(layer, state)[0].cpu()
         absent = (ages[:, 1] > step) | (ages[:, 1] < 0)
         slots.append((step - ages).clamp(min=0).masked_fill(absent[:, None], -1).numpy())
     mass = core.attention_by_kind(weights)[:, 0, :, 0].cpu().numpy()

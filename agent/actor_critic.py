@@ -88,23 +88,19 @@ class Agent(nn.Module):
         Raises:
             ValueError: if the leading axes of the arguments differ; names the argument, the expected and actual shape.
         """
-        if reset.ndim != 2:
-            raise ValueError(f"reset: expected [B, T], got {list(reset.shape)}")
-        batch, time = reset.shape
         image, words = observation if isinstance(observation, Observation) else (observation, None)
         if (words is None) != (self.instruction is None):
             expected = "images without instructions" if words is not None else "an Observation with instructions"
             raise ValueError(f"observation: expected {expected}, got {type(observation).__name__}")
-        if image.shape[:2] != reset.shape:
-            raise ValueError(f"observation: expected leading axes [{batch}, {time}], got {list(image.shape)}")
-        for name, value in (("last_action", last_action), ("last_reward", last_reward)):
-            if value.shape != reset.shape:
-                raise ValueError(f"{name}: expected [{batch}, {time}], got {list(value.shape)}")
+        leading = image.shape[:2]
+        for name, value in (("last_action", last_action), ("last_reward", last_reward), ("reset", reset)):
+            if value.shape != leading:
+                raise ValueError(f"{name}: expected {list(leading)} as observation, got {list(value.shape)}")
         language = []
         if self.instruction is not None and words is not None:
             # First, because it waits for the GPU, which has no work yet.
-            language = [self.instruction(words.flatten(0, 1)).unflatten(0, (batch, time))]
-        seen = self.vision(image.flatten(0, 1)).unflatten(0, (batch, time))
+            language = [self.instruction(words.flatten(0, 1)).unflatten(0, leading)]
+        seen = self.vision(image.flatten(0, 1)).unflatten(0, leading)
         action = F.one_hot(last_action + 1, self.num_actions + 1)[..., 1:].to(seen.dtype)
         reward = last_reward.clamp(-1, 1)[..., None].to(seen.dtype)
         inputs = self.joint(torch.cat([seen, action, reward, *language], dim=-1))

@@ -49,12 +49,9 @@ def shallow_layers(channels: int) -> list[nn.Module]:
 
 
 def small_layers(channels: int) -> list[nn.Module]:
-    """Three strided convolutions for images of about 24 x 32 pixels on a CPU."""
-    layers: list[nn.Module] = []
-    for width, kernel, stride in ((16, 4, 2), (32, 3, 2), (32, 3, 1)):
-        layers += [nn.Conv2d(channels, width, kernel, stride, padding=1), nn.ReLU()]
-        channels = width
-    return layers
+    """Three convolutions for images of about 24 x 32 pixels on a CPU."""
+    first = [nn.Conv2d(channels, 16, 4, 2, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, padding=1), nn.ReLU()]
+    return [*first, nn.Conv2d(32, 32, 3, 1, padding=1), nn.ReLU()]
 
 
 TORSOS: dict[str, Callable[[int], list[nn.Module]]] = {
@@ -69,12 +66,9 @@ class Vision(nn.Module):
 
     def __init__(self, name: str, image_shape: Sequence[int], size: int) -> None:
         super().__init__()
-        if len(image_shape) != 3:
-            raise ValueError(f"image_shape: expected [height, width, channels], got {list(image_shape)}")
-        height, width, channels = image_shape
-        if min(height, width) < 2:
-            raise ValueError(f"image_shape: expected 2 x 2 pixels or more, got {list(image_shape)}")
-        self.image_shape = tuple(image_shape)
+        if len(image_shape) != 3 or min(image_shape[:2]) < 2:
+            raise ValueError(f"image_shape: expected [height >= 2, width >= 2, channels], got {list(image_shape)}")
+        height, width, channels = self.image_shape = tuple(image_shape)
         self.convolutions = nn.Sequential(*TORSOS[name](channels))
         with torch.no_grad():
             flat = self.convolutions(torch.zeros(1, channels, height, width)).numel()
@@ -126,8 +120,7 @@ def make_torso(name: str, observation_shape: Sequence[int], size: int) -> nn.Mod
 class InstructionEncoder(nn.Module):
     """An embedding and an LSTM over the words; sizes as in the code of IMPALA (Espeholt et al. 2018, figure 3).
 
-    Args:
-        vocabulary: number of word ids, including 0 for no word.
+    `vocabulary` is the number of word ids, including 0 for no word.
     """
 
     def __init__(self, vocabulary: int) -> None:

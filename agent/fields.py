@@ -26,7 +26,7 @@ class Range(NamedTuple):
 
     def __contains__(self, value: Any) -> bool:
         least = value > self.least if self.above else value >= self.least
-        return least and (value < self.most if self.below else value <= self.most) and abs(value) <= _LARGEST
+        return least and (value < self.most if self.below else value <= self.most)
 
     def expected(self, value: Any) -> str:
         """The limits in words, for a value outside them."""
@@ -34,8 +34,7 @@ class Range(NamedTuple):
             return f"at most {self.most}" if value > self.most else f"{self.least} or more"
         if math.isfinite(self.most):
             return f"a number in {'[('[self.above]}{self.least:g}, {self.most:g}{'])'[self.below]}"
-        finite = "a finite number, " if abs(value) > _LARGEST else ""
-        return finite + ("a positive number" if self.above else f"{self.least:g} or more")
+        return "a positive number" if self.above else f"{self.least:g} or more"
 
 
 Positive = Annotated[int, Range(1, 2**63 - 1)]  # frames, steps, episodes
@@ -50,7 +49,6 @@ Above0 = Annotated[float, Range(0, above=True)]
 Fraction = Annotated[float, Range(0, 1.0)]
 Decay = Annotated[float, Range(0, 1.0, below=True)]
 
-_UNIONS = (types.UnionType, typing.Union)
 _WORDS = {int: "an integer", float: "a number", bool: "True or False", str: "text", Path: "a path", type(None): "None"}
 
 
@@ -72,45 +70,26 @@ class Checked:
 
 
 def _expected(value: Any, kind: Any) -> str:
-    """The values of a type, in words; empty if the value is one of them."""
-    if not _is(value, kind):
-        return _words(kind)
+    """The values of a type and its limits, in words; empty if the value is one of them."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin in _UNIONS:
-        wrong = _expected(value, next(part for part in parts if _is(value, part)))
-        return wrong + " or None" * (bool(wrong) and type(None) in parts)
+    if origin in (types.UnionType, typing.Union):
+        each = [_expected(value, part) for part in parts]
+        return "" if "" in each else " or ".join(each)
     if origin is Annotated:
-        limits = (part for part in parts[1:] if isinstance(part, Range))
+        limits = [part for part in parts[1:] if isinstance(part, Range) and type(value) in (int, float)]
         return next((limit.expected(value) for limit in limits if value not in limit), _expected(value, parts[0]))
+    if origin is Literal:
+        return "" if value in parts else f"one of {', '.join(map(str, parts))}"
     if origin is tuple:
-        return next(filter(None, (_expected(each, parts[0]) for each in value)), "")
-    if kind is float and not abs(value) <= _LARGEST:
-        return "a finite number"
-    if isinstance(value, str | Path) and re.search(r"[\0\ud800-\udfff]", str(value)):
-        return f"{_words(kind)} in UTF-8 without NUL"
-    return ""
-
-
-def _is(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type, without limits and elements of tuples."""
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin in _UNIONS:
-        return any(_is(value, part) for part in parts)
-    if origin is Annotated:
-        return _is(value, parts[0])
-    if origin is Literal:
-        return value in parts
+        if not isinstance(value, tuple | list):
+            return "a list"
+        return next((f"a list, each {wrong}" for wrong in (_expected(each, parts[0]) for each in value) if wrong), "")
     if kind in (int, float):
-        return type(value) in (int, kind)
-    return isinstance(value, tuple | list if origin is tuple else kind)
-
-
-def _words(kind: Any) -> str:
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin in _UNIONS:
-        return " or ".join(map(_words, parts))
-    if origin is Annotated:
-        return _words(parts[0])
-    if origin is Literal:
-        return f"one of {', '.join(map(str, parts))}"
-    return "a list" if origin is tuple else _WORDS.get(kind, kind.__name__)
+        if type(value) not in (int, kind):
+            return _WORDS[kind]
+        return "a finite number" if kind is float and not abs(value) <= _LARGEST else ""
+    if not isinstance(value, kind):
+        return _WORDS.get(kind, kind.__name__)
+    if isinstance(value, str | Path) and re.search(r"[\0\ud800-\udfff]", str(value)):
+        return f"{_WORDS[kind]} in UTF-8 without NUL"
+    return ""

@@ -129,9 +129,6 @@ class SequenceModel(nn.Module):
         divisor: ratio of the vector sizes of consecutive clusters.
         tied: whether input and output share one table of vectors.
         dropout: on embeddings and on the core's features while training.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     def __init__(
@@ -144,16 +141,13 @@ class SequenceModel(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if divisor < 1:
-            raise ValueError(f"divisor: expected 1 or more, got {divisor}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout}")
         config: Any = core.config
+        size = config.model_size
         self.vocabulary, self.dropout = vocabulary, dropout
-        self.embedding = TokenTable(vocabulary, config.model_size, cutoffs, divisor)
+        self.embedding = TokenTable(vocabulary, size, cutoffs, divisor)
         self.core = core
-        self.outputs = None if tied else TokenTable(vocabulary, config.model_size, cutoffs, divisor)
-        self.softmax = AdaptiveSoftmax(vocabulary, config.model_size, len(cutoffs) + 1)
+        self.outputs = None if tied else TokenTable(vocabulary, size, cutoffs, divisor)
+        self.softmax = AdaptiveSoftmax(vocabulary, size, len(cutoffs) + 1)
 
     def initial_state(self, batch_size: int) -> State:
         """The core's state before a stream."""
@@ -167,9 +161,8 @@ class SequenceModel(nn.Module):
         """A copy with other memory sizes, see `CompressiveTransformer.resized`; raises ValueError for other cores."""
         if not hasattr(self.core, "resized"):
             raise ValueError(f"{', '.join(sizes)}: expected a core with a memory, got {type(self.core).__name__}")
-        resized = copy.deepcopy(self)
-        resized.core = self.core.resized(**sizes)  # type: ignore[operator]
-        return resized
+        core = self.core.resized(**sizes)  # type: ignore[operator]
+        return copy.deepcopy(self, {id(self.core): core})
 
     def forward(
         self,

@@ -1,8 +1,8 @@
 """Builds networks that fit into the machine's memory, and refuses others with a clear error."""
 
-import dataclasses
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,27 +30,16 @@ def build_network(build: Callable[[], Network], config: Any, rows: int = 1) -> N
     Raises:
         ValueError: if the network needs more than the machine's memory.
     """
-    memory = machine_memory()
+    memory, sizes = machine_memory(), [256, *map(int, re.findall(r"\d+", str(config)))]
     # No layer has more than 64 matrices of the largest size; 16 bytes for each number, its gradient and moments.
-    sizes = list(_numbers(dataclasses.asdict(config)))
-    if 16 * (64 + rows) * getattr(getattr(config, "core", config), "num_layers", 1) * max(256, *sizes) ** 2 > memory:
+    if 16 * (64 + rows) * getattr(getattr(config, "core", config), "num_layers", 1) * max(sizes) ** 2 > memory:
         with torch.device("meta"):
             network = build()
             state = rows * state_bytes(network.initial_state(1))
-        tensors = (*network.parameters(), *network.buffers())
-        weights = 4 * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        weights = 4 * sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
         if weights + state > memory:
             raise ValueError(
                 f"network: expected at most the machine's memory of {memory / 1e9:.1f} GB, got sizes that need "
                 f"{weights / 1e9:,.1f} GB for weights, gradients and Adam's moments and {state / 1e9:,.1f} GB for state"
             )
     return build()
-
-
-def _numbers(node: Any) -> Iterator[int]:
-    """All integers in a nest of dicts and tuples."""
-    if isinstance(node, dict | tuple | list):
-        for part in node.values() if isinstance(node, dict) else node:
-            yield from _numbers(part)
-    elif isinstance(node, int):
-        yield node

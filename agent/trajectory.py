@@ -67,47 +67,33 @@ def loss_mask(trajectory: Trajectory) -> Tensor:
     return ~trajectory.reset[:, 1:]
 
 
-_TIMED = {
-    "observation": (1, None),
-    "last_action": (1, torch.int64),
-    "reward": (1, torch.float32),
-    "discount": (1, torch.float32),
-    "reset": (1, torch.bool),
-    "action": (0, torch.int64),
-    "policy_logits": (0, torch.float32),
-}
-
-
 def validate(trajectory: Trajectory) -> tuple[int, int]:
     """Checks ranks, sizes and dtypes; returns (B, T).
 
     Raises:
-        ValueError: names the field, the expected and the actual shape or dtype.
+        ValueError: names the field, the expected and the actual shape and dtype.
     """
     if trajectory.action.ndim != 2 or trajectory.action.shape[1] < 1:
         raise ValueError(f"action: expected [B, T >= 1], got {list(trajectory.action.shape)}")
     rows, steps = trajectory.action.shape
-    for name, (extra, dtype) in _TIMED.items():
-        value = getattr(trajectory, name)
-        if isinstance(value, Observation):
-            value, instruction = value
-            if instruction.shape[:2] != value.shape[:2] or instruction.ndim != 3 or instruction.dtype != torch.int64:
-                shape = f"int64 [{rows}, {steps + extra}, W]"
-                raise ValueError(f"instruction: expected {shape}, got {instruction.dtype} {list(instruction.shape)}")
-        if value.shape[:2] != (rows, steps + extra):
-            raise ValueError(f"{name}: expected leading axes [{rows}, {steps + extra}], got {list(value.shape)}")
-        if dtype is not None and value.dtype != dtype:
-            raise ValueError(f"{name}: expected {dtype}, got {value.dtype}")
-    if trajectory.policy_logits.ndim != 3:
-        raise ValueError(f"policy_logits: expected [{rows}, {steps}, A], got {list(trajectory.policy_logits.shape)}")
-    image = image_of(trajectory.observation)
-    if image.dtype not in (torch.uint8, torch.float32):
-        raise ValueError(f"observation: expected torch.uint8 or torch.float32, got {image.dtype}")
-    for leaf in leaves(trajectory.core_state):
-        if leaf.shape[0] != rows:
-            raise ValueError(f"core_state: expected {[rows, *leaf.shape[1:]]}, got {list(leaf.shape)}")
-    for name in ("actor_id", "version"):
-        value = getattr(trajectory, name)
-        if value.shape != (rows,) or value.dtype != torch.int64:
-            raise ValueError(f"{name}: expected int64 [{rows}], got {value.dtype} {list(value.shape)}")
+    image, logits, outputs = image_of(trajectory.observation), trajectory.policy_logits, (rows, steps + 1)
+    pixels = torch.uint8 if image.dtype == torch.uint8 else torch.float32
+    expected = [
+        ("observation", image, (*outputs, *image.shape[2:]), pixels),
+        ("last_action", trajectory.last_action, outputs, torch.int64),
+        ("reward", trajectory.reward, outputs, torch.float32),
+        ("discount", trajectory.discount, outputs, torch.float32),
+        ("reset", trajectory.reset, outputs, torch.bool),
+        ("action", trajectory.action, (rows, steps), torch.int64),
+        ("policy_logits", logits, (rows, steps, logits.shape[-1]), torch.float32),
+        ("actor_id", trajectory.actor_id, (rows,), torch.int64),
+        ("version", trajectory.version, (rows,), torch.int64),
+        *(("core_state", leaf, (rows, *leaf.shape[1:]), leaf.dtype) for leaf in leaves(trajectory.core_state)),
+    ]
+    if isinstance(trajectory.observation, Observation):
+        words = trajectory.observation.instruction
+        expected.append(("instruction", words, (*outputs, words.shape[-1]), torch.int64))
+    for name, tensor, shape, dtype in expected:
+        if tensor.shape != shape or tensor.dtype != dtype:
+            raise ValueError(f"{name}: expected {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}")
     return rows, steps

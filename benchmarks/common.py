@@ -1,7 +1,8 @@
-"""What the benchmarks share: command line and output, alternatives measured in turns, Ray, and processes in /proc."""
+"""What the benchmarks share: command line and output, alternatives measured in turns, Ray, and processes."""
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import logging
 import os
@@ -10,20 +11,20 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import tyro
 from rich.console import Console
 
 from actors import Pool
-from agent import Trajectory
 from agent.core import concatenate_states
 from envs import prepare
 from training.cluster import start_ray
 from training.config import RunConfig
-from training.factories import make_actor
 from training.presets import make_preset
+
+Name = TypeVar("Name")
 
 
 def run(measure: Callable[[Any], dict[str, Any]], options: Any) -> None:
@@ -40,37 +41,36 @@ def run(measure: Callable[[Any], dict[str, Any]], options: Any) -> None:
     sys.exit(bool(figures.get("failed")))
 
 
-def rate(work: Callable[[], float], seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
-    """What `work` returns, per second of a clock; it is called once at least, and until the time is over."""
-    done, elapsed, begin = 0.0, 0.0, clock()
-    while not done or elapsed < seconds:
-        done += work()
-        elapsed = clock() - begin
-    return done / elapsed
-
-
 def in_turns(
-    works: Mapping[str, Callable[[], float]],
+    works: Mapping[Name, Callable[[], float]],
     seconds: float,
     turns: int = 5,
     clock: Callable[[], float] = time.perf_counter,
     warm_up: int = 1,
-) -> dict[str, float]:
+) -> dict[Name, float]:
     """The median rate of each piece of work.
 
     They take turns, so that other load on the machine affects all of them alike.
 
     Args:
         works: functions that return the amount of work that a call did.
-        seconds: time for each of them, over all turns.
+        seconds: time for each of them, over all turns; each is called once a turn at least.
         turns: number of measurements of each.
         clock: measures the time.
         warm_up: calls of each before that.
     """
+
+    def rate(work: Callable[[], float]) -> float:
+        done, elapsed, begin = 0.0, 0.0, clock()
+        while not done or elapsed < seconds / turns:
+            done += work()
+            elapsed = clock() - begin
+        return done / elapsed
+
     for work in works.values():
         for _ in range(warm_up):
             work()
-    measured = [{name: rate(work, seconds / turns, clock) for name, work in works.items()} for _ in range(turns)]
+    measured = [{name: rate(work) for name, work in works.items()} for _ in range(turns)]
     return {name: statistics.median(turn[name] for turn in measured) for name in works}
 
 
@@ -78,6 +78,11 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     """Number, median and maximum; zeros if there are no values."""
     median = statistics.median(values) if values else 0.0
     return {"times": len(values), "median": round(median, 1), "max": round(max(values, default=0.0), 1)}
+
+
+def rounded(values: Mapping[Name, float], divisor: float = 1.0, digits: int | None = None) -> dict[Name, float]:
+    """All values over a divisor, rounded."""
+    return {name: round(float(value / divisor), digits) for name, value in values.items()}
 
 
 def markdown(rows: Sequence[Iterable[Any]]) -> str:
@@ -88,21 +93,18 @@ def markdown(rows: Sequence[Iterable[Any]]) -> str:
 
 
 @contextlib.contextmanager
-def picture(path: Path, columns: int = 1, width: float = 9.0, height: float = 3.2) -> Iterator[Any]:
-    """Axes to draw on, `columns` of them; saved at the end as SVG or PNG. Equal numbers give equal files."""
+def picture(path: Path, columns: int = 1, size: tuple[float, float] = (9.0, 3.2)) -> Iterator[Any]:
+    """Axes to draw on, `columns` of them; saved at the end as SVG. Equal numbers give equal files."""
     import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams["svg.hashsalt"] = "benchmarks"
-    figure, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained")
-    yield axes
-    for each in figure.axes:
-        each.spines[["top", "right"]].set_visible(False)
+    figure = Figure(size, layout="constrained")
+    yield figure.subplots(1, columns)
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
+    with matplotlib.rc_context({"svg.hashsalt": "benchmarks"}):
+        figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def make_config(preset: str, core: str, env: str | None = None, **fields: Any) -> RunConfig:
@@ -113,12 +115,6 @@ def make_config(preset: str, core: str, env: str | None = None, **fields: Any) -
     return config
 
 
-def make_batch(config: RunConfig) -> Trajectory:
-    """The unrolls of one update, by a new actor in this process."""
-    actor, length = make_actor(config, 0, 0, 0), config.actors.unroll_length
-    return concatenate_states([actor.unroll(length).trajectory for _ in range(config.unrolls_per_update)])
-
-
 def iterate(pool: Pool, learner: Any, unrolls: int) -> int:
     """One iteration of IMPALA: a batch of unrolls, an update, new weights for the actors. Returns the batch's steps."""
     batch = concatenate_states([pool.get().trajectory for _ in range(unrolls)])
@@ -127,25 +123,49 @@ def iterate(pool: Pool, learner: Any, unrolls: int) -> int:
     return batch.action.numel()
 
 
-def local_ray(cpus: int, store: int = 0) -> contextlib.AbstractContextManager[None]:
-    """A Ray cluster in this machine with at least so many CPUs and bytes of object store."""
-    return start_ray(None, max(os.cpu_count() or 1, cpus), store, Console(stderr=True))
+def local_ray(cpus: int) -> contextlib.AbstractContextManager[None]:
+    """A Ray cluster in this machine with at least so many CPUs."""
+    return start_ray(None, max(os.cpu_count() or 1, cpus), 0, Console(stderr=True))
 
 
 class Process(NamedTuple):
-    """A process of this machine; needs Linux's /proc.
+    """A process as it was when it was looked at.
 
-    pid, started: together its identity. kind: a short name, such as raylet, dashboard.py or RemoteActor. parent: pid.
+    handle: of psutil; equal for the same process. kind: a short name, such as raylet, dashboard.py or RemoteActor.
     memory: resident bytes that it does not share. threads: their number. cpu: seconds of CPU time.
     """
 
-    pid: int
-    started: int
+    handle: Any
     kind: str
-    parent: int
     memory: int
     threads: int
     cpu: float
+
+
+def ray_psutil() -> Any:
+    """The module psutil, of which Ray has a copy."""
+    import ray  # noqa: F401
+
+    return importlib.import_module("psutil")
+
+
+def family() -> list[Process]:
+    """This process, whose kind is "driver", and its living descendants, zombies included. Linux only."""
+    psutil = ray_psutil()
+    found, driver = [], psutil.Process()
+    for handle in [driver, *driver.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            seen = handle.as_dict(["cmdline", "memory_info", "num_threads", "cpu_times"])
+            memory, cpu = seen["memory_info"], seen["cpu_times"]
+            kind = "driver" if handle == driver else kind_of(seen["cmdline"] or [""])
+            found.append(Process(handle, kind, memory.rss - memory.shared, seen["num_threads"], cpu.user + cpu.system))
+    return found
+
+
+def marked(mark: str) -> list[Any]:
+    """The processes that were started, however indirectly, with MARK in their environment."""
+    found = ray_psutil().process_iter(["environ"])
+    return [process for process in found if (process.info["environ"] or {}).get("MARK") == mark]
 
 
 def kind_of(words: list[str]) -> str:
@@ -156,34 +176,6 @@ def kind_of(words: list[str]) -> str:
     return Path((scripts or words)[0]).name or "zombie"
 
 
-def process(entry: Path) -> Process | None:
-    """A process by its folder in /proc; None if it has ended."""
-    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    try:
-        fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        resident, shared = map(int, (entry / "statm").read_text().split()[1:3])
-        kind = kind_of((entry / "cmdline").read_text(errors="replace").split("\0"))
-    except OSError:
-        return None
-    parent, user, system, threads, started = (int(fields[index]) for index in (1, 11, 12, 17, 19))
-    memory, cpu = (resident - shared) * page, (user + system) / ticks
-    return Process(int(entry.name), started, kind, parent, memory, threads, cpu)
-
-
-def processes() -> dict[int, Process]:
-    """All processes by pid."""
-    entries = Path("/proc").glob("[0-9]*")
-    return {found.pid: found for entry in entries if (found := process(entry))}
-
-
-def family(root: int) -> list[Process]:
-    """A process and its descendants, zombies included; its own kind is "driver"."""
-    found, members = processes(), {root}
-    while born := {pid for pid, process in found.items() if process.parent in members} - members:
-        members |= born
-    return [found[pid]._replace(kind="driver" if pid == root else found[pid].kind) for pid in members if pid in found]
-
-
 def cpu_seconds() -> float:
     """CPU time so far of this process and all its living descendants, Ray's own among them."""
-    return sum(process.cpu for process in family(os.getpid()))
+    return sum(process.cpu for process in family())

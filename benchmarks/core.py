@@ -4,18 +4,13 @@
     python -m benchmarks.core [--seconds 10] [--plot docs/core-cost.svg]
     python -m benchmarks.core --device cuda --batch 64 --autocast --compile --peak-tflops 989
 
-Sizes are those at which other code was measured: d 256, 4 layers, 4 heads, n_s 128, n_m 128, n_cm 64, c 4, batch 4.
-
 * learning: forward + backward of one segment a call with full memories, task and compression losses.
 * acting: a whole segment step by step, with cached keys and values and without; and, as code without steps must do it,
   each step by computing the segment anew: all of it (for fixed shapes) or as far as it has come (half on average).
 * scaling: learning over n_cm, and over c at the same number of slots.
 
-The peer is compressive-transformer-pytorch 0.4.0 without its embedding and output layers, so that core is compared with
-core. From its second segment on it no longer trains its keys and values; ours trains everything.
-
-On a CPU one thread is used and rates are per second of CPU time, which other processes disturb less than wall time; on
-a GPU they are per second. The alternatives take turns.
+The peer is compressive-transformer-pytorch 0.4.0 without its embedding and output layers. On a CPU one thread is used
+and rates are per second of CPU time, which other processes disturb less; on a GPU they are per second.
 """
 
 import os
@@ -32,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from agent.core import CompressiveTransformer, CompressiveTransformerConfig, detach_state, state_bytes, state_to
-from benchmarks.common import in_turns, picture, run
+from benchmarks.common import in_turns, picture, rounded, run
 
 SIZE, LAYERS, HEADS, SEGMENT, MEMORY, COMPRESSED, RATE = 256, 4, 4, 128, 128, 64, 4
 LENGTHS = {"whole_segment_anew": [SEGMENT], "segment_so_far_anew": list(range(4, SEGMENT, 8))}
@@ -73,10 +68,9 @@ class Options:
         torch.cuda.synchronize()
         return time.perf_counter()
 
-    def rates(self, works: dict[str, Callable[[], int]]) -> dict[str, int]:
+    def rates(self, works: dict[Any, Callable[[], int]]) -> dict[Any, float]:
         """Tokens a second; the warm-up compiles, and fills memories."""
-        measured = in_turns(works, self.seconds, self.turns, self.clock, warm_up=3)
-        return {name: round(each) for name, each in measured.items()}
+        return rounded(in_turns(works, self.seconds, self.turns, self.clock, warm_up=3))
 
     def inputs(self) -> Tensor:
         """[B, n_s, D] at random."""
@@ -164,8 +158,8 @@ def acting(subject: Subject, options: Options, cached: bool) -> Callable[[], int
     @torch.no_grad()
     def segment() -> int:
         nonlocal state
-        for step in range(SEGMENT):
-            _, state, _ = subject.call(inputs[:, step : step + 1], state)
+        for step in inputs.split(1, dim=1):
+            _, state, _ = subject.call(step, state)
         return options.batch * SEGMENT
 
     return segment
@@ -185,17 +179,15 @@ def acting_anew(subject: Subject, options: Options, lengths: list[int]) -> Calla
     return steps
 
 
-def scaling(options: Options) -> dict[str, dict[int, int]]:
+def scaling(options: Options) -> dict[str, dict[int, float]]:
     """Learning over n_cm at c = 4, and over c at n_cm = 64: what more slots cost, and that c itself costs little."""
     values: dict[str, tuple[int, ...]] = {"compressed_size": (0, 64, 128, 256, 512), "compression_rate": (1, 2, 4, 8)}
-    names = {(field, value): f"{field} {value}" for field in values for value in values[field]}
-    sizes: dict[str, dict[str, Any]] = {name: {field: value} for (field, value), name in names.items()}
-    works = {name: learning(ours(options, **fields), options) for name, fields in sizes.items()}
-    measured = options.rates(works)
-    return {f"by_{field}": {value: measured[names[field, value]] for value in values[field]} for field in values}
+    sizes: dict[Any, dict[str, Any]] = {(each, value): {each: value} for each in values for value in values[each]}
+    measured = options.rates({pair: learning(ours(options, **fields), options) for pair, fields in sizes.items()})
+    return {f"by_{field}": {value: measured[field, value] for value in values[field]} for field in values}
 
 
-def draw(curves: dict[str, dict[int, int]], path: Path) -> None:
+def draw(curves: dict[str, dict[int, float]], path: Path) -> None:
     """Both curves of `scaling`, and how far back each size reaches."""
     sizes, rates = curves["by_compressed_size"], curves["by_compression_rate"]
     with picture(path, columns=2) as (left, right):
@@ -231,11 +223,9 @@ def main(options: Options) -> dict[str, Any]:
     if options.plot:
         draw(curves, options.plot)
 
-    ratios = {f"acting_cached_over_{name}": acted["cached"] / acted[name] for name in LENGTHS}
-    if others:
-        pairs = {"post_residual": "peer_residual", "pre_residual": "peer_residual", "pre_gru": "peer_gru"}
-        ratios |= {f"learning_{name}_over_{peer}": learned[name] / learned[peer] for name, peer in pairs.items()}
-        ratios |= {f"acting_cached_over_peer_{n}": acted["cached"] / acted[f"peer_residual_{n}"] for n in LENGTHS}
+    ratios = {f"acting_cached_over_{name}": acted["cached"] / acted[name] for name in acted if name.endswith("anew")}
+    pairs = {"post_residual": "peer_residual", "pre_residual": "peer_residual", "pre_gru": "peer_gru"} if others else {}
+    ratios |= {f"learning_{name}_over_{peer}": learned[name] / learned[peer] for name, peer in pairs.items()}
     initial, peak = core.network.initial_state(1), options.peak_tflops
     return {
         "model": "d 256, 4 layers, 4 heads, mlp 1024, n_s 128, n_m 128, n_cm 64, c 4",
@@ -246,7 +236,7 @@ def main(options: Options) -> dict[str, Any]:
         "peer": "compressive-transformer-pytorch 0.4.0" if others else "not installed: pip install -e .[bench]",
         "learning_tokens_per_second": learned,
         "acting_tokens_per_second": acted,
-        "ratios": {name: round(ratio, 2) for name, ratio in ratios.items()},
+        "ratios": rounded(ratios, digits=2),
         "learning_flops_per_token": round(flops),
         "model_flops_utilization": peak and round(learned["post_residual"] * flops / peak / 1e12, 4),
         "state_bytes_per_row": {

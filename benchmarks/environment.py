@@ -1,88 +1,104 @@
-"""How fast the rooms level runs on one core, its scores by an oracle and at random, and the memory that it asks for.
+"""How fast environments are on one core, beside the plain library's; scores and memory of the rooms level.
 
-    python -m benchmarks.environment [--num-envs 32] [--episodes 16384]
+    python -m benchmarks.environment [--seconds 5] [--episodes 16384]     (MiniGrid, POPGym: pip install -e '.[envs]')
 
-Speed is that of `RoomsVectorEnv.step`, rendering included, in agent steps a second: the median of short stretches, for
-a random and for the oracle's player, all variants in turns.
+Speed is in agent steps of random actions a second of CPU time, in batches of 16 in this process, rendering included.
+"plain" is the library's own environment with its own observations, without any of our wrappers. Where a package is
+missing, its line says so.
 """
 
-import os
-import platform
-import subprocess
-import sys
-import tempfile
+import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from benchmarks.common import run
-from envs import prepare
+from benchmarks.common import in_turns, rounded, run
+from envs import make_vector
 from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv, memory_spans, oracle_actions
 
-ROOT = Path(__file__).resolve().parent.parent
-STEPS = 360
+ROWS = 16
+SPECS = (
+    *(f"rooms:{name}" for name in VARIANTS),
+    "diagnostic:recall",
+    "diagnostic:tmaze",
+    "dm:envs.dm:RoomsDmEnv,config=small",
+    "gym:CartPole-v1",
+    "gym:Taxi-v4",
+    "gym:MiniGrid-MemoryS7-v0",
+    "gym:MiniGrid-MemoryS7-v0,view=pixels",
+    "gym:popgym-RepeatFirstEasy-v0",
+    "gym:popgym-AutoencodeEasy-v0",
+    "gym:popgym-ConcentrationEasy-v0",
+    "gym:MortarMayhem-Grid-v0",
+)
 
 
 @dataclass
 class Options:
-    num_envs: int = 16
-    """Environments in the batch whose speed is measured."""
+    specs: tuple[str, ...] = SPECS
+    """Environments whose speed is measured."""
+    seconds: float = 5.0
+    """CPU time for each figure."""
+    levels: tuple[str, ...] = tuple(VARIANTS)
+    """Variants of the rooms level whose scores are measured."""
     episodes: int = 4096
-    """Random episodes whose mean score is measured."""
+    """Random episodes of each variant."""
 
 
-def speeds(num_envs: int, oracle: bool) -> dict[str, int]:
-    """Agent steps a second by variant; choosing the actions is not counted."""
-    envs = {name: RoomsVectorEnv(num_envs, config) for name, config in VARIANTS.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in envs}
-    random = np.random.default_rng(0)
-    for env in envs.values():
-        env.reset(seed=0)
-    for _ in range(STEPS):
-        for name, env in envs.items():
-            actions = oracle_actions(env) if oracle else random.integers(0, 9, num_envs)
-            begin = time.perf_counter()
-            env.step(actions)
-            seconds[name].append(time.perf_counter() - begin)
-    stretches = {name: np.reshape(values, (-1, 10)).mean(axis=1) for name, values in seconds.items()}
-    return {name: round(num_envs / float(np.median(values))) for name, values in stretches.items()}
+def step(envs: VectorEnv) -> Callable[[], float]:
+    """A function that makes a step in all environments and returns their number."""
+    random, actions = np.random.default_rng(0), envs.single_action_space.n  # type: ignore[attr-defined]
+    envs.reset(seed=0)
+
+    def work() -> float:
+        envs.step(random.integers(actions, size=ROWS))
+        return ROWS
+
+    return work
+
+
+def plain(spec: str) -> dict[str, VectorEnv]:
+    """The library's own environment, where there is one."""
+    kind, _, rest = spec.partition(":")
+    name = rest.partition(",")[0]
+    make = [lambda: gymnasium.make(name, disable_env_checker=True)] * ROWS
+    return {"plain": SyncVectorEnv(make)} if kind == "gym" else {}
+
+
+def speed(spec: str, seconds: float) -> dict[str, float] | str:
+    """Steps a second of our environment and of the plain one."""
+    try:
+        envs = {"steps_per_second": make_vector(spec, ROWS), **plain(spec)}
+    except ImportError as error:
+        return str(error)
+    rates = in_turns({name: step(each) for name, each in envs.items()}, seconds, clock=time.process_time)
+    for each in envs.values():
+        each.close()
+    ratio = {"of_plain": round(rates["steps_per_second"] / rates["plain"], 2)} if "plain" in rates else {}
+    return rounded(rates) | ratio
 
 
 def score(config: RoomsConfig, episodes: int, oracle: bool) -> dict[str, float]:
     """Mean score, its standard error, and choices an episode; images are tiny, because they are not used."""
-    blind = RoomsConfig(**{**vars(config), "image_height": 8, "image_width": 8, "hud": False})
+    blind = dataclasses.replace(config, image_height=8, image_width=8, hud=False)
     env, random, total = RoomsVectorEnv(episodes, blind), np.random.default_rng(0), np.zeros(episodes)
     env.reset(seed=0)
     for _ in range(blind.episode_steps):
         _, reward, _, _, infos = env.step(oracle_actions(env) if oracle else random.integers(0, 9, episodes))
         total += reward
-    choices = {name: round(float(infos[name].mean()), 3) for name in ("correct_choices", "wrong_choices")}
-    error = float(total.std() / np.sqrt(episodes))
-    return {"score": round(float(total.mean()), 3), "standard_error": round(error, 3), **choices}
+    found = {"score": total.mean(), "standard_error": total.std() / np.sqrt(episodes)}
+    return rounded(found | {name: infos[name].mean() for name in ("correct_choices", "wrong_choices")}, digits=3)
 
 
-def start_seconds() -> dict[str, float]:
-    """Seconds from starting Python to a compiled environment, with an empty cache and with a full one."""
-    seconds = {}
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", "from envs import prepare; prepare('rooms:full')"]
-        for name in ("cold", "cached"):
-            begin = time.perf_counter()
-            subprocess.run(command, cwd=ROOT, env={**os.environ, "NUMBA_CACHE_DIR": folder}, check=True)
-            seconds[name] = round(time.perf_counter() - begin, 2)
-    return seconds
-
-
-def describe(config: RoomsConfig, episodes: int, rates: dict[str, int]) -> dict[str, Any]:
+def describe(config: RoomsConfig, episodes: int) -> dict[str, Any]:
     """The figures of a variant; spans are steps from the oracle's last look at an example to its choice about it."""
     spans = memory_spans(RoomsVectorEnv(32, config), RoomsVectorEnv(32, config))
     return {
-        "image": [config.image_height, config.image_width],
-        "steps_per_second": rates,
-        "frames_per_step": config.action_repeat,
         "episode_steps": config.episode_steps,
         "memory_span": {"least": int(spans.min()), "median": int(np.median(spans)), "most": int(spans.max())},
         "oracle": score(config, 64, oracle=True),
@@ -92,16 +108,8 @@ def describe(config: RoomsConfig, episodes: int, rates: dict[str, int]) -> dict[
 
 def main(options: Options) -> dict[str, Any]:
     """Measures and returns the figures."""
-    prepare("rooms:full")
-    rates = {player: speeds(options.num_envs, player == "oracle") for player in ("random", "oracle")}
-    return {
-        "machine": {"processor": platform.processor() or platform.machine(), "python": platform.python_version()},
-        "num_envs": options.num_envs,
-        "start_seconds": start_seconds(),
-    } | {
-        name: describe(config, options.episodes, {player: each[name] for player, each in rates.items()})
-        for name, config in VARIANTS.items()
-    }
+    speeds = {spec: speed(spec, options.seconds) for spec in options.specs}
+    return {"speed": speeds, "levels": {name: describe(VARIANTS[name], options.episodes) for name in options.levels}}
 
 
 if __name__ == "__main__":

@@ -6,26 +6,10 @@
     python -m benchmarks.rllib --python rllib/bin/python [--as-it-comes] [--single] [--torso deep]
 
 RLlib requires another gymnasium, hence a virtual environment of its own; its half is benchmarks/peers/rllib_impala.py.
-
-Equal in both: the level and (without --single) its vector of environments, uint8 pixels, the torso (our module in
-both), LSTM 256, policy and value heads, unrolls, steps of a batch, two processes that act, Adam, one thread a process,
-the same CPU cores. Each runs with 4, 8 and 16 environments a process, and its best counts; starting and the first
-updates do not.
-
-Different: RLlib (new API stack) gives its LSTM no last action and reward; it cuts unrolls where episodes end and pads
-the pieces, so its batches have more rows; its LSTM is torch's fused one, while ours goes step by step to reset rows
-within an unroll. It learns in the driver, as we do: with a learner process of its own (--rllib-learners 1, its default)
-it drops batches that the learner has no time for. Its driver waits 0.05 s for samples instead of 0, which avoids a busy
-loop.
-
-With --as-it-comes RLlib keeps its own choices: single environments, its own network of the same sizes (IMPALA's shallow
-torso, LSTM 256) on pixels as float32, because its convolutions require them, its learner process and its waiting times.
-Only the lengths of unrolls and batches are ours.
-
-CPU time is that of all processes, Ray's own among them (Linux only).
+Each system runs with several numbers of environments a process, and its best counts; starting and the first updates do
+not. docs/log.md says what is equal in both and what is not. CPU time is that of all processes (Linux only).
 """
 
-import collections
 import dataclasses
 import json
 import os
@@ -92,56 +76,42 @@ def our_config(options: Options, envs: int) -> RunConfig:
     )
 
 
-class Meter:
-    """Steps a second and CPU milliseconds a step, between the first and the last report of the number of steps."""
-
-    def __init__(self) -> None:
-        self.reports: list[tuple[float, float, float]] = []
-
-    def report(self, steps: float) -> None:
-        """Notes the number of steps so far."""
-        self.reports.append((steps, time.perf_counter(), cpu_seconds()))
-
-    def figures(self) -> tuple[int, float]:
-        """The two figures."""
-        steps, seconds, cpu = (last - first for first, last in zip(self.reports[0], self.reports[-1]))
-        return round(steps / seconds), round(1000 * cpu / steps, 3)
+def rates(reports: list[tuple[float, float, float]]) -> tuple[int, float]:
+    """Steps a second and CPU milliseconds a step, between the first and the last report of steps, time and CPU time."""
+    steps, seconds, cpu = (last - first for first, last in zip(reports[0], reports[-1]))
+    return round(steps / seconds), round(1000 * cpu / steps, 3)
 
 
 def measure_ours(options: Options, envs: int) -> tuple[int, float]:
-    """Our figures, on the Ray cluster that this process is connected to."""
+    """Our `rates`, on the Ray cluster that this process is connected to."""
     config = our_config(options, envs)
-    learner, meter, steps = make_learner(config, make_agent(config)), Meter(), 0
+    learner, steps = make_learner(config, make_agent(config)), 0
     with make_pool(config, 0, local=False) as pool:
         pool.publish(learner.weights(), learner.version)
         for _ in range(options.warm_up):
             iterate(pool, learner, config.unrolls_per_update)
-        begin = time.perf_counter()
-        meter.report(steps)
-        while time.perf_counter() - begin < options.seconds:
+        reports = [(0.0, time.perf_counter(), cpu_seconds())]
+        while time.perf_counter() - reports[0][1] < options.seconds:
             steps += iterate(pool, learner, config.unrolls_per_update)
-            meter.report(steps)
-    return meter.figures()
+            reports.append((steps, time.perf_counter(), cpu_seconds()))
+    return rates(reports)
 
 
 def measure_rllib(options: Options) -> dict[int, tuple[int, float]]:
-    """The figures of RLlib by environments of an actor. Ends the program if its interpreter is missing or fails."""
+    """The `rates` of RLlib by environments of an actor. Ends the program if its interpreter is missing or fails."""
     if not options.python.is_file():
         raise SystemExit(f"python: expected an interpreter with RLlib (see --help), got {options.python}")
-    arguments = json.dumps({**dataclasses.asdict(options), "python": str(options.python)})
-    command = [str(options.python), str(PEER), arguments]
-    environment = {**os.environ, "PYTHONPATH": str(PEER.parent.parent.parent)}
-    meters, reports = {envs: Meter() for envs in options.envs}, collections.Counter[int]()
+    command = [str(options.python), str(PEER), json.dumps({**vars(options), "python": str(options.python)})]
+    environment = {**os.environ, "PYTHONPATH": str(PEER.parents[2])}
+    reports: dict[int, list[tuple[float, float, float]]] = {envs: [] for envs in options.envs}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():
             if line.startswith("{"):
                 report = json.loads(line)
-                reports[report["envs"]] += 1
-                if reports[report["envs"]] >= options.warm_up:
-                    meters[report["envs"]].report(report["steps"])
+                reports[report["envs"]].append((report["steps"], time.perf_counter(), cpu_seconds()))
     if process.returncode:
         raise SystemExit(f"{options.python} {PEER} ended with status {process.returncode}")
-    return {envs: meter.figures() for envs, meter in meters.items()}
+    return {envs: rates(each[max(0, options.warm_up - 1) :]) for envs, each in reports.items()}
 
 
 def main(options: Options) -> dict[str, Any]:
@@ -152,13 +122,15 @@ def main(options: Options) -> dict[str, Any]:
     found = {"rllib": measure_rllib(options)}
     with local_ray(options.actors + 2):
         found["ours"] = {envs: measure_ours(options, envs) for envs in options.envs}
-    rates = {name: {envs: rate for envs, (rate, _) in each.items()} for name, each in found.items()}
-    ratios: dict[Any, float] = {envs: round(rates["ours"][envs] / rates["rllib"][envs], 2) for envs in options.envs}
-    best = max(rates["ours"].values()) / max(rates["rllib"].values())
+    speeds, cpu = (
+        {name: {envs: pair[i] for envs, pair in each.items()} for name, each in found.items()} for i in (0, 1)
+    )
+    ratios: dict[Any, float] = {envs: round(speeds["ours"][envs] / speeds["rllib"][envs], 2) for envs in options.envs}
+    best = max(speeds["ours"].values()) / max(speeds["rllib"].values())
     return {
-        **{field: value for field, value in dataclasses.asdict(options).items() if field != "python"},
-        "steps_per_second": rates,
-        "cpu_ms_a_step": {name: {envs: cpu for envs, (_, cpu) in each.items()} for name, each in found.items()},
+        **{field: value for field, value in vars(options).items() if field != "python"},
+        "steps_per_second": speeds,
+        "cpu_ms_a_step": cpu,
         "ours_over_rllib": {**ratios, "best": round(best, 2)},
     }
 

@@ -2,19 +2,12 @@
 
     python -m benchmarks.scaling [--gpu-tflops 5] [--network-gbit 25] [--gpus 1 8 64]
 
-Measured on this machine, one thread a process: bytes of an unroll and of the weights; steps/s of an actor and of a
-learner on one core; floating-point operations of an update and its number of calls of torch; the time that an unroll
-costs the driver's thread (to receive it, and to pass it on to several learners), the time of a request without its
-bytes, and what each actor adds to it; the time to publish weights, also to several nodes (processes of this machine).
-Assumed: the options. `docs/scaling.md` has the formulas, which are `Loop`; tables are printed to standard error.
-
-The paper preset acts in the re-created level, which has the pixels of the original but not its cost.
+Measured on this machine, one thread a process; assumed: the options. docs/scaling.md has the formulas (`Loop`) and the
+tables, which are printed to standard error. The paper preset acts in the re-created level.
 """
 
 import dataclasses
-import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -23,14 +16,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from actors import ActorsConfig, Pool, Unroll
 from agent import Trajectory
 from agent.core import concatenate_states, index_state, map_state, state_bytes
-from benchmarks.common import in_turns, make_config, markdown, run
+from benchmarks.common import in_turns, local_ray, make_config, markdown, run
 from training.config import RunConfig
 from training.factories import interface, make_actor, make_agent, make_learner
 
@@ -53,8 +45,6 @@ class Options:
     """Assumed: learners of a node."""
     seconds: float = 4.0
     """Time for each rate."""
-    nodes: int = 4
-    """Nodes that weights are published to, as processes of this machine."""
 
 
 @dataclass(frozen=True)
@@ -62,64 +52,64 @@ class Loop:
     """The training loop on G GPUs as a formula: receive a batch, pass it to the learners, update, publish; in sequence.
 
     A batch is G times the preset's. Times are those of the driver's thread unless stated otherwise.
+
+    batch_unrolls: of a GPU's share of a batch. actor_steps_per_second: of one actor on one core. update_seconds: of a
+    GPU for its share; assumed. request_seconds: of an unroll, without its bytes. wait_seconds: what each actor adds to
+    that, because `ray.wait` looks at all of them. receive_seconds: of an unroll, request included, to copy it from the
+    object store into the batch. scatter_seconds: of an unroll, to put it into the object store again, for several
+    learners. publish_seconds: to take the weights from the learners and to put them into the object store.
+    by_reference: the driver only passes on where the unrolls are, and learners fetch them.
     """
 
     unroll_steps: int
     unroll_bytes: int
     batch_unrolls: int
-    """Unrolls of a GPU's share of a batch."""
     weight_bytes: int
     actor_steps_per_second: float
-    """Of one actor on one core."""
     update_seconds: float
-    """Of a GPU for its share; assumed."""
     request_seconds: float
-    """Of an unroll, without its bytes."""
     wait_seconds: float
-    """What each actor adds to a request, because `ray.wait` looks at all of them."""
     receive_seconds: float
-    """Of an unroll, request included: to copy it from the object store into the batch."""
     scatter_seconds: float
-    """Of an unroll: to put it into the object store again, for several learners."""
     publish_seconds: float
-    """To take the weights from the learners and to put them into the object store."""
+    by_reference: bool = False
 
-    def driver_seconds(self, gpus: int, actors: float, by_reference: bool = False) -> float:
-        """The driver's time for a batch; with `by_reference` it only passes on where the unrolls are."""
+    def driver_seconds(self, gpus: int, actors: float) -> float:
+        """The driver's time for a batch."""
         copying = self.receive_seconds + (self.scatter_seconds if gpus > 1 else 0)
-        unroll = self.wait_seconds * actors + (self.request_seconds if by_reference else copying)
+        unroll = self.wait_seconds * actors + (self.request_seconds if self.by_reference else copying)
         return gpus * self.batch_unrolls * unroll + self.publish_seconds
 
     def batch_steps(self, gpus: int) -> int:
         """Steps of a batch."""
         return gpus * self.batch_unrolls * self.unroll_steps
 
-    def steps_per_second(self, gpus: int, by_reference: bool = False) -> float:
+    def steps_per_second(self, gpus: int) -> float:
         """Of the whole system, with as many actors as it needs."""
         steps = self.batch_steps(gpus)
         # Waiting takes longer with more actors: the loop's time t solves t = a + b / t.
-        constant = self.update_seconds + self.driver_seconds(gpus, 0, by_reference)
-        slope = self.driver_seconds(gpus, 1, by_reference) - self.driver_seconds(gpus, 0, by_reference)
+        constant = self.update_seconds + self.driver_seconds(gpus, 0)
+        slope = self.driver_seconds(gpus, 1) - self.driver_seconds(gpus, 0)
         seconds = (constant + math.sqrt(constant**2 + 4 * slope * steps / self.actor_steps_per_second)) / 2
         return steps / seconds
 
-    def gpu_busy(self, gpus: int, by_reference: bool = False) -> float:
+    def gpu_busy(self, gpus: int) -> float:
         """Fraction of the time in which GPUs learn."""
-        return self.steps_per_second(gpus, by_reference) * self.update_seconds / self.batch_steps(gpus)
+        return self.steps_per_second(gpus) * self.update_seconds / self.batch_steps(gpus)
 
-    def gpus_at_half(self, by_reference: bool = False) -> int:
+    def gpus_at_half(self) -> int:
         """The least number of GPUs at which the driver needs as much time as learning."""
-        return next(gpus for gpus in range(1, 10**6) if self.gpu_busy(gpus, by_reference) <= 0.5)
+        return next(gpus for gpus in range(1, 10**6) if self.gpu_busy(gpus) <= 0.5)
 
-    def row(self, gpus: int, options: Options, by_reference: bool = False) -> dict[str, float]:
+    def row(self, gpus: int, options: Options) -> dict[str, float]:
         """Actors, and the load of the busiest node: its network (as a fraction) and its object store."""
-        steps = self.steps_per_second(gpus, by_reference)
+        steps = self.steps_per_second(gpus)
         updates, actors = steps / self.batch_steps(gpus), steps / self.actor_steps_per_second
         actor_nodes, learner_nodes = math.ceil(actors / options.node_cores), math.ceil(gpus / options.node_gpus)
         unrolls = steps / self.unroll_steps * self.unroll_bytes
         weights = updates * self.weight_bytes * actor_nodes
         gradients = 2 * updates * self.weight_bytes if learner_nodes > 1 else 0
-        if by_reference:  # the busiest node has learners only; the driver's sends weights
+        if self.by_reference:  # the busiest node has learners only; the driver's sends weights
             received, sent, kept = unrolls / learner_nodes + gradients, max(gradients, weights), actors / learner_nodes
         else:  # the driver's node has the first learners, too
             received, kept = unrolls + gradients, actors
@@ -128,7 +118,7 @@ class Loop:
         return {
             "gpus": gpus,
             "steps_per_second": round(steps),
-            "gpu_busy": round(self.gpu_busy(gpus, by_reference), 3),
+            "gpu_busy": round(self.gpu_busy(gpus), 3),
             "actors": math.ceil(actors),
             "actor_nodes": actor_nodes,
             "unrolls_gb_per_second": round(unrolls / 1e9, 3),
@@ -190,7 +180,7 @@ def measure_networks(config: RunConfig, seconds: float) -> tuple[Trajectory, dic
         "unroll_bytes": state_bytes(unroll),
         "unroll_observation_bytes": state_bytes(unroll.observation),
         "unroll_core_state_bytes": state_bytes(unroll.core_state),
-        "weight_bytes": sum(weight.numel() * weight.element_size() for weight in weights.values()),
+        "weight_bytes": sum(weight.nbytes for weight in weights.values()),
         "actor_steps_per_second": steps / acting,
         "learner_steps_per_second": steps / learning,
         "flops_per_step": operations.get_total_flops() / steps,
@@ -209,7 +199,6 @@ def measure_driver(unroll: Trajectory, unrolls: int, seconds: float) -> dict[str
             return concatenate_states([pool.get().trajectory for _ in range(unrolls)])
 
         receiving = seconds_of(receive, seconds, time.thread_time) / unrolls
-        wall = seconds_of(receive, seconds, time.perf_counter) / unrolls
         arrays = map_state(lambda leaf: leaf.numpy(), receive())
     half = arrays.action.shape[0] // 2
 
@@ -219,7 +208,7 @@ def measure_driver(unroll: Trajectory, unrolls: int, seconds: float) -> dict[str
 
     # Ray copies with several threads: the sum of their times counts.
     scattering = seconds_of(scatter, seconds, time.process_time) / unrolls
-    return {"receive_seconds": receiving, "receive_wall_seconds": wall, "scatter_seconds": scattering}
+    return {"receive_seconds": receiving, "scatter_seconds": scattering}
 
 
 def measure_requests(seconds: float) -> dict[str, float]:
@@ -250,91 +239,51 @@ def measure_requests(seconds: float) -> dict[str, float]:
     return {"request_seconds": requests, "wait_seconds": max(0.0, each)}
 
 
-def measure_broadcast(cluster: Any, sizes: list[int], nodes: int) -> dict[int, dict[int, float]]:
-    """Seconds from before weights are put until that many other nodes have them; by bytes and by nodes."""
-    import ray
-
-    @ray.remote(num_cpus=0, resources={"other": 1})
-    class Node:
-        def hold(self, weights: Tensor) -> None:
-            """Receives them."""
-
-    for _ in range(nodes):
-        cluster.add_node(num_cpus=0, resources={"other": 1}, object_store_memory=200 << 20)
-    holders = [cast(Any, Node).remote() for _ in range(nodes)]
-
-    def publishing(size: int, number: int) -> float:
-        weights = torch.zeros(size // 4).numpy()
-
-        def publish() -> None:
-            reference = ray.put(weights)
-            ray.get([holder.hold.remote(reference) for holder in holders[:number]])
-
-        return round(seconds_of(publish, 1, time.perf_counter), 4)
-
-    return {size: {number: publishing(size, number) for number in sorted({1, nodes})} for size in sizes}
-
-
 def compute(config: RunConfig, measured: dict[str, float], options: Options) -> dict[str, Any]:
     """The model's tables for a preset, from its measurements."""
     steps = measured["unroll_steps"] * config.unrolls_per_update
     calls = measured["calls_per_update"] * options.call_microseconds * 1e-6
-    known: dict[str, Any] = {"batch_unrolls": config.unrolls_per_update, **measured}
-    known = {field.name: known[field.name] for field in dataclasses.fields(Loop) if field.name in known}
+    names = [field.name for field in dataclasses.fields(Loop)]
+    known: dict[str, Any] = {name: value for name, value in measured.items() if name in names}
 
-    def on_gpu(tflops: float) -> Loop:
-        """The loop with a GPU of an assumed speed: it calculates, or it waits for the next call."""
-        return Loop(**known, update_seconds=max(steps * measured["flops_per_step"] / tflops / 1e12, calls))
+    def on_gpus(tflops: float, by_reference: bool) -> Loop:
+        """The loop with GPUs of an assumed speed: they calculate, or they wait for the next call."""
+        update = max(steps * measured["flops_per_step"] / tflops / 1e12, calls)
+        return Loop(**known, batch_unrolls=config.unrolls_per_update, update_seconds=update, by_reference=by_reference)
 
-    loop = on_gpu(options.gpu_tflops)
-    designs = {"as_it_is": False, "by_reference": True}
-    tables = {name: [loop.row(gpus, options, design) for gpus in options.gpus] for name, design in designs.items()}
-    for rows, title in zip(tables.values(), ("as it is", "if learners fetched the unrolls")):
-        cells = [[name.replace("_", " ") for name in rows[0]], *(row.values() for row in rows)]
+    tables, bounds = {}, {}
+    for name, title in (("as_it_is", "as it is"), ("by_reference", "if learners fetched the unrolls")):
+        loop = on_gpus(options.gpu_tflops, name == "by_reference")
+        tables[name] = [loop.row(gpus, options) for gpus in options.gpus]
+        bounds[name] = {tflops: on_gpus(tflops, loop.by_reference).gpus_at_half() for tflops in (1.25, 5.0, 20.0)}
+        cells = [[column.replace("_", " ") for column in tables[name][0]], *(row.values() for row in tables[name])]
         print(f"\n{config.preset}, {title}\n\n{markdown(cells)}", file=sys.stderr)
-    gpu_steps = loop.batch_steps(1) / loop.update_seconds
+    gpu_steps, actor_steps = loop.batch_steps(1) / loop.update_seconds, loop.actor_steps_per_second
     return {
         "env": config.env,
         "frames_per_step": interface(config.env).action_repeat,
         "measured": {name: float(f"{value:.4g}") if value < 1e4 else round(value) for name, value in measured.items()},
         "gpu_steps_per_second": round(gpu_steps),
-        "actors_a_gpu_feeds_on": math.ceil(gpu_steps / loop.actor_steps_per_second),
-        "actors_a_cpu_learner_feeds_on": round(measured["learner_steps_per_second"] / loop.actor_steps_per_second, 2),
+        "actors_a_gpu_feeds_on": math.ceil(gpu_steps / actor_steps),
+        "actors_a_cpu_learner_feeds_on": round(measured["learner_steps_per_second"] / actor_steps, 2),
         "driver_gb_per_second": round(loop.unroll_bytes / loop.receive_seconds / 1e9, 3),
-        "driver_costs_as_much_as_learning_at_gpus": {
-            name: {tflops: on_gpu(tflops).gpus_at_half(design) for tflops in (1.25, 5.0, 20.0)}
-            for name, design in designs.items()
-        },
+        "driver_costs_as_much_as_learning_at_gpus": bounds,
         **tables,
     }
 
 
 def main(options: Options) -> dict[str, Any]:
     """Measures, computes and returns the figures."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "object_store_memory": 2 << 30})
-    ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     presets: dict[str, Any] = {}
-    requests = measure_requests(options.seconds)
-    for preset in options.presets:
-        config = make_config(preset, options.core, None if preset == "cpu" else "rooms:full")
-        unroll, measured = measure_networks(config, options.seconds)
-        measured |= measure_driver(unroll, config.unrolls_per_update, options.seconds) | requests
-        presets[preset] = compute(config, measured, options)
-    sizes = [int(figures["measured"]["weight_bytes"]) for figures in presets.values()]
-    broadcast = measure_broadcast(cluster, sizes, options.nodes)
-    ray.shutdown()
-    cluster.shutdown()
+    with local_ray(8):
+        requests = measure_requests(options.seconds)
+        for preset in options.presets:
+            config = make_config(preset, options.core, None if preset == "cpu" else "rooms:full")
+            unroll, measured = measure_networks(config, options.seconds)
+            measured |= measure_driver(unroll, config.unrolls_per_update, options.seconds) | requests
+            presets[preset] = compute(config, measured, options)
     assumed = {name: value for name, value in vars(options).items() if name not in ("presets", "core", "seconds")}
-    return {
-        "core": options.core,
-        "assumed": assumed,
-        "presets": presets,
-        "broadcast_seconds_by_bytes_and_nodes": broadcast,
-    }
+    return {"core": options.core, "assumed": assumed, "presets": presets}
 
 
 if __name__ == "__main__":

@@ -2,23 +2,19 @@
 
     python -m benchmarks.system [--preset cpu] [--actors 1 2 4] [--learners 1 2]
 
-All in one run on the same machine, so the ratios mean something where the absolute numbers are noisy: the alternatives
-take turns, and each figure is the median over the turns. One thread a process.
-
 * "alone": the environment, an actor and a learner in this process, and learners on Ray, which all learn from the same
   batch. One learner on Ray shows the cost of Ray; "cores" bounds what more learners can bring on a CPU.
 * "local": the whole system in this process. In the others actors are processes on Ray; one learner is in this process,
   as in `compressive launch`. The cost of Ray is the CPU time of a step beyond that of "local", over all processes
   (Linux only); on fewer cores than processes the rates only tell how well the machine is shared.
 
-Rates are agent steps a second.
+Rates are agent steps a second, medians over turns; one thread a process.
 """
 
 import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from actors import LocalPool, Pool
-from benchmarks.common import cpu_seconds, in_turns, iterate, local_ray, make_batch, make_config, run
+from agent.core import concatenate_states
+from benchmarks.common import cpu_seconds, in_turns, iterate, local_ray, make_config, rounded, run
 from envs import make_vector
 from training.config import RunConfig
 from training.factories import interface, make_actor, make_agent, make_learner, make_pool
@@ -57,8 +54,9 @@ def plural(number: int, noun: str) -> str:
 
 def part_rates(config: RunConfig, learners: dict[str, Any], options: Options) -> dict[str, float]:
     """Steps a second of the environment, of an actor, and of learners, weights for the actors included."""
-    rows, length, batch = config.actors.envs_per_actor, config.actors.unroll_length, make_batch(config)
+    rows, length = config.actors.envs_per_actor, config.actors.unroll_length
     envs, actor = make_vector(config.env, rows), make_actor(config, 0, 0, 0)
+    batch = concatenate_states([actor.unroll(length).trajectory for _ in range(config.unrolls_per_update)])
     envs.reset(seed=0)
     random, actions = np.random.default_rng(0), interface(config.env).num_actions
 
@@ -79,15 +77,15 @@ def part_rates(config: RunConfig, learners: dict[str, Any], options: Options) ->
 
 def system_rates(
     systems: dict[str, tuple[Pool, Any]], config: RunConfig, options: Options
-) -> dict[str, tuple[float, float]]:
+) -> dict[str, tuple[float, ...]]:
     """Steps a second and CPU seconds a step of whole systems, each a pool and a learner."""
     unrolls = config.unrolls_per_update
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in systems}
     for turn in range(options.turns + 1):  # in the first one all processes start
         for name, (pool, learner) in systems.items():
-            is_local = isinstance(pool, LocalPool)
-            clock: Callable[[], float] = time.process_time if is_local else cpu_seconds
-            queue = 0 if is_local else pool.status().alive * config.actors.in_flight
+            local = isinstance(pool, LocalPool)
+            clock = time.process_time if local else cpu_seconds
+            queue = 0 if local else pool.status().alive * config.actors.in_flight
             pool.publish(learner.weights(), learner.version)
             for _ in range(1 + math.ceil(queue / unrolls)):  # the unrolls that were finished before, and one update
                 iterate(pool, learner, unrolls)
@@ -95,7 +93,6 @@ def system_rates(
             steps = sum(iterate(pool, learner, unrolls) for _ in range(options.updates))
             if turn:
                 measured[name].append((steps / (time.perf_counter() - begin), (clock() - cpu) / steps))
-            queue = 0 if is_local else pool.status().alive * config.actors.in_flight
             while pool.status().waiting < queue:  # until its actors are idle and do not slow down the next system
                 time.sleep(0.02)
     return {name: tuple(map(statistics.median, zip(*turns))) for name, turns in measured.items()}
@@ -108,14 +105,13 @@ def main(options: Options) -> dict[str, Any]:
         stack.enter_context(local_ray(sum(options.actors) + sum(options.learners) + 1))
         from learner.group import LearnerGroup
 
-        follower = dataclasses.replace(config, learner=dataclasses.replace(config.learner, device="cpu"))
-
-        def group(size: int) -> Any:
-            learner = make_learner(follower, make_agent(config))
-            return stack.enter_context(LearnerGroup(learner, size, config.learner.device))
-
         one: Any = make_learner(config, make_agent(config))
-        groups = {size: group(size) for size in {1, *options.learners}}
+        groups = {}
+        for size in {1, *options.learners}:
+            follower = make_learner(dataclasses.replace(config, learners=2), make_agent(config))
+            groups[size] = stack.enter_context(
+                LearnerGroup(follower, follower.replicate(), size, config.learner.device)
+            )
         learners = {"learner": one} | {f"{plural(size, 'learner')} on Ray": each for size, each in groups.items()}
         alone = part_rates(config, learners, options)
 
@@ -129,22 +125,18 @@ def main(options: Options) -> dict[str, Any]:
                 systems[name] = pool, one if size == 1 else groups[size]
         measured = system_rates(systems, config, options)
     rates, cpu = ({name: each[index] for name, each in measured.items()} for index in (0, 1))
-
-    def rounded(values: dict[str, float], divisor: float = 1.0, digits: int | None = 3) -> dict[str, float]:
-        return {name: round(value / divisor, digits) for name, value in values.items()}
-
     return {
         "preset": config.preset,
         "core": options.core,
         "env": config.env,
         "frames_per_step": interface(config.env).action_repeat,
-        "alone": rounded(alone, digits=None),
-        "learners_over_one": rounded({name: alone[name] for name in learners}, alone["learner"]),
-        "steps_per_second": rounded(rates, digits=None),
-        "of_environment": rounded(rates, alone["environment"]),
-        "over_local": rounded(rates, rates["local"]),
+        "alone": rounded(alone),
+        "learners_over_one": rounded({name: alone[name] for name in learners}, alone["learner"], 3),
+        "steps_per_second": rounded(rates),
+        "of_environment": rounded(rates, alone["environment"], 3),
+        "over_local": rounded(rates, rates["local"], 3),
         "cpu_ms_a_step": rounded(cpu, 1e-3, 4),
-        "cpu_over_local": rounded(cpu, cpu["local"]),
+        "cpu_over_local": rounded(cpu, cpu["local"], 3),
     }
 
 

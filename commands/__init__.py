@@ -11,11 +11,9 @@ import logging
 import os
 import sys
 import threading
-import warnings
-from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Sequence
+from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any, NoReturn
 
 from training import UserError
 
@@ -43,104 +41,81 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
 """
 COMMANDS = {name: name for name in ("launch", "evaluate", "visualize", "report", "compare", "status", "completion")}
 COMMANDS |= {"text": "sequence", "speech": "sequence"}
-"""Modules of commands by the name of the command, which is that of the function as well."""
+"""Modules of commands by the name of the command; each has a function of its own name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console command `compressive`."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE, end="")
-        return
-    if arguments[0] == "--version":
-        print(f"compressive {_version()}")
-        return
+    name, *words = list(sys.argv[1:] if arguments is None else arguments) or ["help"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # the terminal may lack a character, or a name not be valid text
             stream.reconfigure(errors="backslashreplace")
     try:
-        name, rest = arguments[0], arguments[1:]
-        if name not in COMMANDS:
-            close = difflib.get_close_matches(name, COMMANDS, 1)
-            hint = f"perhaps you meant {close[0]}" if close else "see compressive --help"
-            raise UserError(f"expected a command out of {', '.join(COMMANDS)}, got {name!r} ({hint})")
-        if {"-h", "--help"} & set(rest):
-            _help(name, rest)
-        _prepare_logging()
-        # The user's own environments are found in the working directory. It is last, so that it hides no package.
-        sys.path += [path for path in (str(Path(__file__).parents[1]), os.getcwd()) if path not in ("", *sys.path)]
-        command: Callable[[Sequence[str]], None] = getattr(importlib.import_module(f"commands.{COMMANDS[name]}"), name)
-        command(rest)
+        if name in ("-h", "--help", "help"):
+            print(USAGE, end="")
+        elif name == "--version":
+            found = [each.version for each in distributions(name="compressive-impala")]
+            print("compressive", found[0] if found else "(not installed)")  # as in a Ray job
+        else:
+            _run(name, words)
         sys.stdout.flush()
     except UserError as error:
-        _refuse(str(error))
+        _fail(str(error), 2)
     except BrokenPipeError:  # the program that read our output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:
-        if not _named(error.filename, arguments):
+        if not error.filename:
             raise
-        _refuse(f"{os.fsdecode(error.filename)}: {error.strerror}")
+        _fail(f"{os.fsdecode(error.filename)}: {error.strerror}", 2)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        from envs import EnvironmentFailed  # here, because --help must be fast
+        from actors import ClusterError  # here, because --help must be fast
+        from envs import EnvironmentFailed
+        from learner.errors import LearnersLost
 
-        if not isinstance(error, EnvironmentFailed):
+        cause = getattr(error, "cause", error)  # of an error of Ray, whose own message is a traceback
+        if not isinstance(error, EnvironmentFailed | ClusterError | LearnersLost | FloatingPointError):
             raise
-        # Ray's own message is its whole traceback; only the cause is shown.
-        print("compressive:", getattr(error, "cause", error), file=sys.stderr)
-        sys.exit(1)
+        _fail(str(cause), 1)
 
 
-def _help(name: str, rest: Sequence[str]) -> None:
-    """Prints the options of a command and exits, without importing the command itself, which needs torch."""
-    if name in ("text", "speech"):
-        from commands.sequence_arguments import parse_sequence
+def _run(name: str, words: list[str]) -> None:
+    if [name, *words[:1]] == ["speech", "compare"]:
+        from commands.parsing import speech_compare
 
-        parse_sequence(name, rest)
-    elif name == "completion":
-        print("usage: compressive completion\n\nPrints a script; bash: source <(compressive completion)")
-    else:
-        from commands.arguments import PARSERS
+        name, words = "compare", speech_compare(words[1:])
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"perhaps you meant {close[0]}" if close else "see compressive --help"
+        raise UserError(f"expected a command out of {', '.join(COMMANDS)}, got {name!r} ({hint})")
+    from commands.parsing import parse_command
 
-        PARSERS[name][1](rest)
-    sys.exit()
-
-
-def _version() -> str:
-    """The installed version; in a clone that is not installed, as in a Ray job, it is unknown."""
-    try:
-        return version("compressive-impala")
-    except PackageNotFoundError:
-        return "(not installed)"
-
-
-def _prepare_logging() -> None:
-    from rich.console import Console
-    from rich.logging import RichHandler
-
-    handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S")
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
-    warnings.filterwarnings("ignore", message="skipped checkpoint")  # the commands name them
+    options = parse_command(name, words)  # before the module of the command is imported, which needs torch
+    line = "%(asctime)s %(levelname)s %(message)s"
+    logging.basicConfig(level=logging.INFO, format=line, datefmt="%H:%M:%S", handlers=[_Log()], force=True)
     threading.excepthook = _thread_failed
+    # The user's own environments are found in the working directory. It is last, so that it hides no package.
+    sys.path += [path for path in (str(Path(__file__).parents[1]), os.getcwd()) if path not in ("", *sys.path)]
+    getattr(importlib.import_module(f"commands.{COMMANDS[name]}"), COMMANDS[name])(*options)
 
 
-def _refuse(message: str) -> NoReturn:
-    """Ends the program with one line; the middle of a very long one is left out."""
+class _Log(logging.StreamHandler):
+    """Writes to what standard error is at the moment: a live line redirects it, to stay below."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def _fail(message: str, status: int) -> None:
+    """Ends the program with a message; status 2 stands for one line, of which the middle is left out if it is long."""
     from learner.files import redact  # here, because --help must be fast
 
-    line = redact(" ".join(message.split()))
+    line = redact(" ".join(message.split()) if status == 2 else message)
     print("compressive:", line if len(line) <= 2000 else f"{line[:1500]} ... {line[-400:]}", file=sys.stderr)
-    sys.exit(2)
-
-
-def _named(path: Any, arguments: Sequence[str]) -> bool:
-    """Whether a path is one that the user typed, or lies below it."""
-    if not isinstance(path, str | bytes | os.PathLike):
-        return False
-    typed = [word.partition("=")[2] if word.startswith("-") else word for word in arguments]
-    return any(Path(os.path.abspath(os.fsdecode(path))).is_relative_to(os.path.abspath(word)) for word in typed if word)
+    sys.exit(status)
 
 
 def _thread_failed(failed: threading.ExceptHookArgs) -> None:

@@ -1,31 +1,26 @@
 """`compressive evaluate`: scores of trained agents, of an oracle or of random actions."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from rich.console import Console
 
 from actors import ActorsConfig
-from commands.arguments import EvaluateOptions
-from commands.options import PlayOptions, parse, user_errors
+from commands.options import EvaluateOptions, PlayOptions
+from commands.parsing import user_errors
 from envs import limit_calls, prepare, tasks
 from learner.files import format_json, require_output
-from reports.tables import evaluation_rows, evaluation_table, table, task_table
-from training import UserError
+from reports.tables import evaluation_rows, evaluation_table, table
 from training.config import core_name
 from training.console import counting, say_skipped
 from training.evaluation import Player, load_player, play, play_script, record, summarize
-from training.factories import interface
 from training.run import Run
 
 
-def evaluate(arguments: Sequence[str]) -> None:
+def evaluate(options: EvaluateOptions) -> None:
     """Runs the command."""
-    options: EvaluateOptions = parse(EvaluateOptions, "compressive evaluate", arguments)
     # With JSON the standard output has nothing else; "[...]" in a path and ":x:" in an environment are no markup.
     console = Console(stderr=options.json, markup=False, emoji=False)
-    torch.set_num_threads(1)
     if options.policy != "agent":
         _print([_play_script(options, console)], options, console)
         return
@@ -33,11 +28,12 @@ def evaluate(arguments: Sequence[str]) -> None:
         with user_errors("video"):
             require_output(options.video)
     players = [load(Run(run), options, console, options.env) for run in options.runs]  # all, before any plays
-    if options.video and not interface(players[0].env).filmable:
-        shape = list(interface(players[0].env).observation_shape)
-        raise UserError(f"video: expected images in RGB, got {shape} from {players[0].env}")
+    if options.video:
+        with user_errors("video"):
+            players[0].require_images()
     evaluated = []
-    for run, config, agent, env, checkpoint in players:
+    for player in players:
+        run, config, agent, env, checkpoint = player
         with counting(console, str(run), options.episodes * len(tasks(env)), "episodes") as progress:
             episodes = play(config, agent, options.episodes, options.seed, not options.greedy, env, progress)
         about = {"run": str(run), "checkpoint": str(checkpoint.path), "core": core_name(config)}
@@ -52,11 +48,8 @@ def evaluate(arguments: Sequence[str]) -> None:
 
 
 def load(run: Run, options: PlayOptions, console: Console, env: str | None = None) -> Player:
-    """See `training.evaluation.load_player`; names the checkpoints that were skipped.
-
-    Raises:
-        UserError: instead of other errors.
-    """
+    """See `training.evaluation.load_player`; errors are UserErrors, and checkpoints that were skipped are named."""
+    torch.set_num_threads(1)
     with user_errors():
         player = load_player(run, options.allow_env, env, options.limits)
     say_skipped(console, player.checkpoint.skipped)
@@ -68,8 +61,8 @@ def _play_script(options: EvaluateOptions, console: Console) -> dict[str, Any]:
     env, limits = options.env or "", options.limits(ActorsConfig())
     limit_calls(limits.step_seconds)
     with user_errors():
-        count = options.episodes * len(tasks(env))
         prepare(env)
+        count = options.episodes * len(tasks(env))
         with counting(console, options.policy, count, "episodes") as progress:
             steps = limits.max_episode_steps
             episodes = play_script(options.policy, env, options.episodes, options.seed, steps, progress)
@@ -90,5 +83,5 @@ def _print(evaluated: list[dict[str, Any]], options: EvaluateOptions, console: C
     if options.video:
         rows["video"] = str(options.video)
     if "tasks" in summary:
-        console.print(task_table(summary["tasks"]))
+        console.print(evaluation_table(summary["tasks"]))
     console.print(table("evaluation", rows))

@@ -1,13 +1,13 @@
 """`compressive launch`: trains an agent, then evaluates and films it."""
 
 import contextlib
-import errno
+import dataclasses
+import functools
 import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from actors import ClusterError
-from commands.arguments import LaunchOptions, parse_launch, permissions
-from commands.options import user_errors
-from envs import EnvironmentFailed, held_out, limit_calls, prepare, tasks
-from learner.errors import LearnersLost, StorageError
+from commands.options import LaunchOptions, permissions
+from commands.parsing import user_errors
+from envs import held_out, limit_calls, prepare, tasks
 from learner.files import write_json
-from reports.tables import evaluation_rows, table, task_table
+from reports.tables import evaluation_rows, evaluation_table, table
 from training import UserError
 from training.config import core_name, to_plain
 from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
@@ -31,13 +29,9 @@ from training.impala import Trainer
 from training.run import Run
 from training.signals import stop_on_signals
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG)
-"""Errors of writing that the user can correct."""
 
-
-def launch(arguments: Sequence[str]) -> None:
+def launch(options: LaunchOptions) -> None:
     """Runs the command."""
-    options = parse_launch(arguments)
     config, console = options.config, Console()
     torch.set_num_threads(options.threads)
     path = options.run or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{core_name(config)}"
@@ -45,64 +39,33 @@ def launch(arguments: Sequence[str]) -> None:
     _require_lasting(run)
     with console.status("preparing the environment (compiled once, then cached)"), user_errors():
         limit_calls(config.actors.step_seconds)
-        prepare(config.env)
+        env = prepare(config.env, options.skip_missing_levels and not options.resume)
+        if left_out := set(tasks(config.env)) - set(tasks(env)):
+            say(console, f"left out, because they cannot be played here: {', '.join(sorted(left_out))}")
+        config = dataclasses.replace(config, env=env)
         trainer = Trainer(config, run, options.local)
-    with run.claim(options.new_folder, lambda: bool(trainer.saved)), _errors(options, trainer, console):
+    with (
+        run.claim(options.new_folder, lambda: bool(trainer.saved)),
+        trainer.advising(options.again, functools.partial(say, console)),
+    ):
         with user_errors():
             trainer.claim_url(new=options.resume is None)
             if options.resume:
                 trainer.restore()
         _describe(options, trainer, console)
-        if options.new_folder:  # can be resumed from now on, even if Ray does not start
-            run.write_config(to_plain(config))
+        run.write_config(to_plain(config))  # can be resumed from now on, even if Ray does not start
         begin = time.monotonic()
         with (
             _ray(options, trainer, console),
             stop_on_signals() as stop,
             LiveLine(console, "training", "the first unroll") as line,
         ):
-            run.write_config(to_plain(config))
             trainer.train(line.update, lambda: stop.requested)
             run.require()
         if stop.signal and not trainer.done:
             say(console, f"stopped at {quantity(trainer.frames)} frames; resume with: {options.again(run.path)}")
             sys.exit(128 + stop.signal)
         _finish(trainer, time.monotonic() - begin, console)
-
-
-@contextlib.contextmanager
-def _errors(options: LaunchOptions, trainer: Trainer, console: Console) -> Iterator[None]:
-    """Says how to resume a run that an error, a full disk or Ctrl-C interrupts."""
-    run = trainer.run
-
-    def resume(more: str = "") -> str:
-        return f"resume from {trainer.saved} with: {options.again(run.path)}{more}"
-
-    try:
-        yield
-    except (OSError, StorageError, MemoryError) as error:
-        if run.lost:
-            found: Path | str | None = trainer.config.checkpoint_url or run.find()
-            if found is None or not trainer.saved:
-                raise UserError(f"{run.fate}, and with it all that was learned") from error
-            raise UserError(f"{run.fate}; resume from {trainer.saved} with: {options.again(found)}") from error
-        if isinstance(error, OSError) and error.errno not in DISK_ERRORS:
-            raise
-        problem = f"{run} cannot be written to: {error}" if isinstance(error, OSError) else str(error)
-        raise UserError(f"{problem}; {resume()}" if trainer.saved else problem) from error
-    except (FloatingPointError, ClusterError, LearnersLost) as error:
-        slower = f" --learner.learning-rate {trainer.config.learner.learning_rate / 4:.3g}"
-        advice = resume(slower if isinstance(error, FloatingPointError) else "")
-        print(f"compressive: {error}; {advice}", file=sys.stderr)
-        sys.exit(1)
-    except EnvironmentFailed as error:
-        if not trainer.saved:
-            raise
-        raise EnvironmentFailed(f"{getattr(error, 'cause', error)}\n{resume()}") from error
-    except KeyboardInterrupt:
-        if trainer.saved:
-            say(console, f"interrupted; {resume()}")
-        raise
 
 
 def _require_lasting(run: Run) -> None:
@@ -118,15 +81,14 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
     learning = f"learning on {trainer.learner.device}"
     if config.learners > 1:
         learning = f"{config.learners} learners on Ray (device: {config.learner.device})"
-    image = " x ".join(map(str, seen.observation_shape))
+    image, count = " x ".join(map(str, seen.observation_shape)), len(tasks(config.env))
     repeat = f"{seen.action_repeat} frame{'s' * (seen.action_repeat > 1)} a step"
-    number = f"{len(tasks(config.env))} tasks, " if len(tasks(config.env)) > 1 else ""
+    actors = f"{config.actors.count} x {config.actors.envs_per_actor} environments"
     lines = {
         "run": str(run),
-        "environment": f"{config.env} ({number}{image}), {repeat}",
+        "environment": f"{config.env} ({f'{count} tasks, ' if count > 1 else ''}{image}), {repeat}",
         "agent": f"{core_name(config)} core, {quantity(parameters)} parameters, {learning}",
-        "actors": f"{config.actors.count} x {config.actors.envs_per_actor} environments "
-        f"{'in this process' if options.local else 'on Ray'}",
+        "actors": f"{actors} {'in this process' if options.local else 'on Ray'}",
         **({"checkpoints": config.checkpoint_url} if config.checkpoint_url else {}),
         "curves": f"{program('tensorboard')} --logdir {shlex.quote(str(run.path.parent))}",
         "stop": f"Ctrl-C, then resume with: {options.again(run.path)}",
@@ -152,7 +114,7 @@ def _ray(options: LaunchOptions, trainer: Trainer, console: Console) -> contextl
 
 def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     """Evaluates and films the trained agent, and prints the results."""
-    config, run = trainer.config, trainer.run
+    run, allowed = trainer.run, permissions(trainer.config.env)
     summary, shown = evaluate_and_film(trainer, console)
     write_json(run.evaluation_file(), summary)
     rows = evaluation_rows(summary)
@@ -160,27 +122,20 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     rows["training"] = f"{seconds / 60:.1f} min"
     rows |= {**shown, "checkpoint": str(trainer.saved), "metrics": str(run.path / "metrics.jsonl")}
     if "tasks" in summary:
-        console.print(task_table(summary["tasks"]))
+        console.print(evaluation_table(summary["tasks"]))
     console.print(table("finished", rows))
-    quoted, allowed = shlex.quote(str(run)), permissions(config.env)
-    say_all(
-        console,
-        {
-            "curves": f"{program('tensorboard')} --logdir {quoted}",
-            "again": f"{program()} evaluate {quoted}{allowed}",
-            "report": f"{program()} report {quoted}{allowed}",
-        },
-    )
+    folder = shlex.quote(str(run))
+    lines = {name: f"{program()} {name} {folder}{allowed}" for name in ("evaluate", "report")}
+    say_all(console, {"curves": f"{program('tensorboard')} --logdir {folder}"} | lines)
 
 
 def evaluate_and_film(trainer: Trainer, console: Console) -> tuple[dict[str, Any], dict[str, str]]:
     """Evaluates a trained agent and films it: the evaluation's summary, and where video and page are."""
     config, run, shown = trainer.config, trainer.run, dict[str, str]()
-    agent = trainer.agent.to("cpu")
-    count = config.eval_episodes * len(tasks(held_out(config.env)))
-    with counting(console, "evaluating", count, "episodes") as progress:
+    agent, env = trainer.agent.to("cpu"), held_out(trainer.config.env)
+    with counting(console, "evaluating", config.eval_episodes * len(tasks(env)), "episodes") as progress:
         episodes = play(config, agent, config.eval_episodes, progress=progress)
-    summary = summarize(episodes, held_out(config.env))
+    summary = summarize(episodes, env)
     if config.video_episodes and interface(config.env).filmable:
         from reports.episode import show
         from reports.tensorboard import log_recordings

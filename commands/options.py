@@ -1,47 +1,34 @@
-"""From the words of a command line to a dataclass of options, by tyro. Errors are one line."""
+"""The options of every command. Nothing here imports torch, so that --help is fast."""
 
-import contextlib
 import dataclasses
-import difflib
-import io
-import re
-import types
-import typing
-from collections.abc import Callable, Iterator, Sequence
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from actors import ActorsConfig
-from agent.fields import Above0, Checked, Positive, Threads
-from learner.errors import StorageError
-from training import UserError
-from training.config import RENAMED, core_name, differences, read_config, to_plain
-from training.run import Run
+from agent.fields import Above0, AtLeast0, Checked, Count, Positive, Range, Threads
+from learner.files import is_url
+from speech.config import SpeechConfig, SpeechEvaluation, SpeechSampling
+from text.config import TextConfig, TextEvaluation, TextSampling
+from training.config import RunConfig
+from training.console import program
+from training.kinds import CONFIGS
+from training.run import absolute
 
-FLAGS = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
-"""How the options of commands that train are written."""
+Words = tuple[str, ...]
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 NewFolder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
-_COUNTS = re.compile(r"--[\w.-]*(frames|steps|step|start|samples|tokens|every|length|episodes|vocabulary|size)")
-"""Options whose numbers may be written as 6M, 200k or 1e6."""
-
-
-@dataclass(frozen=True)
-class Start(Checked):
-    """The options that decide the defaults of all others."""
-
-    preset: str = "cpu"
-    core: str = "compressive"
-    resume: str | None = None
+AllowEnv = Annotated[str | None, tyro.conf.arg(metavar="ENV")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(Checked):
-    """What belongs to one launch of a training rather than to the run."""
+    """What belongs to one launch of a training rather than to the run; with the preset, it decides other defaults."""
 
+    preset: str = "cpu"
     core: str = "compressive"
     """Recurrent core; a wrong name lists those that exist."""
     run: NewFolder = None
@@ -51,163 +38,120 @@ class TrainingOptions(Checked):
     threads: Threads = 1
     """CPU threads of a learner."""
 
-    def config_of(self, kind: type) -> Any:
-        """What belongs to the run: the configuration of a class that these options inherit."""
-        return kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
+    @property
+    def config(self) -> Any:
+        """What belongs to the run rather than to this launch of it, with absolute paths of data."""
+        kind = next(kind for kind in type(self).__mro__ if kind in CONFIGS.values())
+        config = kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
+        return config if kind is RunConfig else config.located(absolute)
 
 
-def parse_start(prog: str, arguments: Sequence[str]) -> Start:
-    """Reads the options of `Start` alone.
+@dataclass(frozen=True)
+class LaunchOptions(RunConfig, TrainingOptions):
+    """Trains an agent with IMPALA on this machine or a Ray cluster; then evaluates it and films two episodes.
 
-    Raises:
-        UserError: see `parse`.
+    Every number has an option. The defaults below are those of the preset and the core that are named beside --help.
+    Numbers of frames and steps may be written as 6M, 200k or 1e6.
+
+      compressive launch --core lstm --seed 1               another memory
+      compressive launch --resume runs/NAME                 resume a run
+      compressive launch --resume s3://bucket/run           the same, if its folder is lost
+      compressive launch --actors 4..16                     4 actors, and up to 16 as the cluster has room for them
+      compressive launch --learners 2                       two learners, each with half of every batch
+      compressive launch --preset paper                     section 5.7 of the paper, on DeepMind Lab
+      compressive launch --preset paper --env rooms:full    the same on the re-created level
+      compressive launch --preset paper --core lstm --help  the defaults of that preset and core
     """
-    known = [argument for argument in arguments if argument not in ("-h", "--help")]
-    return parse(Start, prog, known, return_unknown_args=True)[0]
+
+    core: str = "compressive"
+    """Recurrent core: compressive, transformer-xl, gated-transformer-xl, lstm, gru, mingru or memoryless."""
+    resume: Annotated[str | None, tyro.conf.arg(metavar="DIR|URL")] = None
+    """Resume the run in this folder, from its last readable checkpoint and with its own configuration.
+    Agent, environment and seed stay as they are; --frames and most other values may be changed.
+    With the URL of its checkpoints instead, the run gets a new folder (--run)."""
+    local: bool = False
+    """Act and learn in this one process, without Ray: slower, deterministic, and exactly resumable."""
+    ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
+    """Join the Ray cluster at this address instead of starting one on this machine."""
+    allow_env: AllowEnv = None
+    """With --resume: run the code of this environment, such as dm:my_module:Env, if the run names it."""
+    skip_missing_levels: bool = False
+    """Of several levels of DeepMind Lab, train on those that can be played here; else a missing one is an error."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.run and not self.new_folder:
+            raise ValueError("--run names a new run and --resume an old one: give only one of them")
+        if self.local and self.ray_address:
+            raise ValueError("--local acts in this process and --ray-address on a cluster: give only one of them")
+        if self.local and self.actors.max_actors is not None:
+            raise ValueError(f"--local acts in this process: expected one number of actors, got {self.actors.count}")
+        if self.local and self.learners > 1:
+            raise ValueError(f"--local learns in this process: expected --learners 1, got {self.learners}")
+
+    @property
+    def new_folder(self) -> bool:
+        """Whether the run has no folder yet."""
+        return self.resume is None or is_url(self.resume)
+
+    def again(self, run: Path | str) -> str:
+        """The command that resumes a run."""
+        where = f" --ray-address {shlex.quote(self.ray_address)}" if self.ray_address else " --local" * self.local
+        return f"{program()} launch --resume {shlex.quote(str(run))}{where}{permissions(self.env)}"
 
 
-def parse_training(
-    kind: Any,
-    prog: str,
-    arguments: Sequence[str],
-    make_preset: Callable[[str, str], Any],
-    fixed: tuple[str, ...],
-    read: Callable[[str], Any] | None = None,
-) -> Any:
-    """The options of a command that trains, with the defaults of its preset and core, or of the resumed run.
+def permissions(*envs: str) -> str:
+    """The words behind a command that allow environments with code of the user's own; empty if there are none."""
+    from envs import foreign_code  # here, because it imports the environments
 
-    Args:
-        kind: the options: a subclass of a configuration and of `TrainingOptions`.
-        prog: the command.
-        arguments: the words behind it.
-        make_preset: the configuration of a preset and a core.
-        fixed: prefixes of the names of fields that a resumed run cannot change.
-        read: the configuration of the run to resume; by default that of the folder.
+    names = ",".join(dict.fromkeys(name for env in envs for name in foreign_code(env)))
+    return f" --allow-env {shlex.quote(names)}" if names else ""
 
-    Raises:
-        UserError: if a value is impossible.
+
+@dataclass(frozen=True)
+class TextTraining(TextConfig, TrainingOptions):
+    """Trains a language model, then measures it on the test split.
+
+    Every number has an option. The defaults below are those of the preset and the core that are named beside --help.
+
+      compressive text train --core transformer-xl               the baseline at equal attention cost
+      compressive text train --corpus folder --path ~/books      any folder of text files
+      compressive text train --preset enwik8 --path enwik8       the paper's models: enwik8, wikitext103, pg19
+      compressive text train --model.core.compression mean --model.core.compression-loss none
     """
-    start = parse_start(prog, arguments)
-    base = next(parent for parent in kind.__mro__ if "kind" in vars(parent))  # the class of the configuration
-    with user_errors():
-        if start.resume:
-            config = read(start.resume) if read else read_config(Run(start.resume), base)
-        else:
-            config = make_preset(start.preset, start.core)
-    core = core_name(config) if start.resume else start.core
-    defaults = {field.name: getattr(config, field.name) for field in dataclasses.fields(base)}
-    options = parse(kind, prog, arguments, default=kind(**defaults, core=core), config=FLAGS)
-    if options.resume:
-        if options.core != core:
-            raise UserError(f"core: expected {core} as in {options.resume}, got {options.core}")
-        for name, old, new in differences(to_plain(config), to_plain(options.config_of(base))):
-            if name.startswith(fixed):
-                raise UserError(f"{name}: expected {old} as in {options.resume}, got {new}")
-    return options
 
 
-@contextlib.contextmanager
-def user_errors(option: str = "") -> Iterator[None]:
-    """Turns errors that the user can correct into a UserError, which names the option if one is given."""
-    try:
-        yield
-    except (ValueError, ImportError, OSError, StorageError) as error:
-        raise UserError(f"{option}: {error}" if option else str(error)) from error
+@dataclass(frozen=True)
+class SpeechTraining(SpeechConfig, TrainingOptions):
+    """Trains a model of waveforms, measures it on the test split and draws samples.
 
+    Every number has an option. The defaults below are those of the preset and the core that are named beside --help.
 
-def parse(
-    kind: Any,
-    prog: str,
-    arguments: Sequence[str],
-    config: tuple[Any, ...] = (tyro.conf.FlagCreatePairsOff,),
-    **options: Any,
-) -> Any:
-    """`tyro.cli` with condensed error messages, abbreviated numbers and the option names of version 0.1.
-
-    Raises:
-        UserError: names the option, what was expected and what was given.
+      compressive speech train --corpus.path LJSpeech-1.1/wavs   a folder of WAV or FLAC files
+      compressive speech train --core wavenet                    another core: transformer-xl, lstm or wavenet
+      compressive speech train --preset paper --corpus.sample-rate 24000 --corpus.path DIR   section 5.6 of the paper
     """
-    message = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(message):
-            return tyro.cli(kind, prog=prog, args=_normalize(arguments), config=config, **options)
-    except SystemExit as stop:
-        if not stop.code:
-            raise  # --help
-        raise UserError(f"{_condense(message.getvalue(), kind)} (see {prog} --help)") from None
+
+    threads: Threads = 2
+    """CPU threads of a learner."""
 
 
-def _normalize(arguments: Sequence[str]) -> list[str]:
-    """The arguments with numbers such as 6M written out, and with today's names for yesterday's options."""
-    words: list[str] = []
-    for word in arguments:
-        if word.startswith("--"):
-            name, equals, value = word.partition("=")
-            *groups, last = name.removeprefix("--").split(".")
-            last = RENAMED.get(last.replace("-", "_"), last).replace("_", "-")
-            last = "lambda_" if last == "lambda-" else last  # tyro keeps the last one of lambda_
-            name = "--" + ".".join([*groups, last])
-            word = name + equals + (_number(value) if _COUNTS.fullmatch(name) else value)
-        elif words and _COUNTS.fullmatch(words[-1]):
-            word = _number(word)
-        words.append(word)
-    return words
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Checked):
+    """What is common to commands that use a run."""
 
-
-def _number(text: str) -> str:
-    """6M, 200k and 1e6 as whole numbers; any other text unchanged."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:[eE]\+?\d{1,2})?)([kKmMgGbB]?)", text)
-    if not found or re.fullmatch(r"\d+", text):
-        return text
-    value = float(found[1]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}[found[2].lower()]
-    return str(int(value)) if value.is_integer() else text
-
-
-def _condense(frame: str, kind: Any) -> str:
-    """The first paragraph of a framed message, with the option that it is about or that may have been meant."""
-    # The frame of a terminal that is not UTF-8 has no sides, and a line between title and text.
-    lines = [line.strip().strip("│").strip() for line in frame.splitlines()][1:]
-    lines = lines[1:] if lines and not lines[0].strip("-") else lines
-    paragraphs = [" ".join(part.split()) for part in re.split(r"\n(?:[─-]*\n)+", "\n".join(lines))]
-    message = re.sub(r"^Error parsing (\w*Options: )?", "", paragraphs[0]).removesuffix(".")
-    options = [line for line in lines[1:] if re.match("--[a-z]", line)]
-    if paragraphs[0].startswith("Unrecognized"):
-        unknown = re.search(r"--[\w.-]+", message)
-        options = options or _similar(unknown[0], kind) if unknown else options
-        return f"{message}; perhaps you meant {' or '.join(options)}" if options else message
-    if options and (found := re.match(r"(--\S+): .*'([^']*)'\]?$", message)):
-        option, value = found.groups()
-        return f"{option}: expected {options[0].removeprefix(option).strip()}, got {value!r}"
-    return message
-
-
-def _similar(option: str, kind: Any) -> list[str]:
-    """Options that an unknown one may stand for: with the same initials, as --lr, or spelled alike."""
-    wanted, names = option.removeprefix("--").rpartition(".")[2], list(dict.fromkeys(option_names(kind)))
-    lasts = {name: name.rpartition(".")[2] for name in names}
-    initials = [name for name, last in lasts.items() if "".join(part[0] for part in last.split("-")) == wanted]
-    close = difflib.get_close_matches(wanted, lasts.values(), 2)
-    return [f"--{name}" for name in initials or [name for name, last in lasts.items() if last in close]][:3]
-
-
-def option_names(kind: Any, prefix: str = "") -> Iterator[str]:
-    """Names of all options of a dataclass, as in "agent.core.memory-size"."""
-    for name, hint in typing.get_type_hints(kind).items():
-        parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        groups = [part for part in parts if dataclasses.is_dataclass(part)]
-        for group in groups:
-            yield from option_names(group, f"{prefix}{name}.")
-        if not groups:
-            yield f"{prefix}{name.strip('_')}".replace("_", "-")
-
-
-AllowEnv = Annotated[str | None, tyro.conf.arg(metavar="ENV")]
+    run: RunFolder
+    """Folder of the run; its last readable checkpoint is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayOptions(Checked):
     """What is common to commands that play episodes with the agent of a run."""
 
+    greedy: bool = False
+    """Take the most probable action rather than a sample of the policy."""
+    seed: Count = 0
+    """Seed of the episodes; never shared with training."""
     allow_env: AllowEnv = None
     """Run the code of this environment, such as dm:my_module:Env, if the run names it; several are joined by commas.
     Environments that come with this program or are installed need no permission."""
@@ -220,3 +164,200 @@ class PlayOptions(Checked):
         """A run's configuration with the limits that are given here."""
         given: dict[str, Any] = {"step_seconds": self.step_seconds, "max_episode_steps": self.max_episode_steps}
         return dataclasses.replace(actors, **{name: value for name, value in given.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(PlayOptions):
+    """Plays episodes with the agents of runs and reports their scores with 95 % bootstrap intervals.
+
+    compressive evaluate runs/NAME                              the agent of a run
+    compressive evaluate runs/A runs/B --greedy                 several agents, in one table
+    compressive evaluate --policy oracle --env rooms:full       what can be reached there, or by chance (random)
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DIR [DIR ...]]")] = ()
+    """Folders of runs, as `compressive launch` created them; the last readable checkpoint of each is used."""
+    policy: Literal["agent", "oracle", "random"] = "agent"
+    """Who plays: the agents of the runs, or in an environment (--env) without any run an oracle that reads its state,
+    or uniform random actions."""
+    episodes: Positive = 128
+    """Episodes of each task, rounded up to a multiple of the environments that are played together (up to 64)."""
+    env: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
+    """Another environment than the run's own (in DeepMind Lab: its test level), with the same observations and
+    actions."""
+    json: bool = False
+    """Print JSON, a list with an object for each run, instead of a table."""
+    video: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Also film two episodes, of the first task if there are several, to this MP4."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.policy == "agent" and not self.runs:
+            raise ValueError("expected DIR, the folder of a run, or --policy oracle or random with --env; got neither")
+        if self.policy != "agent" and (self.runs or not self.env):
+            got = f"--env {self.env} and {len(self.runs)} runs"
+            raise ValueError(f"policy: expected --env and no run for {self.policy}, got {got}")
+        if self.video and len(self.runs) != 1:
+            raise ValueError(f"video: expected one run to film, got {len(self.runs)}")
+
+
+@dataclass(frozen=True)
+class VisualizeOptions(PlayOptions, RunOptions):
+    """Plays episodes of a trained agent and shows what it sees, does, expects and attends to: a video, and a page for
+    the browser with every step, layer and head."""
+
+    episodes: Positive = 2
+    """Episodes to play; if there are several tasks, of the first."""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder for episodes.mp4 and episodes.html; if not given, the run's videos."""
+
+
+@dataclass(frozen=True)
+class ReportOptions(PlayOptions, RunOptions):
+    """Writes one page about a run, which may still be training: configuration, curves, throughput, compression loss by
+    layer, attention by bucket of memory, evaluation and video."""
+
+    episodes: Count = 8
+    """Episodes to play for the attention by bucket of memory; 0 for none. Only agents play."""
+    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """The page; if not given, report.html in the run."""
+
+
+@dataclass(frozen=True)
+class StatusOptions(RunOptions):
+    """Shows the progress of a run, its scores or losses, actors, policy lag and its last readable checkpoint."""
+
+
+@dataclass(frozen=True)
+class CompareOptions(Checked):
+    """Trains variants of an agent, or of a model of text or speech, with several seeds each, and compares them.
+
+    As many runs are trained at a time as there is room for. All options of the command that trains one hold for every
+    run (--frames, --env, --learner.discount, ...). The same command again resumes the sweep: finished runs are kept,
+    the others are resumed from their last checkpoint.
+
+      compressive compare --rates 1 2 4 --cores lstm transformer-xl     Figure 5 of the paper, with two baselines
+      compressive compare --vary agent.core.compression mean max convolution
+      compressive compare --cores gru lstm --vary learner.discount 0.9 0.99 --frames 1000000 --seeds 0 1
+      compressive compare --kind speech --cores compressive transformer-xl lstm wavenet --seeds 0     section 5.6
+      compressive compare --kind text --cores compressive lstm --corpus folder --path ~/books
+      compressive compare --resume runs/compare-cpu                     resume the sweep in this folder
+      compressive compare --from runs/A runs/B runs/C                   only compare finished runs
+    """
+
+    kind: Literal["launch", "text", "speech"] = "launch"
+    """Which command trains a run: launch (agents), text train or speech train."""
+    preset: str = "cpu"
+    """Where all other defaults come from; see --help of the command that trains."""
+    cores: Annotated[Words, tyro.conf.arg(metavar="CORE [CORE ...]")] = ()
+    """Cores to compare; if not given, the compressive one."""
+    rates: Annotated[Words, tyro.conf.arg(metavar="RATE [RATE ...]")] = ()
+    """Compression rates of the compressive core."""
+    vary: Annotated[tyro.conf.UseAppendAction[tuple[Words, ...]], tyro.conf.arg(metavar="FIELD VALUE [VALUE ...]")] = ()
+    """Any other field of the configuration and its values; may be given several times, for all combinations. Fields
+    of a core are varied for the cores that have them."""
+    seeds: Annotated[tuple[Count, ...], tyro.conf.arg(metavar="SEED [SEED ...]")] = (0, 1, 2)
+    """A run of each variant with each of these seeds."""
+    folder: NewFolder = None
+    """Where runs and the report go; by default runs/compare-PRESET (compare-KIND-PRESET), or runs/comparison."""
+    resume: NewFolder = None
+    """Resume the sweep in this folder."""
+    runs: Annotated[tuple[Path, ...], tyro.conf.arg(name="from", metavar="DIR [DIR ...]")] = ()
+    """Train nothing: compare these finished runs, all of one kind."""
+    threshold: float | None = None
+    """A score; the report says when runs reach it. By default 75 % for normalised scores, and none for others."""
+    cpus_per_trial: Annotated[float, Range(0, 1024.0, above=True)] = 1.0
+    """CPUs, and threads of torch, of a run; as many are trained at a time as the machine or cluster has room for."""
+    gpus_per_trial: AtLeast0 = 0.0
+    """GPUs of a run, such as 0.25."""
+    remote_actors: bool = False
+    """Agents: each run has its actors in processes of their own, as with `launch` without --local, placed together
+    with it; otherwise it acts and learns in one process."""
+    ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
+    """Join the Ray cluster at this address; all its nodes must share the folder."""
+    allow_env: AllowEnv = None
+    """With --from or --resume: run the code of this environment, such as dm:my_module:Env, if runs name it; several
+    are joined by commas."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.seeds:
+            raise ValueError("seeds: expected numbers, got none")
+        if self.resume and (self.folder or self.runs):
+            raise ValueError("--resume names a folder, and so do --folder and --from: give only one of them")
+        grid = ("kind", "preset", "cores", "rates", "vary", "seeds")
+        given = [f"--{name}" for name in grid if getattr(self, name) != getattr(CompareOptions, name)]
+        if given and (self.resume or self.runs):
+            raise ValueError(f"{self.source}, got {', '.join(given)}")
+
+    @property
+    def source(self) -> str:
+        """What is expected with --resume or --from."""
+        return "--from: expected finished runs as they are" if self.runs else "--resume: expected the sweep as it began"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(RunOptions):
+    """What commands that use a trained sequence model have in common."""
+
+    path: str | None = None
+    """Where the data are, if they have moved."""
+    device: str = "auto"
+    """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
+    threads: Threads = 1
+    """CPU threads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEvaluateOptions(TextEvaluation, ModelOptions):
+    """Measures a trained model on held-out text, which is read once, in order, with memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechEvaluateOptions(SpeechEvaluation, ModelOptions):
+    """Measures a trained model: nats and bits per sample, beside fitted predictors."""
+
+    threads: Threads = 2
+    """CPU threads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSampleOptions(TextSampling, ModelOptions):
+    """Continues a prompt; the text appears as it is drawn."""
+
+    path: Annotated[None, tyro.conf.Suppress] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechSampleOptions(SpeechSampling, ModelOptions):
+    """Draws waveforms, each after a prompt of real sound.
+
+    Each clip is written as WAV, twice: the prompt with what the model drew, and the real clip that the prompt is cut
+    from; all of them as spectrograms in one picture, and to TensorBoard.
+    """
+
+    out: NewFolder = None
+    """Where to write; if not given, the folder samples in the run's."""
+
+
+@dataclass(frozen=True)
+class CompletionOptions(Checked):
+    """Prints a script for the completion of commands and options; in bash: source <(compressive completion)"""
+
+
+OPTIONS: dict[str, Any] = {
+    "launch": LaunchOptions,
+    "evaluate": EvaluateOptions,
+    "visualize": VisualizeOptions,
+    "report": ReportOptions,
+    "compare": CompareOptions,
+    "status": StatusOptions,
+    "completion": CompletionOptions,
+    "text train": TextTraining,
+    "text evaluate": TextEvaluateOptions,
+    "text sample": TextSampleOptions,
+    "speech train": SpeechTraining,
+    "speech evaluate": SpeechEvaluateOptions,
+    "speech sample": SpeechSampleOptions,
+}
+"""Options by command."""

@@ -1,15 +1,13 @@
 """`compressive report`: one page about a run, which may still be training."""
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from commands.arguments import ReportOptions
 from commands.evaluate import load
-from commands.options import parse, user_errors
+from commands.options import ReportOptions
+from commands.parsing import user_errors
 from envs import EnvironmentFailed
 from learner.files import require_output
 from learner.metrics import sample_metrics
@@ -23,16 +21,14 @@ from training.evaluation import record
 from training.run import Run
 
 
-def report(arguments: Sequence[str]) -> None:
+def report(options: ReportOptions) -> None:
     """Runs the command."""
-    options: ReportOptions = parse(ReportOptions, "compressive report", arguments)
     run, console, rows = Run(options.run), Console(), list[dict[str, Any]]()
-    torch.set_num_threads(1)
+    page = options.output or run.report
     with user_errors():
         with contextlib.suppress(FileNotFoundError):  # nothing was measured yet
             rows = sample_metrics(run.path)
         data = page_data(run, rows)
-    page = options.output or run.report
     with user_errors("output"):
         require_output(page)
     data["buckets"] = _buckets(run, options, console) if data["kind"] == "launch" else {"why": ""}
@@ -53,7 +49,8 @@ def _buckets(run: Run, options: ReportOptions, console: Console) -> dict[str, An
         if not hasattr(player.agent.core, "attention_by_kind"):
             return {"why": f"This run's core ({core_name(player.config)}) has no attention."}
         with console.status("playing"):
-            return attention_by_bucket(record(player.config, player.agent, options.episodes))
+            sampled = options.episodes, options.seed, not options.greedy
+            return attention_by_bucket(record(player.config, player.agent, *sampled))
     except (UserError, EnvironmentFailed) as error:
         why = f"Nothing could be played: {error}".replace(str(run.path.absolute()), run.name)
         say(console, why, "yellow")

@@ -1,6 +1,6 @@
-"""`compressive text` and `compressive speech`: train, evaluate and sample sequence models. One command per modality.
+"""`compressive text` and `compressive speech`: train, evaluate and sample sequence models.
 
-What is particular to a modality is in `text.modality` and `speech.modality`; here are their options.
+What is particular to a modality is in `text.modality` and `speech.modality`.
 """
 
 import functools
@@ -9,8 +9,8 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from agent.language_model import SequenceModel
-from commands.options import user_errors
-from commands.sequence_arguments import CONFIGS, RunOptions, SpeechSampleOptions, TextSampleOptions, parse_sequence
+from commands.options import ModelOptions, SpeechSampleOptions, TextSampleOptions, TrainingOptions
+from commands.parsing import user_errors
 from learner.checkpoints import Checkpoint
 from learner.config import SequenceConfig
 from learner.files import read_json, write_json
@@ -33,116 +33,69 @@ from text.config import TextConfig
 from text.modality import make_model
 from training.config import read_config
 from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
+from training.kinds import CONFIGS
 from training.run import Run, absolute
-from training.sequence import (
-    SequenceTrainer,
-    load_model,
-    open_data,
-    record_file,
-    resume_command,
-    train_run,
-)
+from training.sequence import SequenceTrainer, load_model, open_data, record_file, resume_command, train_run
 from training.signals import stop_on_signals
 
 
-def text(arguments: Sequence[str]) -> None:
-    """Runs `compressive text`."""
-    _run("text", arguments)
+def sequence(kind: str, part: str, options: Any) -> None:
+    """Runs a part of `compressive text` or `compressive speech`: train, evaluate or sample."""
+    torch.set_num_threads(options.threads)
+    if part == "train":
+        _train(kind, options)
+    elif part == "evaluate":
+        _evaluate(kind, options)
+    elif kind == "text":
+        _sample_text(options)
+    else:
+        _sample_speech(options)
 
 
-def speech(arguments: Sequence[str]) -> None:
-    """Runs `compressive speech`."""
-    if list(arguments[:1]) == ["compare"]:  # of version 0.1
-        from commands.compare import speech_compare
-
-        return speech_compare(arguments[1:])
-    _run("speech", arguments)
-
-
-def _sample_text(options: TextSampleOptions) -> None:
-    console, run = Console(stderr=True), Run(options.run)
-    with user_errors():
-        config: TextConfig = read_config(run, TextConfig)
-        tokenizer = tokenization.from_plain(read_json(record_file(run, "text")))
-        model = make_model(config.model, tokenizer.vocabulary)
-        say_skipped(console, load_model(run, model, options.device).skipped)
-    prompt = sys.stdin.buffer.read() if options.prompt == "-" else os.fsencode(options.prompt or "")
-    tokens = torch.tensor([tokenization.encode_prompt(tokenizer, prompt)])
-    drawn = sample(model, tokens, options.length, options.temperature, options.top_p, options.seed)
-    if options.prompt != "-":
-        print(prompt.decode(errors="replace"), end="", flush=True)
-    decode = tokenizer.decoder()
-    for token in drawn:
-        print(decode(int(token)), end="", flush=True)
-    print()
-
-
-def _sample_speech(options: SpeechSampleOptions) -> None:
-    console, run = Console(), Run(options.run)
-    data: Any
-    data, model, checkpoint = _open_run("speech", options, console)
-    out, begin = options.out or run.samples, time.monotonic()
-    with user_errors():
-        if options.out:
-            out.parent.mkdir(parents=True, exist_ok=True)
-        count = functools.partial(counting, console)
-        picture = data.draw(model, options, out, run.path, checkpoint.step, count)
-    speed = options.clips * options.seconds * data.sample_rate / (time.monotonic() - begin)
-    say_all(console, {"folder": str(out), "picture": str(picture), "speed": f"{quantity(speed)} samples/s"})
-
-
-def _run(kind: str, arguments: Sequence[str]) -> None:
-    if parsed := parse_sequence(kind, arguments):
-        name, options = parsed
-        torch.set_num_threads((options[0] if name == "train" else options).threads)
-        sample = _sample_text if kind == "text" else _sample_speech
-        {"train": _train, "evaluate": _evaluate, "sample": lambda _, options: sample(options)}[name](kind, options)
-
-
-def _train(kind: str, parsed: tuple[Any, Any]) -> None:
-    (options, config), console = parsed, Console()
+def _train(kind: str, options: TrainingOptions) -> None:
+    config, console = options.config, Console()
     name = f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{options.core}"
     run = Run(options.resume or options.run or Path("runs") / name)
     data = _open_data(config, run if options.resume else None, console)
-    again, trainers = resume_command(config, run.path), []
+    again, trainers = resume_command(config, run.path), list[SequenceTrainer]()
 
     def start(trainer: SequenceTrainer) -> None:
         trainers.append(trainer)
         _describe(trainer, options.core, again, console)
 
-    try:
-        with stop_on_signals() as stop, ExitStack() as training:
-            line = training.enter_context(LiveLine(console, "training", "the first update"))
-
-            def count(activity: str, total: int, unit: str) -> Any:
-                training.close()  # one live line at a time
-                return counting(console, activity, total, unit)
-
-            found = train_run(
-                config,
-                run,
-                new=not options.resume,
-                data=data,
-                start=start,
-                show=line.update,
-                stop=lambda: stop.requested,
-                count=count,
-            )
-    except FloatingPointError as error:
-        print(f"compressive: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        if run.has_checkpoints:
-            say(console, f"interrupted; resume with: {again}")
-        raise
+    with (
+        _ray(config, console),
+        stop_on_signals() as stop,
+        LiveLine(console, "training", "the first update") as line,
+    ):
+        found = train_run(
+            config,
+            run,
+            new=not options.resume,
+            data=data,
+            start=start,
+            show=line.update,
+            stop=lambda: stop.requested,
+            count=functools.partial(counting, console),
+            say=functools.partial(say, console),
+        )
     if found is None:
         say(console, f"stopped at step {trainers[0].learner.step}; resume with: {again}")
         sys.exit(128 + (stop.signal or 0))
     say(console, "finished", "bold")
     _print_tables(data.tables(found), console)
     folder = shlex.quote(str(run))
-    commands = {"evaluate": f"{program()} {kind} evaluate {folder}", "sample": f"{program()} {kind} sample {folder}"}
+    commands = {part: f"{program()} {kind} {part} {folder}" for part in ("evaluate", "sample")}
     say_all(console, {"curves": f"{program('tensorboard')} --logdir {folder}", **commands})
+
+
+def _ray(config: SequenceConfig, console: Console) -> AbstractContextManager[None]:
+    """The Ray cluster of several learners: the one of RAY_ADDRESS, or one on this machine."""
+    if config.learners == 1:
+        return nullcontext()
+    from training.cluster import start_ray
+
+    return start_ray(os.environ.get("RAY_ADDRESS"), max(os.cpu_count() or 1, config.learners), 0, console)
 
 
 def _describe(trainer: SequenceTrainer, core: str, again: str, console: Console) -> None:
@@ -172,11 +125,11 @@ def _open_data(config: SequenceConfig, run: Run | None, console: Console) -> Mod
     return data
 
 
-def _open_run(kind: str, options: RunOptions, console: Console) -> tuple[Modality, SequenceModel, Checkpoint]:
+def _open_run(kind: str, options: ModelOptions, console: Console) -> tuple[Modality, SequenceModel, Checkpoint]:
     """The data and the model of a run, and the checkpoint of its weights."""
     run = Run(options.run)
     with user_errors():
-        config = read_config(run, CONFIGS[kind][0]).located(absolute, options.path)
+        config = read_config(run, CONFIGS[kind]).located(absolute, options.path)
     data = _open_data(config, run, console)
     with user_errors():
         model = data.make_model()
@@ -195,6 +148,36 @@ def _evaluate(kind: str, options: Any) -> None:
             found |= part
             write_json(run.evaluation_file(options.split), found)
             _print_tables(data.tables(part), console)
+
+
+def _sample_text(options: TextSampleOptions) -> None:
+    console, run = Console(stderr=True), Run(options.run)
+    with user_errors():
+        config: TextConfig = read_config(run, TextConfig)
+        tokenizer = tokenization.from_plain(read_json(record_file(run, "text")))
+        model = make_model(config.model, tokenizer.vocabulary)
+        say_skipped(console, load_model(run, model, options.device).skipped)
+    prompt = sys.stdin.buffer.read() if options.prompt == "-" else os.fsencode(options.prompt or "")
+    tokens = torch.tensor([tokenization.encode_prompt(tokenizer, prompt)])
+    drawn = sample(model, tokens, options.length, options.temperature, options.top_p, options.seed)
+    if options.prompt != "-":
+        print(prompt.decode(errors="replace"), end="", flush=True)
+    decode = tokenizer.decoder()
+    for token in drawn:
+        print(decode(int(token)), end="", flush=True)
+    print()
+
+
+def _sample_speech(options: SpeechSampleOptions) -> None:
+    console, run = Console(), Run(options.run)
+    data: Any
+    data, model, checkpoint = _open_run("speech", options, console)
+    out, begin = options.out or run.samples, time.monotonic()
+    with user_errors():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        picture = data.draw(model, options, out, run.path, checkpoint.step, functools.partial(counting, console))
+    speed = options.clips * options.seconds * data.sample_rate / (time.monotonic() - begin)
+    say_all(console, {"folder": str(out), "picture": str(picture), "speed": f"{quantity(speed)} samples/s"})
 
 
 def _print_tables(tables: Iterable[Table], console: Console) -> None:

@@ -2,73 +2,64 @@
 
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from commands.arguments import StatusOptions
-from commands.options import parse, user_errors
+from commands.options import StatusOptions
+from commands.parsing import user_errors
 from learner import checkpoints
 from learner.errors import StorageError
 from reports.tables import number, progress_rows, say_how_to_resume, table
 from training.config import core_name, read_config
 from training.console import duration, quantity
+from training.kinds import CONFIGS
 from training.run import Run
-
-Row = dict[str, Any]
-"""The last row of metrics, with NaN for numbers that are not finite; empty if nothing was measured yet."""
+from training.sweep import goal
 
 
-def status(arguments: Sequence[str]) -> None:
+def status(options: StatusOptions) -> None:
     """Runs the command."""
-    run, console = Run(parse(StatusOptions, "compressive status", arguments).run), Console()
+    run, console = Run(options.run), Console()
     with user_errors():
-        kind, plain = run.read_kind()
+        kind, _ = run.read_kind()
+        config = read_config(run, CONFIGS[kind])
         row = run.last_row()
-        lines = _agent_lines(run, row) if kind == "launch" else _sequence_lines(run, kind, plain, row)
+        lines = {"state": run.state(row, *goal(config))}
+        if kind == "launch":
+            lines |= {"environment": config.env, "core": core_name(config)} | progress_rows(config, row)
+        else:
+            lines |= {"kind": kind, "core": core_name(config)} | _sequence_rows(run, config, row)
+        lines |= _last_checkpoint(getattr(config, "checkpoint_url", None) or run.path)
     console.print(table(str(run), lines))
     say_how_to_resume(console, run, kind, lines["state"])
 
 
-def _agent_lines(run: Run, row: Row) -> dict[str, str]:
-    config = read_config(run)
-    lines = {"state": run.state(row, "learner/frames", config.frames)}
-    lines |= {"environment": config.env, "core": core_name(config)}
-    return lines | progress_rows(config, row) | _last_checkpoint(run, config.checkpoint_url)
-
-
-def _sequence_lines(run: Run, kind: str, plain: dict[str, Any], row: Row) -> dict[str, str]:
-    """A run of text or speech; a token of speech is a sample of sound."""
-    try:
-        total, core = int(plain["learner"]["steps"]), plain["model"].get("core", plain["model"])["name"]
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{run.config_file}: expected a configuration of {kind}, got none: {error!r}") from error
-    lines = {"state": run.state(row, "step", total), "kind": kind, "core": str(core)}
+def _sequence_rows(run: Run, config: Any, row: dict[str, Any]) -> dict[str, str]:
+    """The last rows of metrics of a run of text or speech, in words; a token of speech is a sample of sound."""
+    lines, valid, total = {}, run.last_row("valid/nll"), config.learner.steps
     if row:
-        share = min(1, row["step"] / max(1, total))
-        lines |= {
-            "steps": f"{quantity(row['step'])} of {quantity(total)} ({100 * share:.1f} %)",
+        lines = {
+            "steps": f"{quantity(row['step'])} of {quantity(total)} ({100 * min(1, row['step'] / total):.1f} %)",
             "tokens/s": quantity(row.get("speed/tokens_per_second", math.nan)),
             "loss": number(row, "loss/nll", ".4f", unit=" nats a token"),
             "gradient": f"norm {number(row, 'gradient/norm', '.3g')}",
             "measured": _ago(row.get("time", math.nan)),
         }
-    valid = run.last_row("valid/nll")
     for name in (name for name in valid if name.startswith("valid/")):
-        words = name.removeprefix("valid/").replace("_", " ")
-        lines[f"valid {words}"] = f"{number(valid, name, '.4f')} at step {quantity(valid['step'])}"
-    return lines | _last_checkpoint(run)
+        words = name.replace("/", " ").replace("_", " ")
+        lines[words] = f"{number(valid, name, '.4f')} at step {quantity(valid['step'])}"
+    return lines
 
 
-def _last_checkpoint(run: Run, url: str | None = None) -> dict[str, str]:
-    """The checkpoint from which the run would be resumed, in its folder or at its URL, and unreadable newer ones."""
+def _last_checkpoint(place: str | Path) -> dict[str, str]:
+    """The checkpoint from which a run would be resumed, in its folder or at its URL, and unreadable newer ones."""
     try:
-        checkpoint = checkpoints.load_latest(url or run.path)
+        checkpoint = checkpoints.load_latest(place)
     except (FileNotFoundError, StorageError) as error:
         return {"checkpoint": str(error)}
-    name = str(checkpoint.path) if url else Path(checkpoint.path).name
+    name = str(checkpoint.path) if isinstance(place, str) else Path(checkpoint.path).name
     lines = {"checkpoint": f"{name} ({quantity(checkpoint.step)} steps), {_ago(checkpoint.time)}"}
     return lines | {f"skipped {index}": text for index, text in enumerate(checkpoint.skipped, 1)}
 

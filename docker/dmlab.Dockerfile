@@ -26,6 +26,8 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends libosmesa6 libegl1 libgl1 \
     && rm -rf /var/lib/apt/lists/*
 COPY ${WHEEL} /app/
-RUN pip install --no-cache-dir --no-deps /app/*.whl
+# six and pkg_resources, which setuptools had before 82, are what the package imports.
+RUN pip install --no-cache-dir setuptools==81.0.0 six==1.17.0 \
+    && pip install --no-cache-dir --no-deps /app/*.whl
 USER 1000
 RUN python -c 'import deepmind_lab'

@@ -8,13 +8,13 @@ in `rooms/`, DeepMind Lab in `dmlab.py`, other libraries in `gym.py` and `dm.py`
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from envs.guard import EnvironmentFailed, EnvironmentHung, limit_calls
+from envs.guard import EnvironmentFailed, EnvironmentLost, limit_calls
 
 if TYPE_CHECKING:
     from envs.registry import foreign_code, held_out, make_vector, parse_spec, prepare, require_consent, tasks
     from envs.scores import mean_normalised, reference_scores
 
-__all__ = ["EnvironmentFailed", "EnvironmentHung", "limit_calls"]
+__all__ = ["EnvironmentFailed", "EnvironmentLost", "limit_calls"]
 __all__ += ["foreign_code", "held_out", "make_vector", "parse_spec", "prepare", "require_consent", "tasks"]
 __all__ += ["mean_normalised", "reference_scores"]
 

@@ -30,8 +30,8 @@ class BatchedEnv(VectorEnv):
         num_actions: actions are 0..num_actions - 1.
         arrays: all that decides what happens next, [N, ...] by name; changed in place. "rng" uint64 is the counter of
             each row's random stream (see `draw`).
-        over: the array [N] bool that is true between the end of an episode and the next step.
-        counters: arrays that the infos carry, by name.
+        over: the one of them [N] bool that is true between the end of an episode and the next step.
+        counters: those of them that the infos carry.
         metadata: further entries of `metadata`.
     """
 
@@ -55,8 +55,7 @@ class BatchedEnv(VectorEnv):
         self.single_action_space = spaces.Discrete(num_actions)
         self.observation_space = batch_space(observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.over[:] = True  # rows that the first reset leaves out begin with the first step
-        self._reset_once, self._everywhere = False, np.ones(num_envs, bool)
+        self._reset_once = False
 
     def begin(self, rows: NDArray[np.bool_]) -> None:
         """Begins an episode in `rows` [N] and leaves the others as they are."""
@@ -81,35 +80,30 @@ class BatchedEnv(VectorEnv):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray, dict[str, Any]]:
-        """Begins an episode in every row, or in those of options["reset_mask"] [N] bool.
+        """Begins an episode in every row.
 
-        One seed gives every row a stream of its own (see `entropy`); a sequence has a seed for each row. A row with
-        seed None continues its stream, whose first seed is then random.
+        One seed gives every row a stream of its own (see `entropy`); a sequence has a seed for each row. Without a seed
+        the streams continue; the first are random.
         """
-        options = options or {}
-        if options.keys() - {"reset_mask"}:
-            raise ValueError(f"options: expected none or reset_mask, got {', '.join(options)}")
-        rows = np.asarray(options.get("reset_mask", self._everywhere))
-        if rows.shape != (self.num_envs,) or rows.dtype != bool or not rows.any():
-            raise ValueError(f"reset_mask: expected bool [{self.num_envs}] with a True, got {rows.dtype} {rows.shape}")
-        if seed is None or isinstance(seed, (int, np.integer)):
-            seeds = [None if seed is None else self.entropy(int(seed), row) for row in range(self.num_envs)]
-        else:
-            seeds = [None if row is None else int(row) for row in seed]
+        if options:
+            raise ValueError(f"options: expected none, got {', '.join(options)}")
+        if isinstance(seed, (int, np.integer)):
+            seed = [self.entropy(int(seed), row) for row in range(self.num_envs)]  # type: ignore[misc]
+        seeds = [None] * self.num_envs if seed is None else list(seed)
         if len(seeds) != self.num_envs:
             raise ValueError(f"seed: expected {self.num_envs} seeds, got {len(seeds)}")
         for row, entropy in enumerate(seeds):
-            if (rows[row] and entropy is not None) or not self._reset_once:
+            if entropy is not None or not self._reset_once:
                 self.arrays["rng"][row] = np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]
         self._reset_once = True
-        self.over[rows] = False
-        self.begin(rows)
+        self.over[:] = False
+        self.begin(np.ones(self.num_envs, bool))
         return self.observe(), self._infos()
 
     def step(
         self, actions: NDArray[np.integer]
     ) -> tuple[NDArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """One step of every row. Raises ValueError for actions of a wrong number, type or value."""
+        """One step of every row."""
         if not self._reset_once:
             raise RuntimeError("step() before reset()")
         actions, most = np.asarray(actions), int(self.single_action_space.n) - 1  # type: ignore[attr-defined]
@@ -124,7 +118,7 @@ class BatchedEnv(VectorEnv):
     def _infos(self) -> dict[str, Any]:
         infos = {}
         for name, counter in self.counters.items():
-            infos[name], infos["_" + name] = counter.copy(), self._everywhere.copy()
+            infos[name], infos["_" + name] = counter.copy(), np.ones(self.num_envs, bool)
         return infos
 
     def get_state(self) -> dict[str, NDArray]:
@@ -133,11 +127,9 @@ class BatchedEnv(VectorEnv):
 
     def set_state(self, state: dict[str, NDArray]) -> NDArray:
         """Continues from a state of `get_state` and returns its observations [N, ...]."""
-        if state.keys() != self.arrays.keys():
-            raise ValueError(f"state: expected the fields {tuple(self.arrays)}, got {tuple(state)}")
-        for name, own in self.arrays.items():
-            given = np.asarray(state[name])
-            if given.shape != own.shape or given.dtype != own.dtype:
+        for name in sorted(self.arrays.keys() | state.keys()):
+            own, given = (np.asarray(arrays.get(name)) for arrays in (self.arrays, state))
+            if (given.shape, given.dtype) != (own.shape, own.dtype):
                 raise ValueError(f"state[{name!r}]: expected {own.dtype} {own.shape}, got {given.dtype} {given.shape}")
         for name, own in self.arrays.items():
             own[:] = state[name]

@@ -15,18 +15,12 @@ from envs.batched import BatchedEnv, Step, draw
 class DiagnosticEnv(BatchedEnv):
     """N environments of a task, which names its `variables` and defines `begin`, `act`, `observe`, `oracle_actions`.
 
-    Variables are attributes, arrays [N] int64, and part of the state; they are changed in place.
-
-    Args:
-        num_envs: N.
-        observation_space: of one environment: a vector, float32.
-        num_actions: actions are 0..num_actions - 1.
-        counters: names of the variables that the infos carry.
+    Variables are attributes, arrays [N] int64 that are changed in place. `counters` are names of
+    those that the infos carry; `scores` are the exact mean scores of "oracle" and "random".
     """
 
     variables: ClassVar[tuple[str, ...]]
-    scores: ClassVar[dict[str, float]] = {}
-    """Exact mean scores of policies, by "oracle" and "random"."""
+    scores: dict[str, float]
 
     def __init__(
         self, num_envs: int, observation_space: spaces.Box, num_actions: int, counters: tuple[str, ...] = ()
@@ -39,7 +33,7 @@ class DiagnosticEnv(BatchedEnv):
         super().__init__(num_envs, observation_space, num_actions, arrays=arrays, over=over, counters=shown)
 
     def act(self, actions: NDArray[np.int64]) -> Step:
-        """Takes `actions` [N] in all rows; rows whose episode is over begin a new one afterwards."""
+        """Takes `actions` [N] in all rows, also in those that then begin an episode."""
         raise NotImplementedError
 
     def advance(self, actions: NDArray[np.int64], begin: NDArray[np.bool_]) -> Step:
@@ -51,12 +45,8 @@ class DiagnosticEnv(BatchedEnv):
 class Recall(DiagnosticEnv):
     """Delayed recall: one of K symbols is shown and asked for `delay` steps later. +1 for it; then the episode ends.
 
-    Observations are [symbol, one-hot K; 1 where it is asked for]. An action names a symbol and counts only there.
-
-    Args:
-        num_envs: N.
-        delay: steps from the symbol to the question.
-        symbols: K.
+    Observations are [symbol, one-hot K; 1 where it is asked for]. An action names one of K `symbols` and counts only
+    there.
     """
 
     variables = ("symbol", "time")
@@ -64,11 +54,11 @@ class Recall(DiagnosticEnv):
     time: NDArray[np.int64]
 
     def __init__(self, num_envs: int, delay: int = 20, symbols: int = 4) -> None:
-        _at_least(1, delay=delay)
-        _at_least(2, symbols=symbols)
+        _require(1, delay=delay)
+        _require(2, symbols=symbols)
         self.delay, self.symbols = delay, symbols
         super().__init__(num_envs, spaces.Box(0, 1, (symbols + 1,), np.float32), symbols)
-        self.scores = {"oracle": 1.0, "random": 1 / symbols}  # type: ignore[misc]
+        self.scores = {"oracle": 1.0, "random": 1 / symbols}
 
     def begin(self, rows: NDArray[np.bool_]) -> None:
         self.symbol[rows] = draw(self, rows, self.symbols)
@@ -95,20 +85,16 @@ class TMaze(DiagnosticEnv):
     Observations are [sign left, sign right, at the junction]; actions are forward, left, right. Turning into a wall
     and walking into one do nothing. +1 for the right turn and -1 for the wrong one end the episode; after
     4 (length + 1) steps without a turn it is truncated. Random actions score 0: both turns are equally likely.
-
-    Args:
-        num_envs: N.
-        length: steps from the sign to the junction.
     """
 
     variables = ("side", "place", "time")
-    scores: ClassVar = {"oracle": 1.0, "random": 0.0}
+    scores = {"oracle": 1.0, "random": 0.0}  # noqa: RUF012
     side: NDArray[np.int64]
     place: NDArray[np.int64]
     time: NDArray[np.int64]
 
     def __init__(self, num_envs: int, length: int = 10) -> None:
-        _at_least(1, length=length)
+        _require(1, length=length)
         self.length = length
         super().__init__(num_envs, spaces.Box(0, 1, (3,), np.float32), 3)
 
@@ -132,12 +118,10 @@ class TMaze(DiagnosticEnv):
         return np.where(self.place == self.length, 1 + self.side, 0)
 
 
-def _at_least(least: int, **numbers: int) -> None:
+def _require(least: int, **numbers: int) -> None:
     for name, value in numbers.items():
-        if type(value) is not int or value < least:
-            raise ValueError(f"{name}: expected an integer of at least {least}, got {value!r}")
-        if value > 10**9:
-            raise ValueError(f"{name}: expected at most 10^9, got {value}")
+        if type(value) is not int or not least <= value <= 10**9:
+            raise ValueError(f"{name}: expected an integer in {least}..10^9, got {value!r}")
 
 
 #: Name, as in "diagnostic:recall,delay=20" -> task.

@@ -4,8 +4,10 @@ The `deepmind_lab` package is imported only when an environment is made. The tab
 re-creation of one of its levels in `rooms/`.
 """
 
+import ctypes
 import functools
-import importlib
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from envs.dmlab30 import PATH
+from envs.dmlab30 import BY_NAME, PATH
 from envs.lab_interface import FIFTEEN, INSTRUCTION_WORDS, NINE, VOCABULARY, action_rows, hash_words
 from envs.level_cache import LevelCache, default_folder
 from envs.processes import batch
@@ -26,6 +28,9 @@ NONMATCHING = PATH + "rooms_select_nonmatching_object"
 #: evaluations; training uses the upper half.
 TEST_MIXER, TRAINING_MIXERS = 0x600D5EED, 1 << 31
 SEEDS = STREAMS = 1 << 31
+#: Fields of a spec: arguments of `make` and `DMLabEnv`.
+FIELDS: tuple[str, ...] = ("image_height", "image_width", "action_repeat", "actions", "instruction", "test", "stream")
+FIELDS += ("dataset", "renderer", "cache_gigabytes", "processes")
 #: Names of actions, and look pixels a frame, by the value of `DMLabEnv`'s argument `actions`.
 ACTION_SETS = {"nine": (NINE, 20), "fifteen": (FIFTEEN, 10)}
 _IMAGE, _INSTRUCTION = "RGB_INTERLEAVED", "INSTR"
@@ -43,18 +48,16 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
     Seeds: `reset(seed=s)` begins Lab's episode s modulo 2^31, and each reset without a seed the one `stride` further,
     so none repeats before 2^31 / `stride` others. Lab joins seed and mixer seed to 64 bits without loss, so different
     streams, and training and test, share no seed. (The level's script gets 31 bits drawn from these: among n episodes
-    of a stream about n^2 / 2^32 pairs agree in them.) An instance's first episode differs by a frame or two from later
-    ones with the same seed, so the first reset begins it twice.
+    of a stream about n^2 / 2^32 pairs agree in them.)
 
     Args:
-        level: a level of Lab, such as "rooms_select_nonmatching_object" or "contributed/dmlab30/...".
+        level: a level of DMLab-30 by name, or any other by its path, such as "lt_chasm" or "tests/empty_room_test".
         image_height, image_width: rows and columns of the view, pixels.
         action_repeat: frames an action is held. Where it does not divide an episode, Lab counts frames beyond its end.
         actions: a name in `ACTION_SETS`.
         instruction: observe the level's instruction, too: `INSTRUCTION_WORDS` int64, see `hash_words`.
         test: allow levels that are held out for tests, with the mixer seed of DeepMind's evaluations.
-        stream: 0..2^31 - 1, which of the disjoint sets of episodes to train on; None for mixer seed 0. Not used with
-            `test`.
+        stream: which of the disjoint sets of episodes to train on; None for mixer seed 0. Not used with `test`.
         stride: between the seeds of successive episodes; the number of environments that share a stream.
         dataset: folder of the images that some levels of Psychlab show.
         renderer: "software" or "hardware".
@@ -68,7 +71,7 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
 
     def __init__(
         self,
-        level: str = "rooms_select_nonmatching_object",
+        level: str,
         *,
         image_height: int = 72,
         image_width: int = 96,
@@ -81,27 +84,28 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         dataset: str = "",
         renderer: str = "software",
         level_cache: LevelCache | None = None,
-        render_mode: str | None = None,
         lab: Any = None,
     ) -> None:
-        for name, number in (("height", image_height), ("width", image_width)):
-            if number < 1:
-                raise ValueError(f"image_{name}: expected at least 1, got {number}")
-        if action_repeat < 1:
-            raise ValueError(f"action_repeat: expected at least 1, got {action_repeat}")
-        for name, given, known in (("actions", actions, ACTION_SETS), ("renderer", renderer, ("software", "hardware"))):
+        positive, flags = range(1, STREAMS), (False, True)
+        for name, given, known in (
+            ("image_height", image_height, positive),
+            ("image_width", image_width, positive),
+            ("action_repeat", action_repeat, positive),
+            ("stream", stream or 0, range(STREAMS)),
+            ("actions", actions, tuple(ACTION_SETS)),
+            ("renderer", renderer, ("software", "hardware")),
+            ("instruction", instruction, flags),
+            ("test", test, flags),
+        ):
             if given not in known:
-                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
-        if stream is not None and not 0 <= stream < STREAMS:
-            raise ValueError(f"stream: expected 0 to {STREAMS - 1}, got {stream}")
-        self.level = level if "/" in level else PATH + level
+                raise ValueError(f"{name}: expected a value in {known}, got {given!r}")
+        self.level = PATH + level if level in BY_NAME else level
         self.action_repeat, self.instruction, self.stride = action_repeat, instruction, stride
-        self.render_mode = render_mode
         names, look_pixels = ACTION_SETS[actions]
         self._rows = action_rows(names, look_pixels)
         self._counts = {"correct_choices": 0, "wrong_choices": 0}
         self.metadata = {
-            "render_modes": ["rgb_array"],
+            "render_modes": [],
             "render_fps": FRAMES_PER_SECOND / action_repeat,
             "episode_metrics": tuple(self._counts),
             "action_repeat": action_repeat,
@@ -115,8 +119,9 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         config = {"width": image_width, "height": image_height, "fps": FRAMES_PER_SECOND, "logLevel": "WARN"}
         config |= {"datasetPath": dataset, **({"allowHoldOutLevels": "true"} if test else {})}
         config["mixerSeed"] = TEST_MIXER if test else 0 if stream is None else TRAINING_MIXERS + stream
+        lab = lab or _deepmind_lab()
         try:
-            self._lab = (lab or _deepmind_lab()).Lab(
+            self._lab = lab.Lab(
                 self.level,
                 [_IMAGE, _INSTRUCTION] if instruction else [_IMAGE],
                 config={key: str(value) for key, value in config.items()},
@@ -124,7 +129,8 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
                 level_cache=level_cache,
             )
         except RuntimeError as error:
-            raise ValueError(f"level {self.level!r}: DeepMind Lab cannot begin it: {error}") from error
+            missing = _missing_library(lab, renderer) if "Failed to connect" in str(error) else ""
+            raise ValueError(f"DeepMind Lab cannot open {self.level!r}: {error}{missing}") from None
         self._seed: int | None = None
         self._observation: Observation
         self._running = False
@@ -134,15 +140,18 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Begins the episode of `seed`, or the next one. If no seed was ever given, the first is random."""
         super().reset(seed=seed)
-        first = self._seed is None
+        if self._running:  # a view that was drawn would be left in the next episode's first one
+            self._lab.step(np.zeros(7, np.intc), num_steps=1)
+        # An instance's first episode differs by a frame or two from later ones with the same seed: it is begun twice.
+        times = 2 if self._seed is None else 1
         if seed is None:
             seed = int(self.np_random.integers(SEEDS)) if self._seed is None else self._seed + self.stride
         self._seed = seed % SEEDS
         try:
-            for _ in range(2 if first else 1):
+            for _ in range(times):
                 self._lab.reset(seed=self._seed)
-        except RuntimeError as error:  # a map or a dataset that is not there, for instance
-            raise ValueError(f"level {self.level!r}: DeepMind Lab cannot begin an episode: {error}") from error
+        except RuntimeError as error:  # a dataset that is not there, for instance; a missing map ends the process
+            raise ValueError(f"DeepMind Lab cannot begin an episode of {self.level!r}: {error}") from None
         self._running = True
         self._counts = dict.fromkeys(self._counts, 0)
         self._observation = self._observe()
@@ -169,33 +178,49 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         image = np.array(seen[_IMAGE])
         return {"image": image, "instruction": hash_words(seen[_INSTRUCTION])} if self.instruction else image
 
-    def render(self) -> NDArray[np.uint8] | None:
-        """The present view, with render mode "rgb_array"."""
-        if self.render_mode != "rgb_array":
-            return None
-        return self._observation["image"] if isinstance(self._observation, dict) else self._observation
-
     def close(self) -> None:
         """Closes the engine."""
         self._lab.close()
 
 
-def make(level: str, num_envs: int, *, cache_gigabytes: float = 2.0, **kwargs: Any) -> VectorEnv:
-    """A batch of one level in this process, stepped one after the other; see `DMLabEnv`.
+def make(level: str, num_envs: int, *, cache_gigabytes: float = 2.0, processes: int = 1, **fields: Any) -> VectorEnv:
+    """A batch of one level; see `DMLabEnv`.
 
     The environments share a stream, of which each plays its own episodes, and the machine's cache of levels (0 GB for
-    none).
+    none). They are in a process of their own, because the engine ends its process where a map is missing; or divided
+    over several, or with 0 in this one.
     """
+    if not isinstance(cache_gigabytes, (int, float)):
+        raise ValueError(f"cache_gigabytes: expected a number, got {cache_gigabytes!r}")
+    if importlib.util.find_spec("deepmind_lab") is None:  # said without starting a process
+        raise ImportError(NOT_INSTALLED)
     cache = LevelCache(default_folder(), round(cache_gigabytes * 2**30)) if cache_gigabytes else None
-    return batch(functools.partial(DMLabEnv, level, stride=num_envs, level_cache=cache, **kwargs), num_envs)
+    make_env = functools.partial(DMLabEnv, level, stride=num_envs, level_cache=cache, **fields)
+    return batch(make_env, num_envs, processes, quiet=True)
+
+
+NOT_INSTALLED = (
+    "DeepMind Lab is not installed: build its pip package as on "
+    "https://github.com/google-deepmind/lab/blob/master/docs/users/build.md (Python 3.11 or older), or use "
+    "the re-created level instead, which needs only pip: --env rooms:full"
+)
 
 
 def _deepmind_lab() -> Any:
     try:
         return importlib.import_module("deepmind_lab")
     except ImportError as error:
-        raise ImportError(
-            "DeepMind Lab is not installed: build its pip package as on "
-            "https://github.com/google-deepmind/lab/blob/master/docs/users/build.md (Python 3.11 or older), or use "
-            "the re-created level instead, which needs only pip: --env rooms:full"
-        ) from error
+        if error.name == "deepmind_lab":
+            raise ImportError(NOT_INSTALLED) from None
+        needs = "it needs Python 3.11 or older, and: pip install 'setuptools<82' six"
+        raise ImportError(f"DeepMind Lab is installed, but cannot be imported: {error}; {needs}") from None
+
+
+def _missing_library(lab: Any, renderer: str) -> str:
+    """Why a renderer cannot be loaded."""
+    name = {"software": "libdmlab_headless_sw.so", "hardware": "libdmlab_headless_hw.so"}[renderer]
+    try:
+        ctypes.CDLL(str(Path(lab.__file__).with_name(name)))
+    except OSError as error:  # the library is missing, or one that it needs, such as libEGL.so.1
+        return f", renderer={renderer}: {error}"
+    return ""

@@ -2,12 +2,12 @@
 that does not return is interrupted. Every such call, in every process, is made within `calling`.
 """
 
-import ctypes
 import faulthandler
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,16 @@ class EnvironmentFailed(RuntimeError):
     """An environment raised or exited; the message has its name, the call and, on further lines, the place."""
 
 
-class EnvironmentHung(EnvironmentFailed):
-    """A call into an environment did not return in time and was interrupted."""
+class EnvironmentLost(EnvironmentFailed):
+    """A call did not return in time and was interrupted, or the environment's process died."""
+
+
+class ForeignError(RuntimeError):
+    """An error in an environment's own process. The message has the place, too."""
+
+
+class ProcessDied(RuntimeError):
+    """An environment's own process has died."""
 
 
 class Interrupted(BaseException):
@@ -37,7 +45,7 @@ class Interrupted(BaseException):
 
 
 _limit = STEP_SECONDS
-_calls: dict[int, "calling"] = {}  # by thread
+_call: "calling | None" = None  # which the main thread makes now
 _watchdog: threading.Thread | None = None
 
 
@@ -48,10 +56,10 @@ def limit_calls(seconds: float) -> None:
 
 
 class calling:
-    """Context of one call into environments: raises `EnvironmentFailed` or `EnvironmentHung` for its errors.
+    """Context of one call into environments: raises `EnvironmentFailed` or `EnvironmentLost` for its errors.
 
-    Ctrl-C passes. So do, while environments are made, ValueErrors and ImportErrors that their code did not raise: they
-    are about the user's options.
+    Ctrl-C passes, and while environments are made so do errors that are about the user's options, as ValueErrors and
+    ImportErrors. Only calls in the main thread are limited in time.
 
     Args:
         task: the environment's spec.
@@ -59,11 +67,8 @@ class calling:
         actions: of a step.
     """
 
-    __slots__ = ("actions", "interrupted", "outer", "task", "thread", "waited", "when")
-
     def __init__(self, task: str, when: str, actions: Any = None) -> None:
-        self.task, self.when, self.actions = task, when, actions
-        self.waited, self.interrupted = 0.0, False
+        self.task, self.when, self.actions, self.waited = task, when, actions, 0.0
 
     def __str__(self) -> str:
         if self.actions is None:
@@ -71,30 +76,28 @@ class calling:
         return f"{self.when} with actions {np.array2string(np.asarray(self.actions), max_line_width=10**6)}"
 
     def __enter__(self) -> None:
-        if _watchdog is None or not _watchdog.is_alive():  # a fork has none
-            _start()
-        self.thread = threading.get_ident()
-        self.outer = _calls.get(self.thread)
-        _calls[self.thread] = self
+        global _call
+        if threading.current_thread() is threading.main_thread():
+            if _watchdog is None or not _watchdog.is_alive():  # a fork has none
+                _start()
+            _call = self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if self.outer is None:
-            del _calls[self.thread]
-        else:
-            _calls[self.thread] = self.outer
-        if self.interrupted:  # cancels an exception that was set for this thread and not raised yet
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), None)
+        global _call
+        if _call is self:
+            _call = None
         if error is None or isinstance(error, (KeyboardInterrupt, GeneratorExit, EnvironmentFailed)):
             return
         if isinstance(error, Interrupted):
-            expected = f"expected it to return within {_limit:g} s (step-seconds)"
-            raise EnvironmentHung(f"environment {self.task} hangs {self}: {expected}{_place(error)}") from error
-        making = self.when == "while it was made"
-        if making and isinstance(error, (ValueError, ImportError)) and not is_foreign(error):
+            problem = f"expected it to return within {_limit:g} s (step-seconds){error}{_place(error)}"
+            raise EnvironmentLost(f"environment {self.task} hangs {self}: {problem}") from error
+        mistake = about_options(error) if self.when == "while it was made" else None
+        if isinstance(mistake, ImportError):
             return
-        said = traceback.format_exception_only(error)
-        text = "".join(said[:1] if _notes(error) else said).strip()  # such notes are the place
-        raise EnvironmentFailed(f"environment {self.task} failed {self}: {text}{_place(error)}") from error
+        if mistake:
+            raise ValueError(f"environment {self.task}: {mistake}") from error
+        failed = EnvironmentLost if isinstance(error, ProcessDied) else EnvironmentFailed
+        raise failed(f"environment {self.task} failed {self}: {described(error)}") from error
 
 
 def close(envs: "VectorEnv", task: str) -> None:
@@ -104,10 +107,26 @@ def close(envs: "VectorEnv", task: str) -> None:
         envs.close()
 
 
-def is_foreign(error: BaseException) -> bool:
-    """Whether an environment's code raised an error or called what raised it, in this process or another."""
-    frames = traceback.walk_tb(error.__traceback__)
-    return bool(_notes(error)) or any(not _is_ours(frame.f_globals) for frame, _ in frames)
+def about_options(error: BaseException) -> ValueError | ImportError | None:
+    """The error that tells the user of a wrong option; None if the code of the environments that are made raised it."""
+    if not isinstance(error, (ImportError, ValueError, TypeError, AttributeError)) or _foreign(error):
+        return None
+    return ImportError(str(error)) if isinstance(error, ImportError) else ValueError(str(error))
+
+
+def described(error: BaseException) -> str:
+    """An error's type and text and, on further lines, its place in the environment's code."""
+    if isinstance(error, (ForeignError, ProcessDied)):
+        return str(error)
+    error = _foreign(error) or error
+    return "".join(traceback.format_exception_only(error)).strip() + _place(error)
+
+
+def _foreign(error: BaseException | None) -> BaseException | None:
+    """The error or the first of its causes that went through an environment's code. Gymnasium wraps such errors."""
+    while error and all(_is_ours(frame.f_globals) for frame, _ in traceback.walk_tb(error.__traceback__)):
+        error = error.__cause__
+    return error
 
 
 def _is_ours(names: dict[str, Any]) -> bool:
@@ -118,34 +137,22 @@ def _is_ours(names: dict[str, Any]) -> bool:
     return package in OURS
 
 
-def _notes(error: BaseException) -> list[str]:
-    """Lines that an environment's process added to an error; see `envs.processes`."""
-    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("in environment process")]
-    return "".join(notes).strip().splitlines()
-
-
 def _place(error: BaseException) -> str:
     """The last frames of an environment's code in an error, each line preceded by a newline."""
-    if lines := _notes(error):
-        return "".join(f"\n  {line}" for line in [lines[0], *lines[1:][-2 * FRAMES :]])
     walk = traceback.walk_tb(error.__traceback__)
-    frames = [entry for entry in walk if entry[0].f_globals is not globals()]  # not `_interrupt_here`
+    frames = [entry for entry in walk if entry[0].f_globals is not globals()]  # not `_interrupt`
     first = next((index for index, (frame, _) in enumerate(frames) if not _is_ours(frame.f_globals)), 0)
-    return _lines(traceback.StackSummary.extract(iter(frames[first:][-FRAMES:])))
+    lines = traceback.StackSummary.extract(iter(frames[first:][-FRAMES:])).format()
+    return "\n" + "".join(lines).rstrip() if lines else ""
 
 
-def _lines(summary: traceback.StackSummary) -> str:
-    return "\n" + "".join(summary.format()).rstrip() if summary else ""
-
-
-_SIGNAL = signal.SIGURG  # interrupts the main thread's waits; no other code uses it, and by default it is ignored
+_SIGNAL = signal.SIGURG  # no other code uses it, and by default it is ignored
 
 
 def _start() -> None:
-    """Starts the process's watchdog. Started from the main thread, it can also interrupt that thread's waits."""
+    """Starts the process's watchdog. A signal, unlike an asynchronous exception, also ends waits."""
     global _watchdog
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(_SIGNAL, _interrupt_here)
+    signal.signal(_SIGNAL, _interrupt)
     if last_resort := signal.getsignal(signal.SIGPROF) == signal.SIG_DFL:
         faulthandler.register(signal.SIGPROF, file=2, chain=True)
     _watchdog = threading.Thread(target=_watch, args=(last_resort,), name="environments", daemon=True)
@@ -153,43 +160,33 @@ def _start() -> None:
 
 
 def _watch(last_resort: bool) -> None:
-    """Checks all calls periodically. Counts its own checks: the clock does not stop while a process is stopped.
+    """Checks the call periodically. Counts its own checks: the clock does not stop while a process is stopped.
 
     A call that never releases Python's lock stops this thread, too. Then a timer of CPU time, which this thread resets
     at every check, ends the process by SIGPROF after showing the stack.
     """
-    never = threading.Event()
     while True:
         seconds = min(1.0, _limit / 4)
         if last_resort:
             signal.setitimer(signal.ITIMER_PROF, 2 * _limit + GRACE_SECONDS)
-        never.wait(seconds)
-        for call in list(_calls.values()):
-            call.waited += seconds
-            if call.waited > _limit + GRACE_SECONDS:
-                _give_up(call)
-            elif call.waited > _limit and not call.interrupted:
-                call.interrupted = True
-                _interrupt(call)
+        time.sleep(seconds)
+        if (call := _call) is None:
+            continue
+        call.waited += seconds
+        if call.waited > _limit + GRACE_SECONDS:
+            _give_up(call)
+        elif _limit < call.waited <= _limit + seconds:  # once
+            signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
 
 
-def _interrupt(call: calling) -> None:
-    if call.thread == threading.main_thread().ident and signal.getsignal(_SIGNAL) is _interrupt_here:
-        signal.pthread_kill(call.thread, _SIGNAL)
-    else:  # is raised once the thread runs Python code again
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), ctypes.py_object(Interrupted))
-
-
-def _interrupt_here(number: int, frame: Any) -> None:
-    call = _calls.get(threading.get_ident())
-    if call is not None and call.interrupted:
+def _interrupt(number: int, frame: Any) -> None:
+    if _call is not None and _call.waited > _limit:
         raise Interrupted
 
 
 def _give_up(call: calling) -> None:
     """Ends the process: code that does not return to Python cannot be interrupted."""
-    stack = list(traceback.walk_stack(sys._current_frames().get(call.thread)))[:FRAMES]
-    where = _lines(traceback.StackSummary.extract(iter(stack[::-1])))
     ends = f"it did not return within {_limit:g} s (step-seconds) and cannot be interrupted: this process ends"
-    os.write(2, f"compressive: environment {call.task} hangs {call}; {ends}{where}\n".encode(errors="replace"))
+    os.write(2, f"compressive: environment {call.task} hangs {call}; {ends}\n".encode(errors="replace"))
+    faulthandler.dump_traceback(file=2)
     os._exit(1)

@@ -36,15 +36,9 @@ _MOTIONS = {
 
 
 def action_rows(names: tuple[str, ...], look_pixels: int, far_pixels: int = 60) -> NDArray[np.intc]:
-    """Actions as Lab takes them each frame.
+    """Actions as Lab takes them each frame: [A, 7] of (look right, down, strafe right, forward, fire, jump, crouch).
 
-    Args:
-        names: as in `NINE`.
-        look_pixels: mouse units (0.1056 degrees) that a look turns a frame.
-        far_pixels: the same for "look far left" and "look far right".
-
-    Returns:
-        [A, 7] of (look right, look down, strafe right, move forward, fire, jump, crouch).
+    A look, or a far one, turns by some pixels (mouse units of 0.1056 degrees) a frame.
     """
     rows = np.zeros((len(names), 7), np.intc)
     for row, name in zip(rows, names):

@@ -3,18 +3,16 @@
 Lab needs seconds to compile a map where a level makes a new one for each episode; other processes copy the result.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
+from filelock import FileLock
 
-_SUFFIX, _TEMPORARY = ".pk3", ".tmp"
+logger = logging.getLogger(__name__)
 
 
 def default_folder() -> Path:
@@ -34,8 +32,7 @@ class LevelCache:
     """
 
     def __init__(self, folder: Path | str, max_bytes: int) -> None:
-        self.folder = Path(folder)
-        self.max_bytes = max_bytes
+        self.folder, self.max_bytes = Path(folder), max_bytes
 
     def fetch(self, key: str, path: str) -> bool:
         """Copies the level of a key to `path`; returns False if there is none."""
@@ -54,18 +51,18 @@ class LevelCache:
     def write(self, key: str, path: str) -> None:
         """Copies the level at `path` into the cache, unless the key has one or it is too large."""
         file = self._file(key)
-        temporary = file.with_suffix(_TEMPORARY)
+        temporary = file.with_suffix(".tmp")
         try:
             size = os.path.getsize(path)
             if size > self.max_bytes:
                 return
-            with self._alone():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.folder / ".lock"):  # is released if its process dies
                 if file.exists():
                     return
                 self._make_room(size)
-                with open(path, "rb") as level, temporary.open("wb") as copy:
-                    shutil.copyfileobj(level, copy)
-                    copy.flush()
+                shutil.copyfile(path, temporary)
+                with temporary.open("rb") as copy:
                     os.fsync(copy.fileno())
                 temporary.replace(file)
         except OSError as error:
@@ -73,22 +70,13 @@ class LevelCache:
             self.max_bytes = -1
 
     def _file(self, key: str) -> Path:
-        return self.folder / (hashlib.sha256(key.encode()).hexdigest() + _SUFFIX)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Excludes other writing processes. The lock of a process that dies is released."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        with os.fdopen(lock, "r+b"):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}.pk3"
 
     def _make_room(self, size: int) -> None:
         """Removes partial files of killed writers, and the least recently used levels until `size` more bytes fit."""
-        for left in self.folder.glob(f"*{_TEMPORARY}"):
+        for left in self.folder.glob("*.tmp"):
             left.unlink()
-        levels = [(file, file.stat()) for file in self.folder.glob(f"*{_SUFFIX}")]
+        levels = [(file, file.stat()) for file in self.folder.glob("*.pk3")]
         total = size + sum(stat.st_size for _, stat in levels)
         for file, stat in sorted(levels, key=lambda level: level[1].st_mtime_ns):
             if total <= self.max_bytes:

@@ -5,6 +5,7 @@ Each kind of environment is one function in `KINDS`.
 
 import ast
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +18,8 @@ from gymnasium.vector import VectorEnv
 from envs import dm, dmlab, gym
 from envs.diagnostic import TASKS
 from envs.dmlab30 import LEVELS, find
-from envs.guard import calling, close
+from envs.guard import EnvironmentFailed, calling, close
+from envs.processes import batch
 from envs.rooms import RoomsConfig, RoomsVectorEnv
 from envs.rooms.config import resolve
 
@@ -34,11 +36,7 @@ class Spec(NamedTuple):
 
 
 def parse_spec(spec: str) -> Spec:
-    """Parses a spec.
-
-    Raises:
-        ValueError: unless it has the form "kind:name,field=value,..." with a known kind and each field once.
-    """
+    """Parses "kind:name,field=value,..."; raises a ValueError for another form, an unknown kind or a field twice."""
     kind, colon, rest = spec.partition(":")
     if not colon or kind not in KINDS:
         raise ValueError(f"environment {spec!r}: expected 'kind:name' with a kind out of: {', '.join(KINDS)}")
@@ -55,10 +53,7 @@ def parse_spec(spec: str) -> Spec:
 
 
 def rooms_config(name: str, overrides: dict[str, str]) -> RoomsConfig:
-    """A variant of the rooms level with some fields replaced.
-
-    Shapes are written as "cube+sphere", colours as "ff0000+00ff00", other values as in Python.
-    """
+    """A variant of the rooms level with some fields replaced; shapes as "cube+sphere", colours as "ff0000+00ff00"."""
     config = resolve(name)
     _check_fields("the rooms level", overrides, [field.name for field in dataclasses.fields(RoomsConfig)])
     changes = _literals(overrides)
@@ -87,16 +82,9 @@ def _literals(overrides: dict[str, str]) -> dict[str, Any]:
 
 def _dmlab(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
     if not name:
-        raise ValueError("expected the name of a level, as in dmlab:rooms_select_nonmatching_object, got none")
-    _check_fields("a level of DeepMind Lab", overrides, list(DMLAB_FIELDS))
-    fields: dict[str, Any] = {}
-    for field, text in overrides.items():
-        kind = DMLAB_FIELDS[field]
-        try:
-            fields[field] = {"True": True, "False": False}[text] if kind is bool else kind(text)
-        except (ValueError, KeyError):
-            raise ValueError(f"dmlab, {field}: expected a value of type {kind.__name__}, got {text!r}") from None
-    return dmlab.make(name, num_envs, **fields)
+        raise ValueError("expected the name of a level, as in dmlab:rooms_select_nonmatching_object")
+    _check_fields("a level of DeepMind Lab", overrides, dmlab.FIELDS)
+    return dmlab.make(name, num_envs, **_literals(overrides))
 
 
 def _diagnostic(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
@@ -106,30 +94,31 @@ def _diagnostic(name: str, overrides: dict[str, str], num_envs: int) -> VectorEn
     return TASKS[name](num_envs, **_literals(overrides))
 
 
-#: Fields of a level of DeepMind Lab: arguments of `envs.dmlab.DMLabEnv` and `make`.
-DMLAB_FIELDS: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("image_height", "image_width", "action_repeat", "stream"), int),
-    **dict.fromkeys(("actions", "dataset", "renderer"), str),
-    **dict.fromkeys(("instruction", "test"), bool),
-    "cache_gigabytes": float,
-}
+def _copies(
+    make_env: Callable[..., Any], name: str, num_envs: int, /, *, processes: int = 0, **fields: Any
+) -> VectorEnv:
+    return batch(functools.partial(make_env, name, **fields), num_envs, processes)
 
-#: Kind -> function (name, overrides, num_envs) -> batch of environments.
+
+#: Kind -> function (name, overrides, num_envs) that makes a batch of environments.
 KINDS: dict[str, Callable[[str, dict[str, str], int], VectorEnv]] = {
     "rooms": lambda name, overrides, num_envs: RoomsVectorEnv(num_envs, rooms_config(name, overrides)),
     "dmlab": _dmlab,
-    "gym": lambda name, overrides, num_envs: gym.make(name, num_envs, **_literals(overrides)),
-    "dm": lambda name, overrides, num_envs: dm.make(name, num_envs, **_literals(overrides)),
+    "gym": lambda name, overrides, num_envs: _copies(gym.make_env, name, num_envs, **_literals(overrides)),
+    "dm": lambda name, overrides, num_envs: _copies(dm.make_env, name, num_envs, **_literals(overrides)),
     "diagnostic": _diagnostic,
 }
 
 
 def make_vector(spec: str, num_envs: int, stream: int | None = None) -> VectorEnv:
-    """A batch of `num_envs` environments, e.g. of "rooms:full", "rooms:small" or "rooms:small,object_scale=2.0".
+    """A batch of `num_envs` environments, e.g. of "rooms:full" or "rooms:small,object_scale=2.0".
 
     All kinds reset as gymnasium's NEXT_STEP and name in `metadata["episode_metrics"]` the counters in their infos.
-    A `stream`, 0 to 2^31 - 1, separates the episodes from those of other streams where seeds (Lab's have 31 bits)
-    cannot.
+
+    Args:
+        spec: of one task.
+        num_envs: N.
+        stream: 0 to 2^31 - 1; separates episodes from those of other streams where seeds (Lab's have 31 bits) cannot.
 
     Raises:
         ValueError: for unknown kinds, names and fields (lists those that exist), and for several tasks.
@@ -161,18 +150,16 @@ def tasks(spec: str) -> tuple[str, ...]:
         else:
             parts[-1] += f",{item}"
     found: list[str] = []
-    for part in parts:
-        kind, name, overrides = parse_spec(part)
-        if (kind, name) == ("dmlab", "dmlab30"):
-            fields = {"instruction": "True"} | overrides
-            found += [str(Spec(kind, level.train, fields)) for level in LEVELS]
-        else:
-            found.append(part)
     seen: list[Spec] = []
-    for task in found:
-        if (parsed := parse_spec(task)) in seen:  # in whatever order its fields are
-            raise ValueError(f"environment {task!r}: expected each task once, got it twice")
-        seen.append(parsed)
+    for part in parts:
+        parsed = parse_spec(part)
+        fields = {"instruction": "True"} | parsed.overrides
+        is_suite = parsed[:2] == ("dmlab", "dmlab30")
+        for task in [Spec("dmlab", level.train, fields) for level in LEVELS] if is_suite else [parsed]:
+            if task in seen:  # in whatever order its fields are
+                raise ValueError(f"environment {str(task)!r}: expected each task once, got it twice")
+            seen.append(task)
+            found.append(str(task) if is_suite else part)
     return tuple(found)
 
 
@@ -220,15 +207,43 @@ def held_out(spec: str) -> str:
     return ",".join(map(str, found))
 
 
-def prepare(spec: str) -> None:
-    """Does once what a machine's first environment costs (compiling, caching), before many processes need it."""
-    for task in tasks(spec):
-        envs = make_vector(task, 1)
+def prepare(spec: str, skip_missing: bool = False) -> str:
+    """Does once what a machine's first environment costs (compiling, caching), before many processes need it.
+
+    Of several tasks it first tries all levels of DeepMind Lab, whose data may be missing. Returns the spec, or with
+    `skip_missing` that of the tasks that can be played.
+
+    Raises:
+        ValueError: as `make_vector`, and naming all levels that cannot be played.
+        EnvironmentFailed: as `make_vector`.
+    """
+    names = tasks(spec)
+    missing: dict[str, str] = {}
+    for task in names:
         try:
-            with calling(task, "in reset"):
-                envs.reset(seed=0)
-            action = np.zeros(1, np.int64)
-            with calling(task, "in step", action):
-                envs.step(action)
-        finally:
-            close(envs, task)
+            _begin(task)
+        except (ValueError, EnvironmentFailed) as error:
+            if len(names) == 1 or not task.startswith("dmlab:"):
+                raise
+            missing[task] = str(error).splitlines()[0]
+    if not missing:
+        return spec
+    if len(missing) == len(names) or not skip_missing:
+        raise ValueError(
+            f"{len(missing)} of {len(names)} levels cannot be played here: {', '.join(missing)}; the first: "
+            f"{next(iter(missing.values()))}; expected their data, or --skip-missing-levels to train on the others"
+        )
+    return ",".join(task for task in names if task not in missing)
+
+
+def _begin(task: str) -> None:
+    """Makes an environment, resets it and steps it once."""
+    envs = make_vector(task, 1)
+    try:
+        with calling(task, "in reset"):
+            envs.reset(seed=0)
+        action = np.zeros(1, np.int64)
+        with calling(task, "in step", action):
+            envs.step(action)
+    finally:
+        close(envs, task)

@@ -62,14 +62,12 @@ def mean_normalised(scores: Mapping[str, float]) -> dict[str, float]:
     for more than 100 (Espeholt et al. 2018, section 5.3). Each mean is over the tasks whose references are known, and
     left out where there are none.
     """
-    human: list[float] = []
-    oracle: list[float] = []
+    scales: dict[str, list[float]] = {"human_normalised": [], "human_normalised_capped": [], "oracle_normalised": []}
     for spec, score in scores.items():
         reference = reference_scores(spec)
-        for best, values in (("human", human), ("oracle", oracle)):
+        for best in ("human", "oracle"):
             top, random = reference[best], reference["random"]
             if top is not None and random is not None:
-                values.append(100.0 * (score - random) / (top - random))
-    capped = [min(value, 100.0) for value in human]
-    scales = {"human_normalised": human, "human_normalised_capped": capped, "oracle_normalised": oracle}
+                scales[f"{best}_normalised"].append(100.0 * (score - random) / (top - random))
+    scales["human_normalised_capped"] = [min(value, 100.0) for value in scales["human_normalised"]]
     return {name: sum(values) / len(values) for name, values in scales.items() if values}

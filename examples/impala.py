@@ -19,8 +19,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from agent import Agent, AgentConfig, Trajectory
-from agent.core import State, detach_state
-from agent.core.matched import matched_cores
+from agent.core import State, detach_state, matched_cores
 from envs import make_vector
 
 

@@ -1,11 +1,21 @@
 """Configurations of learners and of the training of sequence models. Nothing here imports torch."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from agent.fields import Above0, AtLeast0, Checked, Count, Decay, Fraction, Positive, Range, Several, Size
+
+Config = TypeVar("Config")
+
+
+def make_preset(presets: Mapping[str, Callable[[str], Config]], cores: Iterable[str], preset: str, core: str) -> Config:
+    """A preset by name, with a core by name; raises a ValueError that lists the names if there is no such one."""
+    for name, value, known in (("preset", preset, presets), ("core", core, cores)):
+        if value not in known:
+            raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+    return presets[preset](core)
 
 
 @dataclass(frozen=True)
@@ -157,7 +167,7 @@ class SequenceConfig(Checked):
     seed: Count = 0
     """Seed of weights and dropout."""
     learners: Several = 1
-    """Learners that share each batch, one a GPU, placed by Ray Train; 1 learns in the program's own process."""
+    """Learners that share each batch, one a GPU or CPU, on Ray; 1 learns in the program's own process."""
     reset_at_starts: bool = False
     """Reset the memory where a document or a file starts; the paper does not."""
     log_every: Positive = 20

@@ -1,80 +1,50 @@
-"""Files, JSON and names of URLs. Files lie in folders that others may have prepared: only regular files are opened.
-
-Devices, FIFOs, folders and symbolic links are refused by name. Files are replaced as a whole.
-"""
+"""Files, JSON and URLs. Folders may be prepared by others: only regular files are opened, and replaced as a whole."""
 
 import errno
+import importlib
 import json
-import math
 import os
 import re
+import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 JSON_BYTES = 64 << 20
 """Larger JSON files are not read; the largest that is written, a vocabulary, has some megabytes."""
-_KINDS = {
-    stat.S_IFLNK: "a symbolic link",
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-_JSON_TYPES = {
-    int: "a whole number of 0 or more",
-    float: "a number",
-    str: "a text",
-    bool: "true or false",
-    dict: "an object",
-    list: "a list",
-}
-"""Names of JSON's types in errors."""
-
-
-def open_regular(path: Path, flags: int = os.O_RDONLY | os.O_NOFOLLOW, folder: int | None = None) -> int:
-    """Opens a regular file as `os.open` does, without waiting for the other end of a FIFO; returns a descriptor.
-
-    Args:
-        path: the file, relative to `folder` if that is given.
-        flags: flags of `os.open`.
-        folder: descriptor of a folder.
-
-    Raises:
-        OSError: if the path is not a regular file, or cannot be opened.
-    """
-    try:
-        file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise _irregular(path, stat.S_IFLNK) from error
-        raise
-    mode = os.fstat(file).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(file)
-        raise _irregular(path, mode)
-    return file
+_KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+_TYPES = {int: "a whole number of 0 or more", float: "a number", str: "a text", dict: "an object", list: "a list"}
 
 
 def require_output(path: Path) -> None:
-    """Raises an OSError if the path exists and is not a regular file, so that it must not be replaced."""
-    try:
+    """Raises an OSError if the path exists and is not a regular file."""
+    with suppress(FileNotFoundError):
         mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISREG(mode):
-        raise _irregular(path, mode)
+        if not stat.S_ISREG(mode):
+            found = _KINDS.get(stat.S_IFMT(mode), "a device")
+            raise OSError(errno.EINVAL, f"expected a regular file, got {found}", str(path))
 
 
-def _irregular(path: Path, mode: int) -> OSError:
-    found = _KINDS.get(stat.S_IFMT(mode), "something else")
-    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-    return OSError(number, f"expected a regular file, got {found}", str(path))
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Opens a regular file as `os.open` does, and returns a descriptor; raises an OSError for what is not one."""
+    require_output(path)
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The content of a regular file; raises a ValueError, before reading, if it has more than `most` bytes."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        require_size(path.name, size := os.fstat(file.fileno()).st_size, most)
+        return file.read(size)
+
+
+def require_size(file: str, size: int, most: int) -> None:
+    """Raises a ValueError if a file has more than `most` bytes."""
+    if size > most:
+        raise ValueError(f"{file} has {size} bytes, expected at most {most}")
 
 
 @contextmanager
@@ -88,13 +58,32 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         temporary.unlink(missing_ok=True)  # left by a killed process, or a link that another program placed there
-        os.close(open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        temporary.touch(exist_ok=False)
         yield temporary
         flush(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     flush(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yields a new, empty folder. After the block it is renamed to `path`, unless the block raised."""
+    temporary = temporary_name(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+        flush(temporary)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    flush(path.parent)
+
+
+def temporary_name(path: Path) -> Path:
+    """An unused name beside a path."""
+    return path.with_name(f"{path.name}-{secrets.token_hex(4)}.tmp")
 
 
 def flush(path: Path) -> None:
@@ -104,14 +93,6 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def write_and_flush(path: Path, data: bytes) -> None:
-    """Writes a new file and waits until it is on the disk."""
-    with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def remove(path: Path) -> None:
@@ -130,30 +111,17 @@ def read_json(path: Path) -> Any:
         ValueError: if it cannot be read, is not JSON, or is larger than `JSON_BYTES`; names the file.
     """
     try:
-        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
-            data = file.read(JSON_BYTES + 1)
-        if len(data) > JSON_BYTES:
-            raise ValueError(f"more than {JSON_BYTES} bytes")
-        return json.loads(data)
+        return json.loads(read_regular(path, JSON_BYTES))
     except FileNotFoundError:
         raise
-    except RecursionError as error:
-        raise ValueError(f"{path}: expected JSON, got a value that is nested too deeply") from error
-    except (ValueError, OSError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected JSON, got: {error}") from error
 
 
 def format_json(value: Any, **options: Any) -> str:
     """A value as JSON, with null for numbers that are not finite, which JSON cannot express."""
-
-    def finite(node: Any) -> Any:
-        if isinstance(node, dict):
-            return {key: finite(value) for key, value in node.items()}
-        if isinstance(node, list | tuple):
-            return [finite(value) for value in node]
-        return None if isinstance(node, float) and not math.isfinite(node) else node
-
-    return json.dumps(finite(value), allow_nan=False, **options)
+    finite = json.loads(json.dumps(value), parse_constant=lambda number: None)
+    return json.dumps(finite, **options)
 
 
 def write_json(path: Path | str, value: Any) -> None:
@@ -168,16 +136,11 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def require_schema(value: Any, schema: Any, where: str) -> None:
-    """Checks a value that was read as JSON.
+    """Raises a ValueError, which names the wrong part, if a value that was read as JSON is not as expected.
 
-    Args:
-        value: the value.
-        schema: a type (int means 0 to 2^63 - 1, float any number, object anything); a dict of the schemas of required
-            keys (more keys are allowed); {str: schema} for objects, or [schema] for lists, of such values.
-        where: name of the value in errors.
-
-    Raises:
-        ValueError: says which value was expected to be what, and what it is.
+    A schema is a type (int means 0 to 2^63 - 1, float any number, object anything); a dict of the schemas of required
+    keys (more keys are allowed); or {str: schema} for objects, [schema] for lists, of such values. `where` is the name
+    of the value in errors.
     """
     kind: Any = schema if isinstance(schema, type) else type(schema)
     if kind is int:
@@ -187,7 +150,7 @@ def require_schema(value: Any, schema: Any, where: str) -> None:
     else:
         fits = isinstance(value, kind)
     if not fits:
-        raise ValueError(f"{where}: expected {_JSON_TYPES[kind]}, got {abbreviate(value)}")
+        raise ValueError(f"{where}: expected {_TYPES[kind]}, got {abbreviate(value)}")
     if isinstance(schema, list):
         for index, item in enumerate(value):
             require_schema(item, schema[0], f"{where}: {index}")
@@ -200,17 +163,13 @@ def require_schema(value: Any, schema: Any, where: str) -> None:
             require_schema(value[name], part, f"{where}: {name}")
 
 
-def abbreviate(value: Any, length: int = 120) -> str:
-    """The `repr` of a value, cut to a length that fits an error message, without passwords of URLs."""
+def abbreviate(value: Any) -> str:
+    """The `repr` of a value, cut to the length of an error message, without passwords of URLs."""
     try:
-        return shorten_text(redact(repr(value)), length)
+        text = redact(repr(value))
     except RecursionError:
         return "a value that is nested too deeply"
-
-
-def shorten_text(text: str, length: int) -> str:
-    """A text, cut to a length."""
-    return text if len(text) <= length else f"{text[: length - 4]} ..."
+    return text if len(text) <= 120 else f"{text[:116]} ..."
 
 
 def is_url(run: Path | str) -> bool:
@@ -243,22 +202,22 @@ def cache_folder(kind: str) -> Path:
 def build_once(target: Path, build: Callable[[Path], None]) -> None:
     """Creates a folder, whole or not at all, unless it exists. Several processes may do so at once.
 
-    Args:
-        target: the folder.
-        build: writes the content into the empty folder that it is called with.
-
-    Raises:
-        OSError: if the folder cannot be written; also what `build` raises.
+    `build` writes the content into the empty folder that it is called with.
     """
     if target.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-", suffix=".tmp"))
     try:
-        build(temporary)
-        temporary.rename(target)
+        with new_folder(target) as folder:
+            build(folder)
     except Exception:
         if not target.exists():  # else another process was faster
             raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def import_extra(package: str, extra: str, purpose: str) -> Any:
+    """A package of one of the project's extras. Raises an ImportError that says how to install it, and for what."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ImportError(f"{purpose} needs the extra `{extra}`: pip install -e '.[{extra}]'") from error

@@ -1,11 +1,10 @@
 """Several learners on a Ray cluster that share each batch by rows and appear as one learner.
 
-Their owner keeps a copy of the learner: its weights and counters are updated after every update, its optimizer at every
-checkpoint. When a learner dies, all are restarted from that copy, or from the state of a survivor. Ray is started and
-stopped by the commands. `communicator` explains what NCCL cannot do when a learner is lost.
+Their owner keeps a copy of the learner: an agent's weights and all counters are updated after every update, the rest at
+every checkpoint. When a learner dies, all are restarted from that copy, or from the state of a survivor. Ray is started
+and stopped by the commands. `communicator` explains what NCCL cannot do when a learner is lost.
 """
 
-import dataclasses
 import logging
 import os
 import threading
@@ -22,16 +21,19 @@ import torch.distributed as dist
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from torch import Tensor, nn
+from torch import Tensor
 
 from agent.core.state import index_state, map_state
 from agent.trajectory import Trajectory, validate
 from learner.communicator import Communicator
-from learner.config import LearnerConfig
 from learner.errors import LearnersLost, PeerLost
 from learner.learner import Learner
+from learner.sequence_learner import SequenceLearner
 
 logger = logging.getLogger(__name__)
+
+MakeReplica = Callable[[Communicator, str], Learner | SequenceLearner]
+"""Makes the learner of a process from its communicator and its device."""
 
 MAX_FAILURES = 5
 """Failures in a row without an update after which the run stops, because that is a bug."""
@@ -69,48 +71,54 @@ class RemoteLearner:
         self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self.timeout)
         return host, self.store.port
 
-    def join(self, address: tuple[str, int], learner: tuple[nn.Module, LearnerConfig, int, dict[str, Any]]) -> None:
-        """Joins the process group and makes a learner from agent, config, total steps and state."""
-        agent, config, total_steps, state = learner
+    def join(self, address: tuple[str, int], device: str, begin: tuple[MakeReplica, dict[str, Any]]) -> None:
+        """Joins the process group and makes a learner with a state."""
+        make, state = begin
         try:
             store = dist.TCPStore(*address, is_master=False, timeout=self.timeout)
-            backend = "nccl" if config.device == "cuda" else "gloo"
+            backend = "nccl" if device == "cuda" else "gloo"
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=self.timeout)
         except RuntimeError as error:
             raise PeerLost(str(error)) from error
-        self.learner = Learner(agent, config, total_steps, Communicator(dist.group.WORLD))
+        self.learner = make(Communicator(dist.group.WORLD), device)
         self.learner.load_state_dict(state)
 
-    def update(self, shard: Trajectory) -> tuple[dict[str, float], int, dict[str, np.ndarray]]:
-        """Learns; returns metrics, agent steps so far and the weights (of the first learner only)."""
-        copy = map_state(
-            lambda leaf: torch.from_numpy(leaf.copy()), shard
-        )  # arrays from the object store are read-only
-        self.metrics = self.learner.update(copy)
-        weights = self.learner.weights() if self.rank == 0 else {}
-        return self.metrics, self.learner.steps, {name: weight.numpy() for name, weight in weights.items()}
+    def update(self, *shard: Trajectory) -> tuple[dict[str, float], dict[str, int], dict[str, np.ndarray]]:
+        """Learns; returns metrics, counters, and the weights if they are wanted after every update."""
+        # Copies, because arrays from the object store are read-only.
+        self.metrics = self.learner.update(*map_state(lambda leaf: torch.from_numpy(leaf.copy()), shard))
+        weights = self.learner.weights() if self.rank == 0 and isinstance(self.learner, Learner) else {}
+        return self.metrics, self.learner.counters, {name: weight.numpy() for name, weight in weights.items()}
 
-    def state_dict(self) -> tuple[dict[str, Any], dict[str, float]]:
-        """`Learner.state_dict`, and the metrics of the last update."""
-        return self.learner.state_dict(), self.metrics
+    def state_dict(self, send: bool = True) -> tuple[dict[str, Any], dict[str, float]]:
+        """The learner's `state_dict`, which may be a collective, and the metrics of the last update."""
+        state = self.learner.state_dict()
+        return state if send else {}, self.metrics
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        """The result of a function of the learner."""
+        return function(self.learner)
 
 
 class LearnerGroup:
     """Several learners, each in its own process with its rows of every batch, that act as one; a context manager.
 
-    When one dies, all are restarted from the state of a survivor, and the update in progress is done exactly once, so
-    that the result does not change. Without a survivor, the weights are those of the last update and the optimizer is
-    that of the last `state_dict`. With NCCL (on GPUs) there may be no survivor, because the others block.
+    When one dies, all are restarted. Learners of agents each have the whole state: they resume from that of a survivor,
+    and the update in progress is done exactly once, so that the result does not change. Without a survivor (with NCCL,
+    on GPUs, the others block) the weights are those of the last update and the optimizer is that of the last
+    `state_dict`. Learners of sequence models have the memory of their rows only, which is lost with them: the updates
+    since the last `state_dict` are repeated.
 
     Args:
         learner: on the CPU, with the initial state; the copy that is described above.
+        make: makes the learner of a process from its communicator and device, which is cpu or cuda.
         size: number of learners.
         device: auto (GPUs if the cluster has any), cpu, or cuda, which is one GPU each.
         seed: of their random numbers (dropout), which differ by learner and restart.
         placement: pack, spread, strict_pack or strict_spread: the strategy of Ray's placement group.
         labels: labels that a learner's node must have.
-        check: called several times a second while the group waits for resources or for learners to join; its exceptions
-            end the wait, and the `with` statement.
+        check: called several times a second while the group waits for resources or for learners; its exceptions end
+            the wait.
 
     Raises:
         ValueError: if the cluster has fewer GPUs than learners, unless it has none and `device` is auto.
@@ -122,7 +130,8 @@ class LearnerGroup:
 
     def __init__(
         self,
-        learner: Learner,
+        learner: Learner | SequenceLearner,
+        make: MakeReplica,
         size: int,
         device: str = "auto",
         seed: int = 0,
@@ -130,7 +139,7 @@ class LearnerGroup:
         labels: dict[str, str] | None = None,
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        self.learner, self.size, self.seed = learner, size, seed
+        self.learner, self.make, self.size, self.seed = learner, make, size, seed
         self.device, self.resources = _place(device, size)
         self.strategy, self.labels, self.check = placement.upper(), labels or {}, check
         self.restarts = self.failures = 0
@@ -138,7 +147,8 @@ class LearnerGroup:
         self.placement: PlacementGroup | None = None
         self.members: list[Any] = []
         self.joined = False
-        self.optimizer_version = learner.version
+        self.reached = self.saved_version = learner.version
+        self.saved_counters = learner.counters
         self.metrics: dict[str, float] = {}
 
     @property
@@ -146,57 +156,66 @@ class LearnerGroup:
         """Number of updates."""
         return self.learner.version
 
-    @property
-    def steps(self) -> int:
-        """Agent steps learned from."""
-        return self.learner.steps
-
-    def update(self, trajectory: Trajectory) -> dict[str, float]:
-        """Learns from one batch; see `Learner.update`.
+    def update(self, *batch: Trajectory) -> dict[str, float]:
+        """Learns from a batch or, without one, from the learners' own sources; see their `update`.
 
         Raises:
-            ValueError: if the rows cannot be divided equally.
+            ValueError: if the rows of the batch cannot be divided equally.
         """
-        rows, _ = validate(trajectory)
-        if rows % self.size:
-            raise ValueError(f"trajectory: expected rows divisible by {self.size} learners, got {rows}")
-        arrays, share = map_state(lambda leaf: leaf.cpu().numpy(), trajectory), rows // self.size
-        shards = [index_state(arrays, slice(begin, begin + share)) for begin in range(0, rows, share)]
-        before = self.version
-        while self.version == before:
+        self._update_until(self.reached + 1, _divide(batch, self.size))
+        return self.metrics
+
+    def _update_until(self, version: int, shards: list[tuple[Trajectory, ...]]) -> None:
+        while self.version < version:
+            self.check()
             try:
-                if not self.joined:
-                    self._join()
-                results = _results([member.update.remote(shard) for member, shard in zip(self.members, shards)])
+                self._join()
+                requests = [member.update.remote(*shard) for member, shard in zip(self.members, shards)]
+                self.metrics, counters, weights = _results(requests)[0]
             except PeerLost as error:
                 self._lose(error)  # raises the version if a survivor has done the update
                 continue
-            self.metrics, self.learner.steps, weights = results[0]
-            self.learner.version += 1
-            self.learner.agent.load_state_dict({name: torch.from_numpy(part.copy()) for name, part in weights.items()})
-        self.failures = 0
-        return self.metrics
+            self._count(counters)
+            if isinstance(self.learner, Learner):
+                new = {name: torch.from_numpy(weight.copy()) for name, weight in weights.items()}
+                self.learner.agent.load_state_dict(new)
+            self.failures = 0
+        self.reached = self.version
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        """The result of `function(learner)` in the process of the first learner, after all updates."""
+        while True:
+            self._update_until(self.reached, [()] * self.size)  # of sequence models, after a loss
+            try:
+                self._join()
+                return _results([self.members[0].call.remote(function)], self.check)[0]
+            except PeerLost as error:
+                self._lose(error)
 
     def weights(self) -> dict[str, Tensor]:
-        """See `Learner.weights`."""
+        """See `Learner.weights`; those of a sequence model are as old as the last `state_dict`."""
         return self.learner.weights()
 
     def state_dict(self) -> dict[str, Any]:
         """See `Learner.state_dict`. Lost learners are not restarted for it."""
-        if self.joined and self.optimizer_version != self.version:
+        if self.joined and self.saved_version != self.version:
             try:
-                ((state, _),) = _results([self.members[0].state_dict.remote()])
-                self._load(state)
+                requests = [member.state_dict.remote(rank == 0) for rank, member in enumerate(self.members)]
+                self._load(_results(requests)[0][0])
             except PeerLost as error:
                 self._lose(error)
         return self.learner.state_dict()
 
     def _load(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state)
-        self.optimizer_version = self.version
+        self.saved_version, self.saved_counters = self.version, self.learner.counters
+
+    def _count(self, counters: dict[str, int]) -> None:
+        for name, value in counters.items():
+            setattr(self.learner, name, value)
 
     def _lose(self, error: PeerLost) -> None:
-        """Loads the state of a survivor and ends all learners; the next update restarts them."""
+        """Loads the state of a survivor, or of the last `state_dict`, and ends all learners; `update` restarts them."""
         now = time.monotonic()
         self.failures += 1
         self.failing_since = now if self.failures == 1 else self.failing_since
@@ -205,9 +224,11 @@ class LearnerGroup:
             times = f"{self.failures} times in a row without an update"
             raise LearnersLost(f"learners were lost {times}: {error}") from error
         self.start_at = now + min(2.0**self.failures, LONGEST_PAUSE) if short_of_memory else now
-        if self.joined:
+        if not isinstance(self.learner, Learner):
+            self._count(self.saved_counters)
+        elif self.joined:
             self._load_survivor()
-        optimizer = "" if self.optimizer_version == self.version else f", optimizer {self.optimizer_version}"
+        optimizer = "" if self.saved_version == self.version else f", optimizer {self.saved_version}"
         logger.warning("%s; all learners are restarted at version %d%s", error, self.version, optimizer)
         self.restarts += 1
         self._stop()
@@ -248,12 +269,14 @@ class LearnerGroup:
             self.members.append(member)
 
     def _join(self) -> None:
+        """Makes the learners, unless that is done."""
+        if self.joined:
+            return
         if not self.members:
             self._start()
         address = _results([self.members[0].listen.remote()], self.check)[0]
-        config = dataclasses.replace(self.learner.config, device=self.device)
-        begin = ray.put((self.learner.agent, config, self.learner.total_steps, self.learner.state_dict()))
-        _results([member.join.remote(address, begin) for member in self.members], self.check)
+        begin = ray.put((self.make, self.learner.state_dict()))
+        _results([member.join.remote(address, self.device, begin) for member in self.members], self.check)
         self.joined = True
 
     def _stop(self) -> None:
@@ -278,6 +301,17 @@ class LearnerGroup:
             remove = threading.Thread(target=remove_placement_group, args=(self.placement,), daemon=True)
             remove.start()
             remove.join(GRACE_SECONDS / 2)
+
+
+def _divide(batch: tuple[Trajectory, ...], size: int) -> list[tuple[Trajectory, ...]]:
+    """The arguments of each learner's update: its rows of the batch, in numpy arrays."""
+    if not batch:
+        return [()] * size
+    rows, _ = validate(batch[0])
+    if rows % size:
+        raise ValueError(f"trajectory: expected rows divisible by {size} learners, got {rows}")
+    arrays, share = map_state(lambda leaf: leaf.cpu().numpy(), batch[0]), rows // size
+    return [(index_state(arrays, slice(begin, begin + share)),) for begin in range(0, rows, share)]
 
 
 def _place(device: str, size: int) -> tuple[str, dict[str, float]]:

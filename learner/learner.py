@@ -3,7 +3,9 @@
 Several learners that share each batch are connected by `communicator` and placed on a cluster by `group`.
 """
 
+import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -104,14 +106,22 @@ class Learner:
         self.steps += round(metrics.pop("steps"))
         return metrics | {"policy_lag/max": float(lag)} | schedules
 
+    @property
+    def counters(self) -> dict[str, int]:
+        """What the learner counts, by attribute."""
+        return {"version": self.version, "steps": self.steps}
+
+    def replicate(self) -> Callable[[Communicator, str], "Learner"]:
+        """A function, which can be pickled, that makes this learner anew for a communicator and a device."""
+        return functools.partial(_replica, self.agent, self.config, self.total_steps)
+
     def weights(self) -> dict[str, Tensor]:
         """Copies of the agent's parameters and buffers on the CPU, by name."""
         return weights_to_cpu(self.agent)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to resume exactly: copies, on the CPU, of weights and optimizer state, and the counters."""
-        optimizer = self._optimization.state_dict()
-        return {"weights": self.weights(), "optimizer": optimizer, "version": self.version, "steps": self.steps}
+        return {"weights": self.weights(), "optimizer": self._optimization.state_dict(), **self.counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state that `state_dict` returned. Configuration (hyper-parameters of the optimizer included) and
@@ -199,6 +209,10 @@ class Learner:
         totals = self._comm.sum(torch.stack(counts)).tolist()
         names = list_names(name for name, total in zip(trajectory._fields, totals) if total)
         return f"; fields of the trajectory that are not finite: {names}"
+
+
+def _replica(agent: nn.Module, config: LearnerConfig, total_steps: int, comm: Communicator, device: str) -> Learner:
+    return Learner(agent, dataclasses.replace(config, device=device), total_steps, comm)
 
 
 def resolve_device(device: str) -> torch.device:

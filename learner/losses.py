@@ -44,16 +44,12 @@ def reduce(values: Tensor, mask: Tensor, reduction: Reduction) -> Tensor:
     """Reduces values [B, T] where `mask` [B, T] is true: "sum", as IMPALA, or "mean" (0 if the mask is all false).
 
     Raises:
-        ValueError: if the shapes differ, `mask` is not boolean or the reduction is unknown.
+        ValueError: if the shapes differ or `mask` is not boolean.
     """
     if values.shape != mask.shape or mask.dtype != torch.bool:
         raise ValueError(f"mask: expected torch.bool {list(values.shape)}, got {mask.dtype} {list(mask.shape)}")
-    total = torch.where(mask, values, torch.zeros_like(values)).sum()
-    if reduction == "sum":
-        return total
-    if reduction == "mean":
-        return total / mask.sum().clamp(min=1)
-    raise ValueError(f"reduction: expected 'sum' or 'mean', got {reduction!r}")
+    total = torch.where(mask, values, 0.0).sum()
+    return total if reduction == "sum" else total / mask.sum().clamp(min=1)
 
 
 def policy_gradient_loss(

@@ -1,4 +1,4 @@
-"""What every kind of sequence (modality) shares: fields of its configuration, data that are prepared once, batches.
+"""What every kind of sequence (modality) shares: data that are prepared once, batches, and tables of its measures.
 
 A modality is a subclass of `SequenceConfig` and one of `Modality`, as in `text` and `speech`. Its training is in
 `training.sequence`.
@@ -73,25 +73,18 @@ class Modality(ABC):
         """Metrics of the model during training, named valid/...; "valid/nll" is in nats a token."""
 
     @abstractmethod
-    def evaluate(self, model: SequenceModel, options: Any, count: Counting = quiet) -> Iterator[dict[str, Any]]:
+    def evaluate(self, model: SequenceModel, options: Any = None, count: Counting = quiet) -> Iterator[dict[str, Any]]:
         """Measures a model on a split and yields the results for JSON, part by part; each part has other keys.
 
         Args:
             model: may be changed by the last part.
-            options: what to measure; a dataclass of the modality with `split`, the name of the split.
+            options: what to measure; a dataclass of the modality with `split`, the name of the split. None for the
+                evaluation at the end of the training.
             count: shows the progress.
 
         Raises:
             ValueError: if an option is impossible for the model.
         """
-
-    @abstractmethod
-    def final_options(self) -> Any:
-        """The options of the evaluation at the end of the training."""
-
-    @abstractmethod
-    def tables(self, part: dict[str, Any]) -> Iterator[Table]:
-        """A part of an evaluation as tables."""
 
     @abstractmethod
     def unit(self, nll: float) -> str:
@@ -100,6 +93,15 @@ class Modality(ABC):
     def finish(self, model: SequenceModel, run: Path, step: int, count: Counting = quiet) -> dict[str, Any]:
         """What the evaluation at the end has beside `evaluate`; may write to the run's folder."""
         return {}
+
+    def tables(self, part: dict[str, Any]) -> Iterator[Table]:
+        """A part of an evaluation as tables: one of its plain values, and one of each collection, by their names."""
+        plain = {name: value for name, value in part.items() if not isinstance(value, list | dict)}
+        for name, found in {"measure": plain, **part}.items():
+            if rows := _rows(name, found):
+                first, *others = (column.replace("_", " ") for column in rows[0])
+                header = (first if first == name else f"{name}: {first}", *others)
+                yield [header, *(tuple(map(_cell, row.values())) for row in rows)]
 
     def source(self, rank: int = 0, size: int = 1) -> Streams:
         """Batches of the training split: the rows of learner number `rank` out of `size`.
@@ -118,11 +120,7 @@ class Modality(ABC):
     ) -> Iterator[Batch]:
         """One pass over a split or a part of it, with progress; see `learner.streams.one_pass`.
 
-        Args:
-            part: has `tokens` and `starts`.
-            rows: contiguous parts that are read side by side.
-            count, activity: how the progress is shown.
-            steps: tokens of a batch; by default those of the training.
+        A batch has as many `steps` as in training, if none are given.
         """
         done, steps = 0, steps or self.config.learner.sequence_length
         with count(activity, len(part.tokens) - 1, "tokens") as show:
@@ -133,3 +131,23 @@ class Modality(ABC):
 
     def _starts(self, part: Any) -> Any:
         return part.starts if self.config.reset_at_starts else None
+
+
+def _rows(name: str, found: Any) -> list[dict[str, Any]]:
+    """The rows of a collection: a list of rows, or an object of rows, of columns or of values."""
+    if isinstance(found, list):
+        return found
+    if not isinstance(found, dict) or not found:
+        return []
+    first = next(iter(found.values()))
+    if isinstance(first, list):
+        return [dict(zip(found, row)) for row in zip(*found.values())]
+    return [{name: key, **(row if isinstance(first, dict) else {"value": row})} for key, row in found.items()]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    if type(value) is int:
+        return f"{value:,}"
+    return "-" if value is None else str(value)

@@ -3,7 +3,6 @@
 The memory reads the whole prompts; each drawn token is then one call with T = 1.
 """
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -22,6 +21,7 @@ def nucleus(log_probs: Tensor, top_p: float) -> Tensor:
     return torch.empty_like(log_probs).scatter(-1, index, ordered.masked_fill(before > top_p, -torch.inf))
 
 
+@torch.no_grad()
 def sample(
     model: SequenceModel,
     prompts: Tensor,
@@ -41,25 +41,7 @@ def sample(
         top_p: probability of the nucleus; 1 for all tokens (the paper's text samples have 0.98).
         seed: seed of the draws.
         chunk: tokens of the prompts in one call.
-
-    Raises:
-        ValueError: if an argument is impossible.
     """
-    if prompts.ndim != 2 or not prompts.numel():
-        raise ValueError(f"prompts: expected [B >= 1, P >= 1], got {list(prompts.shape)}")
-    if length < 1:
-        raise ValueError(f"length: expected 1 or more, got {length}")
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature: expected 0 or more, got {temperature}")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p: expected 0 < top_p <= 1, got {top_p}")
-    return _sample(model, prompts, length, temperature, top_p, seed, chunk)
-
-
-@torch.no_grad()
-def _sample(
-    model: SequenceModel, prompts: Tensor, length: int, temperature: float, top_p: float, seed: int, chunk: int
-) -> Iterator[Tensor]:
     model.eval()
     generator = torch.Generator().manual_seed(seed)
     state = model.core.with_cache(model.initial_state(len(prompts)))

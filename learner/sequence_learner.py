@@ -5,22 +5,23 @@ learners share batches through `communicator`.
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from agent.core import State, concatenate_states, detach_state, index_state, map_state, restore_state, state_to
-from agent.language_model import IGNORE, SequenceModel
+from agent.language_model import IGNORE, SequenceModel, SequenceOutput
 from learner.communicator import Communicator
 from learner.config import SequenceLearnerConfig
 from learner.learner import resolve_device
 from learner.losses import reduce_losses
 from learner.optimization import Optimization, copy_to_cpu, weights_to_cpu
-from learner.streams import Batch, Source
+from learner.streams import Batch, Streams
 
 
 class SequenceLearner:
@@ -45,7 +46,7 @@ class SequenceLearner:
     """
 
     def __init__(
-        self, model: SequenceModel, source: Source, config: SequenceLearnerConfig, comm: Communicator | None = None
+        self, model: SequenceModel, source: Streams, config: SequenceLearnerConfig, comm: Communicator | None = None
     ) -> None:
         self.config, self.source = config, source
         self.comm = comm or Communicator()
@@ -122,14 +123,26 @@ class SequenceLearner:
         """Everything needed to resume exactly: copies, on the CPU, of weights, optimizer state and the memory of all
         rows; the source's state and the counters. All learners that share batches must call it together."""
         return {
-            "weights": weights_to_cpu(self.model),
+            "weights": self.weights(),
             "optimizer": self._optimization.state_dict(),
             "memory": map_state(lambda leaf: copy_to_cpu(self.comm.gather(leaf)), self.state),
             "source": self.source.state_dict(),
-            "step": self.step,
-            "updates": self.updates,
-            "tokens": self.tokens,
+            **self.counters,
         }
+
+    @property
+    def version(self) -> int:
+        """Number of updates, which is the version of the weights."""
+        return self.updates
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What the learner counts, by attribute."""
+        return {"step": self.step, "updates": self.updates, "tokens": self.tokens}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of the model's parameters and buffers on the CPU, by name."""
+        return weights_to_cpu(self.model)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state that `state_dict` returned. The number of learners and the options may differ.
@@ -143,7 +156,7 @@ class SequenceLearner:
         self._optimization.load_state_dict(state["optimizer"])
         own = slice(self.comm.rank * self.rows, (self.comm.rank + 1) * self.rows)
         self.state = state_to(map_state(lambda leaf: leaf[own].clone(), memory), self.device)
-        self.step, self.updates, self.tokens = (int(state[name]) for name in ("step", "updates", "tokens"))
+        self.step, self.updates, self.tokens = (int(state[name]) for name in self.counters)
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
@@ -151,24 +164,46 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
     return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
-def score(model: SequenceModel, batches: Iterable[Batch], precision: str = "float32") -> Iterator[tuple[Batch, Tensor]]:
-    """Yields every batch with the negative log-likelihoods [B, T] of its targets, in nats; memory is kept between them.
+def predict(
+    model: SequenceModel,
+    batches: Iterable[Batch],
+    precision: str = "float32",
+    cached: bool = True,
+    gradients: bool = False,
+    return_attention: bool = False,
+) -> Iterator[tuple[Batch, SequenceOutput]]:
+    """Yields every batch with the model's output, without dropout; memory is kept between batches.
 
-    Without dropout and gradients; keys and values of memory are projected once per segment.
+    Args:
+        model, batches: see `streams.one_pass`.
+        precision: of matrix products.
+        cached: project keys and values of memory once per segment; false if weights change between batches.
+        gradients: with them the core computes its own losses, too.
+        return_attention: see `SequenceModel.forward`.
     """
     device, state, was_training = next(model.parameters()).device, None, model.training
-    model.eval()
     try:
         for batch in batches:
-            with torch.no_grad(), autocast(device, precision):
-                moved = state_to(batch, device)
+            model.eval()
+            tokens, targets, reset = state_to(batch, device)
+            with torch.set_grad_enabled(gradients), autocast(device, precision):
                 if state is None:
-                    state = model.core.with_cache(model.initial_state(len(moved.tokens)))
-                output = model(moved.tokens, moved.reset, state, moved.targets)
-            state = output.state
-            yield batch, output.nll.cpu()
+                    state = model.initial_state(len(tokens))
+                    state = model.core.with_cache(state) if cached else state
+                output = model(tokens, reset, state, targets, return_attention)
+            state = detach_state(output.state) if gradients else output.state
+            yield batch, output
     finally:
         model.train(was_training)
+
+
+def score(
+    model: SequenceModel, batches: Iterable[Batch], precision: str = "float32", cached: bool = True
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Yields every batch with the negative log-likelihoods [B, T] of its targets, in nats; see `predict`."""
+    for batch, output in predict(model, batches, precision, cached):
+        assert output.nll is not None
+        yield batch, output.nll.cpu()
 
 
 @dataclass(frozen=True)
@@ -191,3 +226,26 @@ def evaluate(model: SequenceModel, batches: Iterable[Batch], precision: str = "f
         total += float(nll.double().sum())
         count += int((batch.targets != IGNORE).sum())
     return Total(total, count)
+
+
+def evaluate_by(
+    model: SequenceModel,
+    batches: Iterable[Batch],
+    group: Callable[[Batch], np.ndarray],
+    groups: int,
+    precision: str = "float32",
+) -> tuple[np.ndarray, np.ndarray]:
+    """The loss by groups of targets: its sums in nats [groups] float64, and the numbers of targets [groups].
+
+    Args:
+        model, batches, precision: see `predict`.
+        group: gives the group of each target of a batch, [B, T].
+        groups: their number.
+    """
+    losses, counts = np.zeros(groups), np.zeros(groups, np.int64)
+    for batch, nll in score(model, batches, precision):
+        kept = (batch.targets != IGNORE).numpy()
+        index = group(batch)[kept]
+        losses += np.bincount(index, nll.double().numpy()[kept], groups)
+        counts += np.bincount(index, minlength=groups)
+    return losses, counts

@@ -3,8 +3,8 @@
 import base64
 import hashlib
 import json
-import logging
 import math
+import os
 import random
 import re
 import time
@@ -17,58 +17,45 @@ from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as format_safetensors
 from torch import Tensor
 
-from learner.files import abbreviate, require_schema
-
-logger = logging.getLogger(__name__)
+from learner.files import JSON_BYTES, abbreviate, require_schema
+from learner.storage import MANIFEST
 
 FORMAT = 2
 """Version of the manifest. Format 1, of version 0.1, differs in the names that `_upgrade` replaces."""
-MANIFEST = "state.json"
-_PART = r"[A-Za-z0-9_-]{1,200}"
+_SCHEMA = {"step": int, "time": float, "files": {str: {"size": int, "sha256": str}}, "state": dict}
 
 
 def serialize(step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """Checks the arguments of `Checkpoints.save`; returns names and bytes of the files, the manifest last."""
-    if step < 0:
-        raise ValueError(f"step: expected at least 0, got {step}")
-    for part in parts:
-        if not re.fullmatch(_PART, part):
-            raise ValueError(f"parts: expected names of letters, digits, '_' and '-', got {part!r}")
-    json.dumps(state, allow_nan=False)
-
-    def files() -> Iterator[tuple[str, bytes]]:
-        entries = {}
-        for part, tensors in parts.items():
-            # Copies, because safetensors refuses tensors that share memory.
-            copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-            data = format_safetensors(copies)
-            entries[f"{part}.safetensors"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            yield f"{part}.safetensors", data
-        content = {"format": FORMAT, "step": step, "time": time.time(), "files": entries, "state": state}
-        yield MANIFEST, json.dumps({**content, "sha256": digest(content)}, indent=1).encode()
-
-    return files()
+    """Names and bytes of a checkpoint's files, the manifest last; see `learner.checkpoints.save`."""
+    files = {}
+    for part, tensors in parts.items():
+        # Copies, because safetensors refuses tensors that share memory.
+        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        data = format_safetensors(copies)
+        files[f"{part}.safetensors"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        yield f"{part}.safetensors", data
+    content = {"format": FORMAT, "step": step, "time": time.time(), "files": files, "state": state}
+    yield MANIFEST, json.dumps({**content, "sha256": digest(content)}, indent=1).encode()
 
 
-def deserialize(read: Callable[[str, int | None], bytes]) -> tuple[int, dict[str, Any], dict[str, Any], float]:
-    """Step, parts, state and time of the checkpoint whose files `read(name, size)` returns.
+def deserialize(read: Callable[[str, int], bytes]) -> tuple[int, dict[str, Any], dict[str, Any], float]:
+    """Step, parts, state and time of a checkpoint.
+
+    Args:
+        read: returns the content of a file, if it has at most a number of bytes.
 
     Raises:
-        ValueError: if a file is missing, damaged or forged; every value is verified before its use.
+        ValueError: if a file is damaged or forged; every value is verified before its use.
     """
-
-    def read_file(file: str, size: int | None = None) -> bytes:
-        try:
-            return read(file, size)
-        except FileNotFoundError as error:
-            raise ValueError(f"{file} is missing") from error
-
-    content = _parse_manifest(read_file(MANIFEST))
+    content = _parse_manifest(read(MANIFEST, JSON_BYTES))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     parts, state = {}, content["state"]
     for file, expected in content["files"].items():
-        if not re.fullmatch(_PART + r"\.safetensors", file):
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,200}\.safetensors", file):
             raise ValueError(f"{MANIFEST}: files: expected names such as weights.safetensors, got {abbreviate(file)}")
-        data = read_file(file, expected["size"])
+        data = read(file, min(expected["size"], memory))
+        if len(data) != expected["size"]:
+            raise ValueError(f"{file} has {len(data)} bytes instead of {expected['size']}")
         if hashlib.sha256(data).hexdigest() != expected["sha256"]:
             raise ValueError(f"{file} is not what was written (its SHA-256 differs)")
         try:
@@ -94,12 +81,11 @@ def _parse_manifest(data: bytes) -> dict[str, Any]:
         raise ValueError(f"{MANIFEST} is damaged") from error
     if not intact:
         raise ValueError(f"{MANIFEST} is not what was written (its SHA-256 differs)")
-    require_schema(content, {"format": int}, MANIFEST)
-    if content["format"] not in (1, FORMAT):
-        raise ValueError(f"{MANIFEST} has format {content['format']}, this version reads 1 and {FORMAT}")
-    content = {"time": math.nan, **content}
-    files = {str: {"size": int, "sha256": str}}
-    require_schema(content, {"step": int, "time": float, "files": files, "state": dict}, MANIFEST)
+    if content.get("format") not in (1, FORMAT):
+        found = abbreviate(content.get("format"))
+        raise ValueError(f"{MANIFEST} has format {found}, this version reads 1 and {FORMAT}")
+    content.setdefault("time", math.nan)
+    require_schema(content, _SCHEMA, MANIFEST)
     return content
 
 
@@ -120,11 +106,9 @@ def _upgrade(parts: dict[str, Any], state: dict[str, Any]) -> tuple[dict[str, An
 def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
     """Splits nested dicts, lists and tuples, such as an optimizer's `state_dict()`, into tensors and JSON.
 
-    Named tuples, such as a core's state, become plain tuples.
-
     Returns:
         the tensors by path ("state/0/exp_avg"), and a value that JSON can hold, from which `unflatten` makes an equal
-        tree (int keys and tuples included).
+        tree (int keys and tuples included; named tuples become plain ones).
 
     Raises:
         TypeError: if there is anything but these, tensors, numbers, strings, booleans and None.
@@ -133,21 +117,18 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
     tensors: dict[str, Tensor] = {}
 
     def plain(node: Any, path: str) -> Any:
+        prefix = f"{path}/" if path else ""
         if isinstance(node, Tensor):
             if path in tensors:
                 raise ValueError(f"{path}: expected one tensor of this path, got two")
             tensors[path] = node
             return {"tensor": path}
-        prefix = f"{path}/" if path else ""
-        if type(node) is dict:
-            for key in node:
-                if type(key) not in (str, int):
-                    raise TypeError(f"{path}: expected keys of str or int, got {type(key).__name__}")
+        if isinstance(node, dict):
             return {"dict": [[key, plain(value, f"{prefix}{key}")] for key, value in node.items()]}
-        if type(node) is list or isinstance(node, tuple):
-            kind = "list" if type(node) is list else "tuple"
+        if isinstance(node, list | tuple):
+            kind = "list" if isinstance(node, list) else "tuple"
             return {kind: [plain(value, f"{prefix}{index}") for index, value in enumerate(node)]}
-        if node is None or type(node) in (bool, int, float, str):
+        if node is None or isinstance(node, bool | int | float | str):
             return node
         raise TypeError(f"{path}: expected tensors, numbers, strings and nests of them, got {type(node).__name__}")
 
@@ -155,11 +136,7 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
 
 
 def unflatten(tensors: dict[str, Tensor], plain: Any) -> Any:
-    """The tree that `flatten` split.
-
-    Raises:
-        ValueError: if a tensor is missing, or `plain` was not made by `flatten`.
-    """
+    """The tree that `flatten` split; raises a ValueError if `flatten` did not make these tensors or `plain`."""
 
     def tree(node: Any) -> Any:
         if not isinstance(node, dict):
@@ -169,7 +146,7 @@ def unflatten(tensors: dict[str, Tensor], plain: Any) -> Any:
             return tensors[content]
         if kind == "dict":
             return {key: tree(value) for key, value in content}
-        return {"list": list, "tuple": tuple}[kind](tree(value) for value in content)
+        return {"list": list, "tuple": tuple}[kind](map(tree, content))
 
     try:
         return tree(plain)
@@ -195,51 +172,36 @@ def restore_rng(state: Any) -> None:
     """Restores the states that `rng_state` returned; those of GPUs only if there are as many GPUs as before.
 
     Raises:
-        ValueError: as `check_rng` does; nothing was changed.
+        ValueError: if these are no such states, for example those of another version.
     """
-    check_rng(state)
-    random.setstate(_python_state(state))
-    np.random.set_state(_numpy_state(state))  # noqa: NPY002
-    torch.set_rng_state(_decode(state["torch"]))
-    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if len(state["cuda"]) == present:
-        torch.cuda.set_rng_state_all([_decode(gpu) for gpu in state["cuda"]])
-    else:
-        logger.warning("random states of %d GPUs not restored: there are %d", len(state["cuda"]), present)
+    require_schema(state, {"python": list, "numpy": list, "torch": str, "cuda": [str]}, "rng")
+    generator = "python"
+    try:
+        version, words, gauss = state["python"]
+        random.setstate((version, tuple(words), None if gauss is None else float(gauss)))
+        generator = "numpy"
+        kind, keys, position, has_gauss, cached = state["numpy"]
+        words = np.frombuffer(base64.b64decode(keys), "<u4")
+        if not 0 <= position <= len(words):  # numpy does not check it and would read beyond its words
+            raise ValueError(f"position {position}")
+        np.random.set_state((kind, words, position, has_gauss, cached))  # noqa: NPY002
+        generator = "torch"
+        torch.set_rng_state(_decode(state["torch"]))
+        generator = "cuda"
+        if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all([_decode(gpu) for gpu in state["cuda"]])
+    except (ValueError, TypeError, OverflowError, RuntimeError, KeyError) as error:
+        got = abbreviate(state[generator])
+        raise ValueError(f"rng: {generator}: expected the state of a generator of this version, got {got}") from error
 
 
 def check_rng(state: Any) -> None:
-    """Raises a ValueError if `restore_rng` cannot restore these states, for example those of another version."""
-    require_schema(state, {"python": list, "numpy": list, "torch": str, "cuda": [str]}, "rng")
-    generator = "Python"
+    """Raises the ValueError that `restore_rng` would raise."""
+    before = rng_state()
     try:
-        random.Random().setstate(_python_state(state))
-        require_schema(state["python"][2] or 0.0, float, "gauss")
-        generator = "numpy"
-        numpy = _numpy_state(state)
-        if not 0 <= numpy[2] <= len(numpy[1]):  # numpy does not check it and would read beyond its words
-            raise ValueError(f"position {numpy[2]}")
-        np.random.RandomState().set_state(numpy)
-        generator = "torch"
-        torch.Generator().set_state(_decode(state["torch"]))
-        generator = "cuda"
-        if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-            for index, gpu in enumerate(state["cuda"]):
-                torch.Generator(f"cuda:{index}").set_state(_decode(gpu))
-    except (ValueError, TypeError, OverflowError, RuntimeError, KeyError) as error:
-        name = generator.lower()
-        expected = f"expected the state of a generator of this version of {generator}"
-        raise ValueError(f"rng: {name}: {expected}, got {abbreviate(state[name])}") from error
-
-
-def _python_state(state: dict[str, Any]) -> tuple[Any, ...]:
-    version, words, gauss = state["python"]
-    return version, tuple(words), gauss
-
-
-def _numpy_state(state: dict[str, Any]) -> tuple[Any, ...]:
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    return kind, np.frombuffer(base64.b64decode(keys), "<u4"), position, has_gauss, cached
+        restore_rng(state)
+    finally:
+        restore_rng(before)
 
 
 def _encode(array: np.ndarray) -> str:

@@ -5,7 +5,7 @@ The tokens may be a memory-mapped file of any size.
 
 from collections.abc import Iterator
 from itertools import pairwise, zip_longest
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,25 +27,10 @@ class Batch(NamedTuple):
     reset: Tensor
 
 
-class Source(Protocol):
-    """A learner's batches. Each row continues the same row of the batch before."""
-
-    def next(self, step: int) -> Batch:
-        """This learner's rows of the batch of a step. Steps are consecutive, from 0 or from that of a loaded state."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state, as JSON can hold it."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a state.
-
-        Raises:
-            ValueError: if it is the state of other data.
-        """
-
-
 class Streams:
-    """Reads N tokens cyclically: row b of B begins at token b N / B. A batch depends on its step only.
+    """Batches of a learner: N tokens are read cyclically, and row b of B begins at token b N / B.
+
+    A batch depends on its step only.
 
     Args:
         tokens: [N] integers.
@@ -85,7 +70,7 @@ class Streams:
         return Batch(seen[:, :-1], seen[:, 1:], _resets(positions[:, :-1], self.starts))
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of tokens; the position is the step."""
+        """The number of tokens, for JSON; the position is the step."""
         return {"tokens": len(self.tokens)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -134,3 +119,11 @@ def _resets(positions: np.ndarray, starts: np.ndarray | None) -> Tensor:
         return torch.zeros(positions.shape, dtype=torch.bool)
     index = np.searchsorted(starts, positions).clip(max=len(starts) - 1)
     return torch.from_numpy(starts[index] == positions)
+
+
+def count_tokens(tokens: np.ndarray, vocabulary: int, block: int = 1 << 24) -> np.ndarray:
+    """Occurrences of each token, [V]; in blocks, because bincount converts each token to eight bytes."""
+    found = np.zeros(vocabulary, np.int64)
+    for begin in range(0, len(tokens), block):
+        found += np.bincount(tokens[begin : begin + block], minlength=vocabulary)
+    return found

@@ -70,62 +70,15 @@ def vtrace(
         values: [B, T] V_t.
         bootstrap_value: [B] V_T.
         mask: [B, T] bool, false where the action had no effect.
-        clip_rho_threshold: rho_bar, which determines the fixed point; None does not clip.
-        clip_c_threshold: c_bar, at most rho_bar, which determines speed and variance; None does not clip.
-        clip_pg_rho_threshold: threshold of the weights of the policy gradient; None does not clip.
+        clip_rho_threshold: rho_bar > 0, which determines the fixed point; None does not clip.
+        clip_c_threshold: 0 < c_bar <= rho_bar, which determines speed and variance; None does not clip.
+        clip_pg_rho_threshold: threshold > 0 of the weights of the policy gradient; None does not clip.
         lambda_: factor of the traces in [0, 1] (Remark 2); 1 is the paper's V-trace, 0 gives one-step targets. The
             advantages use vs_{t+1} without another lambda, in contrast to rlax: they look two steps ahead for 0.
 
     Raises:
         ValueError: names the argument, the expected and the actual value or shape.
     """
-    _check(log_rhos, discounts, rewards, values, bootstrap_value, mask)
-    for name, threshold in (("rho", clip_rho_threshold), ("c", clip_c_threshold), ("pg_rho", clip_pg_rho_threshold)):
-        if threshold is not None and not threshold > 0:
-            raise ValueError(f"clip_{name}_threshold: expected a positive number or None, got {threshold}")
-    if (clip_c_threshold or math.inf) > (clip_rho_threshold or math.inf):
-        raise ValueError(
-            f"clip_c_threshold: expected at most clip_rho_threshold = {clip_rho_threshold}, got {clip_c_threshold}"
-        )
-    if not 0 <= lambda_ <= 1:
-        raise ValueError(f"lambda_: expected a number in [0, 1], got {lambda_}")
-    with torch.no_grad():
-        rhos = log_rhos.exp()
-        clipped_rhos = _clip(rhos, clip_rho_threshold)
-        next_values = torch.cat([values[:, 1:], bootstrap_value.unsqueeze(1)], dim=1)
-        zero = torch.zeros_like(values)
-        # `where`, not a product: masked values may be infinite or NaN.
-        deltas = torch.where(mask, clipped_rhos * (rewards + discounts * next_values - values), zero)
-        decays = torch.where(mask, discounts * lambda_ * _clip(rhos, clip_c_threshold), zero)
-
-        correction = torch.zeros_like(bootstrap_value)
-        corrections: list[Tensor] = []
-        for delta, decay in zip(reversed(deltas.unbind(1)), reversed(decays.unbind(1)), strict=True):
-            correction = delta + decay * correction
-            corrections.append(correction)
-        vs = values + torch.stack(corrections[::-1], dim=1)
-
-        next_vs = torch.cat([vs[:, 1:], bootstrap_value.unsqueeze(1)], dim=1)
-        pg_rhos = _clip(rhos, clip_pg_rho_threshold)
-        pg_advantages = torch.where(mask, pg_rhos * (rewards + discounts * next_vs - values), zero)
-
-        count = mask.sum().clamp(min=1)
-        exceeds = mask & (rhos > clip_rho_threshold) if clip_rho_threshold is not None else torch.zeros_like(mask)
-        return VTraceReturns(
-            vs=vs,
-            pg_advantages=pg_advantages,
-            mean_rho=torch.where(mask, rhos, zero).sum() / count,
-            clipped_fraction=exceeds.sum() / count,
-        )
-
-
-def _clip(weights: Tensor, threshold: float | None) -> Tensor:
-    return weights if threshold is None else weights.clamp(max=threshold)
-
-
-def _check(
-    log_rhos: Tensor, discounts: Tensor, rewards: Tensor, values: Tensor, bootstrap_value: Tensor, mask: Tensor
-) -> None:
     if log_rhos.ndim != 2 or log_rhos.shape[1] == 0:
         raise ValueError(f"log_rhos: expected [B, T] with T >= 1, got {list(log_rhos.shape)}")
     for name, tensor in (("discounts", discounts), ("rewards", rewards), ("values", values), ("mask", mask)):
@@ -135,3 +88,28 @@ def _check(
         raise ValueError(f"bootstrap_value: expected {list(log_rhos.shape[:1])}, got {list(bootstrap_value.shape)}")
     if mask.dtype != torch.bool:
         raise ValueError(f"mask: expected torch.bool, got {mask.dtype}")
+    thresholds = (clip_rho_threshold, clip_c_threshold, clip_pg_rho_threshold)
+    rho_bar, c_bar, pg_rho_bar = (math.inf if threshold is None else threshold for threshold in thresholds)
+    with torch.no_grad():
+        rhos = log_rhos.exp()
+        next_values = torch.cat([values[:, 1:], bootstrap_value.unsqueeze(1)], dim=1)
+        # `where`, not a product: masked values may be infinite or NaN.
+        deltas = torch.where(mask, rhos.clamp(max=rho_bar) * (rewards + discounts * next_values - values), 0.0)
+        decays = torch.where(mask, discounts * lambda_ * rhos.clamp(max=c_bar), 0.0)
+
+        correction = torch.zeros_like(bootstrap_value)
+        corrections: list[Tensor] = []
+        for delta, decay in zip(reversed(deltas.unbind(1)), reversed(decays.unbind(1)), strict=True):
+            correction = delta + decay * correction
+            corrections.append(correction)
+        vs = values + torch.stack(corrections[::-1], dim=1)
+
+        next_vs = torch.cat([vs[:, 1:], bootstrap_value.unsqueeze(1)], dim=1)
+        advantages = rhos.clamp(max=pg_rho_bar) * (rewards + discounts * next_vs - values)
+        count = mask.sum().clamp(min=1)
+        return VTraceReturns(
+            vs=vs,
+            pg_advantages=torch.where(mask, advantages, 0.0),
+            mean_rho=torch.where(mask, rhos, 0.0).sum() / count,
+            clipped_fraction=(mask & (rhos > rho_bar)).sum() / count,
+        )

@@ -27,21 +27,22 @@ from learner.metrics import sample_metrics
 from reports.statistics import Scores, bootstrap_interval, interquartile_mean, mean_curve, probability_of_improvement
 from training import UserError
 from training.config import read_config
+from training.kinds import CONFIGS
 from training.run import KINDS, Run
-from training.sweep import CONFIGS, goal, label
+from training.sweep import flatten, goal, label
 
 
 class Scale(NamedTuple):
     """A score by which runs are compared.
 
-    name: in tables. text: in words. curve: its metric while training. final: its place in `evaluation.json`.
-    lower: whether lower is better. threshold: by default.
+    name: in tables. text: in words. curve: its metric while training. final: its name in `evaluation.json`, with points
+    between nested ones. lower: whether lower is better. threshold: by default.
     """
 
     name: str
     text: str
     curve: str
-    final: tuple[str, ...]
+    final: str
     lower: bool = False
     threshold: float | None = None
 
@@ -51,7 +52,7 @@ class Kind(NamedTuple):
 
     unit: in which `training.sweep.goal` counts. speed: the unit of the speed. data: what is learned from.
     over: what the points of curves are means over. scales: the preferred one first; each evaluation has the last one.
-    details: other numbers for the table of runs, and their places in `evaluation.json`.
+    details: other numbers for the table of runs, and their names in `evaluation.json`.
     references: scores of predictors without a network, to compare with, and their names in `evaluation.json`.
     """
 
@@ -60,19 +61,17 @@ class Kind(NamedTuple):
     data: str
     over: str
     scales: tuple[Scale, ...]
-    details: dict[str, tuple[str, ...]]
+    details: Mapping[str, str]
     references: Mapping[str, str] = MappingProxyType({})
-
-    def choices(self, correct: float | None) -> dict[str, Any]:
-        """The column of correct choices, in %, which only environments count."""
-        return {"correct_choices_percent": correct} if self.data == "environment" else {}
 
 
 def _normalised(name: str) -> Scale:
     scale = f"{name}_normalised"
-    return Scale(scale, f"{name}-normalised score (%)", f"episode/{scale}", (scale,), threshold=75.0)
+    return Scale(scale, f"{name}-normalised score (%)", f"episode/{scale}", scale, threshold=75.0)
 
 
+CORRECT = "correct_choices_percent"
+"""In tables and summaries: 100 times the mean of "correct_choices" in `evaluation.json`."""
 KIND = {
     "launch": Kind(
         unit="frames",
@@ -82,9 +81,9 @@ KIND = {
         scales=(
             _normalised("human"),
             _normalised("oracle"),
-            Scale("return", "return an episode", "episode/return", ("return", "mean")),
+            Scale("return", "return an episode", "episode/return", "return.mean"),
         ),
-        details={"return": ("return", "mean"), "return_low": ("return", "low"), "return_high": ("return", "high")},
+        details={"return": "return.mean", "return_low": "return.low", "return_high": "return.high", CORRECT: CORRECT},
     ),
     "text": Kind(
         unit="steps",
@@ -92,18 +91,18 @@ KIND = {
         data="corpus",
         over="on the split valid",
         scales=(
-            Scale("bits_per_byte", "bits per byte", "valid/bits_per_byte", ("bits_per_byte",), lower=True),
-            Scale("word_perplexity", "perplexity per word", "valid/word_perplexity", ("word_perplexity",), lower=True),
+            Scale("bits_per_byte", "bits per byte", "valid/bits_per_byte", "bits_per_byte", lower=True),
+            Scale("word_perplexity", "perplexity per word", "valid/word_perplexity", "word_perplexity", lower=True),
         ),
-        details={name: (name,) for name in ("nats_per_token", "word_perplexity")},
+        details={name: name for name in ("nats_per_token", "word_perplexity")},
     ),
     "speech": Kind(
         unit="steps",
         speed="tokens",
         data="corpus",
         over="on the split validation",
-        scales=(Scale("nats", "nats per sample", "valid/nll", ("nats",), lower=True),),
-        details={name: (name,) for name in ("bits", "validation", "parameters")},
+        scales=(Scale("nats", "nats per sample", "valid/nll", "nats", lower=True),),
+        details={name: name for name in ("bits", "validation", "parameters")},
         references={"linear predictor": "linear", "frequencies": "order_0"},
     ),
 }
@@ -111,7 +110,7 @@ KIND = {
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run: rows of metrics as `sample_metrics` reads them, and the summary of its evaluation.
+    """A finished run: rows of metrics as `sample_metrics` reads them, and the numbers of its evaluation by name.
 
     data: its environment or corpus. digest: of the corpus's contents, if the run knows it.
     """
@@ -127,37 +126,23 @@ class FinishedRun:
     def curve(self, scale: Scale) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Frames or steps [N], and the scores measured there [N]."""
         names = goal(self.config)[0], scale.curve
-        points = [tuple(row.get(name, math.nan) for name in names) for row in self.rows]
-        kept = [point for point in points if not any(map(math.isnan, point))]
-        x, scores = np.array(kept or np.empty((0, 2)), np.float64).T
+        points = np.array([[row.get(name, math.nan) for name in names] for row in self.rows], np.float64)
+        x, scores = points.reshape(-1, 2)[~np.isnan(points).any(axis=-1)].T
         return x, scores
 
-    def score(self, scale: Scale) -> float:
-        """The mean score of its evaluation."""
-        return value_at(self.summary, scale.final)
-
-    def reached(self, threshold: float, scale: Scale) -> float | None:
+    def reached(self, threshold: float | None, scale: Scale) -> float | None:
         """Frames or steps at which its curve first reached a score."""
+        if threshold is None:
+            return None
         sign = -1 if scale.lower else 1
         return next((float(x) for x, score in zip(*self.curve(scale)) if sign * score >= sign * threshold), None)
-
-    @property
-    def correct(self) -> float | None:
-        """Correct choices in its evaluation, in %, if the environment counts them."""
-        choices = self.summary.get("correct_choices")
-        return 100 * choices["mean"] if choices else None
 
     @property
     def speed(self) -> float:
         """Steps or tokens a second: the median over its rows."""
         name = f"speed/{KIND[self.config.kind].speed}_per_second"
-        speeds = [row.get(name, math.nan) for row in self.rows]
-        return float(np.median([speed for speed in speeds if not math.isnan(speed)] or [math.nan]))
-
-
-def value_at(summary: Any, path: Sequence[str]) -> Any:
-    """A value of nested objects by the names that lead to it."""
-    return functools.reduce(lambda value, name: value[name], path, summary)
+        speeds = [row[name] for row in self.rows if not math.isnan(row.get(name, math.nan))]
+        return float(np.median(speeds or [math.nan]))
 
 
 def read_run(path: Path, allow_env: str | None = None) -> FinishedRun:
@@ -193,35 +178,27 @@ def read_run(path: Path, allow_env: str | None = None) -> FinishedRun:
     if not done >= total:
         raise UserError(f"{path}: expected a finished run, got {done:.0f} of {total} {KIND[kind].unit}; {again}")
     try:
-        return FinishedRun(path, config, data, rows, _read_evaluation(run, KIND[kind]), digest=digest)
+        summary = _read_evaluation(run, KIND[kind])
     except (OSError, ValueError) as error:
         expected = f"expected the evaluation of a finished run in {run.evaluation_file().name}"
         raise UserError(f"{path}: {expected}, got: {error}; {again}") from error
+    return FinishedRun(path, config, data, rows, summary, digest=digest)
 
 
 def _read_evaluation(run: Run, kind: Kind) -> dict[str, Any]:
-    """The summary of a run's evaluation.
-
-    Raises:
-        OSError: if the file does not exist.
-        ValueError: if it is damaged, a score is not a finite number, or there is none.
-    """
+    """The numbers of a run's evaluation by name. Raises a ValueError if a score is no finite number, or missing."""
     plain = read_json(run.evaluation_file())
-    try:
-        paths = [scale.final for scale in kind.scales if scale.final[0] in plain]
-        paths += [(name,) for name in kind.references.values() if name in plain]
-        paths += [("correct_choices", "mean")] if "correct_choices" in plain else []
-        bad = [
-            f"{'.'.join(path)} = {value_at(plain, path)!r}"
-            for path in paths
-            if not math.isfinite(value_at(plain, path))
-        ]
-    except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"a summary of another form ({error!r})") from error
+    require_schema(plain, {"correct_choices": {"mean": float}} if "correct_choices" in plain else {}, "evaluation")
+    summary = flatten(plain)
+    if "correct_choices.mean" in summary:
+        summary[CORRECT] = 100 * summary["correct_choices.mean"]
     last = kind.scales[-1].final
-    if bad or last not in paths:
-        raise ValueError(f"scores that are not finite numbers: {', '.join(bad)}" if bad else f"no {'.'.join(last)}")
-    return plain
+    for name in [last, *(scale.final for scale in kind.scales), *kind.references.values(), CORRECT]:
+        if name in summary or name == last:
+            require_schema(summary, {name: float}, "evaluation")
+            if not math.isfinite(summary[name]):
+                raise ValueError(f"evaluation: {name}: expected a finite number, got {summary[name]}")
+    return summary
 
 
 class Estimate(NamedTuple):
@@ -251,12 +228,6 @@ class Variant:
     speed: float
     state_bytes: int
     temporal_range: int | None
-
-    @property
-    def mean_reached(self) -> float | None:
-        """The mean over the runs that reached the threshold."""
-        reached = [x for x in self.reached if x is not None]
-        return sum(reached) / len(reached) if reached else None
 
 
 class Comparison:
@@ -290,7 +261,7 @@ class Comparison:
                 raise UserError(f"{mixed}: expected {expected}, got no run of {name} on {data}")
         if len({(run.data, run.digest) for run in self.runs}) > len(self.data):
             raise UserError(f"{mixed}: expected runs on the same data, got others under one name, {self.data[0]}")
-        scales = [scale for scale in self.kind.scales if all(scale.final[0] in run.summary for run in self.runs)]
+        scales = [scale for scale in self.kind.scales if all(scale.final in run.summary for run in self.runs)]
         if len(self.data) > 1 and scales[0].threshold is None:
             scale = "human or oracle scores of all" if self.kind.data == "environment" else "one corpus"
             raise UserError(f"{mixed}: expected {scale}, got {', '.join(self.data)}; compare the runs of each alone")
@@ -306,33 +277,23 @@ class Comparison:
 
     def scores(self, name: str) -> list[NDArray[np.float64]]:
         """A variant's final scores, an array [runs] an environment."""
-        return [np.array([run.score(self.scale) for run in self.of(name, data)]) for data in self.data]
+        return [np.array([run.summary[self.scale.final] for run in self.of(name, data)]) for data in self.data]
 
     def curve(self, name: str, data: str) -> tuple[NDArray[np.float64], ...]:
-        """Frames or steps, mean score, low and high (NaN of a single run) of a variant's runs; see `mean_curve`."""
-        curves = [curve for run in self.of(name, data) if len((curve := run.curve(self.scale))[0])]
-        if not curves:
-            return (np.empty(0),) * 4
-        x, mean, low, high = mean_curve(curves)
-        return (x, mean, low, high) if len(curves) > 1 else (x, mean, *(np.full_like(mean, np.nan),) * 2)
+        """Frames or steps, mean score, low and high of a variant's runs; see `mean_curve`."""
+        curves = [run.curve(self.scale) for run in self.of(name, data)]
+        return mean_curve([curve for curve in curves if len(curve[0])])
 
     @functools.cached_property
     def improvements(self) -> dict[tuple[str, str], Estimate]:
         """Probability that a run of the first of two variants is better than one of the second, for each pair."""
         found: dict[tuple[str, str], Estimate] = {}
-        for ours, theirs in itertools.permutations(self.names, 2):
-            if (theirs, ours) in found:  # its complement, not from other draws
-                value, low, high = found[theirs, ours]
-                found[ours, theirs] = Estimate(1 - value, 1 - high, 1 - low)
-            else:
-                pair = [[-task if self.scale.lower else task for task in self.scores(name)] for name in (ours, theirs)]
-                found[ours, theirs] = estimate(probability_of_improvement, *pair)
+        sign = -1 if self.scale.lower else 1
+        for pair in itertools.combinations(self.names, 2):
+            scores = [[sign * task for task in self.scores(name)] for name in pair]
+            value, low, high = found[pair] = estimate(probability_of_improvement, *scores)
+            found[pair[::-1]] = Estimate(1 - value, 1 - high, 1 - low)  # the complement, not from other draws
         return found
-
-    @functools.cached_property
-    def fewest(self) -> int:
-        """The smallest number of runs of a variant on an environment or corpus."""
-        return min(len(self.of(name, data)) for name, data in itertools.product(self.names, self.data))
 
     @functools.cached_property
     def references(self) -> dict[str, float]:
@@ -360,14 +321,14 @@ class Comparison:
 
     def _variant(self, name: str) -> Variant:
         runs, scores = [run for run in self.runs if run.variant == name], self.scores(name)
-        correct = [run.correct for run in runs if run.correct is not None]
+        correct = [run.summary[CORRECT] for run in runs if CORRECT in run.summary]
         return Variant(
             name=name,
             runs=runs,
             score=estimate(interquartile_mean, scores),
             mean=float(np.mean([task.mean() for task in scores])),
             correct=float(np.mean(correct)) if correct else None,
-            reached=[None if self.threshold is None else run.reached(self.threshold, self.scale) for run in runs],
+            reached=[run.reached(self.threshold, self.scale) for run in runs],
             speed=float(np.mean([run.speed for run in runs])),
             state_bytes=memory_bytes(runs[0].config),
             temporal_range=temporal_range(runs[0].config.core_config),

@@ -5,8 +5,7 @@ import csv
 import importlib.util
 import io
 import math
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from learner.files import replacing
-from reports.comparison import Comparison, Estimate, value_at
+from reports.comparison import CORRECT, Comparison, Estimate
 from reports.pages import points, rounded, write_page
 from training.console import quantity
 from training.sweep import goal
@@ -34,54 +33,49 @@ def write_report(folder: Path, comparison: Comparison, missing: Mapping[str, str
     """
     beside = folder / FOLDER
     beside.mkdir(parents=True, exist_ok=True)
+    data = page_data(folder, comparison, missing, command)
     files = {f"{name}.csv": to_csv(rows).encode() for name, rows in tables(comparison).items()}
     if importlib.util.find_spec("matplotlib"):
         from reports.figures import draw
 
-        files |= draw(comparison)
+        files |= draw(data)
     for name, content in files.items():
         with replacing(beside / name) as temporary:
             temporary.write_bytes(content)
-    return write_page(folder / "report.html", "comparison", page_data(folder, comparison, missing, command))
+    return write_page(folder / "report.html", "comparison", data)
 
 
 def tables(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
     """All numbers, as rows by file name: runs as they were measured, and statistics of them."""
     scale, kind = comparison.scale, comparison.kind
     speed, reached = f"{kind.speed}_per_second", f"{kind.unit}_to_threshold"
-    runs, curves, means, variants = [], [], [], []
+    found: dict[str, list[dict[str, Any]]] = {"runs": [], "curves": [], "curve_intervals": [], "variants": []}
     for variant in comparison.variants:
         size = {"state_bytes": variant.state_bytes, "temporal_range": variant.temporal_range}
         for run, x in zip(variant.runs, variant.reached):
             which = {"variant": variant.name, kind.data: run.data, "seed": run.config.seed}
-            measured: dict[str, Any] = {kind.unit: run.rows[-1][goal(run.config)[0]]}
-            for name, path in kind.details.items():
-                measured[name] = None
-                with suppress(KeyError):
-                    measured[name] = value_at(run.summary, path)
-            measured |= {scale.name: run.score(scale)} | kind.choices(run.correct)
-            runs.append(which | measured | {reached: x, speed: run.speed} | size | {"run": str(run.path)})
-            curves += [which | {kind.unit: x, scale.name: score} for x, score in zip(*run.curve(scale))]
+            row = which | {kind.unit: run.rows[-1][goal(run.config)[0]], scale.name: run.summary[scale.final]}
+            row |= {name: run.summary.get(path) for name, path in kind.details.items()}
+            found["runs"].append(row | {reached: x, speed: run.speed} | size | {"run": str(run.path)})
+            found["curves"] += [which | {kind.unit: x, scale.name: score} for x, score in zip(*run.curve(scale))]
         for data in comparison.data:
-            names = kind.unit, "mean", "low", "high"
-            rows = [dict(zip(names, row)) for row in zip(*comparison.curve(variant.name, data))]
-            means += [{"variant": variant.name, kind.data: data} | row for row in rows]
-        low, high = variant.score[1:]
+            which, names = {"variant": variant.name, kind.data: data}, (kind.unit, "mean", "low", "high")
+            points = zip(*comparison.curve(variant.name, data))
+            found["curve_intervals"] += [which | dict(zip(names, point)) for point in points]
         row = {"variant": variant.name, "runs": len(variant.runs), "interquartile_mean": variant.score.value}
-        row |= {"low": low, "high": high, "mean": variant.mean} | kind.choices(variant.correct)
+        row |= {"low": variant.score.low, "high": variant.score.high, "mean": variant.mean}
+        row |= {CORRECT: variant.correct} if CORRECT in kind.details else {}
         row |= {"reached_threshold": sum(x is not None for x in variant.reached), "threshold": comparison.threshold}
-        variants.append(row | {speed: variant.speed} | size)
-    improvements = [
+        found["variants"].append(row | {speed: variant.speed} | size)
+    found["improvements"] = [
         {"variant": ours, "other": theirs, "probability": p.value, "low": p.low, "high": p.high}
         for (ours, theirs), p in comparison.improvements.items()
     ]
-    found = {"runs": runs, "curves": curves, "curve_intervals": means, "variants": variants}
-    return found | {"improvements": improvements}
+    return found
 
 
-def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows with the same fields as CSV; None and NaN are empty, and floats are written exactly."""
-    rows = list(rows)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
@@ -125,11 +119,11 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "lines": [{"name": name, "value": value} for name, value in lines.items()],
         "panels": panels,
         "scores": [
-            {"name": variant.name, "index": index, "points": [run.score(scale) for run in variant.runs]}
+            {"name": variant.name, "index": index, "points": [run.summary[scale.final] for run in variant.runs]}
             | dict(zip(variant.score._fields, rounded(np.array(variant.score), 6)))
             for index, variant in enumerate(comparison.variants)
         ],
-        "variants": _variants(comparison),
+        "variants": variant_table(comparison),
         "improvements": _improvements(comparison),
         "runs": _runs(comparison, folder),
         "command": command,
@@ -137,45 +131,36 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
 
 
 def score_table(comparison: Comparison) -> Table:
-    """The variants' final scores, and frames or steps to the threshold."""
-    kind, limit = comparison.kind, comparison.threshold is not None
-    chose = any(variant.correct is not None for variant in comparison.variants)
-    names = [comparison.scale.text, *["correct %"] * chose, *[f"{kind.unit} to threshold"] * limit, f"{kind.speed}/s"]
-    built = Table(Column("variant", overflow="fold"), "runs", *names)
-    for variant in comparison.variants:
-        cells = [str(len(variant.runs)), f"{significant(variant.score.value)}  {interval(variant.score)}".rstrip()]
-        cells += ["-" if variant.correct is None else f"{variant.correct:.1f}"] * chose
-        cells += ["{} ({})".format(*reached_words(variant))] * limit
-        built.add_row(Text(variant.name), *cells, quantity(variant.speed))
-    for name, value in comparison.references.items():
-        built.add_row(name, "", significant(value))
+    """The final scores for the terminal: the variants' table of the page up to the speed."""
+    found = variant_table(comparison)
+    count = found["head"].index(f"{comparison.kind.speed}/s") + 1
+    built = Table(*(Column(name, overflow="fold") for name in found["head"][:count]), title=comparison.scale.text)
+    for row in found["rows"]:
+        cells = [cell if isinstance(cell, dict) else {"text": str(cell)} for cell in row[:count]]
+        built.add_row(*(Text(f"{cell['text']}  {cell.get('small', '')}".rstrip()) for cell in cells))
     return built
 
 
 def verdict(comparison: Comparison) -> str:
     """The best variant, and those others that are probably worse."""
-    best, fewest = comparison.best, comparison.fewest
-    where = " in an environment" if len(comparison.data) > 1 else ""
-    extreme = "lowest" if comparison.scale.lower else "highest"
-    lead = f"{best.name} has the {extreme} interquartile mean, {significant(best.score.value)}"
-    others = [name for name in comparison.names if name != best.name]
-    if not others:
-        return f"{lead}."
-    unknown = [name for name in others if math.isnan(comparison.improvements[best.name, name].low)]
-    if unknown == others:
-        return f"{lead}. A single run of a variant{where} has no interval, so no difference can be confirmed."
-    apart = [name for name in others if comparison.improvements[best.name, name].low > 0.5]
-    level = [name for name in others if name not in apart + unknown]
-    sentences = [f"{lead} {interval(best.score)}"]
-    sentences += [f"its runs are better than those of {_list(apart)}"] if apart else []
-    sentences += [f"no difference from {_list(level)} can be confirmed"] if level else []
-    sentences += [f"{_list(unknown)} has a single run{where}, which has no interval"] if unknown else []
-    weak = f" With as few as {fewest} runs of a variant{where}, that is weak evidence."
-    return f"{'; '.join(sentences)}." + weak * (1 < fewest < 5)
+    best, where = comparison.best, " in an environment" if len(comparison.data) > 1 else ""
+    lows = {name: comparison.improvements[best.name, name].low for name in comparison.names if name != best.name}
+    better, level = [name for name in lows if lows[name] > 0.5], [name for name in lows if not lows[name] > 0.5]
+    lead = f"{best.name} has the {'lowest' if comparison.scale.lower else 'highest'} interquartile mean"
+    parts = [f"{lead}, {significant(best.score.value)} {interval(best.score)}".rstrip()]
+    parts += [f"its runs are better than those of {_list(better)}"] if better else []
+    parts += [f"no difference from {_list(level)} can be confirmed"] if level else []
+    fewest = min(len(comparison.of(name, data)) for name in comparison.names for data in comparison.data)
+    weak = f" With as few as {fewest} runs of a variant{where}, that is weak evidence." if lows and fewest < 5 else ""
+    if fewest == 1:
+        weak = f" A single run of a variant{where} has no interval."
+    return "; ".join(parts) + "." + weak
 
 
-def significant(value: float) -> str:
+def significant(value: float | None) -> str:
     """A score with the digits that matter: 86.00, 5.033."""
+    if value is None:
+        return ""
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.{2 if abs(value) >= 10 else 3}f}" if abs(value) < 1e6 else f"{value:.4g}"
@@ -195,29 +180,26 @@ def _key(comparison: Comparison, name: str) -> dict[str, Any]:
     return {"text": name, "colour": f"var(--s{comparison.names.index(name) % 8})"}
 
 
-def _variants(comparison: Comparison) -> dict[str, Any]:
-    kind, rows = comparison.kind, []
+def variant_table(comparison: Comparison) -> dict[str, Any]:
+    """Statistics of the variants, as `data_table` of `macros.html` reads them; "small" is beside a cell's text."""
+    kind, rows = comparison.kind, list[list[Any]]()
     chose = any(variant.correct is not None for variant in comparison.variants)
     limit = comparison.threshold is not None
-    head = ["variant", "runs", "interquartile mean", "mean", *["correct"] * chose]
-    head += [*[f"{kind.unit} to threshold"] * limit, f"{kind.speed}/s", "state", "temporal range"]
+    head = ["variant", "runs", "interquartile mean", *["correct"] * chose, *[f"{kind.unit} to threshold"] * limit]
+    head += [f"{kind.speed}/s", "mean", "state", "temporal range"]
     for variant in comparison.variants:
-        reach = "unbounded" if variant.temporal_range is None else f"{variant.temporal_range} steps"
+        reached = [x for x in variant.reached if x is not None]
         score = {"text": significant(variant.score.value), "small": interval(variant.score)}
         row = [_key(comparison, variant.name), len(variant.runs), {**score, "best": variant is comparison.best}]
-        row += [significant(variant.mean)]
         row += ["-" if variant.correct is None else f"{variant.correct:.1f} %"] * chose
-        row += [dict(zip(("text", "small"), reached_words(variant)))] * limit
-        rows.append([*row, quantity(variant.speed), f"{variant.state_bytes / 1024:.1f} KiB", reach])
+        count = f"{len(reached)} of {len(variant.runs)}"
+        row += [{"text": quantity(sum(reached) / len(reached)) if reached else "-", "small": count}] * limit
+        reach = "unbounded" if variant.temporal_range is None else f"{variant.temporal_range} steps"
+        row += [quantity(variant.speed), significant(variant.mean), f"{variant.state_bytes / 1024:.1f} KiB", reach]
+        rows.append(row)
     for name, value in comparison.references.items():
         rows.append([name, "", significant(value), *[""] * (len(head) - 3)])
     return {"head": head, "rows": rows}
-
-
-def reached_words(variant: Any) -> tuple[str, str]:
-    """Frames or steps to the threshold, and in how many runs."""
-    mean, count = variant.mean_reached, sum(x is not None for x in variant.reached)
-    return ("-" if mean is None else quantity(mean)), f"{count} of {len(variant.runs)}"
 
 
 def _improvements(comparison: Comparison) -> dict[str, Any]:
@@ -240,11 +222,9 @@ def _runs(comparison: Comparison, folder: Path) -> dict[str, Any]:
     kind, scale, rows = comparison.kind, comparison.scale, []
     names = [name for name in kind.details if name != scale.name and not name.endswith(("_low", "_high"))]
     for run in (run for variant in comparison.variants for run in variant.runs):
-        cells: list[Any] = [_key(comparison, run.variant), run.data, run.config.seed, significant(run.score(scale))]
-        for name in names:
-            with suppress(KeyError):
-                cells.append(significant(value_at(run.summary, kind.details[name])))
+        cells = [_key(comparison, run.variant), run.data, run.config.seed, significant(run.summary[scale.final])]
+        cells += [significant(run.summary.get(kind.details[name])) for name in names]
         path = run.path.relative_to(folder) if run.path.is_relative_to(folder) else run.path
-        rows.append([*cells, *[""] * (4 + len(names) - len(cells)), str(path)])
+        rows.append([*cells, str(path)])
     head = ["variant", kind.data, "seed", scale.text, *(name.replace("_", " ") for name in names), "folder"]
     return {"head": head, "rows": rows}

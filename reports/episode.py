@@ -33,9 +33,9 @@ def show(recordings: Sequence[Recording], stem: Path, title: str, core: str) -> 
         title: of the page.
         core: name of the agent's core.
     """
-    video = film(recordings, stem.with_suffix(".mp4"))
+    film(recordings, stem.with_suffix(".mp4"))
     page = write_page(stem.with_suffix(".html"), "episode", page_data(recordings, title, core))
-    return {"video": str(video), "page": f"{page}  (open it in a browser)"}
+    return {"video": str(stem.with_suffix(".mp4")), "page": f"{page}  (open it in a browser)"}
 
 
 def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int = PAGE_BYTES) -> dict[str, Any]:
@@ -43,9 +43,8 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
     check_images(recordings)
     first = recordings[0]
     height, width = first.observations.shape[1:3]
-    limit -= 100_000  # the page itself
+    room, note = limit - 100_000, ""  # the page itself
     episodes: list[dict[str, Any]] = []
-    room, note = limit, ""
     for number, recording in enumerate(recordings):
         steps = len(recording.actions)
         episode, size = _episode(recording, steps)
@@ -72,33 +71,29 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
 
 def _episode(recording: Recording, steps: int) -> tuple[dict[str, Any], int]:
     """The first steps of an episode as the page reads them, and about how many bytes that takes."""
-    layers = []
-    for layer in recording.attention:
-        weights = layer.weights[:steps]
-        layers.append(
-            {
-                "sizes": layer.sizes,
-                "heads": weights.shape[1],
-                "slots": weights.shape[2],
-                # Square roots: a byte then tells small weights from each other, and rows still add up to 1.
-                "weights": packed(np.rint(255 * np.sqrt(weights)).astype(np.uint8)),
-                "steps": packed(layer.steps[:steps].astype(np.int32)),
-            }
-        )
-    sheets = _sheets(recording.observations[:steps])
-    poses = None if recording.poses is None else [rounded(pose) for pose in recording.poses[:steps]]
-    episode = {
+    layers = [
+        {
+            "sizes": layer.sizes,
+            "heads": layer.weights.shape[1],
+            "slots": layer.weights.shape[2],
+            # Square roots: a byte then tells small weights from each other, and rows still add up to 1.
+            "weights": packed(np.rint(255 * np.sqrt(layer.weights[:steps])).astype(np.uint8)),
+            "steps": packed(layer.steps[:steps].astype(np.int32)),
+        }
+        for layer in recording.attention
+    ]
+    episode: dict[str, Any] = {
         "score": recording.episode.score,
-        "sheets": sheets,
+        "sheets": _sheets(recording.observations[:steps]),
         "actions": recording.actions[:steps].tolist(),
         "values": rounded(recording.values[:steps]),
         "rewards": rounded(recording.rewards[:steps]),
         "scores": rounded(recording.returns[:steps], 6),
         "layers": layers,
-        "poses": poses,
+        "poses": None if recording.poses is None else [rounded(pose) for pose in recording.poses[:steps]],
     }
-    size = sum(map(len, sheets)) + sum(len(layer["weights"]) + len(layer["steps"]) for layer in layers) + 80 * steps
-    return episode, size
+    packs = [*episode["sheets"], *(layer[name] for layer in layers for name in ("weights", "steps"))]
+    return episode, sum(map(len, packs)) + 80 * steps
 
 
 def _sheets(frames: np.ndarray) -> list[str]:
@@ -106,18 +101,16 @@ def _sheets(frames: np.ndarray) -> list[str]:
     pictures, (height, width) = [], frames.shape[1:3]
     for begin in range(0, len(frames), SHEET_FRAMES):
         part = frames[begin : begin + SHEET_FRAMES]
-        rows = -(-len(part) // 10)
-        grid = np.zeros((rows * 10, height, width, 3), np.uint8)
-        grid[: len(part)] = part
-        grid = grid.reshape(rows, 10, height, width, 3).swapaxes(1, 2)
-        pictures.append(grid.reshape(rows * height, 10 * width, 3))
-    sheets = [_webp(picture, lossless=True, quality=50, method=2) for picture in pictures]
+        grid = np.pad(part, [(0, -len(part) % 10), (0, 0), (0, 0), (0, 0)])
+        grid = grid.reshape(-1, 10, height, width, 3).swapaxes(1, 2)
+        pictures.append(grid.reshape(-1, 10 * width, 3))
+    sheets = [_webp(picture, lossless=True, quality=50) for picture in pictures]
     if sum(map(len, sheets)) > LOSSLESS_BYTES:
-        sheets = [_webp(picture, quality=85, method=2) for picture in pictures]
+        sheets = [_webp(picture, quality=85) for picture in pictures]
     return sheets
 
 
 def _webp(picture: np.ndarray, **options: Any) -> str:
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "WEBP", **options)
+    Image.fromarray(picture).save(buffer, "WEBP", method=2, **options)
     return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,65 +1,65 @@
-"""Figures of a comparison for papers, by matplotlib, which is optional."""
+"""Figures of a comparison for papers, of the same data as its page, by matplotlib, which is optional."""
 
 import io
+from typing import Any
 
 import matplotlib
-
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.figure import Figure
 
-from reports.comparison import Comparison
 
+def draw(data: dict[str, Any]) -> dict[str, bytes]:
+    """Contents of curves.png, curves.svg, scores.png and scores.svg. The same numbers give the same files.
 
-def draw(comparison: Comparison) -> dict[str, bytes]:
-    """Contents of curves.png, curves.svg, scores.png and scores.svg. The same numbers give the same files."""
+    Args:
+        data: what `pages/comparison.html` reads.
+    """
     found = {}
-    for name, figure in (("curves", _curves(comparison)), ("scores", _scores(comparison))):
+    for name, figure in (("curves", _curves(data)), ("scores", _scores(data))):
+        for axes in figure.axes:
+            axes.spines[["top", "right"]].set_visible(False)
         for kind in ("png", "svg"):
             content = io.BytesIO()
-            with plt.rc_context({"svg.hashsalt": name}):
+            with matplotlib.rc_context({"svg.hashsalt": name}):
                 figure.savefig(content, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
             found[f"{name}.{kind}"] = content.getvalue()
-        plt.close(figure)
     return found
 
 
-def _curves(comparison: Comparison) -> Figure:
+def _curves(data: dict[str, Any]) -> Figure:
     """Score against frames or steps, a panel an environment: mean with its interval, and the runs, thinner."""
-    count, kind = len(comparison.data), comparison.kind
-    figure, panels = plt.subplots(
-        1, count, figsize=(max(9.0, 4.6 * count), 4.0), layout="constrained", squeeze=False, sharey=True
-    )
-    for axes, data in zip(panels[0], comparison.data):
-        for index, name in enumerate(comparison.names):
-            style = {"color": f"C{index % 10}", "linestyle": "-" if name.startswith("compressive") else "--"}
-            for run in comparison.of(name, data):
-                axes.plot(*run.curve(comparison.scale), linewidth=0.6, alpha=0.35, **style)
-            x, mean, low, high = comparison.curve(name, data)
-            axes.plot(x, mean, linewidth=1.9, label=name, **style)
-            axes.fill_between(x, low, high, color=style["color"], alpha=0.16, linewidth=0)
-        for value in filter(None, [comparison.threshold, *comparison.references.values()]):
-            axes.axhline(value, color="0.4", linewidth=0.7, linestyle=":")
-        axes.set(xlabel=f"environment {kind.unit}" if kind.unit == "frames" else kind.unit)
-        axes.set(title=data if count > 1 else None)
+    count = max(1, len(data["panels"]))
+    figure = Figure((max(9.0, 4.6 * count), 4.0), layout="constrained")
+    panels = figure.subplots(1, count, squeeze=False, sharey=True)[0]
+    for axes, panel in zip(panels, data["panels"]):
+        for line in panel["series"]:
+            style = {"color": f"C{line['index'] % 10}", "linestyle": "--" if line["dash"] else "-"}
+            if line.get("thin"):
+                axes.plot(line["x"], line["y"], linewidth=0.6, alpha=0.35, **style)
+                continue
+            axes.plot(line["x"], line["y"], linewidth=1.9, label=line["name"], **style)
+            ends = np.array([line["low"], line["high"]], np.float64)
+            axes.fill_between(line["x"], *ends, color=style["color"], alpha=0.16, linewidth=0)
+        for line in data["lines"]:
+            axes.axhline(line["value"], color="0.4", linewidth=0.7, linestyle=":")
+        axes.set(xlabel="environment frames" if data["unit"] == "frames" else data["unit"])
+        axes.set(title=panel["title"] if count > 1 else None)
         axes.ticklabel_format(axis="x", scilimits=(0, 4))
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0][0].set_ylabel(comparison.scale.text)
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper left", ncols=5, frameon=False)
+    panels[0].set_ylabel(data["scale"])
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=5, frameon=False)
     return figure
 
 
-def _scores(comparison: Comparison) -> Figure:
+def _scores(data: dict[str, Any]) -> Figure:
     """Final scores: interquartile mean with its interval, and the runs as circles."""
-    names = comparison.names
-    figure, axes = plt.subplots(figsize=(9.0, 0.9 + 0.42 * len(names)), layout="constrained")
-    for place, variant in enumerate(comparison.variants):
-        color, score = f"C{place % 10}", variant.score
-        axes.plot([score.low, score.high], [place, place], color=color, linewidth=5, alpha=0.3, solid_capstyle="round")
-        runs = [run.score(comparison.scale) for run in variant.runs]
-        axes.plot(runs, [place] * len(runs), "o", markersize=4, color=color, markerfacecolor="none")
-        axes.plot(score.value, place, "D", markersize=6, color=color)
-    axes.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
-    axes.set_xlabel(f"{comparison.scale.text}, evaluation at the end")
-    axes.spines[["top", "right"]].set_visible(False)
+    rows = data["scores"]
+    figure = Figure((9.0, 0.9 + 0.42 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for place, row in enumerate(rows):
+        color, ends = f"C{place % 10}", np.array([row["low"], row["high"]], np.float64)
+        axes.plot(ends, [place, place], color=color, linewidth=5, alpha=0.3, solid_capstyle="round")
+        axes.plot(row["points"], [place] * len(row["points"]), "o", markersize=4, color=color, markerfacecolor="none")
+        axes.plot(row["value"], place, "D", markersize=6, color=color)
+    axes.set(yticks=range(len(rows)), yticklabels=[row["name"] for row in rows], ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xlabel(f"{data['scale']}, evaluation at the end")
     return figure

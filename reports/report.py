@@ -7,9 +7,10 @@ import base64
 import contextlib
 import json
 import math
+import os
 import re
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +21,37 @@ from agent.core import ATTENTION_KINDS
 from learner.files import read_json
 from reports.pages import mean, points, rounded
 from reports.tables import evaluation_rows, number, progress_rows
-from speech.config import make_preset as make_speech_preset
-from text.config import make_preset as make_text_preset
 from training.config import core_name, differences, read_config, to_plain
 from training.console import quantity
-from training.presets import make_preset
+from training.evaluation import SCALES
+from training.kinds import CONFIGS, PRESETS
 from training.run import Run
-from training.sweep import CONFIGS, goal
+from training.sweep import goal
 
-PRESETS: dict[str, Callable[[str, str], Any]] = {
-    "launch": make_preset, "text": make_text_preset, "speech": make_speech_preset
-}  # fmt: skip
 BUCKETS = 6
 """Buckets of each kind of memory, as in Figure 2 of the paper."""
 EMBEDDED_BYTES = 4_000_000
 """A video larger than this is linked instead of embedded."""
 
 CHARTS = {
-    "return": ("mean over the last episodes", "episode/return"),
-    "correct choices": ("share of all choices", "episode/correct_choices"),
-    "normalised score": (
-        "100 is a human, or the oracle",
-        "episode/human_normalised episode/human_normalised_capped episode/oracle_normalised",
+    "return": ("mean over the last episodes", ["episode/return"]),
+    "correct choices": ("share of all choices", ["episode/correct_choices"]),
+    "normalised score": ("100 is a human, or the oracle", [f"episode/{scale}" for scale in SCALES]),
+    "losses": (
+        "as they add up",
+        [f"loss/{part}" for part in ["total", "policy", "baseline", "entropy", "reconstruction"]],
     ),
-    "losses": ("as they add up", "loss/total loss/policy loss/baseline loss/entropy loss/reconstruction"),
-    "loss": ("nats per token", "loss/nll valid/nll"),
-    "bits": ("validation", "valid/bits_per_byte valid/bits"),
-    "word perplexity": ("validation", "valid/word_perplexity"),
-    "attention": (
-        "share of each kind of memory, in training",
-        " ".join(f"attention/{name}" for name in ATTENTION_KINDS),
-    ),
-    "entropy": ("of the policy, nats", "policy/entropy"),
-    "value": ("predicted, and its target", "value/mean value/target_mean"),
-    "gradient": ("norm", "gradient/norm"),
-    "learning rate": ("", "learning_rate"),
-    "throughput": ("per second", "speed/frames_per_second speed/tokens_per_second"),
-    "policy lag": ("versions of the weights", "policy_lag/mean policy_lag/max"),
-    "learner idle": ("share of the time", "learner/idle_fraction"),
+    "loss": ("nats per token", ["loss/nll", "valid/nll"]),
+    "bits": ("validation", ["valid/bits_per_byte", "valid/bits"]),
+    "word perplexity": ("validation", ["valid/word_perplexity"]),
+    "attention": ("share of each kind of memory, in training", [f"attention/{kind}" for kind in ATTENTION_KINDS]),
+    "entropy": ("of the policy, nats", ["policy/entropy"]),
+    "value": ("predicted, and its target", ["value/mean", "value/target_mean"]),
+    "gradient": ("norm", ["gradient/norm"]),
+    "learning rate": ("", ["learning_rate"]),
+    "throughput": ("per second", ["speed/frames_per_second", "speed/tokens_per_second"]),
+    "policy lag": ("versions of the weights", ["policy_lag/mean", "policy_lag/max"]),
+    "learner idle": ("share of the time", ["learner/idle_fraction"]),
 }
 """Unit and metrics of each chart by its title; a metric's legend is the last part of its name."""
 
@@ -84,7 +78,8 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     changed = differences(to_plain(PRESETS[kind](config.preset, core_name(config))), to_plain(config))
     last = rows[-1] if rows else {}
     names = {name for row in rows for name in row}
-    layers = sorted((name for name in names if re.fullmatch(r"loss/compression/layer_\d{1,4}", name)), key=_layer)
+    layers = [name for name in names if re.fullmatch(r"loss/compression/layer_\d{1,4}", name)]
+    layers.sort(key=lambda name: int(name.rpartition("_")[2]))
     facts = {"state": run.state(last, counter, total), "core": core_name(config)}
     if kind == "launch":
         measured = {name: text for name, text in progress_rows(config, last).items() if name != "measured"}
@@ -102,17 +97,13 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "config": json.dumps(to_plain(config), indent=2, allow_nan=False),
         "charts": [
             {"title": title, "unit": unit, "series": series}
-            for title, (unit, names) in CHARTS.items()
-            if (series := curves(rows, names.split(), counter))
+            for title, (unit, metrics) in CHARTS.items()
+            if (series := curves(rows, metrics, counter))
         ],
         "compression": [{**line, "name": f"layer {i}"} for i, line in enumerate(curves(rows, layers, counter), 1)],
         "compressibility": [last_tenth(rows, name) for name in layers],
         "evaluation": evaluation,
     }
-
-
-def _layer(name: str) -> int:
-    return int(name.rpartition("_")[2])
 
 
 def curves(rows: list[dict[str, Any]], names: list[str], counter: str) -> list[dict[str, Any]]:
@@ -148,43 +139,36 @@ def attention_by_bucket(recordings: Sequence[Recording]) -> dict[str, Any]:
     else:
         (only,) = sizes
         parts = [(kind, min(BUCKETS, size)) for kind, size in zip(ATTENTION_KINDS, only) if size]
-    means, total = [], 0
     chosen = [_full(recording) for recording in recordings]
     full = any(steps.any() for steps in chosen)
+    chosen = chosen if full else [np.ones_like(steps) for steps in chosen]
+    means = []
     for recording, steps in zip(recordings, chosen):
-        steps = steps if full else np.ones_like(steps)
-        if not steps.any():
-            continue
         layers = []
-        for layer in recording.attention:
+        for layer in recording.attention if steps.any() else ():
             slots = layer.weights[steps].mean(axis=(0, 1))
             kinds = dict(zip(ATTENTION_KINDS, np.split(slots, np.cumsum(layer.sizes)[:-1])))
             layers.append([part.sum() for kind, count in parts for part in np.array_split(kinds[kind], count)])
-        means.append(np.mean(layers, axis=0))
-        total += int(steps.sum())
-    total_mean, spread = np.mean(means, axis=0), np.full(len(means[0]), np.nan)
-    if len(means) > 1:
-        spread = np.std(means, axis=0, ddof=1) / math.sqrt(len(means))
+        means += [np.mean(layers, axis=0)] if layers else []
     names = [(kind, f"{kind} {number + 1} of {count}") for kind, count in parts for number in range(count)]
+    spread = np.std(means, axis=0, ddof=1) / math.sqrt(len(means)) if len(means) > 1 else np.full(len(names), np.nan)
     bars = [
         {"kind": kind, "name": name, "mean": value, "error": error}
-        for (kind, name), value, error in zip(names, rounded(total_mean), rounded(spread))
+        for (kind, name), value, error in zip(names, rounded(np.mean(means, axis=0)), rounded(spread))
     ]
-    return {"bars": bars, "steps": total, "episodes": len(means), "full": full}
+    return {"bars": bars, "steps": int(sum(map(np.sum, chosen))), "episodes": len(means), "full": full}
 
 
 def _full(recording: Recording) -> np.ndarray:
     """[T] whether all slots of compressed memory and memory hold something of the episode, in every layer."""
-    return np.all(
-        [(layer.steps[:, : sum(layer.sizes[:2]), 0] >= 0).all(axis=1) for layer in recording.attention], axis=0
-    )
+    held = [(layer.steps[:, : sum(layer.sizes[:2]), 0] >= 0).all(axis=1) for layer in recording.attention]
+    return np.all(held, axis=0)
 
 
 def media(run: Run, page: Path) -> dict[str, Any]:
     """The newest video of the run, embedded if it is small, and pages of episodes, as links from the report."""
     found: dict[str, Any] = {}
-    videos = sorted(run.videos.glob("*.mp4"), key=lambda path: path.stat().st_mtime)
-    if videos:
+    if videos := sorted(run.videos.glob("*.mp4"), key=lambda path: path.stat().st_mtime):
         found["video"] = {"name": videos[-1].name, "link": _link(videos[-1], page)}
         if videos[-1].stat().st_size <= EMBEDDED_BYTES:
             found["video"]["source"] = f"data:video/mp4;base64,{base64.b64encode(videos[-1].read_bytes()).decode()}"
@@ -193,8 +177,5 @@ def media(run: Run, page: Path) -> dict[str, Any]:
 
 
 def _link(path: Path, page: Path) -> str:
-    """From a page to a file: relative where it lies below the page, so that the run's folder can be moved."""
-    path, folder = path.resolve(), page.resolve().parent
-    if not path.is_relative_to(folder):
-        return path.as_uri()
-    return urllib.parse.quote(path.relative_to(folder).as_posix())
+    """From a page to a file, relative, so that the run's folder can be moved."""
+    return urllib.parse.quote(os.path.relpath(path.resolve(), page.resolve().parent))

@@ -51,7 +51,7 @@ def bootstrap_interval(
 def mean_curve(
     curves: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], points: int = 100, resamples: int = 2000
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Mean of several runs' curves and its 95 % bootstrap interval over runs, where all of them have values.
+    """Mean of runs' curves and its 95 % bootstrap interval over runs (NaN of a single one), where all have values.
 
     Args:
         curves: of each run the places (frames, ascending) [N] and the values there [N], which are joined by lines.
@@ -59,13 +59,17 @@ def mean_curve(
         resamples: of the bootstrap.
 
     Returns:
-        places, mean, low and high, each [points]; empty if the runs have no places in common.
+        places, mean, low and high, each [points]; empty if there are no curves, or no places in common.
     """
+    if not curves:
+        return (np.empty(0),) * 4
     begin, end = max(places[0] for places, _ in curves), min(places[-1] for places, _ in curves)
     if begin > end:
         return (np.empty(0),) * 4
     places = np.linspace(begin, end, points)
     values = np.stack([np.interp(places, *curve) for curve in curves])
+    if len(curves) == 1:
+        return places, values[0], *(np.full_like(places, np.nan),) * 2
     picks = np.random.default_rng(0).integers(len(curves), size=(resamples, len(curves)))
     low, high = np.percentile(values[picks].mean(axis=1), [2.5, 97.5], axis=0)
     return places, values.mean(axis=0), low, high

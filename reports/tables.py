@@ -3,7 +3,7 @@
 import math
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -26,67 +26,52 @@ def table(title: str, rows: dict[str, str]) -> Table:
     return built
 
 
-def task_table(summaries: list[dict[str, Any]]) -> Table:
-    """Evaluations of several tasks, a row each; see `training.evaluation.summarize`."""
-    scales = [name for name in ("human_normalised", "oracle_normalised") if any(name in part for part in summaries)]
-    built = Table(
-        Column("task", overflow="fold"), "episodes", "return", *(f"{name.replace('_', '-')} %" for name in scales)
-    )
-    for part in summaries:
-        score = part["return"]
-        cells = [f"{part[name]:.1f}" if name in part else "-" for name in scales]
-        interval = f"{score['mean']:.2f}  [{score['low']:.2f}, {score['high']:.2f}]"
-        built.add_row(Text(part["environment"]), str(part["episodes"]), interval, *cells)
-    return built
-
-
-def evaluation_rows(summary: dict[str, Any]) -> dict[str, str]:
+def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     """The summary as rows of a table."""
     score, played = summary["return"], summary.get("tasks", [])
     rows = {
         "episodes": str(summary["episodes"]) + (f" of {len(played)} tasks" if played else ""),
-        "return": f"{score['mean']:.2f}" + ("" if played else f"  [{score['low']:.2f}, {score['high']:.2f}]"),
+        "return": _estimate(score["mean"], [score.get("low"), score.get("high")], 2),
     }
     if "correct_choices" in summary:
-        part = summary["correct_choices"]
-        rows["correct choices"] = (
-            f"{100 * part['mean']:.1f} %  [{100 * part['low']:.1f}, {100 * part['high']:.1f}]  "
-            f"of {summary['choices_per_episode']:.1f} an episode"
-        )
+        mean, *interval = (100 * summary["correct_choices"][end] for end in ("mean", "low", "high"))
+        rows["correct choices"] = f"{_estimate(mean, interval)}  of {summary['choices_per_episode']:.1f} an episode"
     for name in SCALES:
         if name in summary and (played or name != "human_normalised_capped"):
             scale = name.replace("_normalised", "-normalised").replace("_", ", ")
             over = f", mean of {sum(name in part for part in played)} of {len(played)} tasks" if played else ""
-            interval = summary.get(f"{name}_interval")
-            within = f"  [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else ""
-            rows[scale] = f"{summary[name]:.1f} %{within}{over}"
+            rows[scale] = _estimate(summary[name], summary.get(f"{name}_interval")) + over
     return rows
 
 
-def evaluation_table(summaries: list[dict[str, Any]]) -> Table:
-    """Evaluations of several runs, a row each, with columns for what any of them has; see `task_table`."""
-    scales = [name for name in ("human_normalised", "oracle_normalised") if any(name in one for one in summaries)]
-    chose = any("correct_choices" in one for one in summaries)
-    names = [f"{name.replace('_', '-')} %" for name in scales] + ["correct choices %"] * chose
-    texts = [Column(name, overflow="fold") for name in ("run", "core", "environment")]
-    built = Table(*texts, "episodes", "return", *names)
+def evaluation_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
+    """Evaluations of several runs or tasks, a row each, with columns for what any of them has; see
+    `training.evaluation.summarize`."""
+
+    def known(*names: str) -> list[str]:
+        return [name for name in names if any(name in one for one in summaries)]
+
+    texts, scales = known("run", "core", "environment"), known("human_normalised", "oracle_normalised")
+    heads = [name.replace("_", "-") for name in scales] + [name.replace("_", " ") for name in known("correct_choices")]
+    built = Table(*(Column(name, overflow="fold") for name in texts), "episodes", "return", *heads)
     for one in summaries:
-        score, choices = one["return"], one.get("correct_choices")
-        bounds: list[Any] = [score.get("low"), score.get("high")]
-        cells = [_estimate(score["mean"], bounds, 2)]
-        cells += [_estimate(one.get(name), one.get(f"{name}_interval", [None]), 1) for name in scales]
-        if chose:
-            percent = [100 * choices[end] for end in ("mean", "low", "high")] if choices else [None]
-            cells.append(_estimate(percent[0], percent[1:], 1))
-        built.add_row(Text(one["run"]), one["core"], Text(one["environment"]), str(one["episodes"]), *cells)
+        score = one["return"]
+        cells = [str(one["episodes"]), _estimate(score["mean"], [score.get("low"), score.get("high")], 2)]
+        cells += [_estimate(one.get(name), one.get(f"{name}_interval")) for name in scales]
+        for name in known("correct_choices"):
+            mean, *interval = [100 * one[name][end] for end in ("mean", "low", "high")] if name in one else [None]
+            cells.append(_estimate(mean, interval))
+        built.add_row(*(Text(one[name]) for name in texts), *cells)
     return built
 
 
-def _estimate(value: float | None, interval: list[Any], digits: int) -> str:
+def _estimate(value: float | None, interval: Sequence[float | None] | None = None, digits: int = 1) -> str:
+    """A value with its interval, if there is one; a percentage if it has one digit."""
     if value is None:
         return "-"
-    within = "" if None in interval else f"  [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
-    return f"{value:.{digits}f}{within}"
+    low, high = interval or (None, None)
+    within = "" if low is None else f"  [{low:.{digits}f}, {high:.{digits}f}]"
+    return f"{value:.{digits}f}{' %' * (digits == 1)}{within}"
 
 
 def number(row: Mapping[str, Any], name: str, form: str = ".1f", factor: float = 1.0, unit: str = "") -> str:

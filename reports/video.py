@@ -17,19 +17,21 @@ BACKGROUND, TEXT, FAINT = (18, 20, 26), (235, 237, 240), (130, 136, 148)
 COLOURS = {"compressed": (226, 122, 63), "memory": (69, 178, 157), "segment": (90, 140, 230)}
 
 
-def write_video(recordings: Sequence[Recording], path: Path) -> None:
-    """Writes episodes to one MP4 (H.264), one after the other, in real time.
+def film(recordings: Sequence[Recording], path: Path) -> None:
+    """Writes episodes to one MP4 (H.264), one after the other, in real time. The file is complete, or as it was before.
 
     Args:
         recordings: with image observations [T, height, width, 3] uint8.
-        path: of the MP4, whatever its ending.
+        path: of the MP4.
 
     Raises:
         ValueError: if the observations are no such images.
+        OSError: if it cannot be written, or would replace what is not a regular file.
     """
     check_images(recordings)
+    path.parent.mkdir(parents=True, exist_ok=True)
     fps = round(recordings[0].fps)
-    with av.open(str(path), "w", format="mp4") as container:
+    with replacing(path) as temporary, av.open(str(temporary), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=fps, options={"crf": "20", "preset": "veryfast"})
         stream.width, stream.height, stream.pix_fmt = VIEW_WIDTH + PANEL_WIDTH, HEIGHT, "yuv420p"
         stream.time_base = Fraction(1, fps)
@@ -49,7 +51,7 @@ def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
     """The frames of the video, [HEIGHT, VIEW_WIDTH + PANEL_WIDTH, 3] uint8 each."""
     for number, recording in enumerate(recordings, 1):
         returns = recording.returns
-        mass = recording.mass.mean(axis=(1, 2)) if recording.attention else None
+        mass = recording.mass.mean(axis=(1, 2)).tolist() if recording.attention else None
         for step, view in enumerate(recording.observations):
             lines = {
                 "episode": f"{number} of {len(recordings)}",
@@ -58,7 +60,7 @@ def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
                 "value": f"{recording.values[step]:+.2f}",
                 "score": f"{returns[step]:+.0f}",
             }
-            yield draw(view, lines, {} if mass is None else dict(zip(ATTENTION_KINDS, mass[step].tolist())))
+            yield draw(view, lines, dict(zip(ATTENTION_KINDS, mass[step])) if mass else {})
 
 
 def draw(view: np.ndarray, lines: dict[str, str], attention: dict[str, float]) -> np.ndarray:
@@ -90,15 +92,3 @@ def draw(view: np.ndarray, lines: dict[str, str], attention: dict[str, float]) -
             brush.rectangle((left, top, left + width, top + 8), fill=(44, 48, 58))
             brush.rectangle((left, top, left + round(width * mass), top + 8), fill=COLOURS[kind])
     return np.asarray(frame)
-
-
-def film(recordings: Sequence[Recording], path: Path) -> Path:
-    """Writes a video as `write_video` does; the file is complete, or as it was before.
-
-    Raises:
-        OSError: if it cannot be written, or would replace what is not a regular file.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        write_video(recordings, temporary)
-    return path

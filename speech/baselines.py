@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from learner.streams import count_tokens
 from speech import audio
 
 _SCALES = np.geomspace(2e-5, 0.3, 24)
@@ -17,26 +18,17 @@ _ROUNDS = 4
 _PIECES = 40
 
 
-def predictors(train: np.ndarray, *parts: np.ndarray, size: int = 1 << 18) -> list[dict[str, float]]:
-    """Nats per sample of each part [N] under both predictors, fitted to `train`: "order_0" and "linear"."""
-    linear, found = fit_linear_predictor(train), []
-    for part in parts:
-        blocks = (np.asarray(part[begin : begin + size]) for begin in range(0, len(part), size))
-        nll = sum(float(linear.nll(block).sum()) for block in blocks)
-        found.append({"order_0": order_0(train, part), "linear": nll / len(part)})
-    return found
+def predictors(train: np.ndarray, held_out: np.ndarray, block: int = 1 << 18) -> dict[str, float]:
+    """Nats per sample of held-out tokens [N] under both predictors, fitted to `train`: "order_0" and "linear"."""
+    linear, blocks = fit_linear_predictor(train), range(0, len(held_out), block)
+    nll = sum(float(linear.nll(np.asarray(held_out[begin : begin + block])).sum()) for begin in blocks)
+    return {"order_0": order_0(train, held_out), "linear": nll / len(held_out)}
 
 
 def order_0(train: np.ndarray, held_out: np.ndarray) -> float:
     """Nats per sample of held-out tokens under the frequencies of training tokens, each of 256 counted once more."""
-    counts, found = _histogram(train) + 1.0, _histogram(held_out)
+    counts, found = count_tokens(train, audio.LEVELS) + 1.0, count_tokens(held_out, audio.LEVELS)
     return float(-(np.log(counts / counts.sum()) * found).sum() / found.sum())
-
-
-def _histogram(tokens: np.ndarray, size: int = 1 << 24) -> np.ndarray:
-    """Counts of each level [256]; in blocks, because bincount converts each token to eight bytes."""
-    blocks = (tokens[begin : begin + size] for begin in range(0, len(tokens), size))
-    return sum((np.bincount(block, minlength=audio.LEVELS) for block in blocks), np.zeros(audio.LEVELS, np.int64))
 
 
 class LinearPredictor(NamedTuple):
@@ -54,22 +46,12 @@ class LinearPredictor(NamedTuple):
     thresholds: np.ndarray
     weights: np.ndarray
 
-    def predict(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Predictions of the samples [N] of tokens [N], and contexts [N]; before the first sample there is silence."""
+    def nll(self, tokens: np.ndarray) -> np.ndarray:
+        """Nats of each token [N], given all before it; before the first one there is silence."""
         samples = audio.decode(tokens).astype(np.float64)
         predictions = _filtered(samples, self.coefficients)
-        return predictions, np.searchsorted(self.thresholds, _recent_errors(samples - predictions))
-
-    def nll(self, tokens: np.ndarray) -> np.ndarray:
-        """Nats of each token [N], given all before it."""
-        predictions, contexts = self.predict(tokens)
-        likelihoods = _likelihoods(predictions, tokens)
-        return -np.log((likelihoods * self.weights[contexts]).sum(axis=1))
-
-    def probabilities(self, prediction: float, context: int) -> np.ndarray:
-        """Probabilities of all 256 tokens, given a prediction and a context of `predict`."""
-        likelihoods = _likelihoods(np.full(audio.LEVELS, prediction), np.arange(audio.LEVELS))
-        return likelihoods @ self.weights[context]
+        contexts = np.searchsorted(self.thresholds, _recent_errors(samples - predictions))
+        return -np.log((_likelihoods(predictions, tokens) * self.weights[contexts]).sum(axis=1))
 
 
 def fit_linear_predictor(train: np.ndarray, order: int = 32, most: int = 200_000) -> LinearPredictor:
@@ -97,12 +79,12 @@ def fit_linear_predictor(train: np.ndarray, order: int = 32, most: int = 200_000
         moments, target = covariance[:order, :order][::-1, ::-1], covariance[:order, order][::-1]
         ridge = 1e-9 * np.trace(moments) / order + 1e-12
         coefficients = np.linalg.solve(moments + ridge * np.eye(order), target)
-        recent = _recent_errors(samples - _filtered(samples, coefficients))
+        predictions = _filtered(samples, coefficients)
+        recent = _recent_errors(samples - predictions)
         # The likelihood weights errors by loudness; plain squares would fit only the loudest words.
         importance = (recent[:, order:].ravel() + 1e-4) ** -2
 
-    predictions = _filtered(samples, coefficients)
-    recent, predictions = _recent_errors(samples - predictions).ravel(), predictions.ravel()
+    recent, predictions = recent.ravel(), predictions.ravel()
     thresholds = np.unique(np.quantile(recent, np.arange(1, _CONTEXTS) / _CONTEXTS))
     contexts = np.searchsorted(thresholds, recent)
     likelihoods = _likelihoods(predictions, tokens.ravel())

@@ -5,6 +5,7 @@ says 80), 32 rows, memory that is kept from chunk to chunk.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
@@ -12,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from agent.core.config import CORES, CompressiveTransformerConfig, LSTMConfig, TransformerXLConfig
 from agent.fields import Checked, Count, Layers, Range, Several, Size, Slots
 from learner.config import SequenceConfig, SequenceLearnerConfig
+from learner.config import make_preset as find_preset
 from speech.corpus import SYNTHETIC, CorpusConfig
 
 
@@ -78,34 +80,39 @@ class SpeechConfig(SequenceConfig):
 
     @property
     def core_config(self) -> SpeechCoreConfig:
-        """The configuration of the core."""
         return self.model
 
     def located(self, absolute: Callable[[str], str], path: str | None = None) -> Self:
-        """See `SequenceConfig`."""
         path = self.corpus.path if path is None else path
         path = path if path == SYNTHETIC else absolute(path)
         return dataclasses.replace(self, corpus=dataclasses.replace(self.corpus, path=path))
 
 
+def _cores(
+    transformer: dict[str, Any], mlp_sizes: tuple[int, int], lstm: LSTMConfig, wavenet: WaveNetConfig
+) -> dict[str, SpeechCoreConfig]:
+    """Transformer-XL has the compressed slots as memory, and a larger MLP instead of the compression."""
+    slots, (mlp_size, larger) = transformer["segment_size"], mlp_sizes
+    memory = {"memory_size": slots, "compressed_size": slots, "compression_rate": 4}
+    return {
+        "compressive": CompressiveTransformerConfig(**transformer, **memory, mlp_size=mlp_size),
+        "transformer-xl": TransformerXLConfig(**transformer, memory_size=2 * slots, mlp_size=larger),
+        "lstm": lstm,
+        "wavenet": wavenet,
+    }
+
+
 def cpu(core: str) -> SpeechConfig:
     """Minutes on two CPU cores: about 0.2 M parameters, and a memory of 64 + 64 slots that spans 384 samples."""
-    transformer: dict[str, Any] = {"model_size": 64, "num_layers": 3, "num_heads": 4, "segment_size": 64, "norm": "pre"}
-    cores: dict[str, SpeechCoreConfig] = {
-        "compressive": CompressiveTransformerConfig(
-            **transformer, mlp_size=128, memory_size=64, compressed_size=64, compression_rate=4
-        ),
-        "transformer-xl": TransformerXLConfig(**transformer, mlp_size=256, memory_size=128),
-        "lstm": LSTMConfig(model_size=127, num_layers=1),
-        "wavenet": WaveNetConfig(model_size=38, num_layers=20, stack_layers=10, gate_size=38, skip_size=38),
-    }
+    transformer = {"model_size": 64, "num_layers": 3, "num_heads": 4, "segment_size": 64, "norm": "pre"}
+    wavenet = WaveNetConfig(38, num_layers=20, gate_size=38, skip_size=38)
     return SpeechConfig(
         preset="cpu",
         log_every=10,
         evaluate_every=200,
         evaluate_tokens=40_000,
         keep_checkpoints=2,
-        model=cores[core],
+        model=_cores(transformer, (128, 256), LSTMConfig(127, 1), wavenet)[core],
         learner=SequenceLearnerConfig(
             batch_size=8,
             sequence_length=256,
@@ -127,22 +134,15 @@ def paper(core: str) -> SpeechConfig:
     says 1568, which 768 + 768 are not). The paper gives no widths and no learning rate for speech: the widths are a
     choice of this project, the learning rate is that of section 5.
     """
-    transformer: dict[str, Any] = {"model_size": 384, "num_layers": 20, "num_heads": 8, "segment_size": 768}
-    cores: dict[str, SpeechCoreConfig] = {
-        "compressive": CompressiveTransformerConfig(
-            **transformer, mlp_size=896, memory_size=768, compressed_size=768, compression_rate=4
-        ),
-        "transformer-xl": TransformerXLConfig(**transformer, mlp_size=1664, memory_size=1536),
-        "lstm": LSTMConfig(model_size=1288, num_layers=3),
-        "wavenet": WaveNetConfig(model_size=472, num_layers=30, stack_layers=10, gate_size=472, skip_size=472),
-    }
+    transformer = {"model_size": 384, "num_layers": 20, "num_heads": 8, "segment_size": 768}
+    wavenet = WaveNetConfig(472, num_layers=30, gate_size=472, skip_size=472)
     return SpeechConfig(
         preset="paper",
         log_every=10,
         evaluate_every=2_000,
         evaluate_tokens=2_000_000,
         keep_checkpoints=2,
-        model=cores[core],
+        model=_cores(transformer, (896, 1664), LSTMConfig(1288, 3), wavenet)[core],
         learner=SequenceLearnerConfig(
             batch_size=32,
             sequence_length=3840,
@@ -156,18 +156,8 @@ def paper(core: str) -> SpeechConfig:
 
 PRESETS = {"cpu": cpu, "paper": paper}
 
-
-def make_preset(preset: str, core: str) -> SpeechConfig:
-    """A preset by name.
-
-    Raises:
-        ValueError: names the preset or the core that does not exist, and those that do.
-    """
-    if preset not in PRESETS:
-        raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {preset!r}")
-    if core not in SPEECH_CORES:
-        raise ValueError(f"core: expected one of {', '.join(SPEECH_CORES)}, got {core!r}")
-    return PRESETS[preset](core)
+make_preset = functools.partial(find_preset, PRESETS, SPEECH_CORES)
+"""The configuration of a speech run, given the names of a preset and a core."""
 
 
 Seconds = Annotated[float, Range(0, 3600.0, above=True)]

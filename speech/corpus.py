@@ -1,31 +1,32 @@
 """Corpora of sound: folders of WAV and FLAC files, or synthetic voices, as memory-mapped tokens that are built once.
 
-A corpus is split into training, validation and test by whole files or whole speakers. `corpus.json` beside the tokens
-has the names of its files, its rate, and a digest of all tokens.
+A corpus is split into training, validation and test by whole files or whole speakers.
 """
 
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
 from agent.fields import Checked, Range
-from learner.files import build_once
+from learner.files import build_once, write_json
+from learner.prepared import open_splits, write_split
 from speech import audio, synthetic
 
 SYNTHETIC = "synthetic"
 """The corpus that needs no files."""
 SPLITS = ("train", "validation", "test")
-_FORMAT = 1
+_FORMAT = 2
 _VOICES, _UTTERANCES = 12, 10
 _Share = Annotated[float, Range(0, 0.5, above=True, below=True)]
 
@@ -65,9 +66,8 @@ class CorpusConfig(Checked):
         try:
             re.compile(self.speaker_pattern)
         except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(
-                f"speaker_pattern: {self.speaker_pattern!r} is not a regular expression: {error}"
-            ) from error
+            expected = "expected a regular expression"
+            raise ValueError(f"speaker_pattern: {expected}, got {self.speaker_pattern!r}: {error}") from error
 
 
 class Split(NamedTuple):
@@ -105,31 +105,57 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
         show: is called with the number of files done, and of all.
 
     Raises:
-        ValueError: if there are too few files, or they cannot be split, or (`audio.AudioError`) one cannot be used.
-        FileNotFoundError: if there is no such folder.
+        ValueError, FileNotFoundError: if there are too few files, or (`audio.AudioError`) one cannot be used.
         ImportError: if the files need the extra `speech`.
     """
     sources, rate, identity = _synthetic(config) if config.path == SYNTHETIC else _files(config)
     identity |= {"format": _FORMAT, "config": asdict(config)}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
     target = cache / f"{Path(config.path).name}-{rate}-{key}"
-    build_once(target, lambda folder: _build(folder, config, divide(sources, config), rate, show))
+    done, digest = itertools.count(1), hashlib.sha256()
+    known: set[bytes] = set()
+
+    def encoded(part: list[_Source], files: list[str]) -> Iterator[np.ndarray]:
+        for source in part:
+            try:
+                waveform = source.waveform(rate)
+            except audio.AudioError as error:
+                _skip(config, error)
+                continue
+            tokens = audio.encode(waveform - waveform.mean() if config.remove_offset else waveform)
+            show(next(done), len(sources))
+            # The same sound under two names might be in two splits.
+            content = hashlib.sha256(tokens.tobytes()).digest()
+            if content not in known:
+                known.add(content)
+                digest.update(tokens.tobytes())
+                files.append(source.name)
+                yield tokens
+
+    def build(folder: Path) -> None:
+        parts, splits = _divide(sources, config), {}
+        for split in SPLITS:
+            files: list[str] = []
+            splits[split] = write_split(folder, split, encoded(parts[split], files), audio.LEVELS) | {"files": files}
+            if (samples := splits[split]["tokens"]) < 2:
+                raise ValueError(f"corpus: expected sound in the {split} split of {config.path}, got {samples} samples")
+        name = "synthetic voices" if config.path == SYNTHETIC else Path(config.path).name
+        described = {"name": name, "sample_rate": rate, "digest": digest.hexdigest(), "splits": splits}
+        write_json(folder / "corpus.json", described)
+
+    build_once(target, build)
     return target
 
 
-def divide(sources: list[_Source], config: CorpusConfig) -> dict[str, list[_Source]]:
-    """Sources of each split, in the order of their names' digests, which is the same everywhere.
-
-    Raises:
-        ValueError: if there are fewer than three files or speakers.
-    """
+def _divide(sources: list[_Source], config: CorpusConfig) -> dict[str, list[_Source]]:
+    """Sources of each split, in the order of their names' digests, which is the same everywhere."""
     units: dict[str, list[_Source]] = {}
     for source in sources:
         units.setdefault(source.speaker if config.split_by == "speaker" else source.name, []).append(source)
     if len(units) < len(SPLITS):
         raise ValueError(
             f"corpus: expected at least {len(SPLITS)} {config.split_by}s in {config.path} for training, validation and "
-            f"test, got {len(units)}: {', '.join(list(units)[:3]) or 'none'}"
+            f"test, got {len(units)}: {', '.join(units) or 'none'}"
         )
     shuffled = [units[name] for name in sorted(units, key=_digest)]
     total = sum(source.seconds for source in sources)
@@ -149,21 +175,20 @@ def _digest(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
-def _synthetic(config: CorpusConfig) -> tuple[list[_Source], int, dict]:
-    rate = config.sample_rate or synthetic.SAMPLE_RATE
-    sources = []
-    for speaker in range(_VOICES):
-        voice = f"voice{speaker:02d}"
-        for index in range(_UTTERANCES):
-            sources.append(_Source(f"{voice}-{index:02d}", voice, 3.0, functools.partial(_utterance, speaker, index)))
-    return sources, rate, {"synthetic": 1}
+def _synthetic(config: CorpusConfig) -> tuple[list[_Source], int, dict[str, Any]]:
+    sources = [
+        _Source(f"voice{voice:02d}-{index:02d}", f"voice{voice:02d}", 3.0, functools.partial(_utterance, voice, index))
+        for voice in range(_VOICES)
+        for index in range(_UTTERANCES)
+    ]
+    return sources, config.sample_rate or synthetic.SAMPLE_RATE, {"synthetic": 1}
 
 
-def _utterance(speaker: int, index: int, rate: int) -> np.ndarray:
-    return audio.resample(synthetic.utterance(speaker, index), synthetic.SAMPLE_RATE, rate)
+def _utterance(voice: int, index: int, rate: int) -> np.ndarray:
+    return audio.resample(synthetic.utterance(voice, index), synthetic.SAMPLE_RATE, rate)
 
 
-def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict]:
+def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict[str, Any]]:
     """The folder's files by name, the rate of the corpus, and an identity of the files for the cache."""
     root = Path(config.path)
     if not root.is_dir():
@@ -176,7 +201,7 @@ def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict]:
         if path.suffix.lower() not in audio.SUFFIXES or not path.is_file():
             continue
         try:
-            header = audio.info(path)
+            rate, samples = audio.info(path)
         except audio.AudioError as error:
             _skip(config, error)
             continue
@@ -184,15 +209,16 @@ def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict]:
         speaker = re.search(config.speaker_pattern, PurePosixPath(name).stem)
         if config.split_by == "speaker" and not speaker:
             raise ValueError(f"speaker_pattern: {config.speaker_pattern!r} matches nothing in {path.name}")
-        rates.setdefault(header.sample_rate, name)
-        seconds = header.samples / header.sample_rate
-        sources.append(_Source(name, speaker[0] if speaker else "", seconds, functools.partial(audio.read, path)))
+        rates.setdefault(rate, name)
+        sources.append(
+            _Source(name, speaker[0] if speaker else "", samples / rate, functools.partial(audio.read, path))
+        )
         listing.append([name, path.stat().st_size, path.stat().st_mtime_ns])
     if not sources:
         raise ValueError(f"corpus: expected WAV or FLAC files named {config.include} in {root}, got none")
     if config.sample_rate is None and len(rates) > 1:
-        (one, first), (other, second) = list(rates.items())[:2]
-        raise ValueError(f"sample_rate: expected a number, for rates differ: {one} in {first}, {other} in {second}")
+        found = ", ".join(f"{rate} in {name}" for rate, name in rates.items())
+        raise ValueError(f"sample_rate: expected a number, for rates differ: {found}")
     return sources, config.sample_rate or next(iter(rates)), {"root": str(root.resolve()), "files": listing}
 
 
@@ -202,65 +228,13 @@ def _skip(config: CorpusConfig, error: audio.AudioError) -> None:
     warnings.warn(f"left out {error}".encode(errors="backslashreplace").decode(), stacklevel=3)
 
 
-def _build(
-    folder: Path,
-    config: CorpusConfig,
-    parts: dict[str, list[_Source]],
-    rate: int,
-    show: Callable[[int, int], None],
-) -> None:
-    """Writes one file of tokens for each split, then `corpus.json`."""
-    total, done, digest, described = sum(map(len, parts.values())), 0, hashlib.sha256(), {}
-    known: set[bytes] = set()
-    for split in SPLITS:
-        files, starts, length = [], [], 0
-        with (folder / f"{split}.u8").open("wb") as file:
-            for source in parts[split]:
-                try:
-                    waveform = source.waveform(rate)
-                except audio.AudioError as error:
-                    _skip(config, error)
-                    continue
-                tokens = audio.encode(waveform - waveform.mean() if config.remove_offset else waveform)
-                done += 1
-                show(done, total)
-                # The same sound under two names might be in two splits.
-                content = hashlib.sha256(tokens.tobytes()).digest()
-                if content in known:
-                    continue
-                known.add(content)
-                files.append(source.name)
-                starts.append(length)
-                length += len(tokens)
-                digest.update(tokens.tobytes())
-                file.write(tokens.tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        if length < 2:
-            raise ValueError(f"corpus: expected sound in the {split} split of {config.path}, got {length} samples")
-        described[split] = {"samples": length, "files": files, "starts": starts}
-    description = {
-        "name": "synthetic voices" if config.path == SYNTHETIC else Path(config.path).name,
-        "sample_rate": rate,
-        "splits": described,
-        "digest": digest.hexdigest(),
-    }
-    (folder / "corpus.json").write_text(json.dumps(description, indent=1, allow_nan=False))
-
-
 def open_built(folder: Path) -> Corpus:
     """Opens a corpus that `prepare` built. Raises a ValueError if it is damaged."""
-    try:
-        description = json.loads((folder / "corpus.json").read_text())
-        splits = {}
-        for split, entry in description["splits"].items():
-            tokens = np.memmap(folder / f"{split}.u8", dtype=np.uint8, mode="r")
-            if len(tokens) != entry["samples"]:
-                raise ValueError(f"{split}.u8: expected {entry['samples']} samples, got {len(tokens)}")
-            splits[split] = Split(tokens, entry["files"], np.array(entry["starts"]))
-        return Corpus(description["name"], description["sample_rate"], splits, description["digest"])
-    except (OSError, KeyError, ValueError) as error:
-        raise ValueError(f"{folder} is damaged; delete it: {error}") from error
+    described, arrays = open_splits(folder)
+    splits = {
+        split: Split(tokens, described["splits"][split]["files"], starts) for split, (tokens, starts) in arrays.items()
+    }
+    return Corpus(described["name"], described["sample_rate"], splits, described["digest"])
 
 
 def thin(split: Split, samples: int, pieces: int) -> Split:

@@ -10,12 +10,12 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from agent.core import Core, make_core
-from agent.language_model import IGNORE, SequenceModel
+from agent.language_model import SequenceModel
 from agent.memory_check import build_network
 from learner.files import cache_folder
 from learner.modality import Counting, Modality, Table, quiet
 from learner.sampling import sample
-from learner.sequence_learner import Total, score
+from learner.sequence_learner import Total, evaluate_by
 from learner.streams import one_pass
 from speech import audio, baselines, corpus
 from speech.config import SpeechConfig, SpeechCoreConfig, SpeechEvaluation, SpeechSampling, WaveNetConfig
@@ -40,43 +40,34 @@ class Speech(Modality):
         return cls(config, corpus.prepare(config.corpus, cache_folder("speech"), show))
 
     def record(self) -> dict[str, Any]:
-        """See `Modality`."""
         return {"name": self.name, "digest": self.digest}
 
     def describe(self) -> str:
-        """See `Modality`."""
         minutes = {name: len(split.tokens) / self.sample_rate / 60 for name, split in self.splits.items()}
         lengths = ", ".join(f"{name} {length:.1f} min" for name, length in minutes.items())
         return f"{self.name}: {self.sample_rate} Hz, {lengths}"
 
     def make_model(self) -> SequenceModel:
-        """See `Modality`."""
         return make_model(self.config.model)
 
     def unit(self, nll: float) -> str:
-        """See `Modality`."""
         return f"{nll:.3f} nats"
 
     def validate(self, model: SequenceModel) -> dict[str, float]:
-        """See `Modality`."""
         measured = self.measure(model, self.held_out("validation", self.config.evaluate_tokens))
         return {"valid/nll": measured["nats"], "valid/bits": measured["bits"]}
 
-    def final_options(self) -> SpeechEvaluation:
-        """See `Modality`."""
-        return SpeechEvaluation()
-
     def evaluate(
-        self, model: SequenceModel, options: SpeechEvaluation, count: Counting = quiet
+        self, model: SequenceModel, options: SpeechEvaluation | None = None, count: Counting = quiet
     ) -> Iterator[dict[str, Any]]:
-        """See `Modality`."""
+        options = options or SpeechEvaluation()
         given = {"memory_size": options.memory_size, "compressed_size": options.compressed_size}
         sizes = {name: size for name, size in given.items() if size is not None}
         model = model.resized(**sizes) if sizes else model
         part = self.held_out(options.split, options.samples)
         measured = self.measure(model, part, count, f"measuring {options.split}")
-        (predictors,) = baselines.predictors(self.splits["train"].tokens, part.tokens)
-        yield {"split": options.split, **measured, **predictors, **sizes}
+        fitted = baselines.predictors(self.splits["train"].tokens, part.tokens)
+        yield {"split": options.split, **measured, **fitted, **sizes}
 
     def finish(self, model: SequenceModel, run: Path, step: int, count: Counting = quiet) -> dict[str, Any]:
         """See `Modality`: the loss on the validation split, the model's size, and samples."""
@@ -92,21 +83,9 @@ class Speech(Modality):
         return found
 
     def tables(self, part: dict[str, Any]) -> Iterator[Table]:
-        """See `Modality`."""
+        """See `Modality`; of the files, the five with the smallest and the five with the largest loss."""
         files = sorted(part["files"].items(), key=lambda item: item[1])
-        (best, least), (worst, most) = files[0], files[-1]
-        nats, samples = part["nats"], part["samples"]
-        yield [
-            (
-                f"split {part['split']}",
-                f"{nats:.3f} nats, {part['bits']:.3f} bits per sample, over {samples:,} samples",
-            ),
-            ("files", f"{len(files)}: from {least:.3f} nats ({best}) to {most:.3f} ({worst})"),
-            ("linear predictor", f"{part['linear']:.3f} nats"),
-            ("frequencies", f"{part['order_0']:.3f} nats (order 0; uniform: {math.log(audio.LEVELS):.3f})"),
-        ]
-        if "drawn" in part:
-            yield [("samples", part["drawn"])]
+        return super().tables(part | {"files": dict(files[:5] + files[5:][-5:])})
 
     def held_out(self, split: str, samples: int | None = None) -> Split:
         """A split or, spread over it, at most so many of its samples."""
@@ -122,38 +101,28 @@ class Speech(Modality):
 
         Reads the part in as many contiguous rows as a batch has, or fewer where it is short, and keeps the memory.
         """
-        rows, length = self._rows(len(part.tokens)), self.config.learner.sequence_length
+        rows, learner = self._rows(len(part.tokens)), self.config.learner
         names, numbers = np.unique(part.files, return_inverse=True)
         lengths = np.diff(part.starts, append=len(part.tokens))
         numbers = np.repeat(numbers.astype(np.min_scalar_type(len(names))), lengths)
-        losses, counts = np.zeros(len(names)), np.zeros(len(names), np.int64)
-        scored = score(model, self.batches(part, rows, count, activity), self.config.learner.precision)
         # The second pass reads the file's number where the first reads a sample.
-        for (batch, nll), where in zip(scored, one_pass(numbers, rows, length, self._starts(part))):
-            kept = batch.targets != IGNORE
-            index = where.targets[kept].numpy()
-            losses += np.bincount(index, nll[kept].double().numpy(), len(names))
-            counts += np.bincount(index, minlength=len(names))
+        files = one_pass(numbers, rows, learner.sequence_length, self._starts(part))
+        batches = self.batches(part, rows, count, activity)
+        losses, counts = evaluate_by(
+            model, batches, lambda batch: next(files).targets.numpy(), len(names), learner.precision
+        )
         total = Total(float(losses.sum()), int(counts.sum()))
-        files = {str(name): float(loss / count) for name, loss, count in zip(names, losses, counts) if count}
-        return {"nats": total.mean, "bits": total.mean / math.log(2), "samples": total.count, "files": files}
+        each = {str(name): float(loss / count) for name, loss, count in zip(names, losses, counts) if count}
+        return {"nats": total.mean, "bits": total.mean / math.log(2), "samples": total.count, "files": each}
 
     def draw(
         self, model: SequenceModel, options: SpeechSampling, out: Path, run: Path, step: int, count: Counting = quiet
     ) -> Path:
-        """Draws clips after prompts of real sound: WAV files and spectrograms in `out`, TensorBoard events in the run.
+        """Draws clips after prompts of real sound; returns the picture of their spectrograms.
 
-        Each clip is written twice: the prompt with what the model drew, and the real clip that the prompt is cut from.
-
-        Args:
-            model: what draws; see `learner.sampling.sample`.
-            options: which clips.
-            out: the folder; its parent must exist.
-            run, step: where the events belong.
-            count: shows the progress.
-
-        Returns:
-            the picture of the spectrograms.
+        WAV files and the picture are written to the folder `out`, whose parent must exist, TensorBoard's events of
+        `step` to `run`. Each clip is there twice: the prompt with what the model drew, and the real clip that the
+        prompt is cut from.
 
         Raises:
             ValueError: if no file is long enough.
@@ -167,18 +136,17 @@ class Speech(Modality):
             for tokens in sample(model, prompts, length, options.temperature, seed=options.seed):
                 drawn.append(tokens.numpy().astype(np.uint8))
                 show(len(drawn))
-        waveforms: dict[str, np.ndarray] = {}
-        for number, made in enumerate(np.stack(drawn, axis=1)):
-            waveforms[f"real-{number}"] = audio.decode(real[number])
-            waveforms[f"sample-{number}"] = audio.decode(np.concatenate([real[number, :prompt], made]))
+        made = np.concatenate([real[:, :prompt], np.stack(drawn, axis=1)], axis=1)
+        clips: dict[str, np.ndarray] = {}
+        for number in range(options.clips):
+            clips |= {f"real-{number}": audio.decode(real[number]), f"sample-{number}": audio.decode(made[number])}
         out.mkdir(exist_ok=True)
-        for name, waveform in waveforms.items():
-            audio.write_wav(out / f"{name}.wav", waveform, rate)
-        picture = write_spectrograms(out / "spectrograms.png", waveforms, rate, options.prompt_seconds)
+        picture = write_spectrograms(out / "spectrograms.png", clips, rate, options.prompt_seconds)
         with SummaryWriter(str(run)) as events:
-            for name, waveform in waveforms.items():
-                events.add_audio(name, torch.from_numpy(waveform), step, sample_rate=rate)
             events.add_image("spectrograms", np.asarray(picture), step, dataformats="HWC")
+            for name, waveform in clips.items():
+                audio.write_wav(out / f"{name}.wav", waveform, rate)
+                events.add_audio(name, torch.from_numpy(waveform), step, sample_rate=rate)
         return out / "spectrograms.png"
 
 

@@ -10,6 +10,7 @@ from learner.files import replacing
 
 _COLOURS = np.array([(4, 4, 20), (70, 20, 110), (180, 45, 90), (245, 130, 40), (255, 245, 190)])
 _RANGE_DB = 75.0
+_HEIGHT, _TITLE = 200, 18
 
 
 def spectrogram(waveform: np.ndarray, sample_rate: int, seconds: float = 0.025) -> np.ndarray:
@@ -25,43 +26,31 @@ def spectrogram(waveform: np.ndarray, sample_rate: int, seconds: float = 0.025) 
     return (10 * np.log10(np.maximum(power, 1e-12))).T
 
 
-def draw(
-    clips: Mapping[str, np.ndarray], sample_rate: int, mark: float | None = None, height: int = 200
-) -> Image.Image:
-    """One spectrogram under the other, with their titles, on one scale of time and of loudness.
+def write_spectrograms(path: Path, clips: Mapping[str, np.ndarray], sample_rate: int, mark: float) -> Image.Image:
+    """Draws spectrograms, one under the other, on one scale of time and of loudness; writes a PNG, atomically.
 
     Args:
+        path: the PNG.
         clips: waveforms by title.
         sample_rate: of all of them.
         mark: seconds at which a line is drawn, such as where a prompt ends.
-        height: pixels of each.
     """
     levels = [spectrogram(waveform, sample_rate) for waveform in clips.values()]
     loudest = max(float(level.max()) for level in levels)
     columns = max(level.shape[1] for level in levels)
-    width, title = min(1200, max(400, columns)), 18
-    picture = Image.new("RGB", (width, len(levels) * (height + title)), "white")
+    width = min(1200, max(400, columns))
+    x = round(mark * sample_rate / max(map(len, clips.values())) * width)
+    picture = Image.new("RGB", (width, len(levels) * (_HEIGHT + _TITLE)), "white")
     pen = ImageDraw.Draw(picture)
     for row, (name, level) in enumerate(zip(clips, levels)):
         shade = np.clip((level[::-1] - loudest) / _RANGE_DB + 1, 0, 1)
-        full = np.zeros((level.shape[0], columns))
-        full[:, : shade.shape[1]] = shade
-        channels = [np.interp(full, np.linspace(0, 1, len(_COLOURS)), channel) for channel in _COLOURS.T]
-        image = Image.fromarray(np.stack(channels, axis=2).astype(np.uint8)).resize((width, height))
-        top = row * (height + title)
+        shade = np.pad(shade, ((0, 0), (0, columns - shade.shape[1])))
+        channels = [np.interp(shade, np.linspace(0, 1, len(_COLOURS)), channel) for channel in _COLOURS.T]
+        image = Image.fromarray(np.stack(channels, axis=2).astype(np.uint8)).resize((width, _HEIGHT))
+        top = row * (_HEIGHT + _TITLE)
         pen.text((4, top + 3), f"{name}   (0 to {sample_rate / 2000:g} kHz)", fill="black")
-        picture.paste(image, (0, top + title))
-        if mark is not None:
-            x = round(mark * sample_rate / max(map(len, clips.values())) * width)
-            pen.line([(x, top + title), (x, top + title + height)], fill="white")
-    return picture
-
-
-def write_spectrograms(
-    path: Path, clips: Mapping[str, np.ndarray], sample_rate: int, mark: float | None = None
-) -> Image.Image:
-    """Draws spectrograms as `draw` does, writes them as a PNG, atomically, and returns the picture."""
-    picture = draw(clips, sample_rate, mark)
+        picture.paste(image, (0, top + _TITLE))
+        pen.line([(x, top + _TITLE), (x, top + _TITLE + _HEIGHT)], fill="white")
     with replacing(path) as temporary:
         picture.save(temporary, format="PNG")
     return picture

@@ -73,7 +73,6 @@ class WaveNet(Core):
         return WaveNetState(past, zeros(batch_size, dtype=torch.int64))
 
     def forward(self, inputs: Tensor, reset: Tensor, state: WaveNetState, return_attention: bool = False) -> CoreOutput:
-        """See `agent.core.contract.Core`."""
         config = self.config
         check_call(inputs, reset, state, config.model_size, WaveNetState)
         age = _ages(reset, state.age)

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from ray.scripts.scripts import cli as ray_commands
 
-from commands.arguments import LaunchOptions as Options
-from commands.arguments import parse_launch as parse
+from commands.options import LaunchOptions as Options
+from commands.parsing import parse_launch as parse
 
 ROOT = Path(__file__).parent.parent
 DOCKER = ROOT / "docker"

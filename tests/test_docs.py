@@ -7,19 +7,14 @@ from pathlib import Path
 import pytest
 
 from commands import COMMANDS
-from commands.arguments import PARSERS
-from commands.options import option_names
-from commands.sequence_arguments import OPTIONS
+from commands.options import OPTIONS
+from commands.parsing import option_names
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 CODE = re.compile(r"^```.*?^```|^(?: {4}|\t).*?$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 FOLDERS = "agent|envs|actors|learner|training|text|speech|reports|commands|benchmarks|tests|docker|docs|examples"
-
-KINDS = {name: kind for name, (kind, _) in PARSERS.items()}
-KINDS |= {f"{modality} {name}": kind for modality, parts in OPTIONS.items() for name, kind in parts.items()}
-"""Options of every command."""
 
 
 def anchors(page: Path) -> set[str]:
@@ -67,9 +62,9 @@ def test_options_in_command_lines_exist(page: Path) -> None:
     text = page.read_text().replace("\\\n", " ")
     for line in re.findall(r"^ {4,}compressive (.+?)(?: +#.*)?$", text, re.MULTILINE):
         words = line.split()
-        command = next((name for name in (" ".join(words[:2]), words[0]) if name in KINDS), "")
-        trains = [name for name in KINDS if command == "compare" and name.rpartition(" ")[2] in ("launch", "train")]
-        known = {"help", "from"}.union(*(option_names(KINDS[name]) for name in [command, *trains] if name))
+        command = next((name for name in (" ".join(words[:2]), words[0]) if name in OPTIONS), "")
+        trains = [name for name in OPTIONS if command == "compare" and name.rpartition(" ")[2] in ("launch", "train")]
+        known = {"help", "from"}.union(*(option_names(OPTIONS[name]) for name in [command, *trains] if name))
         groups = {name.rpartition(".")[0] for name in known}
         given = {word.strip("-").partition("=")[0].rstrip("_") for word in words if command and word.startswith("--")}
         assert given <= known | groups, line

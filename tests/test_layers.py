@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "reports": BELOW_TRAINING | {"training"},
     "commands": BELOW_TRAINING | {"training", "reports"},
 }
-RAY = {"actors/ray_pool.py", "learner/group.py", "training/cluster.py", "training/sequence_ray.py", "training/sweep.py"}
+RAY = {"actors/ray_pool.py", "learner/group.py", "training/cluster.py", "training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
     ("agent",): 2250,

@@ -20,7 +20,6 @@ from actors.ray_pool import RayPool
 from commands import main
 from learner import checkpoints
 from learner.errors import LearnersLost
-from learner.group import LearnerGroup
 from learner.learner import Learner
 from learner.metrics import last_metrics
 from tests.actors import counting
@@ -131,7 +130,7 @@ def learners_survive(cluster: Cluster) -> None:
 
     batches, alone = make_batches("lstm", 4), make()
     node = cluster.add_node()
-    with LearnerGroup(make(), 2, "cpu", placement="strict_spread") as group, ThreadPoolExecutor() as threads:
+    with test_group.make_group(make(), placement="strict_spread") as group, ThreadPoolExecutor() as threads:
         for batch in batches[:2]:
             alone.update(batch)
             group.update(batch)
@@ -166,7 +165,7 @@ def test_processes_killed_for_lack_of_memory_are_replaced(
             pool.get()
         assert time.monotonic() - begin >= 5
         assert 1 <= pool.status().restarts <= 3
-    with LearnerGroup(Learner(make_agent("lstm"), CPU, 10_000), 2, "cpu") as group:
+    with test_group.make_group(Learner(make_agent("lstm"), CPU, 10_000)) as group:
         begin = time.monotonic()
         with pytest.raises(LearnersLost, match=r"learners were lost \d times .*: learner .* running low on memory"):
             group.update(make_batches("lstm", 1)[0])

@@ -4,14 +4,16 @@
 """
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from agent.core.config import CORES, CompressiveTransformerConfig, CoreConfig, TransformerXLConfig
-from agent.core.matched import matched_cores
+from agent.core.config import CORES, CompressiveTransformerConfig, CoreConfig, TransformerXLConfig, matched_cores
 from agent.fields import Above0, AtLeast0, Checked, Count, Decay, Positive, Range, Several, Size
 from learner.config import SequenceConfig, SequenceLearnerConfig
+from learner.config import make_preset as find_preset
 from text.corpora import CORPORA
 
 
@@ -57,14 +59,15 @@ class TextConfig(SequenceConfig):
         super().__post_init__()
         if self.corpus not in CORPORA:
             raise ValueError(f"corpus: expected one of {', '.join(CORPORA)}, got {self.corpus!r}")
+        if self.vocabulary is not None and self.vocabulary < {"words": 3, "subwords": 258}.get(self.tokens, math.inf):
+            expected = "None for bytes, 3 or more words, or 258 or more subwords"
+            raise ValueError(f"vocabulary: expected {expected}, got {self.vocabulary} {self.tokens}")
 
     @property
     def core_config(self) -> CoreConfig:
-        """The configuration of the core."""
         return self.model.core
 
     def located(self, absolute: Callable[[str], str], path: str | None = None) -> Self:
-        """See `SequenceConfig`."""
         path = self.path if path is None else path
         return self if path is None else dataclasses.replace(self, path=absolute(path))
 
@@ -80,16 +83,9 @@ def _cores(
 
 def cpu(core: str) -> TextConfig:
     """Bytes of Python's source on one CPU thread, in about six minutes; `make text` compares cores with it."""
-    transformer = {
-        "model_size": 128,
-        "num_layers": 2,
-        "num_heads": 4,
-        "mlp_size": 512,
-        "segment_size": 64,
-        "norm": "pre",
-    }
+    sizes = {"model_size": 128, "num_layers": 2, "num_heads": 4, "mlp_size": 512, "segment_size": 64, "norm": "pre"}
     return TextConfig(
-        model=TextModelConfig(core=_cores(transformer, 64, 64, 4)[core], tied=False),
+        model=TextModelConfig(core=_cores(sizes, 64, 64, 4)[core], tied=False),
         evaluate_every=500,
         learner=SequenceLearnerConfig(
             batch_size=16,
@@ -121,19 +117,13 @@ def _paper(preset: str, model: TextModelConfig, learner: SequenceLearnerConfig, 
 
 def enwik8(core: str) -> TextConfig:
     """Section 5.2 and appendix B: 24 layers, 277 M parameters; evaluated with 3,072 compressed slots (`--sizes`)."""
-    transformer = {
-        "model_size": 1024,
-        "num_layers": 24,
-        "num_heads": 8,
-        "mlp_size": 3072,
-        "segment_size": 768,
-        "dropout": 0.15,
-    }
+    sizes = {"model_size": 1024, "num_layers": 24, "num_heads": 8, "mlp_size": 3072, "segment_size": 768}
+    cores = _cores({**sizes, "dropout": 0.15}, 768, 1152, 3, 2304)
     learner = SequenceLearnerConfig(batch_size=64, sequence_length=768)
-    cores = _cores(transformer, 768, 1152, 3, 2304)
     return _paper("enwik8", TextModelConfig(core=cores[core], tied=False, dropout=0.15), learner)
 
 
+_LONG_SIZES = {"model_size": 1024, "num_heads": 16, "mlp_size": 4096, "segment_size": 512}
 _LONG = SequenceLearnerConfig(
     batch_size=128, sequence_length=512, steps=516_000, warmup_steps=16_000, decay_steps=500_000
 )
@@ -141,41 +131,22 @@ _LONG = SequenceLearnerConfig(
 
 def wikitext103(core: str) -> TextConfig:
     """Section 5.3 and appendix B: 18 layers, 512 slots of each kind, adaptive input and softmax."""
-    transformer = {
-        "model_size": 1024,
-        "num_layers": 18,
-        "num_heads": 16,
-        "mlp_size": 4096,
-        "segment_size": 512,
-        "dropout": 0.2,
-    }
-    cores = _cores(transformer, 512, 512, 4)
+    cores = _cores({**_LONG_SIZES, "num_layers": 18, "dropout": 0.2}, 512, 512, 4)
     model = TextModelConfig(core=cores[core], cutoffs=(20_000, 40_000, 200_000), dropout=0.2)
     return _paper("wikitext103", model, _LONG, tokens="words", evaluate_rows=1)
 
 
 def pg19(core: str) -> TextConfig:
     """Section 5.1: 36 layers, 32,000 subwords, batches of 512; the widths are those of WikiText-103's model."""
-    transformer = {"model_size": 1024, "num_layers": 36, "num_heads": 16, "mlp_size": 4096, "segment_size": 512}
+    cores = _cores({**_LONG_SIZES, "num_layers": 36}, 512, 512, 2)
     learner = dataclasses.replace(_LONG, batch_size=512)
-    cores = _cores(transformer, 512, 512, 2)
     return _paper("pg19", TextModelConfig(core=cores[core]), learner, tokens="subwords", vocabulary=32_000)
 
 
 PRESETS = {"cpu": cpu, "enwik8": enwik8, "wikitext103": wikitext103, "pg19": pg19}
 
-
-def make_preset(preset: str, core: str) -> TextConfig:
-    """A preset by name.
-
-    Raises:
-        ValueError: names the preset or the core that does not exist, and those that do.
-    """
-    if preset not in PRESETS:
-        raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {preset!r}")
-    if core not in (names := [*CORES, "local"]):
-        raise ValueError(f"core: expected one of {', '.join(names)}, got {core!r}")
-    return PRESETS[preset](core)
+make_preset = functools.partial(find_preset, PRESETS, [*CORES, "local"])
+"""The configuration of a text run, given the names of a preset and a core."""
 
 
 @dataclass(frozen=True, kw_only=True)

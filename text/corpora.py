@@ -4,20 +4,18 @@ A corpus has three splits. Of equal files only one is used, so that no text is i
 depends only on names and sizes. `text.tokens` turns a corpus into files of tokens.
 """
 
-import csv
 import gzip
 import hashlib
-import io
 import os
 import sysconfig
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from learner.files import build_once, cache_folder
+from learner.files import build_once, cache_folder, import_extra
 
 SPLITS = ("train", "valid", "test")
 SHARES = (0.90, 0.05, 0.05)
@@ -44,15 +42,16 @@ Corpus = dict[str, list[Document]]
 
 @lru_cache(maxsize=1)
 def _read_utf8(path: Path) -> bytes:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: expected a file, found none")
     data = path.read_bytes()
     try:
         data = gzip.decompress(data) if path.suffix == ".gz" else data
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: expected a whole gzip file, got: {error}") from error
-    try:
         data.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected UTF-8, got byte 0x{data[error.start]:02x} at {error.start}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: expected a whole gzip file, got: {error}") from error
     return data
 
 
@@ -67,7 +66,6 @@ def python_source(path: Path | None = None) -> Corpus:
 def enwik8(path: Path) -> Corpus:
     """The first 100 MB of Wikipedia: 90, 5 and 5 MB. A shorter beginning of it is cut in the same proportions."""
     file = path / "enwik8" if path.is_dir() else path
-    _require_file(file)
     size = len(_read_utf8(file))
     cuts = [0, round(size * SHARES[0]), round(size * (SHARES[0] + SHARES[1])), size]
     return {split: [Document(file, begin, end)] for split, begin, end in zip(SPLITS, cuts, cuts[1:])}
@@ -75,55 +73,28 @@ def enwik8(path: Path) -> Corpus:
 
 def wikitext103(path: Path) -> Corpus:
     """WikiText-103 as `wiki.train.tokens`, `wiki.valid.tokens` and `wiki.test.tokens` in a folder."""
-    files = {split: path / f"wiki.{split}.tokens" for split in SPLITS}
-    for file in files.values():
-        _require_file(file)
-    return _own_splits({split: [file] for split, file in files.items()})
+    return _own_splits({split: [path / f"wiki.{split}.tokens"] for split in SPLITS})
 
 
 def pg19(path: Path) -> Corpus:
-    """PG-19: folders train, validation and test of books ID.txt, and metadata.csv with a row for each book.
+    """PG-19: folders train, validation and test of books ID.txt.
 
     Equal books of validation and test all count, because the prescribed numbers of words include them. Books of train
     that are also in validation or test are left out.
     """
-    titles, files = read_metadata(path / "metadata.csv"), {}
-    for split, folder in zip(SPLITS, ("train", "validation", "test")):
-        books = sorted((path / folder).glob("*.txt"), key=lambda file: (len(file.stem), file.stem))
-        if not books:
-            raise ValueError(f"{path / folder}: expected books, ID.txt, found none")
-        for file in books:
-            _require_file(file)
-        if unknown := [file.stem for file in books if file.stem not in titles]:
-            raise ValueError(f"{path / 'metadata.csv'}: expected a row for book {unknown[0]} of {folder}, found none")
-        files[split] = books
+    files = {split: _text_files(path / name, "*.txt") for split, name in zip(SPLITS, ("train", "validation", "test"))}
     held_out = {file: file.read_bytes() for split in ("valid", "test") for file in files[split]}
     for file, text in held_out.items():
         if not text.strip():
             raise ValueError(f"{file}: expected the text of a book, found none; fetch it again, or remove it")
     sizes, texts = {len(text) for text in held_out.values()}, set(held_out.values())
-    train = files["train"]
-    files["train"] = [file for file in train if file.stat().st_size not in sizes or file.read_bytes() not in texts]
-    return {split: [Document(file) for file in books] for split, books in files.items()}
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """Titles of PG-19's books by id, from rows `id,title,year,url` without a header.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if a row has other columns, or the file is damaged.
-    """
-    _require_file(path)
-    titles, text = {}, _read_utf8.__wrapped__(path).decode()  # not cached: it is read once
-    try:
-        for number, row in enumerate(csv.reader(io.StringIO(text, newline="")), start=1):
-            if len(row) != 4 or not row[0].isdigit():
-                raise ValueError(f"{path}, row {number}: expected id,title,year,url, got {','.join(row)!r:.60}")
-            titles[row[0]] = row[1]
-    except csv.Error as error:
-        raise ValueError(f"{path}: expected rows of id,title,year,url, got: {error}") from error
-    return titles
+    files["train"] = [
+        file for file in files["train"] if file.stat().st_size not in sizes or file.read_bytes() not in texts
+    ]
+    return {
+        split: [Document(book) for book in sorted(books, key=lambda book: (len(book.stem), book.stem))]
+        for split, books in files.items()
+    }
 
 
 def folder(path: Path) -> Corpus:
@@ -160,19 +131,15 @@ _TEXT_SUFFIXES = ("", ".txt", ".text", ".tokens", ".raw", ".md", ".gz")
 _SPLIT_NAMES = {"train": "train", **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"), "test": "test"}
 
 
-def _text_files(root: Path) -> list[Path]:
+def _text_files(root: Path, pattern: str = "*") -> list[Path]:
+    """The files below a folder that are not hidden; or the one file."""
     if root.is_file():
         return [root]
-    files = (file for file in sorted(root.rglob("*")) if file.is_file())
+    files = (file for file in sorted(root.rglob(pattern)) if file.is_file())
     return [file for file in files if not any(part.startswith(".") for part in file.relative_to(root).parts)]
 
 
-def _require_file(path: Path) -> None:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: expected a file, found none")
-
-
-def _distinct(files: list[Path]) -> list[Path]:
+def _distinct(files: Iterable[Path]) -> list[Path]:
     """The files without empty ones and without copies of earlier ones; reads only files of equal size."""
     sizes = {file: file.stat().st_size for file in files}
     counts = Counter(sizes.values())
@@ -186,7 +153,7 @@ def _distinct(files: list[Path]) -> list[Path]:
 def _own_splits(files: dict[str, list[Path]]) -> Corpus:
     """Keeps one of equal files, in test rather than valid, and in valid rather than train: never trains on held-out
     text."""
-    kept = set(_distinct([file for split in reversed(SPLITS) for file in files[split]]))
+    kept = set(_distinct(file for split in reversed(SPLITS) for file in files[split]))
     return {split: [Document(file) for file in files[split] if file in kept] for split in SPLITS}
 
 
@@ -224,16 +191,14 @@ DOWNLOADS = {"wikitext103": ("Salesforce/wikitext", "wikitext-103-v1"), "pg19": 
 
 
 def load(name: str, path: Path | None = None, cache: Path | None = None) -> Corpus:
-    """A corpus: at a path if one is given, else downloaded (once) where that is possible.
+    """One of `CORPORA`: at a path if one is given, else downloaded (once) where that is possible.
 
     Raises:
         FileNotFoundError, ValueError: if there is none, it is empty, or it has another layout; says what was expected.
         ImportError: if downloading needs a package that is not installed.
     """
-    if name not in CORPORA:
-        raise ValueError(f"corpus: expected one of {', '.join(CORPORA)}, got {name!r}")
     if path is None and name in DOWNLOADS:
-        path = download(name, (cache or cache_folder("text")) / (DOWNLOADS[name][1] or name))
+        path = _download(name, (cache or cache_folder("text")) / (DOWNLOADS[name][1] or name))
     if path is None and name != "python":
         source = " (http://mattmahoney.net/dc/enwik8.zip, unpacked)" if name == "enwik8" else ""
         raise ValueError(f"path: expected where {name} is on this machine{source}, got none")
@@ -246,28 +211,15 @@ def load(name: str, path: Path | None = None, cache: Path | None = None) -> Corp
     return corpus
 
 
-def download(name: str, target: Path) -> Path:
-    """Writes a corpus that Hugging Face `datasets` can load as files in the layout above, unless it is there.
-
-    Raises:
-        ImportError: if `datasets` is not installed.
-        ValueError: if it cannot be downloaded.
-    """
-    if target.exists():
-        return target
-    hint = f"or give a folder that has it: --path (see docs/text.md), or --corpus python, which needs no {name}"
-    try:
-        import datasets
-    except ImportError as error:
-        raise ImportError(f"{name} is downloaded with the extra `text` (pip install -e '.[text]'), {hint}") from error
-
-    def build(folder: Path) -> None:
-        (_write_books if name == "pg19" else _write_articles)(datasets.load_dataset(*DOWNLOADS[name]), folder)
-
-    try:
-        build_once(target, build)
-    except Exception as error:  # each layer below has its own
-        raise ValueError(f"{name} cannot be downloaded ({type(error).__name__}: {error!s:.200}); {hint}") from error
+def _download(name: str, target: Path) -> Path:
+    """Writes a corpus that Hugging Face `datasets` can load as files in the layout above, unless it is there."""
+    if not target.exists():
+        datasets = import_extra("datasets", "text", f"{name} is either on this machine (--path) or downloaded, which")
+        try:
+            build_once(target, lambda folder: _WRITERS[name](datasets.load_dataset(*DOWNLOADS[name]), folder))
+        except Exception as error:  # each layer below has its own
+            hint = "give its --path (see docs/text.md), or use --corpus python, which needs none"
+            raise ValueError(f"{name} cannot be downloaded ({type(error).__name__}: {error!s:.200}); {hint}") from error
     return target
 
 
@@ -278,11 +230,11 @@ def _write_articles(splits: Any, target: Path) -> None:
 
 
 def _write_books(splits: Any, target: Path) -> None:
-    with (target / "metadata.csv").open("w", newline="") as metadata:
-        rows = csv.writer(metadata)
-        for name in ("train", "validation", "test"):
-            (target / name).mkdir()
-            for book in splits[name]:
-                number = book["url"].rstrip("/").rpartition("/")[2].partition(".")[0].removeprefix("pg")
-                rows.writerow([number, book["short_book_title"], book["publication_date"], book["url"]])
-                (target / name / f"{number}.txt").write_text(book["text"])
+    for name in ("train", "validation", "test"):
+        (target / name).mkdir()
+        for book in splits[name]:
+            number = book["url"].rstrip("/").rpartition("/")[2].partition(".")[0].removeprefix("pg")
+            (target / name / f"{number}.txt").write_text(book["text"])
+
+
+_WRITERS = {"wikitext103": _write_articles, "pg19": _write_books}

@@ -1,23 +1,26 @@
 """Measures of language models: bits per character, perplexity, and the analyses of the paper.
 
-All measures read a text once, in order, and keep the memory; sums are in float64. The analyses are those of Tables 7, 8
-and 9 and Figures 2 and 6.
+All measures read a text once, in order, and keep the memory; sums are in float64. The analyses are those of Table 7 and
+Figures 2 and 6.
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from agent.core import ATTENTION_KINDS, CompressiveTransformer, detach_state, state_to
+from agent.core import ATTENTION_KINDS, CompressiveTransformer
 from agent.language_model import IGNORE, SequenceModel
 from learner.config import SequenceLearnerConfig
-from learner.sequence_learner import SequenceLearner, Total, autocast, evaluate, score
+from learner.sequence_learner import SequenceLearner, Total, evaluate_by, predict, score
 from learner.streams import Batch
 from text.tokenization import Tokenizer, Words
 from text.tokens import Split
@@ -61,74 +64,31 @@ def by_frequency(
         counts: [V], occurrences of each token in the training text.
         precision: of matrix products, as in the other analyses.
     """
+    low, *_, high = FREQUENCIES
+    between = [f"{begin} to {end - 1}" for begin, end in pairwise(FREQUENCIES)]
+    names = [f"< {low}", *between, f"> {high - 1}"]
     buckets = np.searchsorted(FREQUENCIES, counts, side="right")
-    names = _names(FREQUENCIES)
-    losses, found = np.zeros(len(names)), np.zeros(len(names), np.int64)
-    for batch, nll in score(model, batches, precision):
-        kept = (batch.targets != IGNORE).numpy()
-        index = buckets[batch.targets.numpy()[kept]]
-        losses += np.bincount(index, nll.double().numpy()[kept], len(names))
-        found += np.bincount(index, minlength=len(names))
-    return {name: Total(float(nll), int(count)) for name, nll, count in reversed(list(zip(names, losses, found)))}
-
-
-def _names(bounds: tuple[int, ...]) -> list[str]:
-    return [f"< {bounds[0]}", *(f"{low} to {high - 1}" for low, high in pairwise(bounds)), f"> {bounds[-1] - 1}"]
+    sums = evaluate_by(model, batches, lambda batch: buckets[batch.targets.numpy()], len(names), precision)
+    return {name: Total(float(nll), int(count)) for name, nll, count in reversed(list(zip(names, *sums)))}
 
 
 def by_position(model: SequenceModel, batches: Iterable[Batch], precision: str = "float32") -> list[tuple[int, Total]]:
     """The loss of targets by the number of tokens of their context: [(1, ..), (2, ..), (4, ..), ...], each bucket from
     its number to the next. Context begins at the start of the row and at resets."""
-    losses: dict[int, list[float]] = {}
-    context: np.ndarray | None = None
+    losses: dict[int, float] = defaultdict(float)
+    counts: Counter[int] = Counter()
+    context: Any = 0
     for batch, nll in score(model, batches, precision):
-        reset = batch.reset.numpy()
-        context = np.zeros(len(reset), np.int64) if context is None else context
-        steps = np.arange(1, reset.shape[1] + 1)
-        since = np.maximum.accumulate(np.where(reset, steps - 1, -context[:, None]), axis=1)
+        steps = np.arange(1, batch.reset.shape[1] + 1)
+        since = np.maximum.accumulate(np.where(batch.reset.numpy(), steps - 1, -context), axis=1)
         seen = steps - since
-        context = seen[:, -1]
+        context = seen[:, -1:]
         kept = (batch.targets != IGNORE).numpy()
-        for bucket in np.unique(exponents := np.frexp(seen[kept])[1] - 1):
-            entry = losses.setdefault(1 << int(bucket), [0.0, 0])
-            inside = exponents == bucket
-            entry[0] += float(nll.double().numpy()[kept][inside].sum())
-            entry[1] += int(inside.sum())
-    return [(begin, Total(nll, int(count))) for begin, (nll, count) in sorted(losses.items())]
-
-
-def by_memory(
-    model: SequenceModel,
-    batches: Callable[[], Iterable[Batch]],
-    sizes: Iterable[tuple[int | None, int | None]],
-    precision: str = "float32",
-) -> Iterator[tuple[tuple[int | None, int | None], Total]]:
-    """Tables 8 and 9: the loss with other numbers of slots (memory_size, compressed_size), None for the model's own.
-
-    Args:
-        batches: called for each size.
-
-    Raises:
-        ValueError: if the core has no memory, or not one that may have these sizes.
-    """
-    for memory, compressed in sizes:
-        resized = model.resized(memory_size=memory, compressed_size=compressed)
-        yield (memory, compressed), evaluate(resized, batches(), precision)
-
-
-class _Given:
-    """A learner's source whose next batch is set from outside."""
-
-    batch: Batch
-
-    def next(self, step: int) -> Batch:
-        return self.batch
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
+        buckets = 1 << (np.frexp(seen[kept])[1] - 1)
+        for bucket in np.unique(buckets).tolist():
+            losses[bucket] += float(nll.double().numpy()[kept][buckets == bucket].sum())
+            counts[bucket] += int((buckets == bucket).sum())
+    return [(begin, Total(losses[begin], counts[begin])) for begin in sorted(losses)]
 
 
 def dynamic(
@@ -145,70 +105,48 @@ def dynamic(
     Raises:
         FloatingPointError: see `SequenceLearner.update`; the learning rate may be too large.
     """
-    source, total, count, learner = _Given(), 0.0, 0, None
-    for batch in batches:
-        if learner is None:
-            rows, steps = batch.tokens.shape
-            config = dataclasses.replace(
-                config,
-                batch_size=rows,
-                sequence_length=steps,
-                steps=2**62,
-                learning_rate=learning_rate,
-                least_learning_rate=learning_rate,
-                accumulation_steps=1,
-                late_start=None,
-                microbatches=1,
-            )
-            learner, state = SequenceLearner(model, source, config), model.initial_state(rows)
-        model.eval()
-        moved = state_to(batch, learner.device)
-        with torch.no_grad(), autocast(learner.device, config.precision):
-            output = model(moved.tokens, moved.reset, state, moved.targets)
-        state = output.state
-        assert output.nll is not None
-        total += float(output.nll.double().sum())
+    first, scored, learned = itertools.tee(batches, 3)
+    rows, steps = next(first).tokens.shape
+    config = dataclasses.replace(
+        config,
+        batch_size=rows,
+        sequence_length=steps,
+        steps=2**62,
+        learning_rate=learning_rate,
+        least_learning_rate=learning_rate,
+        accumulation_steps=1,
+        late_start=None,
+        microbatches=1,
+    )
+    source: Any = SimpleNamespace(next=lambda step: next(learned))
+    learner, total, count = SequenceLearner(model, source, config), 0.0, 0
+    del first  # it would keep all batches
+    for batch, nll in score(model, scored, config.precision, cached=False):
+        total += float(nll.double().sum())
         count += int((batch.targets != IGNORE).sum())
-        source.batch = batch
         learner.update()
-    model.eval()
     return Total(total, count)
 
 
-class Attention(NamedTuple):
-    """Figure 2, one value a bucket, oldest first.
-
-    kinds: the kind of memory. mean: share of the attention, a mean over layers, heads and steps of a segment, and then
-    over the segments of all rows. error: standard error of that mean; None if there is only one segment.
-    """
-
-    kinds: list[str]
-    mean: list[float]
-    error: list[float | None]
-
-
-def attention(model: SequenceModel, batches: Iterable[Batch]) -> Attention:
+def attention(model: SequenceModel, batches: Iterable[Batch]) -> dict[str, list[Any]]:
     """Figure 2: attention by six buckets of each of compressed memory, memory and segment.
 
     Args:
         batches: each of exactly one segment, from the start of a text, where memory is not full yet. Steps whose
             targets are ignored do not count.
 
+    Returns:
+        one value a bucket, oldest first. kinds: the kind of memory. mean: share of the attention, a mean over layers,
+        heads and steps of a segment, and then over the segments of all rows. error: standard error of that mean; None
+        if there is only one segment.
+
     Raises:
         ValueError: if the core has no attention.
     """
     core, sums = require_attention(model), []
-    kinds = [kind for kind in ATTENTION_KINDS for _ in range(BUCKETS)]
-    state, device = None, next(model.parameters()).device
-    model.eval()
-    for batch in batches:
-        moved = state_to(batch, device)
-        state = model.core.with_cache(model.initial_state(len(moved.tokens))) if state is None else state
-        with torch.no_grad():
-            output = model(moved.tokens, moved.reset, state, moved.targets, return_attention=True)
-        state = output.state
+    for batch, output in predict(model, batches, return_attention=True):
         assert output.attention is not None
-        kept = (moved.targets != IGNORE).double()
+        kept = (batch.targets != IGNORE).double().to(output.attention[0].device)
         steps, layers = kept.sum(dim=1), []
         for layer, weights in zip(core.layers, output.attention):
             slots = torch.einsum("bts,bt->bs", weights.mean(dim=1).double(), kept)
@@ -216,9 +154,10 @@ def attention(model: SequenceModel, batches: Iterable[Batch]) -> Attention:
             layers.append(torch.cat([_buckets(part) for part in slots.split(sizes, dim=1)], dim=1))
         sums.append((torch.stack(layers).mean(dim=0)[steps > 0] / steps[steps > 0, None]).cpu())
     samples = torch.cat(sums)
+    kinds = [kind for kind in ATTENTION_KINDS for _ in range(BUCKETS)]
     known = len(samples) > 1
     error = (samples.std(dim=0, correction=1) / len(samples) ** 0.5).tolist() if known else [None] * len(kinds)
-    return Attention(kinds, samples.mean(dim=0).tolist(), error)
+    return {"kinds": kinds, "mean": samples.mean(dim=0).tolist(), "error": error}
 
 
 def _buckets(weights: Tensor) -> Tensor:
@@ -237,20 +176,14 @@ def compression_loss(model: SequenceModel, batches: Iterable[Batch]) -> dict[str
     """
     core = require_attention(model)
     fill = max(layer.sizes.memory + layer.sizes.rate * layer.sizes.compressed for layer in core.layers)
-    state, device, count, seen = None, next(model.parameters()).device, 0, 0
-    sums: dict[str, float] = {}
-    model.eval()
-    for batch in batches:
-        moved = state_to(batch, device)
-        state = model.initial_state(len(moved.tokens)) if state is None else state
-        with torch.enable_grad():  # without gradients the core does not compute these losses
-            output = model(moved.tokens, moved.reset, detach_state(state), moved.targets)
-        state = detach_state(output.state)
+    count, seen = 0, 0
+    sums: dict[str, float] = defaultdict(float)
+    for batch, output in predict(model, batches, cached=False, gradients=True):
         seen += batch.tokens.shape[1]
         if seen > fill:
             count += 1
             for name, loss in output.losses.items():
-                sums[name] = sums.get(name, 0.0) + loss.value.item()
+                sums[name] += loss.value.item()
     return {name: value / count for name, value in sums.items()}
 
 
@@ -259,11 +192,3 @@ def require_attention(model: SequenceModel) -> CompressiveTransformer:
     if not isinstance(model.core, CompressiveTransformer):
         raise ValueError(f"core: expected one with attention, got {type(model.core).__name__}")
     return model.core
-
-
-def counts(split: Split, vocabulary: int) -> np.ndarray:
-    """Occurrences of each token in a split, [V]."""
-    found = np.zeros(vocabulary, np.int64)
-    for begin in range(0, len(split.tokens), 1 << 24):
-        found += np.bincount(split.tokens[begin : begin + (1 << 24)], minlength=vocabulary)
-    return found

@@ -19,7 +19,7 @@ from agent.core import CORES, CoreConfig
 from agent.fields import AtLeast0, Checked, Count, Positive, Several
 from learner.config import LearnerConfig
 from learner.files import abbreviate, require_no_secret
-from training.run import Run
+from training.run import KINDS, Run
 
 RENAMED = {
     "optimiser": "optimizer",
@@ -40,6 +40,7 @@ class RunConfig(Checked):
 
     kind = "launch"
     cores = CORES
+    fixed = ("preset", "env", "seed", "agent.", "learner.optimizer", "checkpoint_url")
 
     preset: str = "cpu"
     """Where all other defaults come from: cpu (a small level, two CPU cores), memory (a task that asks for a longer
@@ -143,13 +144,24 @@ def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, 
         yield name, old, new
 
 
-def from_plain(kind: Any, plain: dict[str, Any]) -> Any:
+def from_plain(kind: Any, plain: Any) -> Any:
     """The configuration of a class that `to_plain` took apart.
 
     Raises:
         ValueError: if a field is unknown or impossible, or the core's name is unknown.
     """
-    return _build(kind, {name: value for name, value in plain.items() if name != "kind"}, "config", kind.cores)
+    return _build(kind, plain, "config", kind.cores)
+
+
+def read_url(url: str) -> RunConfig:
+    """The configuration of the agent's run whose checkpoints are at a URL; raises as `read_config`."""
+    from learner.checkpoints import load_latest  # here, because it imports torch
+
+    checkpoint = load_latest(url)
+    try:
+        return dataclasses.replace(from_plain(RunConfig, checkpoint.state.get("config")), checkpoint_url=url)
+    except ValueError as error:
+        raise ValueError(f"{checkpoint.path}: {error}") from error
 
 
 def read_config(run: Run, kind: Any = RunConfig) -> Any:
@@ -157,9 +169,12 @@ def read_config(run: Run, kind: Any = RunConfig) -> Any:
 
     Raises:
         FileNotFoundError: if the folder is not a run.
-        ValueError: if its `config.json` cannot be read, or the run is of another kind.
+        ValueError: if its `config.json` cannot be read, or the run is of another kind; says which commands accept it.
     """
-    plain = run.read_config(kind.kind)
+    found, plain = run.read_kind()
+    if found != kind.kind:
+        (made, use), (expected, _) = KINDS[found], KINDS[kind.kind]
+        raise ValueError(f"{run} is a run of `{made}`, expected one of `{expected}`; use {use}, or status")
     try:
         return from_plain(kind, plain)
     except ValueError as error:
@@ -174,24 +189,17 @@ def _build(kind: Any, plain: Any, where: str, cores: Mapping[str, tuple[type, An
         return tuple(plain) if isinstance(plain, list) else plain  # JSON has no tuples
     if not isinstance(plain, dict):
         raise ValueError(f"{where}: expected an object, got {abbreviate(plain)}")
-    plain = {RENAMED.get(name, name): value for name, value in plain.items()}
+    plain = {RENAMED.get(name, name): value for name, value in plain.items() if name != "kind"}
     if is_core:
         name = plain.pop("name", None)
         if name not in list(cores):  # a list, because JSON's values need not be hashable
             raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {abbreviate(name)}")
         kind = cores[name][0]
     hints = typing.get_type_hints(kind)
-    known = {field.name: field for field in dataclasses.fields(kind)}
-    if unknown := sorted(set(plain) - set(known)):
-        raise ValueError(f"{where}: unknown fields {abbreviate(', '.join(unknown))}; expected fields of this version")
-    if missing := [name for name, field in known.items() if name not in plain and _is_required(field)]:
-        raise ValueError(f"{where}: expected {', '.join(missing)} in it, got {abbreviate(list(plain))}")
-    fields = {name: _build(hints[name], value, f"{where}.{name}", cores) for name, value in plain.items()}
+    fields = {name: _build(hints.get(name), value, f"{where}.{name}", cores) for name, value in plain.items()}
     try:
         return kind(**fields)
+    except TypeError as error:  # an unknown or a missing field
+        raise ValueError(f"{where}: expected fields of this version: {error}") from error
     except ValueError as error:
         raise ValueError(f"{where}.{error}") from error
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

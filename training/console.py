@@ -1,24 +1,22 @@
 """How a training looks in a terminal: a live progress line, or plain lines where the output is not a terminal."""
 
-import logging
 import math
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.logging import RichHandler
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from training.loop import Progress
+from training.progress import Progress
 
 PLAIN_SECONDS = 15.0
 """Time between two lines where the output is not a terminal."""
@@ -53,7 +51,7 @@ def program(name: str = "compressive") -> str:
 class LiveLine:
     """Shows progress on a console; a context manager.
 
-    In a terminal one line is redrawn in place, or two where one is too narrow; elsewhere plain lines are added.
+    In a terminal two lines are redrawn in place, cut to its width; elsewhere plain lines are added.
 
     Args:
         console: where to show it.
@@ -62,26 +60,19 @@ class LiveLine:
     """
 
     def __init__(self, console: Console, activity: str, waiting: str) -> None:
-        self.console, self.activity, self.waiting = console, activity, waiting
-        self.shown: tuple[float, str, Sequence[str]] | None = None
-        self.printed = -math.inf
-        self.started = time.monotonic()
+        self.console, self.activity = console, activity
+        self.shown: tuple[float, str, Sequence[str]] = (0.0, f"waiting for {waiting}", ())
+        self.printed, self.started = -math.inf, time.monotonic()
         self.live = Live(self, console=console, refresh_per_second=4) if console.is_terminal else None
-        self.handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, RichHandler)]
-        self.consoles = [handler.console for handler in self.handlers]
 
     def __enter__(self) -> Self:
         if self.live:
-            for handler in self.handlers:  # messages appear above the line
-                handler.console = self.console
             self.live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.live:
             self.live.stop()
-            for handler, console in zip(self.handlers, self.consoles):
-                handler.console = console
 
     def update(self, progress: Progress) -> None:
         """Shows the progress of a training."""
@@ -96,46 +87,33 @@ class LiveLine:
         if self.live or (now - self.printed < PLAIN_SECONDS and share < 1):
             return
         self.printed = now
-        line = "  ".join((f"{duration(now - self.started):>8}", f"{100 * self.shown[0]:5.1f} %", head, *fields))
-        self.console.print(line, highlight=False, soft_wrap=True)
+        begin = f"{duration(now - self.started):>8}", f"{100 * min(1.0, share):5.1f} %"
+        say(self.console, "  ".join((*begin, head, *fields)))
 
     def __rich__(self) -> RenderableType:
-        if self.shown is None:
-            waiting = f"{self.activity}  waiting for {self.waiting}"
-            return Text(waiting, style="dim", no_wrap=True, overflow="ellipsis")
-        width = self.console.width
-        share, head, shown = self.shown
-        fields = list(shown)
-        while len("  ".join(fields)) > width:
-            fields.pop()
-        rest = Text("  ".join(fields))
-        room = width - len(f"{self.activity}    {head}")
-        one_line = room - 24 >= len(rest) + 2
-        cells: list[RenderableType] = [Text(head, style="bold"), *([rest] if one_line else [])]
-        if room > 3:
-            cells = [self.activity, ProgressBar(total=1.0, completed=share, width=min(24, room)), *cells]
+        share, head, fields = self.shown
+        width = min(24, self.console.width - len(f"{self.activity}    {head}"))
+        bar: list[RenderableType] = (
+            [self.activity, ProgressBar(total=1.0, completed=share, width=width)] if width > 0 else []
+        )
         rows = Table.grid(padding=(0, 2))
-        rows.add_row(*cells)
-        return rows if one_line else Group(rows, rest)
+        rows.add_row(*bar, Text(head, style="bold"))
+        fits = [field for end, field in enumerate(fields, 1) if len("  ".join(fields[:end])) <= self.console.width]
+        return Group(rows, Text("  ".join(fits))) if fits else rows
 
 
 @contextmanager
-def counting(console: Console, activity: str, total: int, unit: str) -> Iterator["Count"]:
-    """Shows how many of `total` episodes, samples or tokens are done, with the time left."""
+def counting(console: Console, activity: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """Shows how many of `total` episodes, samples or tokens are done, with the time left; yields what is called with
+    the number."""
     with LiveLine(console, activity, f"the first {unit}") as line:
-        yield Count(line, total, unit)
+        begin = time.monotonic()
 
+        def count(done: int) -> None:
+            rate = done / max(time.monotonic() - begin, 1e-9)
+            line.update(Progress(min(done, total), total, unit, rate))
 
-class Count:
-    """Called with the number done so far; see `counting`."""
-
-    def __init__(self, line: LiveLine, total: int, unit: str) -> None:
-        self.line, self.total, self.unit = line, max(1, total), unit
-        self.begin = time.monotonic()
-
-    def __call__(self, done: int) -> None:
-        rate = done / max(time.monotonic() - self.begin, 1e-9)
-        self.line.update(Progress(min(done, self.total), self.total, self.unit, rate))
+        yield count
 
 
 def say(console: Console, line: str, style: str = "") -> None:

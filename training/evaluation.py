@@ -14,7 +14,6 @@ from actors.evaluation import ScriptedActor, correct_fraction, mean_interval, pl
 from actors.recording import Recording, record_episodes
 from agent import Agent
 from envs import held_out, limit_calls, make_vector, mean_normalised, prepare, require_consent, tasks
-from envs.guard import close
 from learner import checkpoints
 from training.config import RunConfig, read_config
 from training.factories import interface, make_agent
@@ -34,6 +33,11 @@ class Player(NamedTuple):
     agent: Agent
     env: str
     checkpoint: checkpoints.Checkpoint
+
+    def require_images(self) -> None:
+        """Raises a ValueError if there is nothing to film: only RGB images are."""
+        if not (seen := interface(self.env)).filmable:
+            raise ValueError(f"expected images in RGB, got {list(seen.observation_shape)} from {self.env}")
 
 
 def load_player(
@@ -96,35 +100,41 @@ def play(
         env: by default the tasks on which the run is tested.
         progress: called with the number of episodes so far, over all tasks.
     """
-    played: list[Episode] = []
-    for task in tasks(env or held_out(config.env)):
-        rows = min(64, config.actors.envs_per_actor, episodes)
-        actor = make_evaluator(config, agent, rows, seed, sample, task, film=False)
-        try:
-            played += play_episodes(actor, episodes, _after(len(played), progress), config.actors.max_episode_steps)
-        finally:
-            actor.close()
-    return played
+    rows = min(64, config.actors.envs_per_actor, episodes)
 
+    def make(task: str) -> Actor:
+        return make_evaluator(config, agent, rows, seed, sample, task, film=False)
 
-def _after(before: int, progress: Callable[[int], None]) -> Callable[[int], None]:
-    """Counts the episodes of one task after those of earlier ones."""
-    return lambda done: progress(before + done)
+    return _play(make, env or held_out(config.env), episodes, config.actors.max_episode_steps, progress)
 
 
 def play_script(
     policy: str, env: str, episodes: int, seed: int, max_steps: int, progress: Callable[[int], None]
 ) -> list[Episode]:
     """Plays episodes of each task by one of `actors.evaluation.POLICIES`; arguments as in `play`."""
-    derived = np.random.SeedSequence([EVALUATION_SEED, seed]).generate_state(1)[0]
+    derived = int(np.random.SeedSequence([EVALUATION_SEED, seed]).generate_state(1)[0])
+
+    def make(task: str) -> ScriptedActor:
+        return ScriptedActor(make_vector(task, min(64, episodes)), policy, derived, task)
+
+    return _play(make, env, episodes, max_steps, progress)
+
+
+def _play(
+    make: Callable[[str], Any], env: str, episodes: int, max_steps: int, progress: Callable[[int], None]
+) -> list[Episode]:
+    """Plays episodes of each task of an environment by the actor that `make` makes for it."""
     played: list[Episode] = []
     for task in tasks(env):
-        envs = make_vector(task, min(64, episodes))
+        actor, before = make(task), len(played)
+
+        def count(done: int, before: int = before) -> None:
+            progress(before + done)
+
         try:
-            actor = ScriptedActor(envs, policy, int(derived), task)
-            played += play_episodes(actor, episodes, _after(len(played), progress), max_steps)
+            played += play_episodes(actor, episodes, count, max_steps)
         finally:
-            close(envs, task)
+            actor.close()
     return played
 
 

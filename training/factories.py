@@ -1,27 +1,20 @@
-"""Builds the parts of an agent's run from its configuration: network, actors, pool, learners."""
+"""Builds the parts of an agent's run from its configuration: network, actors, pool, learner."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 
 from actors import Actor, LocalPool, Pool
 from actors.actor import check_environment
-from actors.config import pairs
 from agent import Agent
 from agent.memory_check import build_network
 from envs import limit_calls, make_vector, tasks
 from envs.guard import close
 from learner.learner import Learner
-from training import UserError
 from training.config import RunConfig
-
-if TYPE_CHECKING:
-    from learner.group import LearnerGroup
 
 
 class Interface(NamedTuple):
@@ -74,7 +67,7 @@ def interface(env: str) -> Interface:
 
 def make_agent(config: RunConfig) -> Agent:
     """The run's network with new weights, drawn from torch's global generator."""
-    shape, num_actions, _, vocabulary = interface(config.env)
+    shape, num_actions, _, vocabulary = interface(tasks(config.env)[0])  # the trainer compares all tasks, once
     build = functools.partial(Agent, config.agent, shape, num_actions, vocabulary)
     return build_network(build, config.agent, config.actors.envs_per_actor)
 
@@ -117,25 +110,3 @@ def make_learner(config: RunConfig, agent: Agent) -> Learner:
     """The learner in this process; on the CPU if it only follows several learners on Ray."""
     learning = config.learner if config.learners == 1 else dataclasses.replace(config.learner, device="cpu")
     return Learner(agent, learning, max(1, config.frames // interface(config.env).action_repeat))
-
-
-def make_learners(
-    config: RunConfig, learner: Learner, check: Callable[[], object] = lambda: None
-) -> "AbstractContextManager[Learner | LearnerGroup]":
-    """What makes the updates: the learner itself, or a group of learners on Ray that it follows.
-
-    `check` is called while they wait for the cluster; see `LearnerGroup`.
-
-    Raises:
-        UserError: if there are not enough GPUs.
-    """
-    if config.learners == 1:
-        return nullcontext(learner)
-    from learner.group import LearnerGroup
-
-    labels = pairs("learner_labels", config.learner_labels)
-    device, placement = config.learner.device, config.learner_placement
-    try:
-        return LearnerGroup(learner, config.learners, device, config.seed, placement, labels, check)
-    except ValueError as error:
-        raise UserError(str(error)) from error

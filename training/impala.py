@@ -1,7 +1,6 @@
 """The training of an agent with IMPALA: unrolls from the actors, updates by the learner, weights back to the actors.
 
-`Trainer` holds what a run consists of: the learner and its counters, the last episodes, and checkpoints. Its parts are
-built in `factories`; the loop itself is `loop.train`.
+`Trainer` adds actors, episodes and checkpoints behind URLs to `loop.Training`. Its parts are built in `factories`.
 """
 
 import dataclasses
@@ -11,9 +10,9 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,42 +20,35 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from actors import Episode, Pool, Unroll
+from actors.config import pairs
 from actors.evaluation import correct_fraction
 from agent import Trajectory
 from agent.core import concatenate_states, leaves, state_bytes
 from envs import limit_calls, mean_normalised, prepare, tasks
-from learner import checkpoints
-from learner.checkpoints import Checkpoint, Checkpoints, pack_learner, unpack_learner
+from learner.checkpoints import LEARNER
 from learner.diagnostics import attention_mass
-from learner.errors import StorageError
-from learner.files import abbreviate, require_schema, write_json
+from learner.files import abbreviate, write_json
 from learner.learner import Learner
-from learner.metrics import MetricsWriter
-from learner.serialization import check_rng, restore_rng, rng_state
-from training import UserError, loop
+from learner.storage import UrlStore
+from training import UserError
 from training.charts import CHARTS
 from training.config import RunConfig, to_plain
 from training.console import quantity
-from training.factories import interface, make_agent, make_learner, make_learners, make_pool
+from training.factories import interface, make_agent, make_learner, make_pool
+from training.loop import Training
+from training.progress import Progress
 from training.run import Run
 
 if TYPE_CHECKING:
-    from learner.group import LearnerGroup
-    from training.cluster import HeadWatch
+    from learner.group import MakeReplica
 
 NUMBERS = dict.fromkeys(("steps", "environment", "actor_id", "version"), int)
 EPISODE: dict[str, Any] = {"score": float, **NUMBERS, "metrics": {str: float}, "task": str}
 ACTORS = {"num_actors": int, "envs_per_actor": int}
-STATE = {"episodes": int, "generation": int, "recent": [EPISODE], "rng": dict, "config": {"actors": ACTORS}}
-"""The schema of a checkpoint's state; see `require_schema`."""
 
 
-class Stopped(Exception):
-    """The user asked to stop, or the run's folder was lost."""
-
-
-class Trainer:
-    """A run in progress; implements `loop.Job`.
+class Trainer(Training):
+    """An agent's run in progress.
 
     Args:
         run: the folder. Nothing is written before `claim_url` and `train`.
@@ -64,35 +56,35 @@ class Trainer:
 
     Attributes:
         learner: the learner of this process; it follows several learners on Ray, if there are any.
-        saved: where the newest checkpoint is.
-        restored: the checkpoint from which the run was resumed.
 
     Raises:
         ValueError: if the environment or the network is impossible.
         StorageError: if the run's URL cannot be used.
     """
 
+    state_schema: ClassVar = {
+        "learner": LEARNER,
+        **{"episodes": int, "generation": int, "recent": [EPISODE], "rng": dict, "config": {"actors": ACTORS}},
+    }
+    charts = CHARTS
+    learner: Learner
+
     def __init__(self, config: RunConfig, run: Run, local: bool) -> None:
-        self.config, self.run, self.local = config, run, local
         names = tasks(config.env)
         if config.actors.num_actors < len(names):
             raise ValueError(f"num_actors: expected at least {len(names)}, one a task, got {config.actors.num_actors}")
         if local and config.actors.gpus and not torch.cuda.is_available():
             raise ValueError(f"gpus: expected 0 for actors in this process, which has no GPU, got {config.actors.gpus}")
         torch.manual_seed(config.seed)
-        self.action_repeat = interface(config.env).action_repeat
+        self.local, self.action_repeat = local, interface(config.env).action_repeat
         self.agent = make_agent(config)
-        self.learner = make_learner(config, self.agent)
-        self.updater: Learner | LearnerGroup = self.learner
+        super().__init__(config, run, make_learner(config, self.agent), on_ray=not local)
         self.pool: Pool | None = None
         self.episodes = self.dropped = self.generation = 0
         self.recent: dict[str, deque[Episode]] = {task: deque(maxlen=200) for task in names}
-        self.place: Path | str = config.checkpoint_url or run.path
-        self.remote = Checkpoints(config.checkpoint_url) if config.checkpoint_url else None
+        self.place = config.checkpoint_url or run.path
+        self.remote = UrlStore(config.checkpoint_url) if config.checkpoint_url else None
         self.claimed: str | None = None
-        self.restored: Checkpoint | None = None
-        self.saved: Path | str | None = None
-        self.saved_version: int | None = None
 
     @property
     def frames(self) -> int:
@@ -116,34 +108,19 @@ class Trainer:
         """
         if self.remote is None:
             return
-        if new and self.remote.any_complete():
+        if new and self.remote.names():
             raise ValueError(f"{self.place} already has checkpoints: expected a new URL, or --resume {self.place}")
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         self.claimed = f"{self.run.path.resolve()} on {socket.gethostname()} (process {os.getpid()}, {now})"
         self.remote.claim(self.claimed)
 
-    def restore(self) -> None:
-        """Resumes from the run's last readable checkpoint. If the number of actors has changed, actors start anew.
-
-        Raises:
-            FileNotFoundError, StorageError: if there is no checkpoint, or the run's URL cannot be read.
-            ValueError: if it does not fit the configuration, or is of another version.
-        """
-        checkpoint = checkpoints.load_latest(self.place)
-        state = checkpoint.state
-        try:
-            require_schema(state, STATE, "state")
-            check_rng(state["rng"])
-            episodes = [Episode(**{name: episode[name] for name in EPISODE}) for episode in state["recent"]]
-            if others := {episode.task for episode in episodes} - {"", *self.recent}:
-                expected, got = ", ".join(self.recent), abbreviate(min(others))
-                raise ValueError(f"state: recent: expected episodes of {expected}, got one of {got}")
-            self.learner.load_state_dict(unpack_learner(checkpoint))
-        except (RuntimeError, ValueError) as error:
-            raise ValueError(f"{checkpoint.path} does not fit {self.run.config_file}: {error}") from error
+    def unpack(self, state: dict[str, Any]) -> None:
+        episodes = [Episode(**{name: episode[name] for name in EPISODE}) for episode in state["recent"]]
+        if others := {episode.task for episode in episodes} - {"", *self.recent}:
+            expected, got = ", ".join(self.recent), abbreviate(min(others))
+            raise ValueError(f"state: recent: expected episodes of {expected}, got one of {got}")
         self.episodes, self.generation = state["episodes"], state["generation"] + 1
         self._remember(episodes)
-        self.restored, self.saved, self.saved_version = checkpoint, checkpoint.path, self.learner.version
 
     def _restore_actors(self, pool: Pool) -> None:
         """Gives the actors the state that they had in the checkpoint, if there are as many of them."""
@@ -158,76 +135,35 @@ class Trainer:
                 raise UserError(f"{self.saved} does not fit: actors: {name}: expected {expected}, got {got}")
         pool.load_state_dict(saved)
 
-    def train(self, show: Callable[[loop.Progress], None], stop: Callable[[], bool] = lambda: False) -> None:
-        """Trains until the run's frames are reached, `stop` returns true, or the folder that was claimed is lost.
+    def make_replica(self) -> "MakeReplica":
+        return self.learner.replicate()
 
-        A new run starts with a checkpoint, so that it can always be resumed and a full disk is noticed at once. There
-        is also one of all that was learned at the end, and after every error but that of a batch.
-
-        Raises:
-            OSError: if the run's folder cannot be written to.
-            StorageError: if its URL cannot be written to.
-            FloatingPointError: if a loss or gradient is not finite; the batch and the last checkpoint are kept.
-            Exception: errors of actors and learners other than their death.
-        """
-        with ExitStack() as stack:
-            head = stack.enter_context(self._watch_head())
-
-            def check() -> None:
-                if stop() or self.run.lost:
-                    raise Stopped
-                if head:
-                    head.check(self.save_new)
-
-            self.check = check
-            try:
-                with suppress(Stopped):
-                    self._start(stack)
-                    loop.train(self, show, checkpoint_seconds=self.config.checkpoint_seconds)
-                self.save_new()
-            except (FloatingPointError, StorageError):
-                raise
-            except Exception:
-                self._rescue()
-                raise
-
-    def _watch_head(self) -> "AbstractContextManager[HeadWatch | None]":
-        if self.local:
-            return nullcontext()
-        from training.cluster import HeadWatch
-
-        return HeadWatch()
-
-    def _start(self, stack: ExitStack) -> None:
-        """Starts learners, actors and the writer of metrics; they are closed with the stack."""
-        stack.callback(setattr, self, "updater", self.learner)
-        self.updater = stack.enter_context(make_learners(self.config, self.learner, self.check))
+    def start(self, stack: ExitStack, **placing: Any) -> None:
+        labels = pairs("learner_labels", self.config.learner_labels)
+        super().start(stack, placement=self.config.learner_placement, labels=labels)
         self.pool = stack.enter_context(make_pool(self.config, self.generation, self.local))
         stack.callback(setattr, self, "pool", None)
         if self.restored:
             self._restore_actors(self.pool)
-            restore_rng(self.restored.state["rng"])  # last, because creating actors draws random numbers
-        if self.saved is None:
-            self.run.path.mkdir(parents=True, exist_ok=True)
-            self.save()
-        mirror = None
-        if not self.local:
-            from training.cluster import RayGauges
 
-            mirror = RayGauges(self.run.name).set
-        self.writer = stack.enter_context(MetricsWriter(self.run.path, self.learner.steps, mirror, CHARTS))
-        self.clock = loop.Clock(self.learner.steps)
+    def publish(self) -> None:
+        assert self.pool
         self.pool.publish(self.updater.weights(), self.updater.version)
 
     @property
     def done(self) -> bool:
-        """Whether all frames have been learned from."""
         return self.frames >= self.config.frames
 
+    @property
+    def step(self) -> int:
+        return self.learner.steps
+
+    @property
+    def clocked(self) -> int:
+        return self.learner.steps
+
     def update(self) -> dict[str, float]:
-        """Learns from one batch, and gives the actors the new weights."""
-        assert self.pool
-        self.check()
+        """Learns from one batch, and gives the actors the new weights. A batch that is not finite is kept in a file."""
         with self.clock.waiting():
             unrolls = [self._next_unroll() for _ in range(self.config.unrolls_per_update)]
         self.batch: Trajectory = concatenate_states([unroll.trajectory for unroll in unrolls])
@@ -235,8 +171,8 @@ class Trainer:
             metrics = self.updater.update(self.batch)
         except FloatingPointError as error:
             raise FloatingPointError(f"{error} The batch is kept in {self._keep_batch()}") from error
-        self.pool.publish(self.updater.weights(), self.updater.version)
-        self.clock.mark(self.learner.steps)
+        self.publish()
+        self.clock.mark(self.clocked)
         return metrics
 
     def _next_unroll(self) -> Unroll:
@@ -266,53 +202,19 @@ class Trainer:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
         return path
 
-    def save(self) -> None:
-        """Writes a checkpoint, with the state of the actors where the pool can give it.
+    def pack(self, rescue: bool) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """With the state of the actors, where the pool can give it.
 
         Raises a UserError, before anything is written, if the run's URL was claimed by another launch.
         """
-        self._save(self.updater, self.pool)
-
-    def save_new(self) -> Path | str | None:
-        """Writes a checkpoint if there is something new to save; returns where the newest is."""
-        if self.saved_version != self.learner.version:
-            self.save()
-        return self.saved
-
-    def _rescue(self) -> None:
-        """Saves what was learned before an error, without asking the actors, and if need be without the learners."""
-        for updater in (self.updater, self.learner):  # the optimizer of the second may be that of the last checkpoint
-            if self.saved is not None and self.saved_version != self.learner.version:
-                with suppress(Exception):
-                    self._save(updater, None)
-
-    def _save(self, updater: "Learner | LearnerGroup", pool: Pool | None) -> None:
-        place = self.place
-        if self.remote is None and self.run.lost:  # what was learned is saved where the folder is now
-            found = self.run.find()
-            if found is None:
-                self.run.require()
-            place = found or place
         if self.remote and self.claimed and (owner := self.remote.owner()) not in (None, self.claimed):
             raise UserError(f"{self.place} was taken over by {owner}; this run ends with {self.saved}")
-        parts, counters = pack_learner(updater.state_dict())
-        if pool and (actors := pool.state_dict()):
-            parts["actors"] = actors
-        state = {
-            "learner": counters,
-            "episodes": self.episodes,
-            "generation": self.generation,
-            "recent": [dataclasses.asdict(episode) for episodes in self.recent.values() for episode in episodes],
-            "rng": rng_state(),
-            "config": to_plain(self.config),
-        }
-        self.saved = checkpoints.save(place, self.learner.steps, parts, state, self.config.keep_checkpoints)
-        self.saved_version = self.learner.version
-        if not self.run.lost and self.run.path.exists() and not self.run.config_file.exists():
-            self.run.write_config(to_plain(self.config))  # it was removed, and resuming needs it
+        actors = self.pool.state_dict() if self.pool and not rescue else None
+        recent = [dataclasses.asdict(episode) for episodes in self.recent.values() for episode in episodes]
+        counters = {"episodes": self.episodes, "generation": self.generation, "recent": recent}
+        return {"actors": actors} if actors else {}, counters
 
-    def progress(self) -> loop.Progress:
-        """See `loop.Job`."""
+    def progress(self) -> Progress:
         assert self.pool
         rate, status = self.clock.rate, self.pool.status()
         restarts = f", {status.restarts} restarted" if status.restarts else ""
@@ -322,7 +224,7 @@ class Trainer:
             self._score_text(),
             f"{status.alive} actors{restarts}",
         )
-        return loop.Progress(self.frames, self.config.frames, "frames", rate * self.action_repeat, texts)
+        return Progress(self.frames, self.config.frames, "frames", rate * self.action_repeat, texts)
 
     def _scores(self) -> dict[str, float]:
         """Mean return over the last episodes of each task that has had any."""
@@ -340,7 +242,6 @@ class Trainer:
         return f"return {np.mean(list(scores.values())):.1f}{over}{chosen}"
 
     def log(self, metrics: dict[str, float]) -> None:
-        """Writes the metrics of an update, and what the loop measures, if this update is logged."""
         if self.learner.version % self.config.log_every and not self.done:
             return
         assert self.pool
@@ -373,7 +274,7 @@ def train_run(
     run: Run,
     *,
     stop: Callable[[], bool],
-    show: Callable[[loop.Progress], None],
+    show: Callable[[Progress], None],
     finish: Callable[[Trainer], Mapping[str, Any]],
     local: bool = True,
     patience: float = 0.0,

@@ -1,117 +1,284 @@
-"""The training loop that agents and sequence models share: updates, rows of metrics, checkpoints, progress.
+"""The training loop that agents and sequence models share: updates, rows of metrics, checkpoints, errors.
 
-What an update does is decided by a `Job`: `impala` for agents, `sequence` for text and speech.
+`impala.Trainer` and `sequence.SequenceTrainer` say what an update is, and what is shown and written of it.
 """
 
 import time
-from collections import deque
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+
+from actors import ClusterError
+from envs import EnvironmentFailed
+from learner import checkpoints
+from learner.checkpoints import Checkpoint, pack_learner, unpack_learner
+from learner.errors import LearnersLost, StorageError
+from learner.files import require_schema
+from learner.learner import Learner
+from learner.metrics import MetricsWriter
+from learner.sequence_learner import SequenceLearner
+from learner.serialization import check_rng, restore_rng, rng_state
+from training import UserError
+from training.config import to_plain
+from training.progress import Clock, Progress
+from training.run import Run
+
+if TYPE_CHECKING:
+    from learner.group import MakeReplica
 
 
-class Progress(NamedTuple):
-    """What a display shows after an update.
-
-    done, total: frames or steps, named by `unit`. per_second: their rate over the last seconds. texts: what else to
-    show, the most important first.
-    """
-
-    done: int
-    total: int
-    unit: str
-    per_second: float
-    texts: tuple[str, ...] = ()
+class Stopped(Exception):
+    """The user asked to stop, or the run's folder was lost."""
 
 
-class Clock:
-    """Measures a loop: the rate over the last seconds, and the share of time spent waiting.
+class Training(ABC):
+    """A run in progress.
 
     Args:
-        count: what is counted (steps, tokens), at the beginning.
-        window: seconds over which the rate is measured; at least the time of one update.
+        config: its configuration.
+        run: its folder. Nothing is written before `train`.
+        learner: makes the updates, or follows the several learners on Ray that do.
+        on_ray: whether a Ray cluster is used, which is then watched.
+
+    Attributes:
+        updater: what makes the updates: `learner`, or the group of learners that it follows.
+        place: where checkpoints are: the folder or a URL.
+        saved: where the newest checkpoint is; None if there is none.
+        restored: the checkpoint from which the run was resumed.
     """
 
-    def __init__(self, count: int, window: float = 10.0) -> None:
-        self.window = window
-        self.marks: deque[tuple[float, int]] = deque([(time.monotonic(), count)])
-        self.since, self.idle = time.monotonic(), 0.0
+    state_schema: ClassVar[dict[str, Any]]
+    """Schema of a checkpoint's state; see `require_schema`."""
+    charts: ClassVar[dict[str, dict[str, list[Any]]] | None] = None
+    """TensorBoard's custom charts."""
 
-    def mark(self, count: int) -> None:
-        """Notes the count after an update."""
-        now = time.monotonic()
-        self.marks.append((now, count))
-        while len(self.marks) > 2 and now - self.marks[0][0] > self.window:
-            self.marks.popleft()
-
-    @property
-    def rate(self) -> float:
-        """Counts a second between the first and the last mark of the window; 0 before the first update."""
-        (begin, first), (end, last) = self.marks[0], self.marks[-1]
-        return (last - first) / max(end - begin, 1e-9)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time within the block does not count."""
-        begin = time.monotonic()
-        yield
-        pause = time.monotonic() - begin
-        self.marks = deque((then + pause, count) for then, count in self.marks)
-        self.since += pause
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Time within the block counts as idle."""
-        begin = time.monotonic()
-        yield
-        self.idle += time.monotonic() - begin
-
-    def idle_fraction(self) -> float:
-        """Share of the time since the last call that was idle."""
-        now = time.monotonic()
-        fraction = self.idle / max(now - self.since, 1e-9)
-        self.since, self.idle = now, 0.0
-        return fraction
-
-
-class Job(Protocol):
-    """What the loop needs of a training."""
+    def __init__(self, config: Any, run: Run, learner: Learner | SequenceLearner, on_ray: bool) -> None:
+        self.config, self.run, self.learner, self.on_ray = config, run, learner, on_ray
+        self.updater: Any = learner
+        self.place: Path | str = run.path
+        self.restored: Checkpoint | None = None
+        self.saved: Path | str | None = None
+        self.saved_version: int | None = None
+        self.clock = Clock(0)
 
     @property
+    @abstractmethod
     def done(self) -> bool:
         """Whether all frames or steps have been learned from."""
 
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """What checkpoints and rows of metrics are numbered by: agent steps, or batches of a sequence model."""
+
+    @property
+    @abstractmethod
+    def clocked(self) -> int:
+        """What the rate counts: agent steps, or tokens."""
+
+    @abstractmethod
+    def make_replica(self) -> "MakeReplica":
+        """How several learners are made; see `LearnerGroup`."""
+
+    @abstractmethod
     def update(self) -> dict[str, float]:
         """Learns once, and returns the metrics of the update."""
 
+    @abstractmethod
     def progress(self) -> Progress:
         """How far the training is."""
 
+    @abstractmethod
     def log(self, metrics: dict[str, float]) -> None:
         """Writes a row of metrics after an update, if one is due."""
 
+    def start(self, stack: ExitStack, **placing: Any) -> None:
+        """Starts what `update` needs; it is closed with the stack. `placing`: further arguments of `LearnerGroup`."""
+        stack.callback(setattr, self, "updater", self.learner)
+        if self.config.learners > 1:
+            from learner.group import LearnerGroup
+
+            count, device, seed = self.config.learners, self.config.learner.device, self.config.seed
+            try:
+                group = LearnerGroup(
+                    self.learner, self.make_replica(), count, device, seed, check=self.check, **placing
+                )
+            except ValueError as error:
+                raise UserError(str(error)) from error
+            self.updater = stack.enter_context(group)
+
+    def publish(self) -> None:  # noqa: B027
+        """Makes the weights known to those who act with them."""
+
+    def train(self, show: Callable[[Progress], None], stop: Callable[[], bool] = lambda: False) -> None:
+        """Trains until the run is done, `stop` returns true, or the folder that was claimed is lost.
+
+        A new run starts with a checkpoint, so that it can always be resumed and a full disk is noticed at once. There
+        is also one of all that was learned at the end, and after every error but that of a batch.
+
+        Raises:
+            OSError: if the run's folder cannot be written to.
+            StorageError: if its URL cannot be written to.
+            FloatingPointError: if a loss or gradient is not finite; the last checkpoint is kept.
+            Exception: errors of actors and learners other than their death.
+        """
+        if self.done:
+            return
+        with ExitStack() as stack:
+            head: Any = None
+            if self.on_ray:
+                from training.cluster import HeadWatch
+
+                head = stack.enter_context(HeadWatch())
+
+            def check() -> None:
+                if stop() or self.run.lost:
+                    raise Stopped
+                if head:
+                    head.check(self.save_new)
+
+            self.check = check
+            try:
+                with suppress(Stopped):
+                    self._begin(stack)
+                    self._loop(show)
+                self.save_new()
+            except (FloatingPointError, StorageError):
+                raise
+            except Exception:
+                self._rescue()
+                raise
+
+    @contextmanager
+    def advising(self, again: Callable[[Path | str], str], say: Callable[[str], None]) -> Iterator[None]:
+        """Adds to errors what became of the run, and the command that resumes it.
+
+        Args:
+            again: the command that resumes a folder or URL.
+            say: prints that command when Ctrl-C ends the process at once.
+
+        Raises:
+            UserError: for a disk, a memory or a store that is full or fails, and for a folder that is lost.
+            Exception: other errors as they are, the causes of Ray's in place of them.
+        """
+        run = self.run
+
+        def resume(folder: Path | str = run.path) -> str:
+            return f"resume from {self.saved} with: {again(folder)}"
+
+        try:
+            yield
+        except (OSError, StorageError, MemoryError) as error:
+            if isinstance(error, ConnectionError):  # not of a disk, but of standard output
+                raise
+            problem = f"{run} cannot be written to: {error}" if isinstance(error, OSError) else str(error)
+            found: Path | str | None = run.path
+            if run.lost:
+                problem, found = run.fate, run.find() if self.place == run.path else self.place
+            if self.saved and found:
+                problem += f"; {resume(found)}"
+            elif run.lost:
+                problem += ", and with it all that was learned"
+            raise UserError(problem) from error
+        except (EnvironmentFailed, ClusterError, LearnersLost, FloatingPointError) as error:
+            if not self.saved:
+                raise
+            cause = getattr(error, "cause", error)  # of an error of Ray
+            advice = ("\n" if isinstance(error, EnvironmentFailed) else "; ") + resume()
+            if isinstance(error, FloatingPointError):
+                rate = self.config.learner.learning_rate / 4
+                advice += f" --learner.learning-rate {rate:.3g}"
+                if rate < getattr(self.config.learner, "least_learning_rate", 0):
+                    advice += f" --learner.least-learning-rate {rate:.3g}"
+            raise type(cause)(f"{cause}{advice}") from error
+        except KeyboardInterrupt:
+            if self.saved:
+                say(f"interrupted; {resume()}")
+            raise
+
+    def _begin(self, stack: ExitStack) -> None:
+        self.start(stack)
+        if self.restored:
+            restore_rng(self.restored.state["rng"])  # after `start`, which draws random numbers
+        if self.saved is None:
+            self.run.path.mkdir(parents=True, exist_ok=True)
+            self.save()
+        mirror = None
+        if self.on_ray:
+            from training.cluster import RayGauges
+
+            mirror = RayGauges(self.run.name).set
+        self.writer = stack.enter_context(MetricsWriter(self.run.path, self.step, mirror, self.charts))
+        self.clock = Clock(self.clocked)
+        self.publish()
+
+    def _loop(self, show: Callable[[Progress], None]) -> None:
+        saved = time.monotonic()
+        while not self.done:
+            self.check()
+            metrics = self.update()
+            show(self.progress())
+            self.log(metrics)
+            if time.monotonic() - saved > self.config.checkpoint_seconds:
+                self.save_new()
+                saved = time.monotonic()
+
     def save(self) -> None:
         """Writes a checkpoint."""
+        self._save(self.updater)
 
+    def save_new(self) -> Path | str | None:
+        """Writes a checkpoint if there is something new to save; returns where the newest is."""
+        if self.saved_version != self.learner.version:
+            self.save()
+        return self.saved
 
-def train(
-    job: Job,
-    show: Callable[[Progress], None],
-    stop: Callable[[], bool] = lambda: False,
-    checkpoint_seconds: float = 60.0,
-    agree: Callable[[bool, bool], tuple[bool, bool]] = lambda due, stopping: (due, stopping),
-) -> None:
-    """Trains until the job is done or `stop` returns true; writes a checkpoint every `checkpoint_seconds`.
+    def _rescue(self) -> None:
+        """Saves what was learned before an error, and if need be without the learners on Ray."""
+        for updater in (self.updater, self.learner):  # the optimizer of the second may be that of the last checkpoint
+            if self.saved is not None and self.saved_version != self.learner.version:
+                with suppress(Exception):
+                    self._save(updater, rescue=True)
 
-    The checkpoint at the end is the caller's. What the job and `show` raise is not caught. Where several processes
-    train together, `agree` tells all of them to write a checkpoint and to stop if any of them wants it.
-    """
-    saved, stopping = time.monotonic(), job.done
-    while not stopping:
-        metrics = job.update()
-        show(job.progress())
-        job.log(metrics)
-        due, stopping = agree(time.monotonic() - saved > checkpoint_seconds, job.done or stop())
-        if due and not stopping:
-            job.save()
-            saved = time.monotonic()
+    def _save(self, updater: Any, rescue: bool = False) -> None:
+        place = self.place
+        if place == self.run.path and self.run.lost:  # what was learned is saved where the folder is now
+            found = self.run.find()
+            if found is None:
+                self.run.require()
+            place = found or place
+        parts, counters = pack_learner(updater.state_dict())
+        more_parts, more_state = self.pack(rescue)
+        state = {"learner": counters, **more_state, "rng": rng_state(), "config": to_plain(self.config)}
+        self.saved = checkpoints.save(place, self.step, parts | more_parts, state, self.config.keep_checkpoints)
+        self.saved_version = self.learner.version
+        if not self.run.lost and self.run.path.exists() and not self.run.config_file.exists():
+            self.run.write_config(to_plain(self.config))  # it was removed, and resuming needs it
+
+    def pack(self, rescue: bool) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """What a checkpoint has beside the learner: parts, and state for JSON. With `rescue`, what is at hand."""
+        return {}, {}
+
+    def unpack(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Restores what `pack` returned as state."""
+
+    def restore(self) -> None:
+        """Resumes from the run's last readable checkpoint.
+
+        Raises:
+            FileNotFoundError, StorageError: if there is no checkpoint, or the run's URL cannot be read.
+            ValueError: if it does not fit the configuration, or is of another version.
+        """
+        checkpoint = checkpoints.load_latest(self.place)
+        try:
+            require_schema(checkpoint.state, self.state_schema, "state")
+            check_rng(checkpoint.state["rng"])
+            self.unpack(checkpoint.state)
+            self.learner.load_state_dict(unpack_learner(checkpoint, self.state_schema["learner"]))
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"{checkpoint.path} does not fit {self.run.config_file}: {error}") from error
+        self.restored, self.saved, self.saved_version = checkpoint, checkpoint.path, self.learner.version

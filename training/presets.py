@@ -1,33 +1,26 @@
 """Presets: functions from the name of a core to a complete configuration. Everything in them can be overridden."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
 
 from actors import ActorsConfig
 from agent import AgentConfig
-from agent.core import CORES
-from agent.core.matched import matched_cores
+from agent.core import CORES, matched_cores
 from learner.config import LearnerConfig
+from learner.config import make_preset as find_preset
 from training.config import RunConfig
 
 
 def cpu(core: str = "compressive") -> RunConfig:
     """The reduced level on two CPU cores in under ten minutes; `make train` runs it."""
-    transformer: dict[str, Any] = {
-        "model_size": 64,
-        "num_layers": 2,
-        "num_heads": 4,
-        "mlp_size": 128,
-        "segment_size": 16,
-        "norm": "pre",
-    }
+    sizes = {"model_size": 64, "num_layers": 2, "num_heads": 4, "mlp_size": 128, "segment_size": 16, "norm": "pre"}
     return RunConfig(
         preset="cpu",
         env="rooms:small",
         frames=6_000_000,
         agent=AgentConfig(
-            torso="small", torso_size=256, core=matched_cores(transformer, 16, 16)[core], reconstruction_cost=1.0
+            torso="small", torso_size=256, core=matched_cores(sizes, 16, 16)[core], reconstruction_cost=1.0
         ),
         learner=LearnerConfig(
             learning_rate=1e-3,
@@ -44,22 +37,15 @@ def cpu(core: str = "compressive") -> RunConfig:
 
 def paper(core: str = "compressive") -> RunConfig:
     """Section 5.7 of the paper on DeepMind Lab; `docs/decisions.md` says what the paper leaves open."""
-    transformer: dict[str, Any] = {
-        "model_size": 256,
-        "num_layers": 4,
-        "num_heads": 8,
-        "mlp_size": 1024,
-        "segment_size": 64,
-        "norm": "pre",
-        "gate": "gru",
-    }
+    sizes = {"model_size": 256, "num_layers": 4, "num_heads": 8, "mlp_size": 1024, "segment_size": 64}
+    cores = matched_cores({**sizes, "norm": "pre", "gate": "gru"}, 64, 64)
     return RunConfig(
         preset="paper",
         env="dmlab:rooms_select_nonmatching_object",
         frames=1_000_000_000,
         unrolls_per_update=8,
         checkpoint_seconds=600,
-        agent=AgentConfig(torso="deep", torso_size=256, core=matched_cores(transformer, 64, 64)[core]),
+        agent=AgentConfig(torso="deep", torso_size=256, core=cores[core]),
         learner=LearnerConfig(
             optimizer="adam",
             learning_rate=1.5e-5,
@@ -96,21 +82,14 @@ def memory(core: str = "compressive") -> RunConfig:
     The one layer sees 8 recent steps and 16 compressed slots. So rate 1 and Transformer-XL reach back 24 steps, rate 2
     40 and rate 4 72, and delays of 16, 32 and 64 steps tell them apart.
     """
-    transformer: dict[str, Any] = {
-        "model_size": 64,
-        "num_layers": 1,
-        "num_heads": 4,
-        "mlp_size": 128,
-        "segment_size": 8,
-        "norm": "pre",
-    }
+    sizes = {"model_size": 64, "num_layers": 1, "num_heads": 4, "mlp_size": 128, "segment_size": 8, "norm": "pre"}
     config = cpu(core)
     return dataclasses.replace(
         config,
         preset="memory",
         env="rooms:small-recall",
         frames=4_800_000,
-        agent=dataclasses.replace(config.agent, torso_size=64, core=matched_cores(transformer, 8, 16)[core]),
+        agent=dataclasses.replace(config.agent, torso_size=64, core=matched_cores(sizes, 8, 16)[core]),
         learner=dataclasses.replace(config.learner, discount=0.8, lambda_=0.95),
         actors=ActorsConfig(num_actors=1, envs_per_actor=32, unroll_length=32),
     )
@@ -119,14 +98,5 @@ def memory(core: str = "compressive") -> RunConfig:
 PRESETS: dict[str, Callable[[str], RunConfig]] = {"cpu": cpu, "memory": memory, "paper": paper, "dmlab30": dmlab30}
 
 
-def make_preset(preset: str, core: str) -> RunConfig:
-    """A preset by name.
-
-    Raises:
-        ValueError: names the preset or the core that does not exist, and those that do.
-    """
-    if preset not in PRESETS:
-        raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {preset!r}")
-    if core not in CORES:
-        raise ValueError(f"core: expected one of {', '.join(CORES)}, got {core!r}")
-    return PRESETS[preset](core)
+make_preset = functools.partial(find_preset, PRESETS, CORES)
+"""The configuration of an agent's run, given the names of a preset and a core."""

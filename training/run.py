@@ -9,7 +9,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,24 @@ KINDS = {
 for `launch`."""
 
 
-class Folder:
-    """A folder that one process uses at a time.
+class Run:
+    """The folder of a run. One process uses it at a time.
 
     While it is locked, `lost`, `find` and `require` tell whether it was moved, removed or replaced.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self.config_file = self.path / "config.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.videos = self.path / "videos"
+        self.samples = self.path / "samples"
+        self.report = self.path / "report.html"
+        self.tokenizer_file = self.path / "tokenizer.json"
+        self.corpus_file = self.path / "corpus.json"
+        self.error_file = self.path / "error.txt"
+        self._lock_file = self.path / ".lock"
+        self._begun = (self.config_file, self.tokenizer_file, self.corpus_file)
         self._folder: int | None = None
         self._lock: os.stat_result | None = None
 
@@ -49,38 +59,32 @@ class Folder:
             patience: seconds to wait for another process to leave the folder.
 
         Raises:
-            UserError: if the folder is in use, was removed meanwhile, or cannot be written to.
+            UserError: if the folder is in use, or was replaced meanwhile.
+            OSError: if it does not exist or cannot be written to, or the lock is not a regular file.
         """
-        lock = FileLock(self.path / ".lock", timeout=patience, poll_interval=0.2, thread_local=False)
-        removed = UserError(f"{self.path} was removed by another process that used it")
-        try:
+        lock = FileLock(self._lock_file, timeout=patience, poll_interval=0.2, thread_local=False)
+        with ExitStack() as stack:
             folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
-        try:
+            stack.callback(os.close, folder)
+            if os.path.lexists(self._lock_file):
+                os.close(open_regular(self._lock_file))
             try:
-                if os.path.lexists(self.path / ".lock"):
-                    os.close(open_regular(self.path / ".lock"))  # refuses what is not a regular file
                 lock.acquire()
             except Timeout as error:
                 raise UserError(f"{self.path} is in use by another process") from error
-            except OSError as error:
-                raise (_unwritable(self.path, error) if self.path.exists() else removed) from error
-            if not _same(self.path, os.fstat(folder)):
-                raise removed
-            self._folder, self._lock = folder, os.stat(self.path / ".lock")
+            stack.callback(lock.release)
+            self._folder, self._lock = folder, os.stat(self._lock_file)
+            stack.callback(setattr, self, "_folder", None)
+            if self.lost:
+                raise UserError(self.fate)
             yield
-        finally:
-            self._folder = self._lock = None
-            lock.release()
-            os.close(folder)
 
     @property
     def lost(self) -> bool:
         """Whether this process locked the folder, and the folder or its lock was moved, removed or replaced since."""
         if self._folder is None:
             return False
-        return not (_same(self.path, os.fstat(self._folder)) and _same(self.path / ".lock", self._lock))
+        return not (_same(self.path, os.fstat(self._folder)) and _same(self._lock_file, self._lock))
 
     def find(self) -> Path | None:
         """Where the locked folder is now; None if it was removed, or another process has locked it."""
@@ -90,8 +94,8 @@ class Folder:
         with suppress(OSError):  # not on every system
             paths.append(Path(os.readlink(f"/proc/self/fd/{self._folder}")))
         for path in paths:
-            unclaimed = _same(path / ".lock", self._lock) or not os.path.lexists(path / ".lock")
-            if _same(path, os.fstat(self._folder)) and unclaimed:
+            lock = path / self._lock_file.name
+            if _same(path, os.fstat(self._folder)) and (_same(lock, self._lock) or not os.path.lexists(lock)):
                 return path
         return None
 
@@ -110,24 +114,6 @@ class Folder:
             return f"{self.path}/.lock was removed while it was in use"
         return f"{self.path} was moved to {found} while it was in use"
 
-
-class Run(Folder):
-    """The folder of a run; see the module's text."""
-
-    def __init__(self, path: Path | str) -> None:
-        super().__init__(path)
-        self.config_file = self.path / "config.json"
-        self.checkpoints = self.path / "checkpoints"
-        self.videos = self.path / "videos"
-        self.samples = self.path / "samples"
-        self.report = self.path / "report.html"
-        self.tokenizer_file = self.path / "tokenizer.json"
-        self.corpus_file = self.path / "corpus.json"
-        self.error_file = self.path / "error.txt"
-        self.stop_file = self.path / ".stop"
-        begun = (self.config_file, self.tokenizer_file, self.corpus_file)
-        self._begun = {".lock", *(path.name for path in begun)}
-
     @property
     def name(self) -> str:
         """The folder's own name, whatever path led to it."""
@@ -145,18 +131,16 @@ class Run(Folder):
         Args:
             new: whether the folder must be new, or hold nothing that could be lost.
             saved: whether the run has a checkpoint outside the folder.
-            patience: see `Folder.lock`.
+            patience: see `lock`.
 
         Raises:
-            UserError: if the folder cannot be created or written to, is not new, or is in use.
+            UserError: if the folder is in use, or not new.
+            OSError: if it cannot be created or written to.
         """
-        try:
-            if new and self.path.exists():
-                self._require_new()
-            made, begun = not self.path.exists(), self.config_file.exists()
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
+        made, begun = not self.path.exists(), self.config_file.exists()
+        if new and not made:
+            self._require_new()
+        self.path.mkdir(parents=True, exist_ok=True)
         with self.lock(patience):
             if new:
                 self._require_new()
@@ -169,21 +153,16 @@ class Run(Folder):
 
     def _remove(self, folder: bool) -> None:
         """Removes what a run has before its first checkpoint, and its folder if nothing else is in it."""
-        for name in self._begun - {".lock"}:
-            (self.path / name).unlink(missing_ok=True)
-        with suppress(OSError):  # not there, or not empty
-            self.checkpoints.rmdir()
-        path = self.path
-        if folder and [each.name for each in path.iterdir()] == [".lock"]:
-            # First under another name, so that a process that waits for the lock does not create it anew.
-            path = path.rename(path.with_name(f".{path.name}.removed"))
-        (path / ".lock").unlink(missing_ok=True)
-        if path != self.path:
-            path.rmdir()
+        for path in (*self._begun, self._lock_file):
+            path.unlink(missing_ok=True)
+        for path in (self.checkpoints, self.path)[: 1 + folder]:
+            with suppress(OSError):  # not there, or not empty
+                path.rmdir()
 
     def _require_new(self) -> None:
         """Raises a UserError if there is more than what a run that was killed before its first checkpoint leaves."""
-        begun = {*self._begun, *(f"{name}.tmp" for name in self._begun), self.checkpoints.name}
+        begun = {path.name for path in (*self._begun, self._lock_file)}
+        begun |= {*(f"{name}.tmp" for name in begun), self.checkpoints.name}
         if self.has_checkpoints or any(path.name not in begun for path in self.path.iterdir()):
             again = f"--resume {shlex.quote(str(self.path))}"
             raise UserError(f"{self.path} already exists and is not empty: expected a new folder, or {again}")
@@ -210,19 +189,6 @@ class Run(Folder):
             raise ValueError(f"{self.config_file}: kind: expected one of {', '.join(KINDS)}, got {abbreviate(kind)}")
         return kind, plain
 
-    def read_config(self, kind: str) -> dict[str, Any]:
-        """The `config.json` of a run of a kind, without the kind.
-
-        Raises:
-            FileNotFoundError: if the folder is not a run.
-            ValueError: if the file cannot be read, or the run is of another kind; says which commands accept it.
-        """
-        found, plain = self.read_kind()
-        if found != kind:
-            (made, use), (expected, _) = KINDS[found], KINDS[kind]
-            raise ValueError(f"{self} is a run of `{made}`, expected one of `{expected}`; use {use}, or status")
-        return plain
-
     def evaluation_file(self, split: str | None = None) -> Path:
         """The summary of the evaluation at the end, or of a later one on a split."""
         return self.path / (f"evaluation-{split}.json" if split else "evaluation.json")
@@ -235,7 +201,7 @@ class Run(Folder):
     def in_use(self) -> bool:
         """Whether a process on this machine has locked the run."""
         try:
-            with os.fdopen(open_regular(self.path / ".lock")) as lock:
+            with os.fdopen(open_regular(self._lock_file)) as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # filelock would need permission to write
         except BlockingIOError:
             return True
@@ -284,7 +250,3 @@ def _same(path: Path, known: os.stat_result | None) -> bool:
         return False
     except OSError:
         return True
-
-
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: expected a folder that can be written to, got: {error.strerror}")

@@ -41,7 +41,6 @@ def stop_on_signals() -> Iterator[StopRequest]:
         return
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     previous = {number: handler for number, handler in previous.items() if handler != signal.SIG_IGN}
-
     asked = math.inf
 
     def request(number: int, frame: Any) -> None:

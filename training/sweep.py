@@ -13,7 +13,7 @@ import re
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
@@ -23,11 +23,10 @@ import torch
 
 from learner.files import read_json, replacing, require_schema, write_json
 from learner.metrics import write_hparams
-from speech.config import SpeechConfig
-from text.config import TextConfig
 from training import UserError
-from training.config import RunConfig, from_plain, to_plain
+from training.config import from_plain, to_plain
 from training.console import LiveLine, duration, quantity, say
+from training.kinds import CONFIGS
 from training.run import Run
 from training.signals import StopRequest
 
@@ -36,8 +35,6 @@ STOP = ".stop"
 """File in the sweep's folder: trials write a checkpoint and end as soon as it exists."""
 OWN = ("--core", "--seed", "--run", "--resume", "--local", "--ray-address", "--threads", "--checkpoint-url")
 """Options of training commands that a sweep decides itself."""
-CONFIGS: dict[str, Any] = {"launch": RunConfig, "text": TextConfig, "speech": SpeechConfig}
-"""Classes of configurations by kind of run."""
 CORE_FIELDS = {"launch": "agent.core", "text": "model.core", "speech": "model"}
 """The field of the core in a configuration, by kind of run."""
 DATA = {"env", "corpus", "path", "corpus.path"}
@@ -81,48 +78,29 @@ def make_trials(
     Raises:
         UserError: if a name or value is impossible, or nothing differs.
     """
-
-    def has(core: str, name: str) -> bool:
-        """Whether the field has a meaning for the core; fields outside of the core's configuration always have."""
-        own = name.removeprefix(f"{CORE_FIELDS[kind.kind]}.")
-        if own == name or core not in kind.cores:
-            return True
-        names = {each.name for each in dataclasses.fields(kind.cores[core][0])}
-        return own in names and (core == "compressive" or not own.startswith("compress"))
-
-    def options_of(core: str) -> Iterable[str]:
-        """The options without those of other cores; what no core has remains, so that `parse` refuses it."""
-        keep = True
-        for word in options:
-            if word.startswith("--"):
-                name = word.removeprefix("--").partition("=")[0].replace("-", "_")
-                keep = has(core, name) or not any(has(other, name) for other in kind.cores)
-            if keep:
-                yield word
-
+    core_field = CORE_FIELDS[kind.kind]
     for word in options:
         if word.partition("=")[0].replace("_", "-") in OWN:
             raise UserError(f"{word}: expected options that hold for all runs; compare decides this one itself")
     for name, values in [("cores", cores), ("rates", rates), ("seeds", seeds), *vary]:
         if len(set(values)) < len(values):
             raise UserError(f"{name}: expected different values, got {' '.join(map(str, values))}")
-        if not values and (name, values) in vary:
-            example = f"{CORE_FIELDS[kind.kind]}.compression mean max"
-            raise UserError(f"vary: expected a field and its values, as in {example}, got {name}")
-    for name, _ in vary:
-        if name in ("preset", "seed", "core") or not any(has(core, name) for core in kind.cores):
-            raise UserError(f"vary: expected a field of the configuration other than preset, core and seed, got {name}")
+    for name, values in vary:
+        if not values or name in ("preset", "seed", "core") or not any(_has(kind, core, name) for core in kind.cores):
+            expected = "a field of the configuration other than preset, core and seed, and its values, as in "
+            example = f"{core_field}.compression mean max"
+            raise UserError(f"vary: expected {expected}{example}, got {' '.join((name, *values))}")
     cores = list(cores) or ["compressive"]
     if rates and "compressive" not in cores:
         cores = ["compressive", *cores]
     variants = []
     for core in cores:
-        axes = [(name, values) for name, values in vary if has(core, name)]
+        axes = [(name, values) for name, values in vary if _has(kind, core, name)]
         if rates and core == "compressive":
-            axes = [(f"{CORE_FIELDS[kind.kind]}.compression_rate", tuple(rates)), *axes]
+            axes = [(f"{core_field}.compression_rate", tuple(rates)), *axes]
+        words = ["--preset", preset, "--core", core, *_options_of(kind, core, options)]
         for chosen in itertools.product(*(values for _, values in axes)):
-            changes = [f"--{name}={value}" for (name, _), value in zip(axes, chosen)]
-            variants.append(parse(["--preset", preset, "--core", core, *options_of(core), *changes]))
+            variants.append(parse([*words, *(f"--{name}={value}" for (name, _), value in zip(axes, chosen))]))
     if len(variants) < 2:
         raise UserError("expected something to compare: several --cores or --rates, or --vary FIELD VALUE VALUE")
     data = [" ".join(str(flatten(to_plain(variant)).get(name) or "") for name in sorted(DATA)) for variant in variants]
@@ -135,6 +113,26 @@ def make_trials(
     if len(trials) < len(variants) * len(seeds):
         raise UserError("vary: expected fields that make a difference; two variants are the same run")
     return trials
+
+
+def _has(kind: Any, core: str, name: str) -> bool:
+    """Whether a field has a meaning for a core; fields outside of the core's configuration always have."""
+    own = name.removeprefix(f"{CORE_FIELDS[kind.kind]}.")
+    if own == name or core not in kind.cores:
+        return True
+    names = {each.name for each in dataclasses.fields(kind.cores[core][0])}
+    return own in names and (core == "compressive" or not own.startswith("compress"))
+
+
+def _options_of(kind: Any, core: str, options: Sequence[str]) -> Iterator[str]:
+    """The options without those of other cores; what no core has remains, so that the parser refuses it."""
+    keep = True
+    for word in options:
+        if word.startswith("--"):
+            name = word.removeprefix("--").partition("=")[0].replace("-", "_")
+            keep = _has(kind, core, name) or not any(_has(kind, other, name) for other in kind.cores)
+        if keep:
+            yield word
 
 
 def flatten(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -154,23 +152,31 @@ def label(configs: Sequence[Any]) -> list[str]:
     flats = [flatten(to_plain(config)) for config in configs]
     labels = []
     for flat in flats:
-        parts = []
+        parts, mine = [], flat[f"{core}.name"]
         for name, value in flat.items():
-            own = name.startswith(f"{core}.")
-            rivals = [other for other in flats if not own or other[f"{core}.name"] == flat[f"{core}.name"]]
-            if name in IGNORED or name == f"{core}.name" or all(other.get(name) == value for other in rivals):
+            rivals = [other for other in flats if not name.startswith(f"{core}.") or other[f"{core}.name"] == mine]
+            if name in IGNORED or all(other.get(name) == value for other in rivals):
                 continue
             short = name.rpartition(".")[2]
             words = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
             parts.append(f"{SHORT.get(short, short.replace('_', ' '))} {words}".strip())
-        labels.append(f"{flat[f'{core}.name']} ({', '.join(parts)})" if parts else flat[f"{core}.name"])
+        labels.append(f"{mine} ({', '.join(parts)})" if parts else mine)
     return labels
 
 
-def write(folder: Path, trials: Mapping[str, Any], command: str) -> None:
-    """Writes the file of a sweep."""
+def begin(folder: Path, trials: Mapping[str, Any], command: str) -> str:
+    """Creates the folder of a sweep, or finds the same sweep in it; returns the command that began it."""
     plain = {name: to_plain(config) for name, config in trials.items()}
+    if (folder / FILE).is_file():
+        old, first = read(folder)
+        if {name: to_plain(config) for name, config in old.items()} != plain:
+            raise UserError(f"{folder} holds another sweep ({first}): expected a new folder, --folder DIR")
+        return first
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(path.name != ".lock" for path in folder.iterdir()):
+        raise UserError(f"{folder} is not empty and holds no sweep: expected a new folder, --folder DIR")
     write_json(folder / FILE, {"command": command, "trials": plain})
+    return command
 
 
 def read(folder: Path) -> tuple[dict[str, Any], str]:
@@ -185,12 +191,9 @@ def read(folder: Path) -> tuple[dict[str, Any], str]:
     try:
         plain = read_json(path)
         require_schema(plain, {"trials": {str: dict}, "command": str}, "sweep")
-        found = {str(config.get("kind", "launch")) for config in plain["trials"].values()}
-        if len(found) != 1 or not found <= CONFIGS.keys():
-            raise ValueError(f"expected trials of one kind out of {', '.join(CONFIGS)}, got {', '.join(sorted(found))}")
-        kind = CONFIGS[found.pop()]
-        return {name: from_plain(kind, config) for name, config in plain["trials"].items()}, plain["command"]
-    except (ValueError, OSError) as error:
+        (kind,) = {str(config.get("kind", "launch")) for config in plain["trials"].values()}
+        return {name: from_plain(CONFIGS[kind], config) for name, config in plain["trials"].items()}, plain["command"]
+    except (ValueError, KeyError, OSError) as error:
         raise UserError(f"{path}: expected a sweep as `compressive compare` writes it, got: {error}") from error
 
 

@@ -1,37 +1,16 @@
 """The recurrent cores of agents, text and speech, behind one contract. docs/core.md describes how to add a core."""
 
-# ruff: noqa: F401 (names are re-exported)
+# ruff: noqa: F403 (names are re-exported)
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agent.core.config import (
-    CORES,
-    CompressiveTransformerConfig,
-    CoreConfig,
-    GatedTransformerXLConfig,
-    GRUConfig,
-    LSTMConfig,
-    MemorylessConfig,
-    MinGRUConfig,
-    Sizes,
-    TransformerXLConfig,
-)
+from agent.core.config import *
 
 if TYPE_CHECKING:
-    from agent.core.compressive_transformer import ATTENTION_KINDS, CompressiveState, CompressiveTransformer
-    from agent.core.contract import Core, CoreOutput, Mean, make_core
-    from agent.core.recurrent import GRU, LSTM, Memoryless, MinGRU
-    from agent.core.state import (
-        State,
-        concatenate_states,
-        detach_state,
-        index_state,
-        leaves,
-        map_state,
-        restore_state,
-        state_bytes,
-        state_to,
-    )
+    from agent.core.compressive_transformer import *
+    from agent.core.contract import *
+    from agent.core.recurrent import *
+    from agent.core.state import *
 
 
 def __getattr__(name: str) -> Any:

@@ -64,12 +64,7 @@ class RelativeAttention(nn.Module):
         return self.position(encoding).unflatten(-1, (self.num_heads, self.head_size)).permute(1, 2, 0)
 
     def forward(
-        self,
-        queries: Tensor,
-        cache: KVCache,
-        bias: Tensor,
-        far_index: Tensor | None = None,
-        return_weights: bool = False,
+        self, queries: Tensor, cache: KVCache, bias: Tensor, return_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Attends from queries [B, T, D] to S slots: [B, T, D], and the weights [B, H, T, S] or None.
 
@@ -77,27 +72,29 @@ class RelativeAttention(nn.Module):
             queries: the inputs of the last T of the S slots.
             cache: keys and values of at least S slots in temporal order.
             bias: [B, 1, T, S], 0 where a query may attend to a slot, -infinity elsewhere; at least one 0 in each row.
-            far_index: [T, N] int64, distances from each query to the first N slots, if the cache has `far`.
             return_weights: whether the weights are needed.
         """
-        slots = bias.shape[-1]
+        steps, slots = bias.shape[-2:]
         keys, values = cache.keys[:, :, :slots], cache.values[:, :, :slots]
         query = self._heads(self.query(queries))
         content_query = query + self.content_bias
         # Heads first: positions are shared by the rows, so this is one matrix product for each head.
         position_query = (query + self.position_bias).transpose(0, 1)
         near = _by_head(position_query, cache.near[..., -slots:])
-        far = None if cache.far is None else _by_head(position_query, cache.far)
-        in_parallel = queries.shape[1] > 1 and not return_weights
-        weights = None
+        far, weights = None, None
+        if cache.far is not None and cache.far_index is not None:
+            begin = slots - steps - (cache.keys.shape[2] - len(cache.far_index))
+            far = _by_head(position_query, cache.far)
+            far = far.gather(-1, cache.far_index[begin : begin + steps].expand(*far.shape[:2], -1, -1))
+        in_parallel = steps > 1 and not return_weights
         if in_parallel and self.use_flex:
 
             def add_position(score: Tensor, b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
                 # Slots in a query's future would lie beyond the end; their bias hides them.
-                position = near[h, b, t, (s + queries.shape[1] - 1 - t).clamp(max=slots - 1)]
-                if far is not None and far_index is not None:
-                    count = far_index.shape[1]
-                    position = torch.where(s < count, far[h, b, t, far_index[t, s.clamp(max=count - 1)]], position)
+                position = near[h, b, t, (s + steps - 1 - t).clamp(max=slots - 1)]
+                if far is not None:
+                    count = far.shape[-1]
+                    position = torch.where(s < count, far[h, b, t, s.clamp(max=count - 1)], position)
                 return score + self.scale * position + bias[b, 0, t, s]
 
             # Looks scores by position up, instead of making three tensors [B, H, T, S]. The kernel exists only inside
@@ -106,9 +103,8 @@ class RelativeAttention(nn.Module):
             attended = flex_attention(content_query, keys, values, score_mod=add_position, scale=self.scale)
         else:
             positions = relative_shift(near)
-            if far is not None and far_index is not None:
-                far = far.gather(-1, far_index.expand(*far.shape[:2], -1, -1))
-                positions = torch.cat([far, positions[..., far_index.shape[1] :]], dim=-1)
+            if far is not None:
+                positions = torch.cat([far, positions[..., far.shape[-1] :]], dim=-1)
             bias = torch.add(bias, positions.transpose(0, 1), alpha=self.scale)
             if in_parallel and query.is_cuda:
                 attended = F.scaled_dot_product_attention(content_query, keys, values, attn_mask=bias)

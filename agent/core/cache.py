@@ -4,6 +4,7 @@ Axes: B batch, H heads, S slots, K features of a head.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from agent.core.config import LayerSizes
 
 
+@dataclass(eq=False)
 class KVCache:
     """Keys and values of the slots [compressed | memory | segment] of one layer, and the encodings of distances.
 
@@ -24,16 +26,21 @@ class KVCache:
         near: [H, K, S], projected encodings of the distances S - 1, ..., 0, shared by the batch.
         far: [H, K, M], projected encodings of the distances 0, ..., M - 1 for compressed slots, shared by the batch;
             None if a compressed slot counts as one position.
+        far_index: [n_s, n_cm] int64, distances from each step of a segment to the compressed slots, if there is `far`.
         newest: whether no other state has written into the tensors of this state, of its segment's inputs included.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, near: Tensor, far: Tensor | None, newest: bool = False) -> None:
-        self.keys, self.values, self.near, self.far, self.newest = keys, values, near, far, newest
+    keys: Tensor
+    values: Tensor
+    near: Tensor
+    far: Tensor | None
+    far_index: Tensor | None
+    newest: bool = False
 
     def map(self, function: Callable[..., Any], *others: "KVCache") -> "KVCache":
         """Applies a function to the tensors that have a batch axis."""
         keys, values = ([getattr(cache, name) for cache in (self, *others)] for name in ("keys", "values"))
-        return KVCache(function(*keys), function(*values), self.near, self.far)
+        return replace(self, keys=function(*keys), values=function(*values), newest=False)
 
     def write(self, slots: Tensor, new: Tensor, begin: int) -> Tensor:
         """Returns `slots` [..., S, D] with `new` [..., T, D] from `begin` on: in place if this is the newest state."""
@@ -48,7 +55,7 @@ class KVCache:
         keys, values = self.write(self.keys, keys, begin), self.write(self.values, values, begin)
         if _in_place():
             self.newest = False
-        return KVCache(keys, values, self.near, self.far, newest=_in_place())
+        return replace(self, keys=keys, values=values, newest=_in_place())
 
     def shift(self, keys: Tensor, values: Tensor, sizes: LayerSizes) -> "KVCache":
         """Returns the cache after a full segment has entered memory, given those of the newly compressed slots."""
@@ -60,7 +67,7 @@ class KVCache:
             )
             for old, new in ((self.keys, keys), (self.values, values))
         )
-        return KVCache(keys, values, self.near, self.far, newest=_in_place())
+        return replace(self, keys=keys, values=values, newest=_in_place())
 
 
 def _in_place() -> bool:

@@ -3,6 +3,9 @@
 Axes: B batch, D features. Sizes: n_s memories evicted together, c compression rate, n_cm compressed slots.
 """
 
+import functools
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,10 +23,6 @@ class Compression(nn.Module):
 
     def compress(self, evicted: Tensor) -> Tensor:
         """Maps [B, n_s, D] to [B, n_s / c, D]; memories that precede an episode start are zeros."""
-        return self.pool(evicted.unflatten(1, (-1, self.rate)))
-
-    def pool(self, groups: Tensor) -> Tensor:
-        """Maps [B, n_s / c, c, D] to [B, n_s / c, D]."""
         raise NotImplementedError
 
     def forward(self, evicted: Tensor, valid: Tensor, usage: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -34,38 +33,29 @@ class Compression(nn.Module):
         """
         return self.compress(evicted), None
 
-    def slot_ages(self, sizes: LayerSizes, source: Tensor | None = None) -> Tensor:
+    def valid_ages(self, sizes: LayerSizes, device: torch.device) -> Tensor:
+        """Ages [n_cm] that a row's episode must have reached, at the first step of a segment, for slots to be valid."""
+        return sizes.rate * torch.arange(sizes.compressed - 1, -1, -1, device=device) + sizes.memory + 1
+
+    def slot_ages(self, sizes: LayerSizes, device: torch.device, source: Tensor | None) -> Tensor:
         """Ages [n_cm, 2] of the oldest and the newest step in each slot, at the first step of a segment.
 
         `source` [B, n_cm] is the memory that each slot was, where `forward` returns it; ages are then [B, n_cm, 2].
         """
-        newest = sizes.memory + sizes.rate * torch.arange(sizes.compressed - 1, -1, -1) + 1
+        newest = self.valid_ages(sizes, device)  # a slot is valid if any of its members is
         return torch.stack([newest + sizes.rate - 1, newest], dim=-1)
-
-    def valid_ages(self, sizes: LayerSizes) -> Tensor:
-        """Ages [n_cm] that a row's episode must have reached for each slot to be valid: any of its members then is."""
-        return self.slot_ages(sizes)[:, 1]
 
 
 class ConvolutionCompression(Compression):
-    """A convolution over time with kernel and stride c (the paper's best)."""
+    """A convolution over time with kernel and stride c (the paper's best), after dilated ones if there are any.
 
-    def __init__(self, model_size: int, rate: int) -> None:
+    A dilated convolution keeps the length; a ReLU and a residual sum follow it. The paper gives no details of them.
+    """
+
+    def __init__(self, model_size: int, rate: int, dilations: Sequence[int] = ()) -> None:
         super().__init__(model_size, rate)
+        self.dilated = nn.ModuleList(nn.Conv1d(model_size, model_size, 3, padding=d, dilation=d) for d in dilations)
         # With kernel = stride the convolution is one matrix product over the concatenated members of a group.
-        self.group = nn.Linear(rate * model_size, model_size)
-
-    def pool(self, groups: Tensor) -> Tensor:
-        return self.group(groups.flatten(2))
-
-
-class DilatedCompression(Compression):
-    """Convolutions with dilations 1 and 2 that keep the length, each with a ReLU and a residual sum, then one with
-    kernel and stride c. The paper names dilated convolutions without details."""
-
-    def __init__(self, model_size: int, rate: int) -> None:
-        super().__init__(model_size, rate)
-        self.dilated = nn.ModuleList(nn.Conv1d(model_size, model_size, 3, padding=d, dilation=d) for d in (1, 2))
         self.group = nn.Linear(rate * model_size, model_size)
 
     def compress(self, evicted: Tensor) -> Tensor:
@@ -77,15 +67,15 @@ class DilatedCompression(Compression):
 class MeanPooling(Compression):
     """The mean of each group."""
 
-    def pool(self, groups: Tensor) -> Tensor:
-        return groups.mean(dim=2)
+    def compress(self, evicted: Tensor) -> Tensor:
+        return evicted.unflatten(1, (-1, self.rate)).mean(dim=2)
 
 
 class MaxPooling(Compression):
     """The maximum of each group, feature by feature."""
 
-    def pool(self, groups: Tensor) -> Tensor:
-        return groups.amax(dim=2)
+    def compress(self, evicted: Tensor) -> Tensor:
+        return evicted.unflatten(1, (-1, self.rate)).amax(dim=2)
 
 
 class MostUsed(Compression):
@@ -99,25 +89,22 @@ class MostUsed(Compression):
         index = (usage.shape[1] - 1 - order).sort(dim=1).values
         return evicted.gather(1, index[:, :, None].expand(-1, -1, evicted.shape[2])), index
 
-    def slot_ages(self, sizes: LayerSizes, source: Tensor | None = None) -> Tensor:
-        """Without `source`, the span of the segment that the memory comes from."""
-        kept = sizes.segment // sizes.rate
-        first = sizes.memory + torch.arange(sizes.compressed - 1, -1, -1) // kept * sizes.segment
-        if source is None:
-            return torch.stack([first + sizes.segment, first + 1], dim=-1)
-        age = first.to(source.device) + sizes.segment - source
-        return torch.stack([age, age], dim=-1)
-
-    def valid_ages(self, sizes: LayerSizes) -> Tensor:
+    def valid_ages(self, sizes: LayerSizes, device: torch.device) -> Tensor:
         # The kept memories stay in order and invalid ones are the oldest: the r-th newest of a segment is valid exactly
         # if r memories of the segment are.
-        rank = torch.arange(sizes.compressed - 1, -1, -1) % (sizes.segment // sizes.rate)
-        return self.slot_ages(sizes)[:, 1] + rank
+        newer, kept = torch.arange(sizes.compressed - 1, -1, -1, device=device), sizes.segment // sizes.rate
+        return newer // kept * sizes.segment + newer % kept + sizes.memory + 1
+
+    def slot_ages(self, sizes: LayerSizes, device: torch.device, source: Tensor | None) -> Tensor:
+        assert source is not None
+        newer, kept = torch.arange(sizes.compressed - 1, -1, -1, device=device), sizes.segment // sizes.rate
+        age = (newer // kept + 1) * sizes.segment + sizes.memory - source
+        return torch.stack([age, age], dim=-1)
 
 
-COMPRESSIONS: dict[str, type[Compression]] = {
+COMPRESSIONS: dict[str, Callable[[int, int], Compression]] = {
     "convolution": ConvolutionCompression,
-    "dilated": DilatedCompression,
+    "dilated": functools.partial(ConvolutionCompression, dilations=(1, 2)),
     "mean": MeanPooling,
     "max": MaxPooling,
     "most-used": MostUsed,

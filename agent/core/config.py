@@ -1,7 +1,7 @@
 """Configurations of the cores. Nothing here imports torch, so that a command line can be read quickly."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from agent.fields import Checked, Decay, Layers, Size, Slots
 
@@ -100,13 +100,12 @@ class TransformerXLConfig(CompressiveTransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(self.by_layer("compressed_size")):
-            raise ValueError(f"compressed_size: expected 0 for Transformer-XL, got {self.compressed_size}")
-        for name in ("compression", "compression_loss", "compression_rate", "compressed_position"):
-            value, default = getattr(self, name), getattr(CompressiveTransformerConfig, name)
-            if value != default and value != (default,) * self.num_layers:
-                expected = f"the default, {default!r}, for Transformer-XL, which compresses nothing"
-                raise ValueError(f"{name}: expected {expected}, got {value!r}")
+        for name in ("compressed_size", "compression", "compression_loss", "compression_rate", "compressed_position"):
+            value, default = getattr(self, name), getattr(TransformerXLConfig, name)
+            if any(each != default for each in (value if isinstance(value, tuple | list) else [value])):
+                raise ValueError(
+                    f"{name}: expected {default!r} for Transformer-XL, which compresses nothing, got {value!r}"
+                )
 
 
 @dataclass(frozen=True)
@@ -115,13 +114,8 @@ class GatedTransformerXLConfig(TransformerXLConfig):
 
     norm: Literal["pre", "post"] = "pre"
     """Layer normalization before each sub-layer, as in GTrXL, or after it."""
-    gate: Literal["residual", "gru"] = "gru"
+    gate: Literal["gru"] = "gru"
     """Always gru."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.gate != "gru":
-            raise ValueError(f"gate: expected gru for gated Transformer-XL, got {self.gate!r}")
 
 
 @dataclass(frozen=True)
@@ -176,3 +170,34 @@ CORES: dict[str, tuple[type, str]] = {
     "memoryless": (MemorylessConfig, "agent.core.recurrent:Memoryless"),
 }
 """Cores by name: the type of the configuration, and the module and class of the core."""
+
+
+def matched_cores(
+    transformer: dict[str, Any],
+    memory: int,
+    compressed: int,
+    rate: int = 4,
+    baseline: int | None = None,
+    recurrent_layers: int = 1,
+) -> dict[str, CoreConfig]:
+    """Every core at one size, by name, for presets that compare them.
+
+    Args:
+        transformer: sizes of the transformers; model_size, num_layers and mlp_size are those of the other cores too.
+        memory, compressed, rate: of the Compressive Transformer.
+        baseline: slots of Transformer-XL; if None, memory + compressed, which has the same attention cost.
+        recurrent_layers: of LSTM and GRU.
+    """
+    size, layers, mlp = (transformer[name] for name in ("model_size", "num_layers", "mlp_size"))
+    slots = memory + compressed if baseline is None else baseline
+    return {
+        "compressive": CompressiveTransformerConfig(
+            **transformer, memory_size=memory, compressed_size=compressed, compression_rate=rate
+        ),
+        "transformer-xl": TransformerXLConfig(**transformer, memory_size=slots),
+        "gated-transformer-xl": GatedTransformerXLConfig(**{**transformer, "norm": "pre"}, memory_size=slots),
+        "lstm": LSTMConfig(size, recurrent_layers),
+        "gru": GRUConfig(size, recurrent_layers),
+        "mingru": MinGRUConfig(size, layers, mlp),
+        "memoryless": MemorylessConfig(size, layers, mlp),
+    }

@@ -83,26 +83,19 @@ def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int, kin
     Raises:
         ValueError: names the argument, the expected and the actual shape, dtype or device.
     """
-    if inputs.ndim != 3 or inputs.shape[2] != model_size or inputs.shape[1] == 0:
-        raise ValueError(f"inputs: expected [B, T >= 1, {model_size}], got {list(inputs.shape)}")
-    if not inputs.is_floating_point():
-        raise ValueError(f"inputs: expected a floating-point tensor, got {inputs.dtype}")
-    if reset.shape != inputs.shape[:2]:
-        raise ValueError(f"reset: expected {list(inputs.shape[:2])}, got {list(reset.shape)}")
-    if reset.dtype != torch.bool:
-        raise ValueError(f"reset: expected torch.bool, got {reset.dtype}")
-    if reset.device != inputs.device:
-        raise ValueError(f"reset: expected device {inputs.device}, got {reset.device}")
+    if inputs.ndim != 3 or inputs.shape[2] != model_size or inputs.shape[1] == 0 or not inputs.is_floating_point():
+        raise ValueError(f"inputs: expected floats [B, T >= 1, {model_size}], got {inputs.dtype} {list(inputs.shape)}")
+    device, shape = inputs.device, inputs.shape[:2]
+    if reset.shape != shape or reset.dtype != torch.bool or reset.device != device:
+        got = f"{reset.dtype} {list(reset.shape)} on {reset.device}"
+        raise ValueError(f"reset: expected torch.bool {list(shape)} on {device}, got {got}")
     if not isinstance(state, kind):
         raise ValueError(f"state: expected {kind.__name__}, got {type(state).__name__}")
     for leaf in leaves(state):
-        if leaf.shape[0] != inputs.shape[0]:
-            raise ValueError(f"state: expected batch size {inputs.shape[0]}, got {leaf.shape[0]}")
-        if leaf.device != inputs.device:
-            raise ValueError(f"state: expected device {inputs.device}, got {leaf.device}")
         other = leaf.is_floating_point() and leaf.dtype != inputs.dtype
-        if other and not torch.is_autocast_enabled(inputs.device.type):
-            raise ValueError(f"state: expected {inputs.dtype} as inputs, got {leaf.dtype}")
+        if (other and not torch.is_autocast_enabled(device.type)) or (len(leaf), leaf.device) != (shape[0], device):
+            got = f"{leaf.dtype} with batch size {len(leaf)} on {leaf.device}"
+            raise ValueError(f"state: expected {inputs.dtype} with batch size {shape[0]} on {device}, got {got}")
 
 
 def finite(tensor: Tensor) -> Tensor:

@@ -29,11 +29,8 @@ class MemorylessState(NamedTuple):
 class Recurrent(Core):
     """A core whose state has, for each field, one [B, model_size] tensor per layer: zeros at an episode start."""
 
+    config: Any
     state_type: ClassVar[Any]
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.config = config
 
     def initial_state(self, batch_size: int) -> Any:
         """Zeros."""
@@ -57,8 +54,8 @@ class LSTM(Recurrent):
     cell_type: ClassVar[Any] = nn.LSTMCell
 
     def __init__(self, config: LSTMConfig) -> None:
-        super().__init__(config)
-        size = config.model_size
+        super().__init__()
+        self.config, size = config, config.model_size
         self.cells = nn.ModuleList(self.cell_type(size, size) for _ in range(config.num_layers))
 
     def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
@@ -100,11 +97,9 @@ class MinGRU(Recurrent):
     state_type = GRUState
 
     def __init__(self, config: MinGRUConfig) -> None:
-        super().__init__(config)
-        size = config.model_size
-        self.recurrences = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(size), nn.Linear(size, 2 * size)) for _ in range(config.num_layers)
-        )
+        super().__init__()
+        self.config, size, layers = config, config.model_size, range(config.num_layers)
+        self.recurrences = nn.ModuleList(nn.Sequential(nn.LayerNorm(size), nn.Linear(size, 2 * size)) for _ in layers)
         self.blocks = _mlp_blocks(config)
         self.final_norm = nn.LayerNorm(size)
 
@@ -154,8 +149,8 @@ class Memoryless(Recurrent):
     state_type = MemorylessState
 
     def __init__(self, config: MemorylessConfig) -> None:
-        super().__init__(config)
-        self.blocks = _mlp_blocks(config)
+        super().__init__()
+        self.config, self.blocks = config, _mlp_blocks(config)
         self.final_norm = nn.LayerNorm(config.model_size)
 
     def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:

@@ -4,7 +4,7 @@ A state is a nest of (named) tuples. Its leaves are tensors (in transport: numpy
 the whole batch shares; a `KVCache`, or None where there is none.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,22 +23,17 @@ def map_state(function: Callable[..., Any], *states: State) -> State:
             states have a cache.
         TypeError: if a leaf is of none of the types above.
     """
-    first = states[0]
-    if any(state is None for state in states):
-        if any(state is not None for state in states):
-            raise ValueError("states: expected all of them with a cache or none, got both")
-        return None
+    first, shared = states[0], [state for state in states if state is None or isinstance(state, int)]
+    if shared:
+        if len(shared) < len(states) or len(set(shared)) > 1:
+            raise ValueError(f"states: expected one offset into the segment, and a cache in all or none, got {shared}")
+        return first
     if hasattr(first, "shape"):  # a tensor or a numpy array; this package imports torch alone
         return function(*states)
     if isinstance(first, KVCache):
         return first.map(function, *states[1:])
-    if isinstance(first, int):
-        if any(other != first for other in states):
-            raise ValueError(f"states: expected one offset into the segment for all, got {sorted(set(states))}")
-        return first
     if isinstance(first, tuple):
-        children = [map_state(function, *parts) for parts in zip(*states, strict=True)]
-        return type(first)(*children) if hasattr(first, "_fields") else tuple(children)
+        return _like(first, (map_state(function, *parts) for parts in zip(*states, strict=True)))
     raise TypeError(f"state: expected tensors, ints, None, KVCache and tuples of them, got {type(first).__name__}")
 
 
@@ -48,19 +43,23 @@ def restore_state(nest: Any, like: State) -> State:
     Raises:
         ValueError: if structure or shapes differ from those of `like`.
     """
-    if isinstance(like, Tensor):
-        if not isinstance(nest, Tensor) or nest.shape != like.shape:
-            shape = list(nest.shape) if isinstance(nest, Tensor) else type(nest).__name__
-            raise ValueError(f"state: expected a tensor of {list(like.shape)}, got {shape}")
+    if isinstance(like, tuple) and isinstance(nest, tuple) and len(nest) == len(like):
+        return _like(like, map(restore_state, nest, like))
+    if isinstance(like, Tensor) and isinstance(nest, Tensor) and nest.shape == like.shape:
         return nest.to(like.device)
-    if not isinstance(like, tuple):
-        if type(nest) is not type(like):
-            raise ValueError(f"state: expected {type(like).__name__}, got {type(nest).__name__}")
+    if not isinstance(like, tuple | Tensor) and type(nest) is type(like):
         return nest
-    if not isinstance(nest, tuple) or len(nest) != len(like):
-        raise ValueError(f"state: expected {len(like)} parts, got {nest!r:.40}")
-    children = [restore_state(part, part_like) for part, part_like in zip(nest, like)]
-    return type(like)(*children) if hasattr(like, "_fields") else tuple(children)
+    raise ValueError(f"state: expected {_describe(like)}, got {_describe(nest)}")
+
+
+def _describe(nest: Any) -> str:
+    if isinstance(nest, Tensor):
+        return f"a tensor of {list(nest.shape)}"
+    return f"{len(nest)} parts" if isinstance(nest, tuple) else f"{nest!r:.60}"
+
+
+def _like(part: tuple, children: Iterable[Any]) -> tuple:
+    return type(part)(*children) if hasattr(part, "_fields") else tuple(children)
 
 
 def leaves(state: State) -> Iterator[Tensor]:

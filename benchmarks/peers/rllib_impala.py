@@ -16,6 +16,7 @@ import gymnasium
 import numpy as np
 import ray
 import torch
+from gymnasium.wrappers import TransformObservation
 from ray import tune
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
@@ -30,19 +31,6 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from agent.encoders import Vision
 from envs import make_vector
 from envs.rooms import RoomsEnv
-
-
-class FloatPixels(gymnasium.ObservationWrapper):
-    """Pixels as float32 from 0 to 1, which RLlib's own network requires."""
-
-    def __init__(self, env: gymnasium.Env) -> None:
-        super().__init__(env)
-        shape = env.observation_space.shape
-        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, shape, np.float32)
-
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        """The pixels, scaled."""
-        return observation.astype(np.float32) / 255
 
 
 class Torso(TorchModel, Encoder):
@@ -81,12 +69,18 @@ class Catalog(PPOCatalog):
         return TorsoConfig(observation_space.shape, torso=model_config_dict["torso"])
 
 
+def float_pixels(env: gymnasium.Env) -> gymnasium.Env:
+    """The environment with pixels as float32 from 0 to 1, which RLlib's own network requires."""
+    space = gymnasium.spaces.Box(0.0, 1.0, env.observation_space.shape, np.float32)
+    return TransformObservation(env, lambda pixels: pixels.astype(np.float32) / 255, space)
+
+
 def make_config(options: dict[str, Any], envs: int) -> IMPALAConfig:
     """IMPALA on RLlib's new API stack; with "as_it_comes" the sizes are ours and all other choices are RLlib's."""
     name, length, as_it_comes = options["env"], options["unroll_length"], options["as_it_comes"]
     level, single = name.removeprefix("rooms:"), options["single"] or as_it_comes
     if as_it_comes:
-        tune.register_env("rooms", lambda _: FloatPixels(RoomsEnv(level)))
+        tune.register_env("rooms", lambda _: float_pixels(RoomsEnv(level)))
     elif single:
         tune.register_env("rooms", lambda _: RoomsEnv(level))
     else:

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from actors import Actor, EnvironmentFailed
+from actors import Actor
 from actors.evaluation import play_episodes
 from actors.recording import Recording, record_episodes
 from agent import Agent, AgentConfig
 from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, leaves
-from envs import make_vector
-from reports.video import write_video
+from envs import EnvironmentFailed, make_vector
+from reports.video import film
 
 ENV = "rooms:small,episode_frames=100"
 STEPS = 25
@@ -131,5 +131,5 @@ def test_recordings_without_attention_and_images(tmp_path):
     (recording,) = record_episodes(make_actor(LSTMConfig(8), "diagnostic:tmaze,length=3"), 1)
     assert (recording.attention, recording.poses, recording.observations.ndim) == ((), None, 2)
     with pytest.raises(ValueError, match="expected an image"):
-        write_video([recording], tmp_path / "a.mp4")
+        film([recording], tmp_path / "a.mp4")
     assert not list(tmp_path.iterdir())

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from agent.core import Core, make_core
-from speech.config import WaveNetConfig
-from speech.wavenet import WaveNet
+from agent.core import CORES, Core, make_core
+from speech.config import SPEECH_CORES
 
 pytest.register_assert_rewrite("tests.agent.literal")
 
@@ -18,7 +17,7 @@ def _build(config: Any, dtype: torch.dtype = torch.float64, seed: int = 0) -> Co
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            core = (WaveNet(config) if isinstance(config, WaveNetConfig) else make_core(config)).eval()
+            core = make_core(config, {**CORES, **SPEECH_CORES}).eval()
             # Biases start at 0 and norms at 1: noise, so that a test can see them.
             with torch.no_grad():
                 for parameter in core.parameters():

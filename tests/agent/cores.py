@@ -1,70 +1,55 @@
 """Every core in several small configs, for the tests of the contract. A new core adds its own to `CONFIGS`."""
 
+import functools
 from typing import Any
 
 import pytest
 
 from agent.core import (
-    CompressiveTransformerConfig,
     GatedTransformerXLConfig,
     GRUConfig,
     LSTMConfig,
     MemorylessConfig,
     MinGRUConfig,
-    Sizes,
     TransformerXLConfig,
 )
 from speech.config import WaveNetConfig
+from tests.agent.tiny import config_of
 
 SIZE = 8
 CYCLE = 60  # a multiple of every segment below, so that a state that consumed it has offset 0
-
-
-def compressive(**fields: Any) -> CompressiveTransformerConfig:
-    return CompressiveTransformerConfig(model_size=SIZE, num_layers=2, num_heads=2, mlp_size=12, **fields)
-
-
-def transformer_xl(**fields: Any) -> TransformerXLConfig:
-    return TransformerXLConfig(model_size=SIZE, num_layers=2, num_heads=2, mlp_size=12, **fields)
-
-
-def sizes(n_s: int, n_m: Sizes, n_cm: Sizes = 0, c: Sizes = 4) -> dict[str, Any]:
-    return {"segment_size": n_s, "memory_size": n_m, "compressed_size": n_cm, "compression_rate": c}
-
-
+compressive = functools.partial(config_of, model_size=SIZE, mlp_size=12)  # of n_s, n_m, n_cm and c
+transformer_xl = functools.partial(TransformerXLConfig, SIZE, 2, 2, 12)  # of n_s and n_m
+gated = functools.partial(GatedTransformerXLConfig, SIZE, 2, 2, 12)
 PRE, TIME = {"norm": "pre"}, {"compressed_position": "time"}
+MOST_USED, AUTOENCODING = {"compression": "most-used"}, {"compression_loss": "autoencoding"}
 CONFIGS: dict[str, dict[str, Any]] = {
     "compressive": {
-        "post": compressive(**sizes(4, 4, 4, 2)),
-        "pre-gru-time-mean": compressive(**sizes(4, 6, 3, 4), **PRE, **TIME, gate="gru", compression="mean"),
-        "pre-time-max-short-memory": compressive(**sizes(6, 2, 2, 2), **PRE, **TIME, compression="max"),
-        "post-gru-no-memory": compressive(**sizes(4, 0, 5, 2), gate="gru"),
-        "post-time-one-step": compressive(**sizes(1, 3, 2, 1), **TIME),
-        "no-compressed": compressive(**sizes(4, 5)),
-        "no-loss": compressive(**sizes(2, 3, 4, 2), compression_loss="none"),
-        "dilated": compressive(**sizes(4, 3, 5, 2), compression="dilated"),
-        "most-used": compressive(**sizes(4, 5, 5, 2), compression="most-used"),
-        "pre-most-used-short-memory": compressive(**sizes(6, 1, 5, 3), **PRE, **TIME, compression="most-used"),
-        "autoencoding": compressive(**sizes(4, 4, 4, 4), compression_loss="autoencoding"),
-        "pre-dilated-autoencoding": compressive(
-            **sizes(6, 4, 4, 3), **PRE, compression="dilated", compression_loss="autoencoding"
-        ),
-        "bptt": compressive(**sizes(4, 4, 4, 2), compression_loss="bptt"),
-        "most-used-bptt": compressive(**sizes(4, 0, 4, 2), compression="most-used", compression_loss="bptt"),
-        "by-layer": compressive(**sizes(4, (1, 6), (3, 5), (2, 4)), **TIME),
-        "pre-memory-in-one-layer": compressive(**sizes(4, (4, 0), (0, 3), (3, 2)), **PRE, gate="gru"),
-        "by-layer-most-used": compressive(**sizes(4, (5, 2), (3, 0), (2, 1)), compression="most-used"),
+        "post": compressive(4, 4, 4, 2),
+        "pre-gru-time-mean": compressive(4, 6, 3, 4, **PRE, **TIME, gate="gru", compression="mean"),
+        "pre-time-max-short-memory": compressive(6, 2, 2, 2, **PRE, **TIME, compression="max"),
+        "post-gru-no-memory": compressive(4, 0, 5, 2, gate="gru"),
+        "post-time-one-step": compressive(1, 3, 2, 1, **TIME),
+        "no-compressed": compressive(4, 5, 0),
+        "no-loss": compressive(2, 3, 4, 2, compression_loss="none"),
+        "dilated": compressive(4, 3, 5, 2, compression="dilated"),
+        "most-used": compressive(4, 5, 5, 2, **MOST_USED),
+        "pre-most-used-short-memory": compressive(6, 1, 5, 3, **PRE, **TIME, **MOST_USED),
+        "autoencoding": compressive(4, 4, 4, 4, **AUTOENCODING),
+        "pre-dilated-autoencoding": compressive(6, 4, 4, 3, **PRE, **AUTOENCODING, compression="dilated"),
+        "bptt": compressive(4, 4, 4, 2, compression_loss="bptt"),
+        "most-used-bptt": compressive(4, 0, 4, 2, **MOST_USED, compression_loss="bptt"),
+        "by-layer": compressive(4, (1, 6), (3, 5), (2, 4), **TIME),
+        "pre-memory-in-one-layer": compressive(4, (4, 0), (0, 3), (3, 2), **PRE, gate="gru"),
+        "by-layer-most-used": compressive(4, (5, 2), (3, 0), (2, 1), **MOST_USED),
     },
     "transformer-xl": {
-        "post": transformer_xl(**sizes(4, 8)),
-        "pre-gru-short-memory": transformer_xl(**sizes(5, 3), norm="pre", gate="gru"),
-        "no-memory": transformer_xl(**sizes(4, 0)),
-        "by-layer": transformer_xl(**sizes(4, (0, 6))),
+        "post": transformer_xl(4, 8),
+        "pre-gru-short-memory": transformer_xl(5, 3, norm="pre", gate="gru"),
+        "no-memory": transformer_xl(4, 0),
+        "by-layer": transformer_xl(4, (0, 6)),
     },
-    "gated-transformer-xl": {
-        "default": GatedTransformerXLConfig(SIZE, 2, 2, 12, segment_size=4, memory_size=6),
-        "post": GatedTransformerXLConfig(SIZE, 2, 2, 12, segment_size=3, memory_size=5, norm="post"),
-    },
+    "gated-transformer-xl": {"default": gated(4, 6), "post": gated(3, 5, norm="post")},
     "lstm": {"one-layer": LSTMConfig(SIZE, 1), "three-layers": LSTMConfig(SIZE, 3)},
     "gru": {"one-layer": GRUConfig(SIZE, 1), "three-layers": GRUConfig(SIZE, 3)},
     "mingru": {"one-layer": MinGRUConfig(SIZE, 1, 12), "three-layers": MinGRUConfig(SIZE, 3, 12)},
@@ -79,4 +64,3 @@ WITH_SEGMENTS = {name: config for name, config in CASES.items() if hasattr(confi
 FORGETFUL = [CASES["memoryless/two-blocks"]]
 
 every_core = pytest.mark.parametrize("config", CASES.values(), ids=CASES)
-every_core_with_segments = pytest.mark.parametrize("config", WITH_SEGMENTS.values(), ids=WITH_SEGMENTS)

@@ -121,7 +121,7 @@ def test_arguments_and_configs_that_do_not_fit_are_named() -> None:
     def make(config: AgentConfig, vocabulary: int) -> Agent:
         return Agent(config, IMAGE, ACTIONS, vocabulary)
 
-    wrong = {name: inputs[name].transpose(0, 1) for name in ("observation", "last_action", "last_reward")}
+    wrong = {name: inputs[name].transpose(0, 1) for name in ("last_action", "last_reward")}
     wrong |= {"reset": inputs["reset"][:, 0]}
     both = agent_inputs(2, 3, instruction=True)
     for call, message in [

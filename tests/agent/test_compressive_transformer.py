@@ -58,5 +58,5 @@ def test_gated_transformer_xl_has_pre_norms_and_gates(build) -> None:
     same = build(TransformerXLConfig(**sizes, memory_size=5, norm="pre", gate="gru"))
     actual, expected = (core(inputs, reset, core.initial_state(2)).features for core in (gated, same))
     assert_same(actual, expected, 0)
-    with pytest.raises(ValueError, match="gate: expected gru for gated Transformer-XL, got 'residual'"):
+    with pytest.raises(ValueError, match="gate: expected one of gru, got 'residual'"):
         GatedTransformerXLConfig(gate="residual")

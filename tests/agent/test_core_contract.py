@@ -5,7 +5,6 @@ otherwise; the tolerance of 1e-12 allows for the order of additions.
 """
 
 import dataclasses
-import re
 from collections.abc import Collection
 from typing import Any
 
@@ -28,8 +27,8 @@ from agent.core import (
     state_bytes,
     state_to,
 )
-from speech.config import WaveNetConfig
-from tests.agent.cores import CASES, CONFIGS, CYCLE, FORGETFUL, SIZE, every_core, every_core_with_segments
+from speech.config import SPEECH_CORES
+from tests.agent.cores import CASES, CONFIGS, CYCLE, FORGETFUL, SIZE, WITH_SEGMENTS, every_core
 from tests.agent.tiny import assert_same, normal, resets, sum_losses
 
 
@@ -256,9 +255,8 @@ def test_every_parameter_still_learns_after_many_segments(build, config) -> None
 @every_core
 def test_shapes_alone_decide_the_operations(build, config) -> None:
     """On the meta device tensors have no values: reading one, or branching on it, is an error."""
-    if not isinstance(config, WaveNetConfig):
-        with torch.device("meta"):  # as `build_network` does for large networks
-            make_core(config)
+    with torch.device("meta"):  # as `build_network` does for large networks
+        make_core(config, {**CORES, **SPEECH_CORES})
     core = build(config).to("meta").train()
     state = core.initial_state(2)
     shapes = [leaf.shape for leaf in leaves(state)]
@@ -330,40 +328,24 @@ def test_a_call_does_not_change_its_arguments(build, config) -> None:
     assert_same_state(arguments, before, 0)
 
 
-def refused(core: Core, message: str, **changes: Any) -> None:
-    good = Sequence(2, 3)
-    arguments = {"inputs": good.inputs, "reset": good.reset, "state": core.initial_state(2), **changes}
-    with pytest.raises(ValueError, match=re.escape(message)):
-        core(**arguments)
-
-
 @every_core
-def test_bad_input_is_named(build, config) -> None:
-    core, (inputs, reset) = build(config), (normal(2, 3, SIZE), resets(2, 3))
-    refused(core, "inputs: expected [B, T >= 1, 8], got [3, 8]", inputs=inputs[0])
-    refused(core, "inputs: expected [B, T >= 1, 8], got [2, 3, 7]", inputs=inputs[..., :7])
-    refused(core, "inputs: expected [B, T >= 1, 8], got [2, 0, 8]", inputs=inputs[:, :0], reset=reset[:, :0])
-    refused(core, "inputs: expected a floating-point tensor, got torch.int64", inputs=inputs.long())
-    refused(core, "reset: expected [2, 3], got [3, 2]", reset=reset.T)
-    refused(core, "reset: expected torch.bool, got torch.float64", reset=reset.double())
-    refused(core, "reset: expected device cpu, got meta", reset=reset.to("meta"))
-    if list(leaves(core.initial_state(1))):
-        refused(core, "state: expected batch size 2, got 3", state=core.initial_state(3))
-        refused(core, "state: expected device cpu, got meta", state=state_to(core.initial_state(2), "meta"))
-        refused(core, "state: expected torch.float32 as inputs, got torch.float64", inputs=inputs.float())
-    other = build(CASES["gru/one-layer" if isinstance(config, LSTMConfig) else "lstm/one-layer"]).initial_state(2)
-    if type(other) is not (kind := type(core.initial_state(2))):
-        refused(core, f"state: expected {kind.__name__}, got {type(other).__name__}", state=other)
-
-
-@every_core_with_segments
-def test_the_state_of_another_size_or_offset_is_named(build, config) -> None:
+def test_bad_arguments_are_named(build, config) -> None:
     core = build(config)
-    mine = [layer[:3] for layer in config.layer_sizes]
-    more = [(n_s, n_m + 2, n_cm) for n_s, n_m, n_cm in mine]
-    other = make_core(dataclasses.replace(config, memory_size=tuple(n_m for _, n_m, _ in more))).double()
-    expected = f"state: expected slots (segment, memory, compressed) by layer {mine}, got {more}"
-    refused(core, expected, state=other.initial_state(2))
-    if config.segment_size > 1:
-        with pytest.raises(ValueError, match=r"states: expected one offset into the segment for all, got \[\d+, \d+\]"):
+    good = {"inputs": normal(2, 3, SIZE), "reset": resets(2, 3), "state": core.initial_state(2)}
+    inputs, reset, state = good.values()
+    other = build(CASES["gru/one-layer" if isinstance(config, LSTMConfig) else "lstm/one-layer"]).initial_state(2)
+    wrong = [("inputs", value) for value in (inputs[0], inputs[..., :7], inputs[:, :0], inputs.long())]
+    wrong += [("reset", value) for value in (reset.T, reset.double(), reset.to("meta"))]
+    wrong += [("state", None if type(other) is type(state) else other)]
+    if list(leaves(state)):
+        floats = map_state(lambda leaf: leaf.float() if leaf.is_floating_point() else leaf, state)
+        wrong += [("state", value) for value in (core.initial_state(3), state_to(state, "meta"), floats)]
+    if config in WITH_SEGMENTS.values():
+        wider = dataclasses.replace(config, memory_size=tuple(n_m + 2 for _, n_m, _, _ in config.layer_sizes))
+        wrong += [("state", build(wider).initial_state(2))]
+    for name, value in wrong:
+        with pytest.raises(ValueError, match=f"^{name}: expected .*, got "):
+            core(**{**good, name: value})
+    if getattr(config, "segment_size", 1) > 1:
+        with pytest.raises(ValueError, match=r"states: expected one offset into the segment, .*, got \[\d+, \d+\]"):
             concatenate_states([warm_state(core, 1, 20), warm_state(core, 1, 21)])

@@ -43,8 +43,7 @@ def test_slot_ages_are_those_of_the_steps_in_the_slots(build, n_m, c) -> None:
     core = build(config_of(4, (n_m, 2), (5, 3), (c, 4), compression="mean"))
     inputs, state, traced = normal(1, 40, SIZE), core.initial_state(1), 0
     for t in range(40):
-        phase = t % 4
-        ages = core.slot_ages(0, phase)
+        phase, ages = t % 4, core.slot_ages(0, state)[0]
         slots = torch.cat([state.compressed[0], state.memory[0], state.segment[0]], dim=1)[0]
         slots[5 + n_m + phase] = inputs[0, t]
         assert ages.shape == (len(slots), 2)
@@ -58,7 +57,7 @@ def test_slot_ages_are_those_of_the_steps_in_the_slots(build, n_m, c) -> None:
         with torch.no_grad():
             state = core(inputs[:, t : t + 1], resets(1, 1), state).state
     assert traced > 200
-    assert core.slot_ages(1, 2).shape == (3 + 2 + 4, 2)
+    assert core.slot_ages(1, state).shape == (1, 3 + 2 + 4, 2)
 
 
 @pytest.mark.parametrize("n_m", [0, 3, 6])
@@ -71,11 +70,9 @@ def test_slot_ages_of_most_used_compression_are_those_of_the_state(build, n_m, c
         if phase == 0:
             with torch.no_grad():
                 before = core(inputs[:, begin - 4 : begin], resets(2, 4), before).state
-        ages, spans = core.slot_ages(0, phase, before), core.slot_ages(0, phase)
-        assert (ages.shape, spans.shape) == ((2, 5 + n_m + 4, 2), (5 + n_m + 4, 2))
+        ages = core.slot_ages(0, before._replace(offset=phase))
+        assert ages.shape == (2, 5 + n_m + 4, 2)
         assert torch.equal(ages[..., 0], ages[..., 1])
-        assert (ages[..., 0] <= spans[:, 0]).all()
-        assert (ages[..., 1] >= spans[:, 1]).all()
         slots = torch.cat([before.compressed[0], before.memory[0], inputs[:, begin : begin + 4]], dim=1)
         valid = torch.cat(validity(core, before), dim=1)
         valid[:, 5 + n_m :] = True

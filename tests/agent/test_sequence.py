@@ -127,13 +127,8 @@ def test_cross_entropy_agrees_and_is_float32_under_autocast() -> None:
 
 def test_impossible_models_and_calls_are_refused() -> None:
     model, tokens = make(), text(1, 4)
-    for changes, message in (
-        ({"cutoffs": (3, 2)}, r"cutoffs: expected ascending numbers between 0 and 5, got \(3, 2\)"),
-        ({"divisor": 0}, "divisor: expected 1 or more, got 0"),
-        ({"dropout": 1.0}, "dropout: expected 0 <= dropout < 1, got 1.0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            SequenceModel(make_core(LSTMConfig(SIZE)), 5, **changes)
+    with pytest.raises(ValueError, match=r"cutoffs: expected ascending numbers between 0 and 5, got \(3, 2\)"):
+        SequenceModel(make_core(LSTMConfig(SIZE)), 5, cutoffs=(3, 2))
     with pytest.raises(ValueError, match="memory_size: expected a core with a memory, got LSTM"):
         SequenceModel(make_core(LSTMConfig(SIZE)), 5).resized(memory_size=8)
     with pytest.raises(ValueError, match=r"tokens: expected int64 \[B, T\], got torch.float32 \[1, 4\]"):

@@ -51,14 +51,14 @@ def test_operations_on_states() -> None:
 
 
 def test_states_that_do_not_fit_together_are_named() -> None:
-    with pytest.raises(ValueError, match=r"states: expected one offset into the segment for all, got \[3, 4\]"):
-        concatenate_states([example(1), example(1, offset=4)])
+    one, other = example(1), example(1)._replace(cache=torch.zeros(1))
+    for states in ([one, example(1, offset=4)], [one, other], [other, other, one]):
+        with pytest.raises(
+            ValueError, match="states: expected one offset into the segment, and a cache in all or none"
+        ):
+            concatenate_states(states)
     with pytest.raises(TypeError, match="state: expected tensors, ints, None, KVCache and tuples of them, got list"):
         map_state(torch.clone, [torch.zeros(1)])
-    one, other = example(1), example(1)._replace(cache=torch.zeros(1))
-    for mixed in ([one, other], [other, other, one]):
-        with pytest.raises(ValueError, match="states: expected all of them with a cache or none, got both"):
-            concatenate_states(mixed)
 
 
 def test_plain_tuples_become_states() -> None:
@@ -66,10 +66,10 @@ def test_plain_tuples_become_states() -> None:
     state = restore_state((two, valid, 5, None), example(1))
     assert (type(state), state.offset, state.layers[1].tolist()) == (Example, 5, [[1, 1]])
     for nest, message in (
-        (((torch.zeros(2, 2),) * 2, valid, 3, None), "state: expected a tensor of [1, 2], got [2, 2]"),
-        (((0, 0), valid, 3, None), "state: expected a tensor of [1, 2], got int"),
-        ((two, valid, None, None), "state: expected int, got NoneType"),
-        (((*two, valid), valid, 3, None), "state: expected 2 parts, got (tensor"),
+        (((torch.zeros(2, 2),) * 2, valid, 3, None), "state: expected a tensor of [1, 2], got a tensor of [2, 2]"),
+        (((0, 0), valid, 3, None), "state: expected a tensor of [1, 2], got 0"),
+        ((two, valid, None, None), "state: expected 3, got None"),
+        (((*two, valid), valid, 3, None), "state: expected (tensor"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             restore_state(nest, example(1))

@@ -1,7 +1,6 @@
 """The shared measurements: medians in turns, and processes with their memory and CPU time."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -9,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import cpu_seconds, family, in_turns, processes
-from benchmarks.kill_driver import marked
+from benchmarks.common import cpu_seconds, family, in_turns, marked
 
 BUSY = "import time\nwhile time.process_time() < .3: pass\ntime.sleep(60)"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
@@ -26,22 +24,22 @@ def test_rates_are_medians_measured_in_turns():
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_family_has_descendants_their_memory_and_cpu_time():
-    mark, me, cpu = f"mark-{os.getpid()}", os.getpid(), cpu_seconds()
+    mark, cpu = f"mark-{os.getpid()}", cpu_seconds()
     child = subprocess.Popen([sys.executable, "-c", PARENT], env={**os.environ, "MARK": mark})
     try:
         while len(marked(mark)) < 2 or cpu_seconds() - cpu < 0.25:
             assert child.poll() is None
             time.sleep(0.01)
-        before = {process.pid: process for process in family(me)}
-        assert before[me].kind == "driver"
-        assert before[me].memory > before[child.pid].memory > 2**20
-        (grandchild,) = (process for process in family(child.pid) if process.pid != child.pid)
-        assert before[grandchild.pid][:4] == grandchild[:4]
-        os.kill(grandchild.pid, signal.SIGKILL)
+        before = {process.handle.pid: process for process in family()}
+        assert before[os.getpid()].kind == "driver"
+        assert before[os.getpid()].memory > before[child.pid].memory > 2**20
+        (grandchild,) = (process for process in marked(mark) if process.pid != child.pid)
+        assert before[grandchild.pid].handle == grandchild
+        grandchild.kill()
         child.kill()
-        while {process.pid: process for process in family(me)}[child.pid].kind != "zombie":
+        while {process.handle.pid: process for process in family()}[child.pid].kind != "zombie":
             time.sleep(0.01)
     finally:
         child.kill()
         child.wait()
-    assert child.pid not in processes()
+    assert not before[child.pid].handle.is_running()

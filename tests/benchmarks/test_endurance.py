@@ -1,9 +1,8 @@
 """The checks of the endurance benchmarks: each fault that they look for is found, and nothing else."""
 
-import pytest
 import torch
 
-from benchmarks.kill_driver import last_step, unreadable
+from benchmarks.kill_driver import unreadable
 from benchmarks.soak import Ledger, grows, growth, quarters
 from learner import checkpoints
 from tests.actors.counting import make_counting_actor
@@ -54,14 +53,11 @@ def test_growth_compares_medians_of_quarters_of_the_time():
 
 
 def test_each_unreadable_checkpoint_is_found(tmp_path):
-    assert last_step(tmp_path) is None
     for step in (1, 2):
         checkpoints.save(tmp_path, step, {"weights": {"w": torch.ones(3)}}, {})
     (tmp_path / "checkpoints" / "000000000003.tmp").mkdir()
     assert unreadable(tmp_path) == []
     (tmp_path / "checkpoints" / "000000000001" / "weights.safetensors").write_bytes(b"")
-    with pytest.warns(UserWarning, match="skipped checkpoint"):
-        (reason,) = unreadable(tmp_path)
+    (reason,) = unreadable(tmp_path)
     assert "000000000001" in reason
     assert "0 bytes" in reason
-    assert last_step(tmp_path) == 2

@@ -47,7 +47,7 @@ def cli(capfd: pytest.CaptureFixture[str]) -> Commands:
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operations behind URLs are not repeated."""
-    monkeypatch.setattr("learner.checkpoints.PAUSES", ())
+    monkeypatch.setattr("learner.storage.PAUSES", ())
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,8 @@ from typing import Any
 
 import fsspec
 import pytest
-from fsspec.implementations.dirfs import DirFileSystem
-from fsspec.implementations.local import LocalFileSystem
 
-from learner import checkpoints
+from learner import checkpoints, storage
 from learner.files import redact, require_no_secret
 from tests.commands.cli import TINY, Commands, frames, saved_steps, start, state, wait_until
 from tests.unreliable import Unreliable
@@ -171,66 +169,16 @@ def test_a_url_with_a_secret_is_refused(url: str, tmp_path: Path, cli: Commands)
         assert SECRET not in cli.refuse("evaluate", url), "typed in the wrong place"
 
 
-class Guarded(DirFileSystem):
-    """A folder behind a password, whose errors quote it."""
-
-    protocol = "guarded"
-    root = ""
-    broken = False
-
-    def __init__(self, password: str | None = None, **options: Any) -> None:
-        self.given = password
-        super().__init__(path=Guarded.root, fs=LocalFileSystem())
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return path.removeprefix("guarded://").rstrip("/")
-
-    def pipe_file(self, path: str, value: bytes, **options: Any) -> Any:
-        if self.given != SECRET:
-            raise PermissionError("this password is wrong")
-        if Guarded.broken:
-            raise ConnectionError(f"PUT https://user:{SECRET}@host/{path}?X-Amz-Signature={SECRET} failed")
-        return super().pipe_file(path, value, **options)
-
-
-@pytest.fixture
-def guarded(no_pauses: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """A store with a password; `guarded(variables)` reads them from the environment as fsspec does."""
-    (tmp_path / "store" / "bucket").mkdir(parents=True)
-    fsspec.register_implementation("guarded", Guarded, clobber=True)
-    monkeypatch.setattr(Guarded, "root", str(tmp_path / "store"))
-    before = dict(fsspec.config.conf)
-
-    def configure(**variables: str) -> None:
-        Guarded.clear_instance_cache()
-        fsspec.config.set_conf_env(fsspec.config.conf, variables)
-
-    yield configure
-    fsspec.config.conf.clear()
-    fsspec.config.conf.update(before)
-    Guarded.clear_instance_cache()
-
-
-def test_credentials_reach_only_the_store(guarded: Any, tmp_path: Path, monkeypatch, cli: Commands) -> None:
-    run, url = tmp_path / "run", "guarded://bucket/run"
-    new = [*LAUNCH, "--run", run, f"--frames={frames(3)}", "--checkpoint-url", url]
-    cli.refuse(*new, words="this password is wrong")
-
-    guarded(FSSPEC_GUARDED_PASSWORD=SECRET)
-    printed = cli.run(*new)
-    printed += cli.run(*RESUME, run, f"--frames={frames(5)}")
-    printed += cli.run(*RESUME, url, "--run", tmp_path / "again", f"--frames={frames(7)}")
-    printed += cli.run("report", "--episodes=0", run) + cli.run("status", run)
-    assert checkpoints.load_latest(url).step > 0
-
-    monkeypatch.setattr(Guarded, "broken", True)
-    error = cli.refuse(*RESUME, run, f"--frames={frames(9)}")
-    assert f"{url} cannot be read or written: ConnectionError: PUT https://***@host/" in error
-    monkeypatch.setattr(checkpoints, "PAUSES", (0.0,))
-    with pytest.raises(checkpoints.StorageError):
-        checkpoints.Checkpoints(url).claim("me")
+def test_secrets_in_errors_of_a_store(unreliable: str, tmp_path: Path, monkeypatch, cli: Commands) -> None:
+    run, error = tmp_path / "run", f"PUT https://user:{SECRET}@host/run?X-Amz-Signature={SECRET} failed"
+    Unreliable.fail(range(60, 10**6), error=ConnectionError(error))
+    said = cli.refuse(*LAUNCH, "--run", run, f"--frames={frames(8)}", "--checkpoint-url", unreliable)
+    assert f"{unreliable} cannot be read or written: ConnectionError: PUT https://***@host/" in said
+    said += cli.run("status", run)
+    monkeypatch.setattr(storage, "PAUSES", (0.0,))
+    with pytest.raises(storage.StorageError):
+        storage.UrlStore(unreliable).claim("me")
     warned = cli.capfd.readouterr().err
     assert "ConnectionError: PUT https://***@host/" in warned, "before another attempt"
-    assert SECRET not in error + printed + warned
+    assert SECRET not in said + warned
     assert SECRET.encode() not in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())

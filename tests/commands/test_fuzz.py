@@ -208,7 +208,7 @@ def test_corpora(command: str, corpus: str, option: str, odd: str, runs: Path, p
     check(cases(), place, 50)
 
 
-NAMED = {"enwik8": "enwik8", "wikitext103": "wiki.train.tokens", "pg19": "metadata.csv", "folder": "\udcff.txt"}
+NAMED = {"enwik8": "enwik8", "wikitext103": "wiki.train.tokens", "pg19": "train", "folder": "\udcff.txt"}
 
 
 @pytest.mark.parametrize(("corpus", "name"), NAMED.items())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from learner import checkpoints
-from learner.files import replacing, write_json
+from learner.files import write_json
 from learner.metrics import MetricsWriter
 from tests.commands.cli import Commands
 from tests.training.test_run import IRREGULAR
@@ -38,26 +38,6 @@ def test_only_a_regular_file_is_replaced(kind: str, copied: Callable[..., Path],
     assert (tmp_path / "new" / "page.html").stat().st_size > 1000
 
 
-def test_a_regular_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    path.write_text("old")
-
-    def half() -> None:
-        with replacing(path) as temporary:
-            temporary.write_text("half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        half()
-    assert path.read_text() == "old"
-    with replacing(path) as temporary:
-        temporary.write_text("new")
-    assert path.read_text() == "new"
-    assert [left.name for left in tmp_path.iterdir()] == ["page.html"]
-    os.umask(mask := os.umask(0))
-    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
-
-
 @pytest.mark.parametrize("name", ["config.json.tmp", "metrics.jsonl.tmp", "metrics.jsonl"])
 def test_a_link_in_a_run_is_not_written_through(name: str, tmp_path: Path) -> None:
     """Another user may have placed one at a temporary name."""
@@ -77,6 +57,8 @@ def test_json_has_no_infinite_numbers(tmp_path: Path) -> None:
     path = tmp_path / "evaluation.json"
     write_json(path, {"return": [math.nan, (-math.inf, 1.0)], "by": {"task": math.inf}})
     assert json.loads(path.read_text()) == {"return": [None, [None, 1.0]], "by": {"task": None}}
+    os.umask(mask := os.umask(0))
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
     with pytest.raises(ValueError, match="not JSON compliant"):
         checkpoints.save(tmp_path / "run", 1, {}, {"score": math.nan})
     assert not (tmp_path / "run").exists()

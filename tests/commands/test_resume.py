@@ -38,7 +38,7 @@ from tests.commands.cli import (
 )
 from tests.learner.runs import forge
 from training.config import RENAMED
-from training.loop import Clock
+from training.progress import Clock
 from training.run import Run
 
 LAUNCH = ["launch", "--local", *TINY]
@@ -270,6 +270,7 @@ def test_truncated_checkpoints(finished, copied: Callable[..., Path], tmp_path: 
     printed = cli.run("evaluate", folder, "--episodes", 1)
     assert skipped in printed
     assert f"{before:012d}" in printed
+    assert skipped.removeprefix("skipped checkpoint ") in cli.run("status", folder)
     printed = cli.run(*RESUME, folder, "--video-episodes", 0)
     assert skipped in printed
     assert f"resumed from {folder}/checkpoints/{before:012d}" in printed

@@ -53,7 +53,7 @@ def test_two_tasks_from_launch_to_evaluate(tmp_path: Path, cli: Commands) -> Non
 
 def test_all_of_dmlab30(lab: None, tmp_path: Path, cli: Commands) -> None:
     """Thirty actors, one a level, with instructions; then the test levels, two of which are held out."""
-    folder, env = tmp_path / "run", "dmlab:dmlab30,image_height=24,image_width=32,cache_gigabytes=0"
+    folder, env = tmp_path / "run", "dmlab:dmlab30,image_height=24,image_width=32,cache_gigabytes=0,processes=0"
     options = ["--actors.num-actors=30", "--actors.unroll-length=8", "--unrolls-per-update=30", "--frames=900"]
     launch = ["launch", "--preset=dmlab30", "--local", "--run", folder, "--env", env, "--learner.device=cpu"]
     assert "mean of 30 of 30 tasks" in cli.run(*launch, *TINY, *options)
@@ -68,3 +68,28 @@ def test_all_of_dmlab30(lab: None, tmp_path: Path, cli: Commands) -> None:
     assert tested == [f"dmlab:{level.test}" for level in LEVELS]
     paper = ["launch", "--preset=paper", "--local", "--env", env, "--actors.num-actors=30"]
     cli.refuse(*paper, words="instruction: expected True")
+
+
+def test_levels_whose_data_is_missing(
+    lab: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Commands
+) -> None:
+    """They are named before a run begins, or left out of it for good."""
+    reset, folder = Lab.reset, tmp_path / "run"
+
+    def lacks_data(self: Lab, **seed: int) -> None:
+        if "psychlab" in self.level:
+            raise RuntimeError("Failed to start environment - no data")
+        reset(self, **seed)
+
+    monkeypatch.setattr(Lab, "reset", lacks_data)
+    here, missing = (
+        f"dmlab:{level},image_height=24,image_width=32,cache_gigabytes=0,processes=0"
+        for level in ("rooms_watermaze", "psychlab_visual_search")
+    )
+    options = ["--actors.num-actors=2", "--actors.unroll-length=8", "--frames=60", *TINY, "--video-episodes=0"]
+    launch = ["launch", "--local", "--run", folder, "--env", f"{here},{missing}", *options]
+    cli.refuse(*launch, words=f"1 of 2 levels cannot be played here: {missing}; the first: ")
+    assert not folder.exists()
+    assert f"left out, because they cannot be played here: {missing}" in cli.run(*launch, "--skip-missing-levels")
+    assert json.loads((folder / "config.json").read_text())["env"] == here
+    cli.run("launch", "--local", "--resume", folder, "--frames=120")

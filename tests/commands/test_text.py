@@ -20,9 +20,11 @@ from commands import main
 from learner.metrics import last_metrics, read_metrics
 from tests.commands.cli import (
     COMPRESSIVE_TEXT,
+    ENVIRONMENT,
     PATIENCE,
     TINY_TEXT,
     Commands,
+    marked,
     saved_steps,
     start,
     wait_until,
@@ -30,7 +32,6 @@ from tests.commands.cli import (
 )
 from tests.commands.test_errors import GONE, edit
 from tests.learner.runs import forge
-from text.modality import Text
 
 
 @pytest.fixture(scope="module")
@@ -73,16 +74,21 @@ def test_a_run_is_a_folder(trained: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_two_learners_on_ray_equal_one_and_stop_with_a_checkpoint(corpus: Path, tmp_path: Path) -> None:
-    """With relative paths; Ray's processes have another working directory."""
-    pytest.importorskip("ray.train")
+def test_two_learners_on_ray_equal_one_though_one_is_killed(corpus: Path, tmp_path: Path) -> None:
+    """With relative paths; Ray's processes have another working directory. Then Ctrl-C stops them with a checkpoint."""
     words = ["text", "train", *TINY_TEXT, "--core=transformer-xl", "--learner.device=cpu"]
-    main([*words, f"--path={corpus}", f"--run={tmp_path / 'one'}", "--learner.steps=4"])
+    main([*words, f"--path={corpus}", f"--run={tmp_path / 'one'}", "--learner.steps=8"])
     paths = [f"--path={os.path.relpath(corpus, tmp_path)}", "--run=two"]
     two = tmp_path / "two"
     with (tmp_path / "screen").open("w+") as screen:
-        process = start(*words, *paths, "--learners=2", "--learner.steps=1000000", output=screen, cwd=tmp_path)
+        words += [*paths, "--learners=2", "--learner.steps=1000000"]
+        process = start(*words, output=screen, cwd=tmp_path, env={**ENVIRONMENT, "MARK": str(tmp_path)})
         wait_until(lambda: last_metrics(two).get("step", 0) >= 4, process)
+        learners = marked(str(tmp_path), "ray::RemoteLearner")
+        assert len(learners) == 2
+        os.kill(next(iter(learners)), signal.SIGKILL)
+        step = last_metrics(two)["step"]
+        wait_until(lambda: last_metrics(two)["step"] >= max(8, step + 2), process)
         process.send_signal(signal.SIGINT)
         status = process.wait(PATIENCE)
         screen.seek(0)
@@ -95,25 +101,21 @@ def test_two_learners_on_ray_equal_one_and_stop_with_a_checkpoint(corpus: Path, 
     assert f"stopped at step {rows[-1]['step']}; resume with: compressive text train --resume two" in said
     for name in ("step", "loss/nll", "gradient/norm"):
         expected = [row[name] for row in read_metrics(tmp_path / "one")]
-        assert [row[name] for row in rows[:4]] == pytest.approx(expected, rel=1e-5), name
+        assert [row[name] for row in rows[:8]] == pytest.approx(expected, rel=1e-5), name
 
 
 def test_evaluate_measures_all_that_is_asked_for(trained: Path, cli: Commands) -> None:
     flags = ["--sizes", "8:16", ":4", "--frequency", "--position", "--attention", "--compression", "--dynamic=0.001"]
     said = cli.run("text", "evaluate", trained, "--rows=8", *flags)
-    for words in ("bits a byte", "times in training text", "tokens of context", "standard error", "compression loss"):
+    for words in ("bits_per_byte", "sizes: memory size", "position: from", "attention: kinds", "compression/layer_0"):
         assert words in said
-    assert re.search(r"> 10000 *│ - *│ 0 ", said), "no token is so frequent"
+    assert re.search(r"> 10000 *│ - *│ - *│ 0 ", said), "no token is so frequent"
     assert re.search(r"100.0 %.*tokens  left 0:00", said), "progress with the time left"
     found = measured(trained, "-test")
-    assert found["frequency"]["> 10000"] == {"nats": None, "count": 0}
+    assert found["frequency"]["> 10000"] == {"nats": None, "perplexity": None, "count": 0}
     assert [(each["memory_size"], each["compressed_size"]) for each in found["sizes"]] == [(8, 16), (None, 4)]
     assert found["dynamic"]["bits_per_byte"] != found["bits_per_byte"]
     assert (found["step"], found["rows"], found["dynamic"]["learning_rate"]) == (40, 8, 0.001)
-    data = Text.__new__(Text)
-    assert "prescribes" not in str(list(data.tables(found)))
-    said = str(list(data.tables(found | {"words": 6_966_499, "words_prescribed": True})))
-    assert ", over the 6,966,499 words that PG-19 prescribes" in said
 
 
 def test_checkpoints_that_are_skipped_are_named(copied: Callable[[], Path], cli: Commands) -> None:
@@ -172,7 +174,7 @@ def test_words_with_an_adaptive_softmax(corpus: Path, tmp_path: Path, cli: Comma
     words = ["--tokens=words", "--model.cutoffs", "10", "30", "--model.tied", "--evaluate-tokens=2"]
     main(options(corpus, run, 4, *words))
     main(["text", "sample", str(run), "--prompt=def function_1(x):", "--length=3"])
-    assert "│ bits a byte" not in cli.run("text", "evaluate", run, "--sizes", ":4")
+    assert "bits_per_byte" not in cli.run("text", "evaluate", run, "--sizes", ":4")
     found = measured(run)
     for each in (found, measured(run, "-test"), *read_metrics(run)):
         assert not {"bits_per_byte", "valid/bits_per_byte"} & each.keys()
@@ -191,7 +193,9 @@ def test_text_without_spaces(tmp_path: Path) -> None:
     assert saved_steps(tmp_path / "run")[-1] == 2
 
 
-def test_bad_input_is_refused_before_anything_is_written(corpus: Path, tmp_path: Path, cli: Commands) -> None:
+def test_bad_input_is_refused_before_anything_is_written(
+    corpus: Path, trained: Path, tmp_path: Path, cli: Commands
+) -> None:
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     for change, words in {
         "--path=/nowhere": "/nowhere: expected folder, found nothing there",
@@ -200,53 +204,28 @@ def test_bad_input_is_refused_before_anything_is_written(corpus: Path, tmp_path:
         f"--path={tmp_path / 'circle'}": f"path: expected a file or a folder, got '{tmp_path / 'circle'}'",
         "--corpus=latin": "corpus: expected one of python, enwik8, wikitext103, pg19, folder, got 'latin'",
         "--learner.batch-size=4096": "folder, split train: tokens: expected more than the 4096 x 16 of one batch",
-        "--learner.sequence-length=12": "sequence_length: expected a multiple of the core's segment_size = 8",
         "--tokens=words --model.cutoffs 5000": "cutoffs: expected ascending numbers between 0 and ",
     }.items():
         cli.refuse(*options(corpus, tmp_path / "run", 4, *change.split()), words=words)
     assert not (tmp_path / "run").exists()
-
-
-def test_impossible_uses_of_a_run_are_refused(trained: Path, tmp_path: Path, cli: Commands) -> None:
     write_corpus("text", tmp_path / "other")
     (tmp_path / "other" / "0.txt").write_text("other\n" * 40)
-    (tmp_path / "config.json").write_text("{}")
     other = (f"--path={tmp_path / 'other'}", f"corpus: expected the data that {trained} was trained on")
     for *arguments, words in (
-        ["learn", "expected train, evaluate or sample, got 'learn'"],
-        ["evaluate", tmp_path, "expected one of `compressive text train`"],
         ["evaluate", trained, "--sizes", "x", "sizes: expected MEMORY:COMPRESSED"],
         ["evaluate", trained, "--dynamic=nan", "dynamic: expected"],
         ["evaluate", trained, *other],
-        ["sample", trained, "--top-p=nan", "expected a number in (0, 1], got nan"],
-        ["train", f"--run={trained}", "already exists and is not empty"],
         ["train", f"--resume={trained}", "--core=lstm", f"core: expected compressive as in {trained}"],
         ["train", f"--resume={trained}", *other],
     ):
         cli.refuse("text", *arguments, words=words)
 
 
-def test_a_tokenizer_that_is_lost_or_of_another_version(copied: Callable[[], Path], cli: Commands) -> None:
+def test_a_run_that_is_damaged_or_of_another_version(copied: Callable[[], Path], cli: Commands) -> None:
     run = copied()
-    file, commands = run / "tokenizer.json", (["evaluate", run], ["sample", run], ["train", f"--resume={run}"])
-    for text, words in {
-        "{": f"{file}: expected JSON",
-        "[]": "got []",
-        '{"kind": "words", "words": [1]}': "tokenizer",
-        '{"kind": ["words"]}': "tokenizer",
-    }.items():
-        file.write_text(text)
-        for command in commands:
-            cli.refuse("text", *command, words=words)
-    file.unlink()
-    for command in commands:
-        cli.refuse("text", *command, words=str(file))
-
-
-def test_a_run_of_another_version(copied: Callable[[], Path], cli: Commands) -> None:
-    run = copied()
-    last = run / "checkpoints" / f"{40:012d}"
-    state = (last / "state.json").read_text()
+    last, file = run / "checkpoints" / f"{40:012d}", run / "tokenizer.json"
+    state, tokenizer = (last / "state.json").read_text(), json.loads(file.read_text())
+    resume = ["train", f"--resume={run}"]
     for path, value, words in (
         ("learner", GONE, "learner in it"),
         ("learner step", "40", "learner: step: expected a whole number of 0 or more, got '40'"),
@@ -255,7 +234,13 @@ def test_a_run_of_another_version(copied: Callable[[], Path], cli: Commands) -> 
     ):
         (last / "state.json").write_text(state)
         forge(last, lambda content, path=path, value=value: edit(content["state"], path, value))  # type: ignore[misc]
-        cli.refuse("text", "train", f"--resume={run}", words=words)
-    tokenizer = json.loads((run / "tokenizer.json").read_text())
-    (run / "tokenizer.json").write_text(json.dumps(tokenizer | {"digest": 3}))
-    cli.refuse("text", "train", f"--resume={run}", words="tokenizer.json: digest: expected a text")
+        cli.refuse("text", *resume, words=words)
+    file.write_text(json.dumps(tokenizer | {"digest": 3}))
+    cli.refuse("text", *resume, words="tokenizer.json: digest: expected a text")
+    for text, words in {"{": f"{file}: expected JSON", "[]": "got []", '{"kind": ["words"]}': "tokenizer"}.items():
+        file.write_text(text)
+        for command in (["evaluate", run], ["sample", run], resume):
+            cli.refuse("text", *command, words=words)
+    file.unlink()
+    for command in (["evaluate", run], ["sample", run], resume):
+        cli.refuse("text", *command, words=str(file))

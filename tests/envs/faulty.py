@@ -11,6 +11,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from envs.guard import ProcessDied
+
 
 def parse(reply: str) -> tuple[str, str]:
     """Raises a ValueError in a further frame."""
@@ -18,7 +20,12 @@ def parse(reply: str) -> tuple[str, str]:
     return word, number
 
 
+def die() -> None:
+    raise ProcessDied("environment process 0 of 1 died, status 1")
+
+
 FAULTS = {
+    "die": die,
     "raise": lambda: parse("door"),
     "exit": lambda: sys.exit(0),
     "sleep": lambda: time.sleep(10_000),

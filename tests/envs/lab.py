@@ -1,16 +1,24 @@
 """A double of the package `deepmind_lab`: raises its RuntimeErrors, and asserts where it raises others or misbehaves.
 
 Measured on commit b1db91af unless a comment names the source file. The image depends on level, seeds, frame and last
-action only.
+action only, except for the first of an episode that was begun in the middle of another.
 """
 
 import hashlib
 import os
+import sys
 import tempfile
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import numpy as np
 
-LEVEL = "contributed/dmlab30/rooms_select_nonmatching_object"
+PATH = "contributed/dmlab30/"
+LEVEL = f"{PATH}rooms_select_nonmatching_object"
+OTHERS = ("lt_chasm", "tests/empty_room_test")
+"""Levels outside DMLab-30."""
+WITHOUT_DATA = ("psychlab_", "natlab_")
+"""Levels whose maps or images are not in DeepMind Lab's repository."""
 HELD_OUT = ("rooms_collect_good_objects_test", "rooms_exploit_deferred_effects_test")
 """Levels that need the setting `allowHoldOutLevels` (game_scripts/decorators/test_only.lua)."""
 
@@ -23,6 +31,7 @@ class Lab:
     """
 
     frames = 720
+    without_data = ()
     rewards: dict[int, float] = {30: 1.0, 60: 10.0, 90: 1.0, 91: -10.0, 717: 1.0, 719: 10.0}  # noqa: RUF012
     instruction = "Pick the red ball in the blue room."
     begun: list[tuple[str, int, int]] = []  # noqa: RUF012
@@ -33,7 +42,10 @@ class Lab:
         config = {"width": "320", "height": "240", "fps": "60", "mixerSeed": "0", **(config or {})}
         assert all(isinstance(part, str) for item in config.items() for part in item)
         assert renderer in ("software", "hardware")
-        if not level.startswith("contributed/dmlab30/") or level.endswith("/none"):
+        if renderer == "hardware":  # public/dmlab_so_loader.cc
+            print("Failed to open library! - libdmlab_headless_hw.so", file=sys.stderr)
+            raise RuntimeError("Failed to connect RL API")
+        if not level.startswith(PATH) and level not in OTHERS:
             raise RuntimeError('Failed to init environment - "Level not found"')
         if level.endswith(HELD_OUT) and config.get("allowHoldOutLevels") != "true":
             raise RuntimeError('Failed to init environment - "held out"')
@@ -44,13 +56,19 @@ class Lab:
         self.level, self.names, self.config, self.cache = level, list(observations), config, level_cache
         self.size = int(config["height"]), int(config["width"])
         self.frame = self.seed = None
+        self.drawn = False  # whether the present state was
         self.episodes = self.counted = 0
         self.closed, Lab.latest = False, self
 
     def reset(self, episode=-1, seed=None):
         assert isinstance(seed, int)  # python/dmlab_module.c: not even np.int64
         assert 0 <= seed < 2**31, "a C int; negative ones are wrapped"
+        if self.level.removeprefix(PATH).startswith(self.without_data):
+            print("********************\nERROR: Couldn't load maps/missing.bsp\n", file=sys.stderr, flush=True)
+            os._exit(1)
+        self.left_over = self.is_running() and self.drawn
         self.seed, self.frame, self.counted, self.action = seed, 0, 0, np.zeros(7, np.intc)
+        self.drawn = False
         if self.episodes:
             Lab.begun.append((self.level, self.mixer, seed))
         self.episodes += 1
@@ -78,13 +96,15 @@ class Lab:
 
     def observations(self):
         if not self.is_running():
-            raise RuntimeError("Environment in wrong status to advance.")
+            raise RuntimeError("Environment in wrong status for call to observations()")
         image = np.zeros((*self.size, 3), np.uint8)
         shifted = self.frame + (self.episodes == 1)  # an instance's first episode runs a frame or two differently
         digest = hashlib.sha256(f"{self.level} {self.mixer} {self.seed}".encode()).digest()
         image[..., 0], image[..., 1] = shifted % 256, digest[0]
         image[0, :7, 2] = self.action % 256
         image[1, :8, 2] = list(digest[:8])
+        image[0, 0, 0] += self.left_over and self.frame == 0
+        self.drawn = True
         words = self.instruction if "/language_" in self.level else ""
         return {name: image if name == "RGB_INTERLEAVED" else words for name in self.names}
 
@@ -93,7 +113,7 @@ class Lab:
             raise RuntimeError("Environment in wrong status to advance.")
         assert isinstance(action, np.ndarray)
         assert (action.shape, action.dtype) == ((7,), np.intc)
-        self.action = action
+        self.action, self.drawn = action, False
         begin, self.frame = self.frame, min(self.frame + num_steps, self.frames)
         self.counted += num_steps  # overshoots where num_steps does not divide 720
         return sum(self.rewards.get(frame, 0.0) for frame in range(begin + 1, self.frame + 1))
@@ -106,6 +126,18 @@ class Lab:
 
 
 class Module:
-    """Stands in for the module `deepmind_lab`."""
+    """Stands in for the module `deepmind_lab` in this process."""
 
     Lab = Lab
+    __file__ = "/opt/deepmind_lab/__init__.py"
+    __spec__ = ModuleSpec("deepmind_lab", None)
+
+
+def install(monkeypatch, folder: Path, code: str = "") -> None:
+    """A package `deepmind_lab` in a folder, also for processes that are started: the double, whose levels lack data."""
+    (folder / "deepmind_lab.py").write_text(
+        f"{code}\nfrom tests.envs import lab\nLab = type('Lab', (lab.Lab,), {{'without_data': lab.WITHOUT_DATA}})\n"
+    )
+    monkeypatch.setitem(sys.modules, "deepmind_lab", None)
+    del sys.modules["deepmind_lab"]
+    monkeypatch.syspath_prepend(folder)

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import envs
-from envs.registry import prepare, rooms_config
+from envs.registry import rooms_config
 from envs.rooms import RoomsConfig, RoomsEnv, RoomsVectorEnv
 from envs.rooms.config import RANGES
 
@@ -36,26 +36,14 @@ def test_wrong_calls_of_batched_environments(spec):
     with pytest.raises(RuntimeError, match="before reset"):
         env.step(np.zeros(2, int))
     env.reset(seed=0)
-    for actions, message in (
-        (np.zeros(3, int), r"expected integers \[2\]"),
-        (np.zeros(2), r"expected integers \[2\]"),
-        ([0, last + 1], rf"expected 0\.\.{last}, got 0\.\.{last + 1}"),
-        ([-1, 0], rf"expected 0\.\.{last}, got -1\.\.0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            env.step(np.array(actions))
-    for wrong, message in (
-        ({"seed": [0]}, "expected 2 seeds, got 1"),
-        ({"options": {"mask": 1}}, "options: expected none or reset_mask, got mask"),
-        ({"options": {"reset_mask": np.zeros(2, bool)}}, r"reset_mask: expected bool \[2\] with a True"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            env.reset(**wrong)
-    state = env.get_state()
-    with pytest.raises(ValueError, match=r"state\['rng'\]: expected uint64 \(2,\), got float64 \(3,\)"):
-        env.set_state({**state, "rng": np.zeros(3)})
-    with pytest.raises(ValueError, match="expected the fields"):
-        env.set_state({"rng": state["rng"]})
+    for actions in (np.zeros(3, int), np.zeros(2), np.array([0, last + 1]), np.array([-1, 0])):
+        with pytest.raises(ValueError, match="actions: expected"):
+            env.step(actions)
+    with pytest.raises(ValueError, match="expected 2 seeds, got 1"):
+        env.reset(seed=[0])
+    for wrong in (env.get_state() | {"rng": np.zeros(3)}, env.get_state() | {"more": np.zeros(2)}, {}):
+        with pytest.raises(ValueError, match=r"state\['\w+'\]: expected"):
+            env.set_state(wrong)
     with pytest.raises(ValueError, match="num_envs: expected at least 1, got 0"):
         envs.make_vector(spec, 0)
 
@@ -68,18 +56,6 @@ def test_registered_names(suffix):
     batch = gymnasium.make_vec(name, num_envs=3)
     assert isinstance(batch, RoomsVectorEnv)
     assert batch.reset(seed=0)[0].shape == (3, *env.observation_space.shape)
-
-
-def test_reset_with_a_mask_and_without_a_seed():
-    env = RoomsVectorEnv(64, TINY)
-    env.reset(seed=1)
-    match = env.state.match.copy()
-    env.step(np.zeros(64, int))
-    mask = np.arange(64) < 32
-    env.reset(options={"reset_mask": mask})
-    assert (env.state.frame == np.where(mask, 0, 4)).all()
-    assert (env.state.match[:32] != match[:32]).any()
-    assert (env.state.match[32:] == match[32:]).all()
 
 
 @pytest.mark.parametrize("field", RANGES)
@@ -136,48 +112,36 @@ def test_specs():
         ("rooms:small,rooms:full", "expected one task, got 2"),
         ("dmlab:", "name of a level"),
         ("dmlab:lasertag,fps=30", "image_height"),
-        ("dmlab:x,image_height=x", "image_height: expected a value of type int, got 'x'"),
-        ("dmlab:x,test=x", "test: expected a value of type bool, got 'x'"),
         ("diagnostic:recal", "recall, tmaze"),
         ("diagnostic:recall,length=3", "no field 'length'; there are: delay, symbols"),
-        ("diagnostic:recall,delay=0", "delay: expected an integer of at least 1, got 0"),
-        ("diagnostic:recall,delay=True", "delay: expected an integer of at least 1, got True"),
-        ("diagnostic:tmaze,length=99999999999999999999", r"length: expected at most 10\^9, got 9"),
+        ("diagnostic:recall,delay=0", r"delay: expected an integer in 1\.\.10\^9, got 0"),
+        ("diagnostic:recall,delay=True", "delay: expected an integer .*, got True"),
+        ("diagnostic:tmaze,length=99999999999999999999", "length: expected an integer .*, got 9"),
         ("gym:", "Malformed environment ID"),
-        ("gym:a:b:c", "gym:a:b:c: expected an id such as CartPole-v1, or package:id"),
-        ("gym:CartPole-v1,max_episode_steps=-3", "gym:CartPole-v1: .*max_episode_steps"),
+        ("gym:a:b:c", "environment gym:a:b:c: expected an id such as"),
+        ("gym:CartPole-v1,max_episode_steps=-3", "gym:CartPole-v1,.*: .*max_episode_steps"),
         ("gym:CartPol-v1", "gym:CartPol-v1: .* Did you mean: `CartPole`"),
         ("gym:CartPole-v1,gravity=3", "unexpected keyword argument 'gravity'"),
         ("gym:CartPole-v1,view=pixels", "for MiniGrid only"),
-        ("gym:CartPole-v1,processes=none", "processes: expected an integer of at least 1, got 'none'"),
+        ("gym:CartPole-v1,processes=none", "processes: expected a whole number, got 'none'"),
         ("gym:Pendulum-v1", r"gym:Pendulum-v1: action space: expected Discrete\(n\) from 0, got Box"),
-        ("dm:Walk", "as in dm:module:Class, got dm:Walk"),
+        ("dm:Walk", "environment dm:Walk: .* as in dm:module:Class"),
         ("dm:tests.envs.dm_tasks:Run", "no attribute 'Run'"),
         ("dm:envs.dm:DmEnv", "dm:envs.dm:DmEnv: expected a subclass of dm_env.Environment"),
         ("dm:os:system,command=touch touched", "expected a subclass .* got a builtin_function_or_method"),
         ("dm:tests.envs.dm_tasks:says_nothing", "or a function annotated to return one, got a function"),
         ("dm:tests.envs.dm_tasks:makes_walks,gravity=2", "unexpected keyword argument 'gravity'"),
+        ("dm:nowhere:Walk", "nowhere"),
+        ("gym:nowhere:Id-v0", "nowhere"),
     ],
 )
 def test_wrong_specs_are_named(spec, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, ImportError), match=message):
         envs.make_vector(spec, 1)
 
 
-@pytest.mark.parametrize("spec", ["dm:nowhere:Walk", "gym:nowhere:Id-v0"])
-def test_a_module_that_does_not_exist(spec):
-    with pytest.raises(ImportError, match="nowhere"):
-        envs.make_vector(spec, 1)
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["rooms:full,hud=False", "dmlab:a/b,test=True"],
-        ["rooms:small,colours=ff0000+0000ff", "rooms:small"],
-    ],
-)
-def test_tasks_are_joined_by_commas(names):
+def test_tasks_are_joined_by_commas():
+    names = ["rooms:small,colours=ff0000+0000ff", "dmlab:a/b,test=True", "rooms:small"]
     assert list(envs.tasks(",".join(names))) == names
 
 
@@ -191,12 +155,6 @@ def test_tasks_are_joined_by_commas(names):
 def test_a_task_that_comes_twice_is_refused(spec, twice):
     with pytest.raises(ValueError, match=f"environment '{twice}': expected each task once, got it twice"):
         envs.tasks(spec)
-
-
-def test_several_tasks_are_prepared():
-    prepare("rooms:small,rooms:small,hud=False")
-    with pytest.raises(ValueError, match=r"'atari:pong'.*rooms, dmlab"):
-        prepare("rooms:small,atari:pong")
 
 
 #: Sum of rewards, choices, and sums of the pixels of every 50th view, in 250 random steps of 4 environments.

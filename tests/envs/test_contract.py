@@ -3,9 +3,7 @@
 Specs of packages that are not installed are skipped.
 """
 
-import importlib.util
 import sys
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,12 +16,12 @@ from agent import Agent, AgentConfig
 from agent.core import GRUConfig
 from agent.trajectory import loss_mask, validate
 from envs.gym import PACKAGES
-from tests.envs.lab import Lab
+from tests.envs.lab import Lab, Module
 
 SPECS = (
     "rooms:small,episode_frames=50",
     "rooms:full,randomise=True,redraw_match=True,examples=2,delay_frames=30,episode_frames=120,image_width=64",
-    "dmlab:rooms_select_nonmatching_object,image_height=24,image_width=32",
+    "dmlab:rooms_select_nonmatching_object,image_height=24,image_width=32,processes=0",
     "diagnostic:recall,delay=5",
     "diagnostic:tmaze,length=2",
     "dm:envs.dm:RoomsDmEnv,config=small",
@@ -44,14 +42,11 @@ Step = tuple[Any, ...]
 
 @pytest.fixture(params=SPECS)
 def spec(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    for module, package in PACKAGES.items():
-        if request.param.startswith(tuple(f"gym:{prefix}" for prefix in package.prefixes)):
-            if importlib.util.find_spec(module) is None:
-                pytest.skip(f"{module} is not installed: {package.installation}")
-            pytest.importorskip(module)
-    double = ModuleType("deepmind_lab")
-    double.Lab = type("Lab", (Lab,), {"frames": 50})
-    monkeypatch.setitem(sys.modules, "deepmind_lab", double)
+    for module, (prefixes, installation) in PACKAGES.items():
+        if request.param.removeprefix("gym:").startswith(prefixes):
+            pytest.importorskip(module, reason=f"{module} is not installed: {installation}")
+    monkeypatch.setattr(Lab, "frames", 50)
+    monkeypatch.setitem(sys.modules, "deepmind_lab", Module)
     return request.param
 
 

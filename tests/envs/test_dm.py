@@ -69,12 +69,11 @@ def test_specs_become_spaces():
     assert space == spaces.Dict({"cell": spaces.Discrete(5, dtype=np.int32), "place": place, "rest": rest})
     assert space.contains(DmEnv(Walk).reset(seed=0)[0])
     assert to_space(specs.Array((2,), np.uint8)) == spaces.Box(0, 255, (2,), np.uint8)
-    with pytest.raises(ValueError, match=r"spec\['text'\]: expected a spec of numbers, got StringArray"):
+    with pytest.raises(ValueError, match="expected specs of numbers, got StringArray"):
         to_space({"text": specs.StringArray(())})
 
 
-@pytest.mark.parametrize("name", ["Walk", "makes_walks"])
-def test_by_name(name):
-    env = envs.make_vector(f"dm:tests.envs.dm_tasks:{name},cells=7", 2)
+def test_by_the_name_of_a_function():
+    env = envs.make_vector("dm:tests.envs.dm_tasks:makes_walks,cells=7", 2)
     assert env.single_observation_space.shape == (7 + 1 + 2,)
     assert env.single_action_space == spaces.Discrete(3, dtype=np.int32)

@@ -1,6 +1,7 @@
 """Observations of gymnasium's environments, and the errors for those that are not supported."""
 
 import importlib.util
+import re
 import sys
 
 import gymnasium
@@ -39,7 +40,7 @@ class Shows(gymnasium.Env):
     ],
 )
 def test_other_observations_become_vectors(space, values):
-    env = adapt(Shows(space), "test")
+    env = adapt(Shows(space))
     for seed in range(5):
         observation, _ = env.reset(seed=seed)
         assert observation.dtype == env.observation_space.dtype == np.float32
@@ -49,8 +50,8 @@ def test_other_observations_become_vectors(space, values):
 
 def test_images_are_kept_and_grey_ones_get_an_axis():
     colour = Shows(spaces.Box(0, 255, (12, 16, 3), np.uint8))
-    assert adapt(colour, "test") is colour
-    grey = adapt(Shows(spaces.Box(0, 255, (12, 16), np.uint8)), "test")
+    assert adapt(colour) is colour
+    grey = adapt(Shows(spaces.Box(0, 255, (12, 16), np.uint8)))
     observation, _ = grey.reset(seed=0)
     assert grey.observation_space == spaces.Box(0, 255, (12, 16, 1), np.uint8)
     assert np.array_equal(observation[..., 0], grey.unwrapped.last)
@@ -67,8 +68,8 @@ def test_images_are_kept_and_grey_ones_get_an_axis():
     ],
 )
 def test_other_spaces_are_refused_by_name(space, actions, message):
-    with pytest.raises(ValueError, match=f"environment gym:Shows-v0: .*{message}"):
-        adapt(Shows(space, actions), "gym:Shows-v0")
+    with pytest.raises(ValueError, match=message):
+        adapt(Shows(space, actions))
 
 
 @pytest.mark.parametrize(
@@ -77,9 +78,8 @@ def test_other_spaces_are_refused_by_name(space, actions, message):
 )
 def test_a_missing_package_is_named_with_its_installation(name, module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError) as caught:
+    with pytest.raises(ImportError, match=f"gym:{name} needs {module}: {re.escape(PACKAGES[module][1])}"):
         envs.make_vector(f"gym:{name}", 1)
-    assert str(caught.value) == f"environment gym:{name} needs {module}: {PACKAGES[module].installation}"
 
 
 minigrid = pytest.mark.skipif(not importlib.util.find_spec("minigrid"), reason="minigrid is not installed")
@@ -109,5 +109,5 @@ def test_minigrid_symbols_are_those_of_its_own_one_hot_wrapper():
     ],
 )
 def test_what_minigrid_cannot_do(spec, message):
-    with pytest.raises(ValueError, match=f"{spec.partition(',')[0]}: .*{message}"):
+    with pytest.raises(ValueError, match=f"environment {spec}: .*{message}"):
         envs.make_vector(spec, 1)

@@ -10,7 +10,7 @@ import torch
 
 from actors import Actor
 from agent import Agent, AgentConfig
-from agent.core.matched import matched_cores
+from agent.core import matched_cores
 from envs import make_vector
 from examples import core_in_your_loop, impala
 from learner.config import LearnerConfig

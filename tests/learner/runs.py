@@ -39,10 +39,9 @@ def names(run: Place) -> list[str]:
     return listing(f"{run}/checkpoints")
 
 
-def forge(folder: Path, change: Callable[[Any], Any]) -> None:
-    """Changes a checkpoint's state.json, which is in place of what `change` returns, and its SHA-256 with it."""
+def forge(folder: Path, change: Callable[[Any], object]) -> None:
+    """Changes a checkpoint's state.json in place, and its SHA-256 with it."""
     content = json.loads((folder / "state.json").read_text())
     content.pop("sha256")
-    changed = change(content)
-    content = content if changed is None else changed
+    change(content)
     (folder / "state.json").write_text(json.dumps({**content, "sha256": digest(content)}))

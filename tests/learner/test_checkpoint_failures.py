@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from learner import checkpoints
+from learner import checkpoints, storage
 from tests.learner.runs import PARTS, names, save
 from tests.unreliable import Unreliable
 
@@ -28,7 +28,7 @@ def test_a_failed_write_keeps_earlier_checkpoints(tmp_path, monkeypatch):
 def unreliable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[float]]]:
     """The URL of a run on an unreliable store, and the pauses before retries, which are skipped."""
     pauses: list[float] = []
-    monkeypatch.setattr(checkpoints.time, "sleep", pauses.append)
+    monkeypatch.setattr(storage.time, "sleep", pauses.append)
     Unreliable.fail(())
     yield f"unreliable://{tmp_path}/run", pauses
     Unreliable.fail(())
@@ -36,47 +36,32 @@ def unreliable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tupl
 
 @pytest.mark.parametrize("step", [20, 10, 5], ids=["newer", "same", "earlier"])
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
-def test_a_store_that_fails_at_any_moment_leaves_a_checkpoint_that_loads(unreliable, step, late):
-    """late: the operation has its effect, and the answer is lost."""
-    url = unreliable[0]
-    for count in range(1, 100):
-        run = f"{url}{count}"
-        checkpoints.save(run, 10, PARTS, {"try": 1})
-        Unreliable.fail(range(count, 10**6), late)
-        said = None
-        try:
-            checkpoints.save(run, step, PARTS, {"try": 2}, keep=1)
-        except checkpoints.StorageError as error:
-            said = str(error)
-        assert said in (None, f"{run} cannot be read or written: ConnectionResetError: the network is down")
-        Unreliable.fail(())
-        for name in (remote := checkpoints.Checkpoints(run)).names():  # nothing half written looks like a checkpoint
-            assert remote.read(name).state["try"] in (1, 2)
-        assert checkpoints.load_latest(run).state["try"] in (1, 2)
-        checkpoints.save(run, step, PARTS, {"try": 3}, keep=1)
-        assert checkpoints.load_latest(run).state == {"try": 3}
-        assert set(names(run)) - {"000000000010.superseded"} == {f"{step:012d}"}
-        if said is None:
-            break
-    assert 5 < count < 99
-
-
-@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
-def test_failed_operations_are_retried(unreliable, late, caplog):
-    """Each operation of a save, removals included, fails three times."""
+@pytest.mark.parametrize("failures", [3, 10**6], ids=["for now", "for good"])
+def test_a_store_that_fails_at_any_moment_leaves_a_checkpoint_that_loads(unreliable, step, late, failures):
+    """late: the operation has its effect, and the answer is lost. Three failures are remedied by retries."""
     url, pauses = unreliable
     for count in range(1, 100):
         run = f"{url}{count}"
         checkpoints.save(run, 10, PARTS, {"try": 1})
         pauses.clear()
-        Unreliable.fail(range(count, count + 3), late)
-        checkpoints.save(run, 20, PARTS, {"try": 2}, keep=1)
-        assert checkpoints.load_latest(run).state == {"try": 2}
-        assert names(run) == ["000000000020"]
+        Unreliable.fail(range(count, count + failures), late)
+        said = None
+        try:
+            checkpoints.save(run, step, PARTS, {"try": 2}, keep=1)
+        except storage.StorageError as error:
+            said = str(error)
+        message = f"{run} cannot be read or written: ConnectionResetError: the network is down"
+        assert said == (message if failures > 3 and pauses else None)
+        Unreliable.fail(())
+        for name in (store := storage.UrlStore(run)).names():  # nothing half written looks like a checkpoint
+            assert checkpoints.read(store, name).state["try"] in (1, 2)
+        assert checkpoints.load_latest(run).state["try"] in ((1, 2) if said else (2,))
+        checkpoints.save(run, step, PARTS, {"try": 3}, keep=1)
+        assert checkpoints.load_latest(run).state == {"try": 3}
+        assert names(run) == [f"{step:012d}"]
         if not pauses:
             break
     assert 5 < count < 99
-    assert f"{url}1: ConnectionResetError: the network is down; retrying in 9 s" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -89,7 +74,7 @@ def test_what_cannot_be_read_for_now_is_not_taken_for_damage(unreliable, error, 
         save(url, step)
     Unreliable.fail(range(2, 10**6), error=error)
     message = f"{url} cannot be read or written: {type(error).__name__}: {error}"
-    with pytest.raises(checkpoints.StorageError, match=message):
+    with pytest.raises(storage.StorageError, match=message):
         checkpoints.load_latest(url)
     assert pauses == tries
     Unreliable.fail(range(2, 5), error=ConnectionResetError())
@@ -97,16 +82,14 @@ def test_what_cannot_be_read_for_now_is_not_taken_for_damage(unreliable, error, 
 
 
 KILLED = r"""
-import os, random, shutil, signal, sys, time, warnings
+import os, shutil, signal, sys
 from pathlib import Path
 import torch
 from fsspec.implementations.local import LocalFileSystem
-from learner import checkpoints, files
+from learner import checkpoints
 
 torch.set_num_threads(1)
 base, scheme = Path(sys.argv[1]), sys.argv[2]  # runs are named by folder or, with file://, by URL
-if not scheme:
-    warnings.simplefilter("error", UserWarning)  # a checkpoint that had to be skipped is a failure
 
 def save(run, step, content, keep=1):
     parts = {"weights": {"w": torch.full((256, 256), float(content))}, "actors": {"a": torch.full((64,), content)}}
@@ -118,60 +101,56 @@ def load(run):
         names = [path.name for path in folder.iterdir()]
         assert folder.suffix == ".tmp" or len(names) == 3 or scheme and "state.json" not in names, folder
     loaded = checkpoints.load_latest(scheme + str(run) if scheme else run)
+    assert scheme or not loaded.skipped
     content = loaded.state["content"]
-    for part in loaded.parts.values():
-        for tensor in part.values():
-            assert bool((tensor == content).all())
+    assert all((tensor == content).all() for part in loaded.parts.values() for tensor in part.values())
     return content
 
-def in_child(function):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            function()
-        finally:
-            os._exit(1)
-    return pid
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
-
 def dies_at(count, run, step):
-    '''Saves, and is killed at a given disk operation; ends with status 0 if there are fewer.'''
+    '''Saves in another process, which is killed at a given disk operation; its status is 0 if there are fewer.'''
+    if pid := os.fork():
+        return os.waitpid(pid, 0)[1]
     left = [count]
-    def before(function, half=None):
+
+    def before(owner, name, half=lambda *arguments: None):
+        function = getattr(owner, name)
+
         def wrapped(*args, **kwargs):
             left[0] -= 1
             if left[0] == 0:
-                if half:
-                    half(*args)
-                die()
+                half(*args)
+                os.kill(os.getpid(), signal.SIGKILL)
             return function(*args, **kwargs)
-        return wrapped
+
+        setattr(owner, name, wrapped)
+
     def half_a_removal(path, *_):
-        next(Path(path).iterdir()).unlink()
+        for file in list(Path(path).glob("*"))[:1]:
+            file.unlink()
+
     def half_a_file(*arguments):
         *_, path, data = arguments
         if Path(path).parent.exists():
             Path(path).write_bytes(data[: len(data) // 2])
-    os.fsync = before(os.fsync)
-    Path.rename = before(Path.rename)
-    Path.mkdir = before(Path.mkdir)
-    shutil.rmtree = before(shutil.rmtree, half_a_removal)
-    files.write_and_flush = before(files.write_and_flush, half_a_file)
-    LocalFileSystem.pipe_file = before(LocalFileSystem.pipe_file, half_a_file)
-    LocalFileSystem.mkdir = before(LocalFileSystem.mkdir)
-    LocalFileSystem.rm = before(LocalFileSystem.rm)
-    save(run, step, 2, keep=2)
-    os._exit(0)
+
+    for owner, name in ((os, "fsync"), (Path, "rename"), (Path, "mkdir"), (LocalFileSystem, "mkdir"),
+                        (LocalFileSystem, "rm")):
+        before(owner, name)
+    before(shutil, "rmtree", half_a_removal)
+    before(Path, "write_bytes", half_a_file)
+    before(LocalFileSystem, "pipe_file", half_a_file)
+    try:
+        save(run, step, 2, keep=2)
+        os._exit(0)
+    finally:
+        os._exit(1)
 
 for step in (20, 10):  # a newer checkpoint, and the same one again
     for count in range(1, 100):
         run = base / f"{step}-{count}"
         save(run, 5, 0)
         save(run, 10, 1, keep=2)
-        status = os.waitpid(in_child(lambda: dies_at(count, run, step)), 0)[1]
+        status = dies_at(count, run, step)
         assert load(run) in (1, 2), run
         save(run, 30, 3, keep=2)
         assert load(run) == 3, run
@@ -184,36 +163,13 @@ for step in (20, 10):  # a newer checkpoint, and the same one again
         assert os.WTERMSIG(status) == signal.SIGKILL, status
     assert 8 < count < 99, count
     print("killed at", count - 1, "points")
-
-def endless(run):
-    step = load(run)
-    while True:
-        step += 1
-        save(run, step, step)
-
-run = base / "endless"
-folder, whole = run / "checkpoints", f"{'[0-9]' * 12}{'-*' if scheme else ''}/state.json"
-save(run, 1, 1)
-generator, kills, reached = random.Random(0), 0, 1
-while kills < 10 or reached <= 10:  # a busy machine may save nothing before a kill
-    kills += 1
-    child = in_child(lambda: endless(run))
-    while not any(int(path.parent.name[:12]) > reached for path in folder.glob(whole)):
-        time.sleep(0.001)
-    time.sleep(generator.uniform(0.02, 0.12))
-    os.kill(child, signal.SIGKILL)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    now = load(run)
-    assert now >= reached
-    reached = now
-print("reached", reached)
 """
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_kill_9_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path, scheme):
-    """At each operation of a write in turn, then ten times at random; that checkpoint or the one before loads."""
+    """At each operation of a write in turn; that checkpoint or the one before loads."""
     command, root = [sys.executable, "-c", KILLED, str(tmp_path), scheme], Path(checkpoints.__file__).parents[1]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "reached" in done.stdout
+    assert done.stdout.count("killed at") == 2

@@ -168,6 +168,10 @@ def make(core: str = "compressive") -> Learner:
     return Learner(make_agent(core), CPU, 2000)
 
 
+def make_group(learner: Learner, device: str = "cpu", **options: Any) -> LearnerGroup:
+    return LearnerGroup(learner, learner.replicate(), 2, device, **options)
+
+
 assert_close = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-10)
 
 
@@ -186,10 +190,10 @@ def test_a_group_on_ray_is_one_learner_when_any_of_them_die(
     for learner in (alone, follower):
         learner.update(batches[0])
     bad = batches[0]._replace(reward=torch.full_like(batches[0].reward, math.nan))
-    with LearnerGroup(follower, 2, "cpu") as group:
+    with make_group(follower) as group:
         for batch in batches[1:3]:
             assert group.update(batch) == pytest.approx(alone.update(batch), rel=1e-5, abs=1e-6)
-        assert (group.version, group.steps) == (alone.version, alone.steps) == (3, alone.steps)
+        assert (group.version, follower.steps) == (alone.version, alone.steps) == (3, alone.steps)
         with pytest.raises(FloatingPointError, match=r"^update 4 is not finite: .*: reward\. The weights were not"):
             group.update(bad)
         assert_close(group.weights(), alone.weights())
@@ -210,7 +214,7 @@ def test_a_group_on_ray_is_one_learner_when_any_of_them_die(
         ray.get([member.update.remote(half) for member, half in zip(group.members, halves)])
         kill(group, 0)
         assert group.update(batches[6]) == pytest.approx(alone.update(batches[6]), rel=1e-5, abs=1e-6)
-        assert (group.version, group.steps) == (alone.version, alone.steps)
+        assert (group.version, follower.steps) == (alone.version, alone.steps)
         assert_close(group.weights(), alone.weights())
         (said,) = [record.getMessage() for record in caplog.records if record.name == "learner.group"]
         assert re.fullmatch(".*learner 0 died.*all learners are restarted at version 5", said)
@@ -243,7 +247,7 @@ def test_a_group_on_ray_is_one_learner_when_any_of_them_die(
 def test_learners_that_die_again_and_again_stop_the_run(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learner_group, "MAX_FAILURES", 1)
     batch = make_batch(make_agent("lstm"), 0)
-    with LearnerGroup(make("lstm"), 2, "cpu") as group:
+    with make_group(make("lstm")) as group:
         start = group._start
 
         def start_and_kill() -> None:
@@ -261,7 +265,7 @@ def test_learners_that_die_again_and_again_stop_the_run(cluster: None, monkeypat
 @pytest.mark.ray
 def test_more_learners_than_gpus_are_refused(cluster: None) -> None:
     with pytest.raises(ValueError, match="learners: expected at most one for each of the cluster's 0 GPUs, got 2"):
-        LearnerGroup(make("lstm"), 2, "cuda")
+        make_group(make("lstm"), "cuda")
 
 
 class Left(Exception):
@@ -275,7 +279,7 @@ def leave() -> None:
 @pytest.mark.ray
 def test_a_wait_for_resources_can_be_ended(cluster: None) -> None:
     before = ray.util.placement_group_table().keys()
-    with pytest.raises(Left), LearnerGroup(make("lstm"), 2, "cpu", labels={"for": "others"}, check=leave):
+    with pytest.raises(Left), make_group(make("lstm"), labels={"for": "others"}, check=leave):
         raise AssertionError("there is no such node")
     groups = ray.util.placement_group_table()
     assert [groups[new]["state"] for new in groups.keys() - before] == ["REMOVED"]

@@ -1,6 +1,5 @@
 """Rows of metrics: readable while they are written, and cut back to the checkpoint from which a run is resumed."""
 
-import itertools
 import math
 import os
 from collections.abc import Callable
@@ -84,20 +83,13 @@ def test_only_the_end_or_a_sample_of_a_long_file_is_read(tmp_path, monkeypatch):
     long_run(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(metrics, "SAMPLE", 100)
-        patch.setattr(metrics, "_WHOLE", 1 << 16)
-        rows, read = bytes_read(lambda: sample_metrics(tmp_path))
-        steps = [row["step"] for row in rows]
-        assert (steps[0], steps[-1], read < 2_500_000) == (1, 20_000, True)
-        gaps = [after - before for before, after in itertools.pairwise(steps)]
-        assert (min(gaps) > 190, max(gaps) < 210) == (True, True)
-        patch.setattr(metrics, "_WHOLE", 1 << 24)
-        assert len(sample_metrics(tmp_path)) <= 101
+        assert [row["step"] for row in sample_metrics(tmp_path)] == [*range(1, 20_000, 200), 20_000]
     row, read = bytes_read(lambda: last_metrics(tmp_path))
     assert (row["step"], read < 200_000) == (20_000, True)
     row, read = bytes_read(lambda: last_metrics(tmp_path, "valid/nll"))
     assert (row["step"], row["valid/nll"], read < 1_000_000) == (19_500, 19_500.5, True)
     assert [row["step"] for row in read_metrics(tmp_path, "valid/nll")] == list(range(500, 20_000, 1000))
-    _, read = bytes_read(lambda: MetricsWriter(tmp_path, 19_000).close())
+    _, read = bytes_read(lambda: write(tmp_path, [], 19_000))
     assert read < 1_000_000
     assert (last_metrics(tmp_path)["step"], len(read_metrics(tmp_path))) == (19_000, 19_000)
 
@@ -156,18 +148,14 @@ def test_only_files_are_read_and_written(tmp_path, kind):
     links = {"loop": path, "device": Path("/dev/null"), "nowhere": tmp_path / "nowhere"}
     {"folder": os.mkdir, "pipe": os.mkfifo}.get(kind, lambda path: path.symlink_to(links[kind]))(path)
     for use in (read_metrics, sample_metrics, last_metrics, MetricsWriter):
-        with pytest.raises(OSError, match=r"metrics.jsonl: expected a file with rows of metrics, got a folder, a dev"):
+        with pytest.raises(OSError, match=r"expected a regular file, got a .*metrics.jsonl"):
             use(tmp_path)
 
 
 def test_the_block_closes_and_errors_pass(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"metrics.jsonl: there is no such file"):
+    with pytest.raises(FileNotFoundError, match=r"metrics.jsonl"):
         read_metrics(tmp_path)
-    writer = MetricsWriter(tmp_path)
-    for name in ("", "step", "time"):
-        with pytest.raises(ValueError, match=f"expected names other than '', 'step' and 'time', got '{name}'"):
-            writer.write(1, {name: 1.0})
-    with pytest.raises(ZeroDivisionError), writer:
+    with pytest.raises(ZeroDivisionError), MetricsWriter(tmp_path) as writer:
         writer.write(1, {"a/b": 1 / 0})
     assert read_metrics(tmp_path) == []
     with pytest.raises(ValueError, match="closed"):

@@ -1,7 +1,5 @@
 """Drawing: the nucleus by its definition, the model's own distribution, and prompts longer than the segment."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -54,17 +52,3 @@ def test_seeds_and_small_temperatures(model) -> None:
     assert not torch.equal(first, other)
     for temperature in (1e-4, 5e-324):
         assert torch.equal(draw(model, PROMPTS[:, :1], 5, temperature), draw(model, PROMPTS[:, :1], 5, 0))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("prompts", PROMPTS[:, :0], r"expected \[B >= 1, P >= 1\], got \[2, 0\]"),
-        ("length", 0, "expected 1 or more, got 0"),
-        ("temperature", math.inf, "expected 0 or more, got inf"),
-        ("top_p", math.nan, "expected 0 < top_p <= 1, got nan"),
-    ],
-)
-def test_impossible_arguments_are_refused(model, name, value, message) -> None:
-    with pytest.raises(ValueError, match=f"{name}: {message}"):
-        sample(model, **{"prompts": PROMPTS, "length": 1, name: value})

@@ -1,5 +1,6 @@
 """Files of every kind to waveforms, waveforms to tokens and back."""
 
+import re
 import wave
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from speech import audio
-from speech.spectrogram import draw, spectrogram, write_spectrograms
+from speech.spectrogram import spectrogram, write_spectrograms
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -59,52 +60,56 @@ def test_files_of_every_width_rate_and_number_of_channels(
 
 
 def test_files_that_are_not_sound_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "bad.wav"
-    for content in (b"", b"RIFF and nothing that makes sense"):
-        path.write_bytes(content)
-        with pytest.raises(audio.AudioError, match=r"bad.wav: expected a WAV or FLAC file"):
-            audio.read(path, RATE)
-    soundfile.write(path, np.zeros(0), RATE)
-    with pytest.raises(audio.AudioError, match=r"bad.wav: expected sound, got a file of 0 samples"):
-        audio.info(path)
-    soundfile.write(path, np.array([0.1, np.nan, np.inf]), RATE, "FLOAT")
-    with pytest.raises(audio.AudioError, match=r"bad.wav: expected finite samples, got 2 others"):
-        audio.read(path, RATE)
-    torn = tmp_path / "torn.flac"
-    soundfile.write(torn, np.random.default_rng(0).uniform(-0.5, 0.5, RATE), RATE)
-    torn.write_bytes(torn.read_bytes()[: torn.stat().st_size // 2])
-    with pytest.raises(audio.AudioError, match=r"torn.flac: expected 16000 samples as its header says, got "):
-        audio.read(torn, RATE)
-    for container in ("AIFF", "W64"):  # their headers are not checked
-        soundfile.write(tmp_path / "a.wav", tone(), RATE, "PCM_16", format=container)
-        with pytest.raises(audio.AudioError, match=rf"a.wav: expected a WAV or FLAC file, got {container}"):
-            audio.info(tmp_path / "a.wav")
+    path, flac = tmp_path / "bad.wav", tmp_path / "torn.flac"
+    soundfile.write(flac, np.random.default_rng(0).uniform(-0.5, 0.5, RATE), RATE)
+
+    def container(name: str) -> None:
+        soundfile.write(path, tone(), RATE, "PCM_16", format=name)
+
+    for make, place, expected in (
+        (lambda: path.write_bytes(b""), path, "expected a WAV or FLAC file"),
+        (lambda: path.write_bytes(b"RIFF and nothing that makes sense"), path, "expected a WAV or FLAC file"),
+        (lambda: container("AIFF"), path, "expected a WAV or FLAC file, got AIFF"),  # their headers are not checked
+        (lambda: container("W64"), path, "expected a WAV or FLAC file, got W64"),
+        (lambda: soundfile.write(path, np.zeros(0), RATE), path, "expected sound, got a file of 0 samples"),
+        (
+            lambda: soundfile.write(path, np.array([0.1, np.nan, np.inf]), RATE, "FLOAT"),
+            path,
+            "expected finite samples, got 2 others",
+        ),
+        (
+            lambda: flac.write_bytes(flac.read_bytes()[: flac.stat().st_size // 2]),
+            flac,
+            "expected 16000 samples as its header says, got ",
+        ),
+    ):
+        make()
+        with pytest.raises(audio.AudioError, match=f"{place.name}: {expected}"):
+            audio.read(place, RATE)
 
 
 @pytest.mark.parametrize(
-    ("container", "subtype", "endian", "size"),
+    ("container", "subtype", "endian"),
     [
-        ("WAV", "PCM_16", "LITTLE", 2 * RATE),
-        ("WAV", "PCM_16", "BIG", 2 * RATE),
-        ("WAV", "FLOAT", "LITTLE", 4 * RATE),
-        ("WAV", "ULAW", "LITTLE", RATE),
-        ("WAVEX", "PCM_24", "LITTLE", 3 * RATE),
-        ("RF64", "PCM_16", "FILE", 2 * RATE),
+        ("WAV", "PCM_16", "LITTLE"),
+        ("WAV", "PCM_16", "BIG"),
+        ("WAV", "FLOAT", "LITTLE"),
+        ("WAV", "ULAW", "LITTLE"),
+        ("WAVEX", "PCM_24", "LITTLE"),
+        ("RF64", "PCM_16", "FILE"),
     ],
 )
-def test_a_wav_file_shorter_than_its_header_says(
-    tmp_path: Path, container: str, subtype: str, endian: str, size: int
-) -> None:
+def test_a_wav_file_shorter_than_its_header_says(tmp_path: Path, container: str, subtype: str, endian: str) -> None:
     path = tmp_path / "torn.wav"
     soundfile.write(path, tone(1.0), RATE, subtype, endian, container)
     assert audio.info(path) == (RATE, RATE)
     whole = path.read_bytes()
-    for cut in (1, len(whole) // 2, size - 1):
+    for cut in (1, len(whole) // 2, len(whole) - 200):
         path.write_bytes(whole[:-cut])
-        for read in (audio.info, lambda path: audio.read(path, RATE)):
-            expected = rf"torn.wav: expected {size} bytes of samples .*, got {size - cut}$"
-            with pytest.raises(audio.AudioError, match=expected):
-                read(path)
+        with pytest.raises(audio.AudioError, match=r"torn.wav: expected \d+ bytes of samples .*, got \d+$") as error:
+            audio.info(path)
+        promised, found = map(int, re.findall(r" (\d+)", str(error.value)))
+        assert promised - found == cut
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
@@ -126,6 +131,5 @@ def test_a_spectrogram_shows_a_tone_where_it_is(tmp_path: Path) -> None:
     assert abs(loudest - 2000) < 50
     assert power.max() == pytest.approx(-6, abs=0.5)  # half of full scale
     clips = {"tone": tone(), "silence": np.zeros(RATE // 4)}
-    assert draw(clips, RATE, mark=0.1).height == 2 * (200 + 18)
-    write_spectrograms(tmp_path / "s.png", clips, RATE)
+    assert write_spectrograms(tmp_path / "s.png", clips, RATE, mark=0.1).height == 2 * (200 + 18)
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -98,24 +99,19 @@ def test_equal_files_count_once_and_even_three_can_be_split(folder: Path, tmp_pa
 
 def test_it_is_built_once_and_anew_where_files_change(folder: Path, tmp_path: Path) -> None:
     """A crash leaves nothing that counts, and damage is named."""
-    built, cache = [], tmp_path / "cache"
-
-    def show(done: int, total: int) -> None:
-        built.append((done, total))
-        if len(built) == 10:
-            raise KeyboardInterrupt
-
+    cache, show = tmp_path / "cache", Mock(side_effect=[None] * 9 + [KeyboardInterrupt])
     with pytest.raises(KeyboardInterrupt):
         prepare(config_of(folder), cache, show)
     assert not list(cache.iterdir())
+    show.side_effect = None
     first = prepare(config_of(folder), cache, show)
-    assert built[-1] == (24, 24)
-    built.clear()
+    show.assert_called_with(24, 24)
+    show.reset_mock()
     assert prepare(config_of(folder), cache, show).digest == first.digest
-    assert not built
-    (path,) = cache.glob("*/train.u8")
+    show.assert_not_called()
+    (path,) = cache.glob("*/train.tokens")
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"is damaged; delete it: train.u8"):
+    with pytest.raises(ValueError, match=r"is damaged; delete it: train.tokens"):
         prepare(config_of(folder), cache)
     soundfile.write(folder / "s0" / "s0-0.WAV", sound(99, 1234), RATE)
     assert prepare(config_of(folder), cache).digest != first.digest
@@ -164,7 +160,10 @@ def test_what_cannot_be_a_corpus_is_refused(folder: Path, tmp_path: Path) -> Non
         ({}, r"sample_rate: expected a number, for rates differ: 16000 in fast.wav, 8000"),
         ({"split_by": "speaker", "speaker_pattern": "z+"}, r"speaker_pattern: 'z\+' matches nothing in fast.wav"),
         ({"include": "s*", "split_by": "speaker", "speaker_pattern": "s"}, r"at least 3 speakers in .*, got 1: s"),
-        ({"speaker_pattern": "a{99999999999}"}, r"speaker_pattern: .* is not a regular expression: the repetition"),
+        (
+            {"speaker_pattern": "a{99999999999}"},
+            r"speaker_pattern: expected a regular expression, got 'a{9*}'",
+        ),
     ):
         with pytest.raises(ValueError, match=expected):
             prepare(config_of(folder, **fields), cache)

@@ -44,7 +44,6 @@ def test_the_paper_preset_is_section_5_6() -> None:
     assert (ours.num_layers, larger.num_layers, wavenet.num_layers) == (20, 20, 30)
     assert (ours.segment_size, ours.memory_size, ours.compressed_size, ours.compression_rate) == (768, 768, 768, 4)
     assert larger.memory_size == ours.memory_size + ours.compressed_size
-    assert wavenet.dilations[:11] == (*(2**layer for layer in range(10)), 1)
     learner = make_preset("paper", "compressive").learner
     assert (learner.batch_size, learner.sequence_length, learner.steps) == (32, 3840, 400_000)
 
@@ -96,5 +95,3 @@ def test_impossible_configurations_are_refused() -> None:
         make_preset("tpu", "lstm")
     with pytest.raises(ValueError, match=r"core: expected one of compressive, .*, got 'gru'"):
         make_preset("cpu", "gru")
-    with pytest.raises(ValueError, match=r"tokens: expected more than the 4 x 32 of one batch .*, got 128"):
-        Hum(config_of("lstm"), HUM[:128]).source()

@@ -12,7 +12,7 @@ from agent.core import CompressiveTransformerConfig, CoreOutput, LSTMConfig, mak
 from agent.language_model import IGNORE, SequenceModel
 from learner.config import SequenceLearnerConfig
 from learner.sequence_learner import Total, evaluate
-from learner.streams import one_pass
+from learner.streams import count_tokens, one_pass
 from text import evaluation
 from text.tokenization import Bytes, Words
 from text.tokens import Split
@@ -20,7 +20,7 @@ from text.tokens import Split
 VOCABULARY = 7
 TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, 400).astype(np.uint8)
 STARTS = np.array([0, 90, 200])
-SPLIT = Split(TOKENS, STARTS, 3, 397, 50)
+SPLIT = Split(TOKENS, STARTS, 397, 50)
 SLOTS = [1] * 6 + [2] * 6 + [1, 1, 2, 1, 1, 2]
 """Slots of each bucket of attention: 6 of compressed memory, 12 of memory and 8 of the segment."""
 
@@ -55,7 +55,7 @@ class TestArithmetic:
 
     def test_the_first_tokens_of_a_split(self) -> None:
         first = SPLIT.first(100)
-        assert (len(first.tokens), first.starts.tolist(), first.documents) == (100, [0, 90], 2)
+        assert (len(first.tokens), first.starts.tolist()) == (100, [0, 90])
         assert (first.bytes, first.words) == (round(397 / 4), round(50 / 4))
         assert SPLIT.first(None) is SPLIT.first(400) is SPLIT
 
@@ -82,7 +82,7 @@ def test_a_uniform_model_has_the_size_of_the_vocabulary_as_perplexity() -> None:
     assert evaluation.perplexity(total.nll, total.count) == pytest.approx(VOCABULARY)
     buckets = evaluation.by_frequency(model, one_pass(TOKENS, 3, 16), np.array([5, 99, 100, 999, 1000, 10_000, 10_001]))
     assert list(buckets) == ["> 10000", "1000 to 10000", "100 to 999", "< 100"], "the paper's first is more than 10,000"
-    found = evaluation.counts(SPLIT._replace(tokens=TOKENS[1:]), VOCABULARY)
+    found = count_tokens(TOKENS[1:], VOCABULARY, block=64)
     assert found.tolist() == np.bincount(TOKENS[1:], minlength=VOCABULARY).tolist()
     assert [each.count for each in buckets.values()] == [found[6], *found[4::-2] + found[5::-2]]
     assert all(each.mean == pytest.approx(math.log(VOCABULARY)) for each in buckets.values())
@@ -96,14 +96,6 @@ class TestParts:
         spans = [399 - 199, 199] if starts is None else [90, 110, 199]
         for begin, part in evaluation.by_position(make_model(), one_pass(TOKENS, 2, 16, starts)):
             assert part.count == sum(max(0, min(span, 2 * begin - 1) - begin + 1) for span in spans)
-
-    def test_attention(self) -> None:
-        found = evaluation.attention(make_model(), one_pass(TOKENS, 2, 8))
-        assert [found.kinds.count(kind) for kind in ("compressed", "memory", "segment")] == [6, 6, 6]
-        assert sum(found.mean) == pytest.approx(1.0)
-        alone = evaluation.attention(make_model(memory_size=0, compressed_size=0), one_pass(TOKENS, 1, 8))
-        assert sum(alone.mean[12:]) == pytest.approx(1.0)
-        assert evaluation.attention(make_model(), one_pass(TOKENS[:6], 1, 8)).error == [None] * 18, "one segment"
 
     @pytest.mark.parametrize("starts", [None, STARTS])
     def test_attention_is_that_of_real_steps(self, starts) -> None:
@@ -122,8 +114,12 @@ class TestParts:
                     slots = torch.stack(steps).mean(dim=0).double()
                     expected.append(torch.stack([part.sum() for part in slots.split(SLOTS)]).numpy())
         found = evaluation.attention(model, one_pass(TOKENS, 3, 8, starts))
-        assert found.mean == pytest.approx(np.mean(expected, axis=0))
-        assert found.error == pytest.approx(np.std(expected, axis=0, ddof=1) / len(expected) ** 0.5)
+        assert found["mean"] == pytest.approx(np.mean(expected, axis=0))
+        assert found["error"] == pytest.approx(np.std(expected, axis=0, ddof=1) / len(expected) ** 0.5)
+        assert found["kinds"] == ["compressed"] * 6 + ["memory"] * 6 + ["segment"] * 6
+        assert evaluation.attention(model, one_pass(TOKENS[:6], 1, 8))["error"] == [None] * 18, "one segment"
+        alone = evaluation.attention(make_model(memory_size=0, compressed_size=0), one_pass(TOKENS, 1, 8))
+        assert sum(alone["mean"][12:]) == pytest.approx(1.0)
 
 
 def test_compression_loss_by_layer_is_the_cores_own() -> None:
@@ -143,17 +139,6 @@ def test_compression_loss_by_layer_is_the_cores_own() -> None:
             analysis(make_model(LSTMConfig(8)), one_pass(TOKENS, 1, 8))
 
 
-def test_other_sizes_of_memory() -> None:
-    model = make_model()
-    sizes = [(None, None), (12, 6), (4, None), (None, 12)]
-    found = dict(evaluation.by_memory(model, lambda: one_pass(TOKENS, 2, 16), sizes))
-    own = evaluate(model, one_pass(TOKENS, 2, 16))
-    assert found[None, None] == found[12, 6] == own
-    assert len({total.nll for total in found.values()}) == 3
-    with pytest.raises(ValueError, match="compressed_size: expected 0 exactly where it was 0 before"):
-        list(evaluation.by_memory(model, lambda: one_pass(TOKENS, 2, 16), [(None, 0)]))
-
-
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_analyses_add_up_in_the_precision_of_the_whole(precision) -> None:
     model = make_model()
@@ -169,7 +154,6 @@ def test_analyses_add_up_in_the_precision_of_the_whole(precision) -> None:
     assert sum(part.count for part in frequencies) == total.count
     positions = evaluation.by_position(model, batches(), precision)
     assert sum(part.nll for _, part in positions) == pytest.approx(total.nll, rel=1e-12)
-    assert dict(evaluation.by_memory(model, batches, [(12, 6)], precision))[12, 6] == total
     config = SequenceLearnerConfig(precision=precision)
     assert evaluation.dynamic(model, batches(), config, 1e-30).nll == pytest.approx(total.nll, rel=1e-7)
 

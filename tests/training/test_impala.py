@@ -23,7 +23,7 @@ from learner.metrics import read_metrics
 from tests.commands.cli import state
 from tests.envs.lab import Lab, Module
 from tests.speech.tiny import TINY
-from training import UserError, impala
+from training import UserError
 from training.config import RunConfig
 from training.evaluation import make_evaluator
 from training.factories import episode_stream, interface, make_actor, make_agent
@@ -137,9 +137,10 @@ def test_nothing_is_saved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return save(place, step, *rest)
 
     monkeypatch.setattr(checkpoints, "save", counted)
-    config = dataclasses.replace(CONFIG, checkpoint_seconds=0.0)
+    config = dataclasses.replace(CONFIG, checkpoint_seconds=0.0, log_every=2)
     first = train(config, tmp_path, 4)
     assert len(steps) == 5
+    assert [row["step"] for row in read_metrics(tmp_path)] == steps[2::2]
     assert steps == sorted(set(steps))
     again = train(config, tmp_path, 0, resume=True)
     assert len(steps) == 5
@@ -197,17 +198,17 @@ def test_learners_that_cannot_be_replaced(cluster: None, tmp_path: Path, monkeyp
     import ray
 
     monkeypatch.setattr("learner.group.MAX_FAILURES", 0)
-    groups, make = list[Any](), impala.make_learners
+    groups, start = list[Any](), Trainer.start
 
-    def watched(*arguments: Any) -> Any:
-        groups.append(make(*arguments))
-        return groups[0]
+    def watched(trainer: Trainer, *arguments: Any) -> None:
+        start(trainer, *arguments)
+        groups.append(trainer.updater)
 
     def kill() -> None:
         for pid in ray.get([member.pid.remote() for member in groups[0].members]):
             os.kill(pid, signal.SIGKILL)
 
-    monkeypatch.setattr(impala, "make_learners", watched)
+    monkeypatch.setattr(Trainer, "start", watched)
     actors = dataclasses.replace(CONFIG.actors, num_actors=1)
     config = dataclasses.replace(CONFIG, actors=actors, learners=2, checkpoint_seconds=1e9)
     with pytest.raises(RuntimeError, match="learners were lost 1 times in a row"):
@@ -221,7 +222,7 @@ def test_learners_that_cannot_be_replaced(cluster: None, tmp_path: Path, monkeyp
 
 # Seeds of DeepMind Lab.
 
-SMALL = "image_height=24,image_width=32,cache_gigabytes=0"
+SMALL = "image_height=24,image_width=32,cache_gigabytes=0,processes=0"
 
 
 @pytest.fixture

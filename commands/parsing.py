@@ -1,0 +1,199 @@
+"""From the words of a command line to the options of a command, by tyro. Errors are one line. Nothing imports torch."""
+
+import contextlib
+import dataclasses
+import io
+import os
+import re
+import shlex
+import sys
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import tyro
+
+from agent.fields import Checked, Count, Several
+from commands.options import OPTIONS, CompareOptions, LaunchOptions, TrainingOptions, Words
+from learner.errors import StorageError
+from learner.files import is_url
+from training import UserError
+from training.config import RENAMED, core_name, differences, read_config, read_url, to_plain
+from training.kinds import CONFIGS, PRESETS
+from training.run import Run
+
+HELP = ("-h", "--help", "help")
+_types = tyro.constructors.ConstructorRegistry()
+
+
+@_types.primitive_rule
+def _integer(info: Any) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """All integers may be written as 6M, 200k or 1e6."""
+
+    def read(words: list[str]) -> int:
+        found = re.fullmatch(r"(-?\d{1,30}(?:\.\d+)?(?:e\+?\d{1,2})?)([kmgb]?)", words[0].lower())
+        value = Fraction(found[1]) * {"": 1, "k": 1000, "m": 10**6, "g": 10**9, "b": 10**9}[found[2]] if found else None
+        if value is None or value.denominator > 1:
+            raise ValueError(f"expected an integer, such as 64, 200k or 6M, got {words[0]!r}")
+        return int(value)
+
+    if info.type is not int:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        1, "INT", read, lambda value: type(value) is int, lambda value: [str(value)]
+    )
+
+
+def parse_command(name: str, words: Sequence[str]) -> tuple[Any, ...]:
+    """What the function of a command is called with. Prints help and exits if that is asked for.
+
+    Raises:
+        UserError: names the option, what was expected and what was given.
+    """
+    if name == "launch":
+        return (parse_launch(words),)
+    if name == "compare":
+        options, rest = parse(CompareOptions, "compressive compare", words, return_unknown_args=True)
+        return options, rest, shlex.join(["compressive", "compare", *words])
+    if name in OPTIONS:
+        return (parse(OPTIONS[name], f"compressive {name}", words),)
+    part, *rest = words or ["help"]
+    parts = {command.split()[1]: kind for command, kind in OPTIONS.items() if command.startswith(f"{name} ")}
+    if part in HELP:
+        print(f"usage: compressive {name} COMMAND [OPTIONS]\n")
+        for part, kind in parts.items():
+            print(f"  {part:<9}{' '.join(kind.__doc__.partition('.')[0].split())}")
+        print(f"\n`compressive {name} COMMAND --help` explains a command's options.")
+        sys.exit()
+    if part not in parts:
+        raise UserError(f"{name}: expected {', '.join(parts)}, got {part!r} (see compressive {name} --help)")
+    if part == "train":
+        return name, part, parse_train(name, rest)
+    return name, part, parse(parts[part], f"compressive {name} {part}", rest)
+
+
+def parse_train(kind: str, words: Sequence[str]) -> Any:
+    """The options of the command that trains a kind of run; the defaults are those of its preset and core, or of the
+    run to resume."""
+    command, base = "launch" if kind == "launch" else f"{kind} train", CONFIGS[kind]
+    prog, options = f"compressive {command}", OPTIONS[command]
+    known = [word for word in words if word not in ("-h", "--help")]
+    start: TrainingOptions = parse(TrainingOptions, prog, known, return_unknown_args=True)[0]
+    with user_errors():
+        if not start.resume:
+            default = PRESETS[kind](start.preset, start.core)
+        elif kind == "launch" and is_url(start.resume):
+            default = read_url(start.resume)
+        else:
+            default = read_config(Run(start.resume), base)
+    core = core_name(default) if start.resume else start.core
+    fields = {field.name: getattr(default, field.name) for field in dataclasses.fields(base)}
+    found = parse(options, prog, words, default=options(**fields, core=core))
+    if found.resume:
+        if found.core != core:
+            raise UserError(f"core: expected {core} as in {found.resume}, got {found.core}")
+        for name, old, new in differences(to_plain(default), to_plain(found.config)):
+            if name.startswith(base.fixed):
+                raise UserError(f"{name}: expected {old} as in {found.resume}, got {new}")
+    return found
+
+
+def parse_launch(words: Sequence[str]) -> LaunchOptions:
+    """The options of `launch`; see `parse_train`. The code of an environment that a run names must be allowed."""
+    options: LaunchOptions = parse_train("launch", words)
+    if options.resume:
+        from envs import require_consent
+
+        typed = any(word.partition("=")[0] == "--env" for word in words)
+        with user_errors():
+            require_consent(options.env, options.allow_env, options.env if typed else None)
+    return options
+
+
+@dataclasses.dataclass(frozen=True)
+class _SpeechCompare(Checked):
+    """`speech compare` of version 0.1."""
+
+    run: str
+    preset: str = "cpu"
+    cores: Words = ("compressive", "transformer-xl", "lstm", "wavenet")
+    seed: Count = 0
+    parallel: Several = 2
+
+
+def speech_compare(words: Sequence[str]) -> list[str]:
+    """The words of `compare` that stand for those of `speech compare` in version 0.1."""
+    import torch
+
+    old: _SpeechCompare
+    old, rest = parse(_SpeechCompare, "compressive speech compare", words, return_unknown_args=True)
+    share = [f"--cpus-per-trial={(os.cpu_count() or 1) / old.parallel:g}"]
+    share += [f"--gpus-per-trial={1 / old.parallel:g}"] * torch.cuda.is_available()
+    grid = ["--preset", old.preset, "--cores", *old.cores, "--seeds", str(old.seed)]
+    return ["--kind", "speech", "--folder", old.run, *grid, *share, *rest]
+
+
+@contextlib.contextmanager
+def user_errors(option: str = "") -> Iterator[None]:
+    """Turns errors that the user can correct into a UserError, which names the option if one is given."""
+    try:
+        yield
+    except (ValueError, ImportError, OSError, StorageError) as error:
+        raise UserError(f"{option}: {error}" if option else str(error)) from error
+
+
+def parse(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
+    """`tyro.cli` with condensed error messages, abbreviated numbers and the option names of version 0.1."""
+    message, config = io.StringIO(), (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
+    try:
+        with contextlib.redirect_stderr(message), _types:
+            return tyro.cli(kind, prog=prog, args=list(_normalized(words)), config=config, **options)
+    except SystemExit as stop:
+        if not stop.code:
+            raise  # --help
+        raise UserError(f"{_condense(message.getvalue(), kind)} (see {prog} --help)") from None
+
+
+def _normalized(words: Sequence[str]) -> Iterator[str]:
+    """The words with today's names for old options, and with `--actors 4` or `--actors 4..16` written out."""
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        group, dot, last = name.removeprefix("--").rpartition(".")
+        if name == "--actors":
+            value = value if equals else next(rest, "")
+            numbers = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", value)
+            if not numbers:
+                raise UserError(f"actors: expected a number, or two as in 4..16, got {value!r}")
+            yield from ("--actors.num-actors", numbers[1], "--actors.max-actors", numbers[2] or "None")
+        elif name.startswith("--") and (today := RENAMED.get(last.replace("-", "_"))):
+            yield f"--{group}{dot}{today}{equals}{value}"
+        else:
+            yield word
+
+
+def _condense(frame: str, kind: Any) -> str:
+    """The first paragraph of a framed message, with options that may have been meant."""
+    # The frame of a terminal that is not UTF-8 has no sides, and a line between title and text.
+    lines = [line.strip("│ ") for line in frame.splitlines()[1:]]
+    lines = lines if lines[0].strip("-") else lines[1:]
+    message = " ".join(re.split(r"\n(?:[─-]*\n)+", "\n".join(lines))[0].split()).removesuffix(".")
+    if found := re.match(r"Unrecognized options: .*?--([\w.-]+)", message):
+        initials = r"\w*-".join(found[1].rpartition(".")[2])  # as in --lr
+        meant = [f"--{name}" for name in option_names(kind) if re.search(rf"(^|\.){initials}\w*$", name)]
+        meant += [line.partition(" ")[0] for line in lines[1:] if line.startswith("--")]
+        return f"{message}; perhaps you meant {' or '.join(meant[:3])}" if meant else message
+    return re.sub(r"^Error parsing (\w*(Options|Training|Compare): )?", "", message)
+
+
+def option_names(kind: Any, prefix: str = "") -> Iterator[str]:
+    """Names of all options of a dataclass, as in "agent.core.memory-size"."""
+    for name, hint in typing.get_type_hints(kind).items():
+        parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        groups = [part for part in parts if dataclasses.is_dataclass(part)]
+        for group in groups:
+            yield from option_names(group, f"{prefix}{name}.")
+        if not groups:
+            yield f"{prefix}{name.strip('_')}".replace("_", "-")

@@ -1,0 +1,44 @@
+"""Prepared data: folders with a memory-mapped file of tokens for each split, described by `corpus.json`.
+
+They are written once, as a whole, with `learner.files.build_once`.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learner.files import flush, read_json
+
+
+def write_split(folder: Path, split: str, parts: Iterable[np.ndarray], vocabulary: int) -> dict[str, Any]:
+    """Writes a split's documents or files, each an array of tokens; returns their places for `corpus.json`."""
+    dtype, starts, length = np.min_scalar_type(vocabulary - 1), [], 0
+    with (folder / f"{split}.tokens").open("wb") as file:
+        for part in parts:
+            file.write(part.astype(dtype, copy=False).tobytes())
+            starts.append(length)
+            length += len(part)
+    flush(folder / f"{split}.tokens")
+    return {"tokens": length, "dtype": dtype.name, "starts": starts}
+
+
+def open_splits(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """What `corpus.json` says, and by split the tokens [N] and the positions at which documents or files start.
+
+    Raises:
+        ValueError: if the folder is damaged; says what to delete.
+    """
+    try:
+        described = read_json(folder / "corpus.json")
+        splits: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        for split, places in described["splits"].items():
+            file, dtype = folder / f"{split}.tokens", np.dtype(places["dtype"])
+            found = file.stat().st_size / dtype.itemsize
+            if found != places["tokens"]:
+                raise ValueError(f"{file.name}: expected {places['tokens']} tokens, got {found:.15g}")
+            splits[split] = np.memmap(file, dtype, "r"), np.array(places["starts"], np.int64)
+    except (OSError, LookupError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{folder} is damaged; delete it: {error}") from error
+    return described, splits
