@@ -53,4 +53,4 @@ def test_every_benchmark_runs_with_its_smallest_sizes(name, tmp_path):
 
 
 def test_no_benchmark_is_left_out():
-    assert set(SMALLEST) | {"common"} == {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    assert set(SMALLEST) | {"common", "fidelity_frames"} == {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
