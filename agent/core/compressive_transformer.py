@@ -20,7 +20,6 @@ from agent.core.cache import KVCache
 from agent.core.compression import COMPRESSIONS, Compression, attention_loss, autoencoding_loss
 from agent.core.config import CompressiveTransformerConfig, LayerSizes, Sizes
 from agent.core.contract import Core, CoreOutput, Mean, check_call, finite, mark_broken
-from agent.core.state import map_state
 
 ATTENTION_KINDS = ("compressed", "memory", "segment")
 """The kinds of slots, in their order in attention weights."""
@@ -228,7 +227,10 @@ class CompressiveTransformer(Core):
         For acting, evaluation and sampling: the cache is valid while the weights do not change. Calls with a cache
         return states with a cache, in which the segment after the offset is undefined.
         """
-        state = map_state(finite, state._replace(cache=None))
+        # Field by field, because `map_state` compares offsets, for each of which a compiler would make a graph.
+        parts = state.segment, state.memory, state.compressed, state.usage
+        segment, memory, compressed, usage = (tuple(map(finite, part)) for part in parts)
+        state = state._replace(segment=segment, memory=memory, compressed=compressed, usage=usage)
         farthest = max(layer.sizes.slots for layer in self.layers) - 1
         distances = torch.arange(farthest, -1, -1, device=state.age.device)
         encoding = sinusoids(distances, self.config.model_size).to(state.memory[0])
