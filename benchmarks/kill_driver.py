@@ -214,11 +214,11 @@ def main(options: Options) -> dict[str, Any]:
     """Measures and returns the figures."""
     generator, figures, failed = random.Random(options.seed), {}, []
     before = set(os.listdir("/dev/shm"))
-    # The prefix is short because paths of Ray's sockets lie in it and may have 107 characters.
+    # The prefix is short because paths of Ray's sockets lie in its folder `ray` and may have 107 characters.
     with tempfile.TemporaryDirectory(prefix="k", ignore_cleanup_errors=True) as folder:
         os.environ["RAY_TMPDIR"] = folder
         for name, kills in (("local", (options.kills + 1) // 2), ("ray", options.kills // 2)):
-            victim = Victim(Path(folder) / name, name == "local", options, generator)
+            victim = Victim(Path(folder) / f"run-{name}", name == "local", options, generator)
             figures[name] = victim.measure(kills)
             failed += [f"{name}: {reason}" for reason in victim.failed]
     if left := set(os.listdir("/dev/shm")) - before:
