@@ -100,9 +100,17 @@ def parse_train(kind: str, words: Sequence[str]) -> Any:
     return found
 
 
+ON_RAY = {f"actors.{name}" for name in ("in_flight", "threads", "cpus", "resources", "labels", "placement")}
+ON_RAY |= {"learner_placement", "learner_labels"}
+"""Options that have no effect in one process."""
+
+
 def parse_launch(words: Sequence[str]) -> LaunchOptions:
     """The options of `launch`; see `parse_train`. The code of an environment that a run names must be allowed."""
     options: LaunchOptions = parse_train("launch", words)
+    for word in words:
+        if options.local and word.partition("=")[0].removeprefix("--").replace("-", "_") in ON_RAY:
+            raise UserError(f"--local acts in this process, without a cluster: {word} has no effect there")
     if options.resume:
         from envs import require_consent
 

@@ -27,17 +27,17 @@ ALLOWED: dict[str, set[str]] = {
 RAY = {"actors/ray_pool.py", "learner/group.py", "training/cluster.py", "training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 2250,
-    ("envs",): 3170,
-    ("actors",): 1020,
-    ("learner",): 2920,
-    ("training",): 2790,
-    ("text", "speech"): 2600,
-    ("reports",): 1450,
-    ("commands",): 1790,
-    ("benchmarks",): 2550,
-    ("tests",): 13_700,
-    tuple(ALLOWED): 18_000,
+    ("agent",): 2090,
+    ("envs",): 3420,
+    ("actors",): 980,
+    ("learner",): 2890,
+    ("training",): 2610,
+    ("text", "speech"): 2190,
+    ("reports",): 1320,
+    ("commands",): 1480,
+    ("benchmarks",): 2390,
+    ("tests",): 13_480,
+    tuple(ALLOWED): 16_930,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

@@ -42,6 +42,8 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("--max-policy-lag " + "9" * 5000, "999 ... 999"),
         ("--learner.optimizer sgd", "'sgd'"),
         ("--learner.clip-rho none", "{None}|FLOAT"),
+        ("--local --actors.in-flight=2", "--actors.in-flight=2 has no effect there"),
+        ("--local --learner-placement=spread", "--learner-placement=spread has no effect there"),
         ("--local --learner.device meta", "'meta'"),
         ("--learners 3", "learners: expected a divisor of the 64 rows"),
         ("--learners 2 --learner.device cuda:1", "device: expected auto, cpu or cuda for 2 learners"),
