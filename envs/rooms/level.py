@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from envs.batched import draw, mixed
 from envs.lab_interface import NINE, action_rows
-from envs.rooms import physics
+from envs.rooms import look, physics
 from envs.rooms.config import RoomsConfig
 
 #: Values of `State.room`. CHOSEN is room 2 in the frame of the reward for an object, before the next visit. In the DARK
@@ -297,7 +297,8 @@ def advance_frame(level, state, i, action):
     look_right, look_down = level.actions[action, 0], level.actions[action, 1]
     right, forward = level.actions[action, 2], level.actions[action, 3]
     state.yaw[i], state.pitch[i] = physics.turn(state.yaw[i], state.pitch[i], look_right, look_down)
-    physics.move(state, i, level.solids, forward, right, level.run_speed, milliseconds)
+    pace = look.uniform(state.look[i], 24, 0.97, 1.03) if state.look[i] != 0 else 1.0
+    physics.move(state, i, level.solids, forward, right, level.run_speed, pace * milliseconds)
     if state.taken[i] < 0:
         touch(level, state, i)
     return reward

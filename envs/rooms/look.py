@@ -33,7 +33,7 @@ class Look(NamedTuple):
 
 @register_jitable
 def uniform(bits, k, low, high):
-    """The kth random number of an episode's look, uniform in low..high. `drawn` uses k below 24; others are free."""
+    """The kth random number of an episode's look, uniform in low..high. `drawn` uses k below 24, `level` 24."""
     return low + (high - low) * np.float64(mixed(bits + np.uint64(k) * GOLDEN) >> np.uint64(11)) * 2.0**-53
 
 

@@ -132,7 +132,7 @@ def slide(solids, x: float, y: float, dx: float, dy: float) -> tuple[float, floa
 
 
 @register_jitable
-def move(state, i, solids, forward: float, right: float, run_speed: float, milliseconds: int) -> None:
+def move(state, i, solids, forward: float, right: float, run_speed: float, milliseconds: float) -> None:
     """One move of player i of the state: friction, acceleration, way, fall, and velocity rounded to whole u/s.
 
     While `State.thrown` counts down, walls and the floor stop the player without changing the velocity (PM_SlideMove).

@@ -154,3 +154,18 @@ def test_the_engine_walks_along_angles_of_16_bits():
     assert physics.stepped(2.112) == 384 * 360 / 65536  # measured on DeepMind Lab: 2.1094 degrees
     assert physics.stepped(2 * 2.112) == 769 * 360 / 65536
     assert physics.stepped(-2.112) == -384 * 360 / 65536
+
+
+def test_the_pace_of_random_looks_differs_by_episode_within_3_percent():
+    """By the way of a player at full speed in 20 frames."""
+    config = RoomsConfig(image_height=8, image_width=8, hud=False, action_repeat=1, randomise=True)
+    env = RoomsVectorEnv(64, config)
+    env.reset(seed=0)
+    env.state.vx[:] = 320.0
+    before = env.state.x.copy()
+    for _ in range(20):
+        env.step(np.full(64, FORWARD))
+    own = follow([FORWARD] * 20, vx=320.0)["x"][-1] + 232
+    pace = (env.state.x - before) / own
+    assert 0.969 < pace.min() < 0.98
+    assert 1.02 < pace.max() < 1.031
