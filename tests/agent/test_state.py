@@ -69,7 +69,7 @@ def test_plain_tuples_become_states() -> None:
         (((torch.zeros(2, 2),) * 2, valid, 3, None), "state: expected a tensor of [1, 2], got a tensor of [2, 2]"),
         (((0, 0), valid, 3, None), "state: expected a tensor of [1, 2], got 0"),
         ((two, valid, None, None), "state: expected 3, got None"),
-        (((*two, valid), valid, 3, None), "state: expected (tensor"),
+        (((*two, valid), valid, 3, None), "state: expected 2 parts, got 3 parts"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             restore_state(nest, example(1))

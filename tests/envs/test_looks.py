@@ -23,15 +23,10 @@ def looks(env):
         return [look.drawn(env.scene, env.state, i) for i in range(env.num_envs)]
 
 
-def test_the_task_is_the_same_seed_for_seed(env):
+def test_looks_do_not_change_what_is_drawn_of_the_task(env):
     plain = RoomsVectorEnv(MEMBERS, "full")
     images = [e.reset(seed=3)[0] for e in (env, plain)]
     assert (images[0] != images[1]).any((1, 2, 3)).all()
-    for _ in range(185):
-        actions = oracle_actions(plain)
-        (_, *ours), (_, *theirs) = env.step(actions), plain.step(actions)
-        for a, b in zip(ours[:3], theirs[:3]):
-            assert (a == b).all()
     for name, array in plain.get_state().items():
         assert name == "look" or (array == env.get_state()[name]).all()
 
