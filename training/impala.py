@@ -132,7 +132,8 @@ class Trainer(Training):
             pair = [tensor, saved.get(name)]
             expected, got = ("none" if one is None else f"{one.dtype} {list(one.shape)}" for one in pair)
             if expected != got:
-                raise UserError(f"{self.saved} does not fit: actors: {name}: expected {expected}, got {got}")
+                fresh = "without --local, on Ray, actors begin new episodes"
+                raise UserError(f"{self.saved} does not fit: actors: {name}: expected {expected}, got {got}; {fresh}")
         pool.load_state_dict(saved)
 
     def make_replica(self) -> "MakeReplica":
