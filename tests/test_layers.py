@@ -36,7 +36,7 @@ LINES = {
     ("reports",): 1320,
     ("commands",): 1480,
     ("benchmarks",): 2390,
-    ("tests",): 13_500,
+    ("tests",): 13_490,
     tuple(ALLOWED): 16_930,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
