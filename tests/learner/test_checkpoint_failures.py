@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -28,7 +29,7 @@ def test_a_failed_write_keeps_earlier_checkpoints(tmp_path, monkeypatch):
 def unreliable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[float]]]:
     """The URL of a run on an unreliable store, and the pauses before retries, which are skipped."""
     pauses: list[float] = []
-    monkeypatch.setattr(storage.time, "sleep", pauses.append)
+    monkeypatch.setattr(storage, "time", SimpleNamespace(sleep=pauses.append))  # of no other thread
     Unreliable.fail(())
     yield f"unreliable://{tmp_path}/run", pauses
     Unreliable.fail(())
