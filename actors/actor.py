@@ -5,6 +5,8 @@ this process or on Ray.
 """
 
 import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +17,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from agent import Agent, AgentOutput, Observation, Trajectory
-from agent.core import State, leaves, map_state, state_to
+from agent.core import leaves, map_state, state_to
+from agent.fields import Precision
+from agent.precision import autocast, resolve_precision
 from envs import guard
 
 
@@ -43,10 +47,25 @@ STATISTICS = ("over", "scores", "lengths")
 
 
 class Unroll(NamedTuple):
-    """A trajectory and the episodes that ended in it."""
+    """What an actor did in the steps of a trajectory.
 
-    trajectory: Trajectory
+    trajectory: a `Trajectory`; from Ray it is in read-only arrays, or a reference to those.
+    episodes: those that ended in it.
+    version: of the acting weights.
+    rows: environments.
+    fetch: returns the arrays of a reference.
+    """
+
+    trajectory: Any
     episodes: list[Episode]
+    version: int
+    rows: int
+    fetch: Callable[[Any], Any] | None = None
+
+    def load(self) -> Trajectory:
+        """The trajectory in tensors. Raises a ClusterError if it was lost with the node that had it."""
+        found = self.fetch(self.trajectory) if self.fetch else self.trajectory
+        return map_state(lambda leaf: leaf if isinstance(leaf, Tensor) else torch.from_numpy(leaf.copy()), found)
 
 
 class EnvOutput(NamedTuple):
@@ -77,6 +96,10 @@ class Player:
         self.over = np.zeros(envs.num_envs, dtype=bool)
         self.scores = np.zeros(envs.num_envs)
         self.lengths = np.zeros(envs.num_envs, dtype=np.int64)
+
+    def acting(self) -> AbstractContextManager[None]:
+        """The context of calls of `play`."""
+        return nullcontext()
 
     def play(self) -> list[Episode]:
         """Chooses actions and steps once; returns the episodes that ended."""
@@ -122,6 +145,7 @@ class Actor(Player):
         seed: of the environments and of sampled actions, together with `actor_id`.
         sample: sample actions from the policy; if False, take its most probable action.
         device: of the network and the memory; all else, and every trajectory, is on the CPU.
+        precision: of the network; see `agent.precision`.
     """
 
     def __init__(
@@ -133,11 +157,13 @@ class Actor(Player):
         sample: bool = True,
         task: str = "",
         device: str = "cpu",
+        precision: Precision = "float32",
     ) -> None:
         check_environment(envs)
         super().__init__(envs, actor_id, task)
         self.agent = agent.eval().to(device)
-        self.device = device
+        self.device = torch.device(device)
+        self.precision = resolve_precision(precision, self.device)
         self.sample = sample
         env_seed, action_seed = np.random.SeedSequence([seed, actor_id]).generate_state(2, np.uint64)
         self.generator = torch.Generator().manual_seed(int(action_seed >> 1))
@@ -153,15 +179,26 @@ class Actor(Player):
         self.core_state = state_to(agent.initial_state(rows), device)
 
     def set_weights(self, weights: dict[str, Tensor], version: int) -> None:
-        """Loads the learner's weights. Only between unrolls: cached projections depend on them."""
+        """Loads the learner's weights. Not within `acting`: what is cached there depends on them."""
         self.agent.load_state_dict(weights)
         self.version = version
 
-    @torch.no_grad()
-    def act(self, state: State, return_attention: bool = False) -> tuple[Tensor, AgentOutput]:
-        """Chooses actions [B] for the present output of the environments; also returns the agent's output (T = 1)."""
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Converts weights and projects memory once, instead of at every step within the block."""
+        with torch.no_grad(), autocast(self.device, self.precision):
+            self.core_state = self.agent.with_cache(self.core_state)
+            yield
+            self.core_state = self.agent.core.without_cache(self.core_state)
+
+    def act(self, return_attention: bool = False) -> tuple[Tensor, AgentOutput]:
+        """Chooses actions [B] for the present output of the environments; also returns the agent's output (T = 1).
+
+        Only within `acting`.
+        """
         now = map_state(lambda leaf: leaf[:, None].to(self.device), self.env_output)
-        output = self.agent(now.observation, now.last_action, now.reward, now.reset, state, return_attention)
+        output = self.agent(now.observation, now.last_action, now.reward, now.reset, self.core_state, return_attention)
+        self.core_state = output.state
         scores = output.policy_logits[:, 0].cpu()
         if self.sample:
             # Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample of the softmax.
@@ -182,7 +219,6 @@ class Actor(Player):
         )
         return episodes
 
-    @torch.no_grad()
     def unroll(self, length: int) -> Unroll:
         """Acts for `length` steps from the end of the last unroll.
 
@@ -190,15 +226,13 @@ class Actor(Player):
         """
         outputs, actions, logits, episodes = [self.env_output], [], [], []
         begin = self.core_state
-        state = self.agent.core.with_cache(begin)
-        for _ in range(length):
-            action, output = self.act(state)
-            state = output.state
-            actions.append(action)
-            logits.append(output.policy_logits[:, 0])
-            episodes += self.step(action)
-            outputs.append(self.env_output)
-        self.core_state = self.agent.core.without_cache(state)
+        with self.acting():
+            for _ in range(length):
+                action, output = self.act()
+                actions.append(action)
+                logits.append(output.policy_logits[:, 0])
+                episodes += self.step(action)
+                outputs.append(self.env_output)
         rows = self.envs.num_envs
         observed = map_state(lambda *steps: torch.stack(steps, dim=1), *outputs)
         trajectory = Trajectory(
@@ -209,13 +243,11 @@ class Actor(Player):
             actor_id=torch.full((rows,), self.actor_id),
             version=torch.full((rows,), self.version),
         )
-        return Unroll(trajectory, episodes)
+        return Unroll(trajectory, episodes, self.version, rows)
 
     def play(self) -> list[Episode]:
-        """One step without a trajectory, for evaluation; returns the episodes that ended."""
-        action, output = self.act(self.core_state)
-        self.core_state = output.state
-        return self.step(action)
+        """One step without a trajectory, for evaluation; returns the episodes that ended. Only within `acting`."""
+        return self.step(self.act()[0])
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that `load_state_dict` needs to resume exactly, except weights.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agent.fields import Above0, AtLeast0, Checked, Positive, Several, Size, Threads
+from agent.fields import Above0, AtLeast0, Checked, Positive, Precision, Several, Size, Threads
 from envs.guard import STEP_SECONDS
 
 MAX_EPISODE_STEPS = 100_000
@@ -31,6 +31,8 @@ class ActorsConfig(Checked):
     """CPUs of the cluster for each actor."""
     gpus: AtLeast0 = 0.0
     """GPUs of the cluster for each actor, such as 0.25; if not 0, its network is on the GPU."""
+    precision: Precision = "float32"
+    """Precision of matrix products and convolutions when acting, in evaluations too; see that of the learner."""
     resources: tuple[str, ...] = ()
     """Other resources of the cluster for each actor, NAME=AMOUNT as `ray start` takes them."""
     labels: tuple[str, ...] = ()

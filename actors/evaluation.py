@@ -3,11 +3,10 @@
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from actors.actor import Actor, Episode, Player
+from actors.actor import Episode, Player
 from actors.config import MAX_EPISODE_STEPS
 from envs import EnvironmentFailed
 
@@ -41,7 +40,6 @@ def check_length(actor: Player, counted: NDArray[np.bool_], max_steps: int) -> N
         )
 
 
-@torch.no_grad()
 def play_episodes(
     actor: Player,
     episodes: int,
@@ -63,17 +61,16 @@ def play_episodes(
     each = -(-episodes // actor.envs.num_envs)
     counts = np.zeros(actor.envs.num_envs, dtype=int)
     kept: list[Episode] = []
-    if isinstance(actor, Actor):
-        actor.core_state = actor.agent.core.with_cache(actor.core_state)
-    while counts.min() < each:
-        ended = actor.play()
-        for episode in ended:
-            if counts[episode.environment] < each:
-                counts[episode.environment] += 1
-                kept.append(episode)
-        if ended and progress is not None:
-            progress(len(kept))
-        check_length(actor, counts < each, max_steps)
+    with actor.acting():
+        while counts.min() < each:
+            ended = actor.play()
+            for episode in ended:
+                if counts[episode.environment] < each:
+                    counts[episode.environment] += 1
+                    kept.append(episode)
+            if ended and progress is not None:
+                progress(len(kept))
+            check_length(actor, counts < each, max_steps)
     return kept
 
 

@@ -7,6 +7,7 @@ a queue. `ray_pool.py` places the same actors on a Ray cluster.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +32,8 @@ class Pool(ABC):
     """Returns unrolls of a set of actors; a context manager that stops them."""
 
     @abstractmethod
-    def publish(self, weights: dict[str, Tensor], version: int) -> None:
-        """Sets the weights of unrolls that begin from now on."""
+    def publish(self, weights: dict[str, Any], version: int) -> None:
+        """Sets the weights, tensors on the CPU, of unrolls that begin from now on."""
 
     @abstractmethod
     def get(self, check: Callable[[], object] = lambda: None) -> Unroll:

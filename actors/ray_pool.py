@@ -10,17 +10,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
 import torch
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
-from torch import Tensor
 
 from actors.actor import Unroll
 from actors.config import ActorsConfig, ClusterError
 from actors.pool import MakeActor, Pool, PoolStatus
+from agent import Trajectory
 from agent.core import map_state
 from envs import EnvironmentFailed, EnvironmentLost
 
@@ -53,13 +53,25 @@ class RemoteActor:
             raise self.failure
         return os.getpid()
 
-    def unroll(self, weights: dict[str, np.ndarray], version: int) -> Unroll:
-        """Unrolls with the given weights, which are loaded if their version is new."""
+    @ray.method(num_returns=2)
+    def unroll(self, weights: dict[str, np.ndarray], version: int) -> tuple[Unroll, Trajectory]:
+        """Unrolls with the given weights, which are loaded if their version is new.
+
+        The trajectory is an object of its own, so that it need not go where the rest of the unroll goes.
+        """
         if version != self.version:
             self.actor.set_weights({name: torch.from_numpy(value.copy()) for name, value in weights.items()}, version)
             self.version = version
         unroll = self.actor.unroll(self.unroll_length)
-        return unroll._replace(trajectory=map_state(lambda leaf: leaf.numpy(), unroll.trajectory))
+        return unroll._replace(trajectory=None), map_state(lambda leaf: leaf.numpy(), unroll.trajectory)
+
+
+class _Request(NamedTuple):
+    """What an actor was asked for: an unroll, whose two objects these are, or its process id."""
+
+    actor: int
+    header: ray.ObjectRef
+    trajectory: ray.ObjectRef | None = None
 
 
 @dataclass
@@ -78,6 +90,8 @@ class _Member:
 class RayPool(Pool):
     """Actors as Ray actors, one or two unrolls in flight each.
 
+    One thread may call `get` while others call `publish` and `status`.
+
     The greatest number of actors is requested at once; Ray starts each as soon as the cluster has room for it. So an
     elastic pool grows with the cluster, an autoscaler sees the demand, and an actor that was lost with its node returns
     when there is a node again. Unrolls are requested only of actors that are up: earlier requests hold old weights.
@@ -89,15 +103,16 @@ class RayPool(Pool):
     Args:
         make_actor: builds an actor in its own process; small, since it is sent to every actor.
         config: numbers of actors, environments and steps, and the resources of each actor.
+        by_reference: leave trajectories where they are; unrolls then have references. Otherwise an unroll is finished
+            when its trajectory is on this node.
     """
 
-    def __init__(self, make_actor: MakeActor, config: ActorsConfig) -> None:
-        self.config = config
+    def __init__(self, make_actor: MakeActor, config: ActorsConfig, by_reference: bool = False) -> None:
+        self.config, self.by_reference = config, by_reference
         self.make_actor = make_actor
         self.remote_class = ray.remote(max_restarts=0, max_task_retries=0, **config.ray_options())(RemoteActor)
-        self.weights: ray.ObjectRef | None = None
-        self.version = -1
-        self.pending: dict[ray.ObjectRef, int] = {}  # the actor of each request, the oldest request first
+        self.published: tuple[ray.ObjectRef, int] | None = None  # weights and their version
+        self.pending: dict[ray.ObjectRef, _Request] = {}  # by the object to wait for, the oldest first
         self.finished: deque[ray.ObjectRef] = deque()
         self.members = [_Member() for _ in range(config.most_actors)]
         self.complete = False
@@ -115,22 +130,25 @@ class RayPool(Pool):
     def _ask(self, index: int) -> None:
         """Requests an unroll from an actor that is up, else its process id."""
         member = self.members[index]
-        unroll, pid = member.handle.unroll, member.handle.pid
-        self.pending[unroll.remote(self.weights, self.version) if member.up else pid.remote()] = index
+        if member.up and self.published:
+            header, trajectory = member.handle.unroll.remote(*self.published)
+            self.pending[header if self.by_reference else trajectory] = _Request(index, header, trajectory)
+        else:
+            pid = member.handle.pid.remote()
+            self.pending[pid] = _Request(index, pid)
 
-    def publish(self, weights: dict[str, Tensor], version: int) -> None:
-        self.weights = ray.put({name: value.numpy() for name, value in weights.items()})
-        self.version = version
+    def publish(self, weights: dict[str, Any], version: int) -> None:
+        self.published = ray.put({name: np.asarray(value) for name, value in weights.items()}), version
 
     def get(self, check: Callable[[], object] = lambda: None) -> Unroll:
-        if self.weights is None:
+        if self.published is None:
             raise RuntimeError("publish weights before asking for unrolls")
         while True:
-            request = self._oldest_finished(check)
-            index = self.pending.pop(request)
+            index, header, trajectory = self.pending.pop(self._oldest_finished(check))
             member = self.members[index]
             try:
-                result = ray.get(request)
+                result = ray.get(header)
+                arrays = trajectory if self.by_reference else ray.get(trajectory) if trajectory else None
             except (RayActorError, OutOfMemoryError) as error:  # the latter if Ray itself ended it, short of memory
                 if isinstance(error, RayActorError) and error.actor_init_failed:
                     raise
@@ -154,18 +172,18 @@ class RayPool(Pool):
             member.failures = 0
             self.longest_unroll = max(self.longest_unroll, member.answered - asked)
             self._ask(index)
-            # Arrays in the object store are read-only and pinned while they are used, so they are copied.
-            return result._replace(trajectory=map_state(lambda leaf: torch.from_numpy(leaf.copy()), result.trajectory))
+            return result._replace(trajectory=arrays, fetch=_fetch if self.by_reference else None)
 
     def _oldest_finished(self, check: Callable[[], object]) -> ray.ObjectRef:
         """Waits for a finished request and returns the oldest (`ray.wait` keeps no order)."""
         begin = time.monotonic()
         while True:
-            self._start()
-            self._replace_silent()
             while self.finished:
                 if (request := self.finished.popleft()) in self.pending:  # else its actor was replaced
                     return request
+            # What follows looks at all actors: not once an unroll, but once for all that are finished.
+            self._start()
+            self._replace_silent()
             requests = self._awaited()
             # A short timeout: a wait that has begun for an object of a lost node notices no other object.
             if not requests:  # all actors pause
@@ -188,9 +206,9 @@ class RayPool(Pool):
         """The oldest request of each actor; until `num_actors` are up, only of those that are not."""
         self.complete = self.complete or sum(member.up for member in self.members) >= self.config.num_actors
         heads: dict[int, ray.ObjectRef] = {}
-        for request, index in self.pending.items():
-            if self.complete or not self.members[index].up:
-                heads.setdefault(index, request)
+        for awaited, request in self.pending.items():
+            if self.complete or not self.members[request.actor].up:
+                heads.setdefault(request.actor, awaited)
         return list(heads.values())
 
     def _replace_silent(self) -> None:
@@ -201,7 +219,7 @@ class RayPool(Pool):
         now = time.monotonic()
         longest = self.longest_unroll or self.config.step_seconds  # unknown before the first unroll
         for request in self._awaited():
-            index = self.pending[request]
+            index = self.pending[request].actor
             silence = now - self.members[index].answered
             if not self.members[index].up or silence < self.config.step_seconds + SILENCE * longest:
                 continue
@@ -218,12 +236,13 @@ class RayPool(Pool):
         when = f" in {pause:.0f} s" if pause else ""
         logger.warning("actor %d died and is replaced%s: %s", index, when, reason)
         ray.kill(member.handle)
-        self.pending = {request: owner for request, owner in self.pending.items() if owner != index}
+        self.pending = {awaited: request for awaited, request in self.pending.items() if request.actor != index}
         self.members[index] = _Member(None, member.incarnation + 1, failures, since, now + pause)
         self._start()
 
     def status(self) -> PoolStatus:
-        asked = [request for request, index in self.pending.items() if self.members[index].up]
+        # A copy, because another thread may be in `get`.
+        asked = [awaited for awaited, request in self.pending.copy().items() if self.members[request.actor].up]
         # On any node: nothing is fetched for a count.
         waiting = len(ray.wait(asked, num_returns=len(asked), timeout=0, fetch_local=False)[0]) if asked else 0
         return PoolStatus(sum(m.up for m in self.members), sum(m.incarnation for m in self.members), waiting)
@@ -233,6 +252,14 @@ class RayPool(Pool):
         for member in self.members:
             if member.handle is not None:
                 ray.kill(member.handle)
+
+
+def _fetch(reference: ray.ObjectRef) -> Trajectory:
+    """The trajectory, in arrays, of an unroll that is left where it is."""
+    try:
+        return ray.get(reference)
+    except ObjectLostError as error:
+        raise ClusterError(f"an unroll was lost with its node: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

@@ -79,34 +79,32 @@ class Recording:
         return np.concatenate([[0.0], self.rewards.cumsum()[:-1]])
 
 
-@torch.no_grad()
 def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_STEPS) -> list[Recording]:
     """Plays and records complete episodes in the actor's first environment.
 
     The actor is at the start of an episode; `max_steps` is that of `play_episodes`.
     """
     core = actor.agent.core
-    actor.core_state = core.with_cache(actor.core_state)
     poses = getattr(actor.envs, "poses", None)
     recordings: list[Recording] = []
     steps: list[tuple[Any, ...]] = []  # see `_join`
-    while len(recordings) < episodes:
-        resets = bool(actor.over[0])  # this step only resets the environment: it belongs to no episode
-        observation, before = image_of(actor.env_output.observation)[0].numpy(), actor.core_state
-        pose = None if poses is None else poses()[0]
-        action, output = actor.act(before, return_attention=True)
-        actor.core_state = output.state
-        ended = actor.step(action)
-        check_length(actor, np.arange(actor.envs.num_envs) == 0, max_steps)
-        if resets:
-            continue
-        weights, slots, mass = _attention(core, before, output.attention, len(steps))
-        value, reward = float(output.value[0, 0]), float(actor.env_output.reward[0])
-        steps.append((observation, int(action[0]), value, reward, weights, slots, mass, pose))
-        for episode in ended:
-            if episode.environment == 0:
-                recordings.append(_join(steps, episode, actor))
-                steps = []
+    with actor.acting():
+        while len(recordings) < episodes:
+            resets = bool(actor.over[0])  # this step only resets the environment: it belongs to no episode
+            observation, before = image_of(actor.env_output.observation)[0].numpy(), actor.core_state
+            pose = None if poses is None else poses()[0]
+            action, output = actor.act(return_attention=True)
+            ended = actor.step(action)
+            check_length(actor, np.arange(actor.envs.num_envs) == 0, max_steps)
+            if resets:
+                continue
+            weights, slots, mass = _attention(core, before, output.attention, len(steps))
+            value, reward = float(output.value[0, 0]), float(actor.env_output.reward[0])
+            steps.append((observation, int(action[0]), value, reward, weights, slots, mass, pose))
+            for episode in ended:
+                if episode.environment == 0:
+                    recordings.append(_join(steps, episode, actor))
+                    steps = []
     return recordings
 
 

@@ -4,12 +4,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from agent.config import AgentConfig
 from agent.core import Mean, State, make_core
 from agent.encoders import INSTRUCTION_SIZE, InstructionEncoder, Reconstruction, make_torso
 from agent.trajectory import Observation
+
+WIDE = 256
+"""Least model_size at which a core gains from bfloat16 on a CPU; narrower ones lose more by conversions."""
 
 
 class AgentOutput(NamedTuple):
@@ -30,6 +32,7 @@ class AgentOutput(NamedTuple):
 class Agent(nn.Module):
     """Maps observations, last actions and last rewards to policy and value; the caller keeps the state.
 
+    Under autocast the torso computes in bfloat16, and so does the core where that is faster; the heads do not.
     `observation_shape` is that of an image or a vector; `vocabulary` is the number of word ids of instructions, 0 if
     the environment has none. Raises ValueError if the network does not fit the environment.
     """
@@ -61,6 +64,11 @@ class Agent(nn.Module):
     def initial_state(self, batch_size: int) -> State:
         """The core's state before an episode."""
         return self.core.initial_state(batch_size)
+
+    def with_cache(self, state: State) -> State:
+        """See `agent.core.contract.Core`; in the precision in which `forward` computes."""
+        with self._core_precision():
+            return self.core.with_cache(state)
 
     def compression_parameters(self) -> list[nn.Parameter]:
         """The parameters that only the compression loss trains."""
@@ -101,11 +109,21 @@ class Agent(nn.Module):
             # First, because it waits for the GPU, which has no work yet.
             language = [self.instruction(words.flatten(0, 1)).unflatten(0, leading)]
         seen = self.vision(image.flatten(0, 1)).unflatten(0, leading)
-        action = F.one_hot(last_action + 1, self.num_actions + 1)[..., 1:].to(seen.dtype)
+        action = (last_action[..., None] == torch.arange(self.num_actions, device=seen.device)).to(seen.dtype)
         reward = last_reward.clamp(-1, 1)[..., None].to(seen.dtype)
         inputs = self.joint(torch.cat([seen, action, reward, *language], dim=-1))
-        features, state, losses, attention = self.core(inputs, reset, state, return_attention)
-        if self.reconstruction is not None and torch.is_grad_enabled():
-            total, count = self.reconstruction(features.flatten(0, 1), image.flatten(0, 1))
-            losses = {**losses, "reconstruction": Mean(self.config.reconstruction_cost * total, count)}
-        return AgentOutput(self.policy(features), self.value(features).squeeze(-1), state, losses, attention)
+        inputs = inputs.to(self.value.weight.dtype)
+        with self._core_precision():
+            features, state, losses, attention = self.core(inputs, reset, state, return_attention)
+        with torch.autocast(inputs.device.type, enabled=False):
+            features = features.to(inputs.dtype)
+            if self.reconstruction is not None and torch.is_grad_enabled():
+                total, count = self.reconstruction(features.flatten(0, 1), image.flatten(0, 1))
+                losses = {**losses, "reconstruction": Mean(self.config.reconstruction_cost * total, count)}
+            return AgentOutput(self.policy(features), self.value(features).squeeze(-1), state, losses, attention)
+
+    def _core_precision(self) -> torch.autocast:
+        """Ends autocast for a core that would not gain from it."""
+        device = self.value.weight.device.type
+        gains = device != "cpu" or self.config.core.model_size >= WIDE
+        return torch.autocast(device, enabled=torch.is_autocast_enabled(device) and gains)

@@ -16,9 +16,15 @@ EMBEDDING_SIZE, INSTRUCTION_SIZE = 20, 64
 
 
 def scale(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """uint8 images [N, height, width, channels] to [N, channels, height, width] in [-2, 2]."""
+    """uint8 images [N, height, width, channels] to [N, channels, height, width] in [-2, 2].
+
+    The dtype is bfloat16 under autocast.
+    """
+    device = images.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype
     # NHWC memory is channels_last: the permuted view needs no copy.
-    return images.to(dtype).sub_(127.5).mul_(1 / 63.75).permute(0, 3, 1, 2)
+    scaled = images.to(torch.promote_types(dtype, torch.float32)).sub_(127.5).mul_(1 / 63.75)
+    return scaled.to(dtype).permute(0, 3, 1, 2)  # on a CPU arithmetic in bfloat16 is slower
 
 
 class ResidualBlock(nn.Module):
@@ -27,7 +33,7 @@ class ResidualBlock(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         convolutions = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
-        self.branch = nn.Sequential(nn.ReLU(), convolutions[0], nn.ReLU(), convolutions[1])
+        self.branch = nn.Sequential(nn.ReLU(), convolutions[0], nn.ReLU(inplace=True), convolutions[1])
 
     def forward(self, stream: Tensor) -> Tensor:
         return stream + self.branch(stream)
@@ -40,18 +46,19 @@ def deep_layers(channels: int) -> list[nn.Module]:
         layers += [nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
         layers += [ResidualBlock(width), ResidualBlock(width)]
         channels = width
-    return [*layers, nn.ReLU()]
+    return [*layers, nn.ReLU(inplace=True)]
 
 
 def shallow_layers(channels: int) -> list[nn.Module]:
     """IMPALA's shallow network (Espeholt et al. 2018, figure 3), padded so that it accepts images of any size."""
-    return [nn.Conv2d(channels, 16, 8, 4, padding=4), nn.ReLU(), nn.Conv2d(16, 32, 4, 2, padding=2), nn.ReLU()]
+    first = [nn.Conv2d(channels, 16, 8, 4, padding=4), nn.ReLU(inplace=True)]
+    return [*first, nn.Conv2d(16, 32, 4, 2, padding=2), nn.ReLU(inplace=True)]
 
 
 def small_layers(channels: int) -> list[nn.Module]:
     """Three convolutions for images of about 24 x 32 pixels on a CPU."""
-    first = [nn.Conv2d(channels, 16, 4, 2, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, padding=1), nn.ReLU()]
-    return [*first, nn.Conv2d(32, 32, 3, 1, padding=1), nn.ReLU()]
+    convolutions = [nn.Conv2d(channels, 16, 4, 2, 1), nn.Conv2d(16, 32, 3, 2, 1), nn.Conv2d(32, 32, 3, 1, 1)]
+    return [layer for convolution in convolutions for layer in (convolution, nn.ReLU(inplace=True))]
 
 
 TORSOS: dict[str, Callable[[int], list[nn.Module]]] = {
@@ -70,6 +77,7 @@ class Vision(nn.Module):
             raise ValueError(f"image_shape: expected [height >= 2, width >= 2, channels], got {list(image_shape)}")
         height, width, channels = self.image_shape = tuple(image_shape)
         self.convolutions = nn.Sequential(*TORSOS[name](channels))
+        self.convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with torch.no_grad():
             flat = self.convolutions(torch.zeros(1, channels, height, width)).numel()
         self.linear = nn.Linear(flat, size)
@@ -77,7 +85,14 @@ class Vision(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """uint8 images [N, height, width, channels] to features [N, size]."""
         _check_observation(images, torch.uint8, self.image_shape)
-        return torch.relu(self.linear(self.convolutions(scale(images, self.linear.weight.dtype)).flatten(1)))
+        weight = self.linear.weight
+        features = self.convolutions(scale(images, weight.dtype))
+        if len(images) > len(weight):
+            # Features are stored channels last. Permuting the weights is cheaper here than permuting them, and their
+            # gradient comes back in the order that convolutions need.
+            weight = weight.unflatten(1, features.shape[1:]).permute(0, 2, 3, 1).flatten(1)
+            features = features.permute(0, 2, 3, 1)
+        return torch.relu(F.linear(features.flatten(1), weight, self.linear.bias))
 
 
 class VectorTorso(nn.Module):

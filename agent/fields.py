@@ -48,6 +48,7 @@ AtLeast0 = Annotated[float, Range(0)]
 Above0 = Annotated[float, Range(0, above=True)]
 Fraction = Annotated[float, Range(0, 1.0)]
 Decay = Annotated[float, Range(0, 1.0, below=True)]
+Precision = Literal["auto", "float32", "bfloat16"]  # see `agent.precision`
 
 _WORDS = {int: "an integer", float: "a number", bool: "True or False", str: "text", Path: "a path", type(None): "None"}
 

@@ -17,8 +17,6 @@ import torch
 import tyro
 from rich.console import Console
 
-from actors import Pool
-from agent.core import concatenate_states
 from envs import prepare
 from training.cluster import start_ray
 from training.config import RunConfig
@@ -113,14 +111,6 @@ def make_config(preset: str, core: str, env: str | None = None, **fields: Any) -
     config = dataclasses.replace(config, env=env or config.env, **fields)
     prepare(config.env)
     return config
-
-
-def iterate(pool: Pool, learner: Any, unrolls: int) -> int:
-    """One iteration of IMPALA: a batch of unrolls, an update, new weights for the actors. Returns the batch's steps."""
-    batch = concatenate_states([pool.get().trajectory for _ in range(unrolls)])
-    learner.update(batch)
-    pool.publish(learner.weights(), learner.version)
-    return batch.action.numel()
 
 
 def local_ray(cpus: int) -> contextlib.AbstractContextManager[None]:

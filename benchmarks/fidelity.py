@@ -26,8 +26,6 @@ COLUMNS = (
     *("script", "frame", "action", "x", "y", "z", "pitch", "yaw", "roll"),
     *("v_forward", "v_left", "v_up", "reward"),
 )
-#: Height of the player's origin above his feet in Lab, and of a standing player above the floor.
-ORIGIN = 24.125
 
 
 @dataclass
@@ -75,7 +73,7 @@ def replay(actions: Sequence[str]) -> list[dict[str, float]]:
         row = {
             "x": state.x[0],
             "y": state.y[0],
-            "z": state.z[0] + ORIGIN,
+            "z": state.z[0] + fidelity_frames.ORIGIN,
             "pitch": state.pitch[0],
             "yaw": np.degrees(yaw),
         }

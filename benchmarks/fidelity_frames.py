@@ -18,7 +18,9 @@ from PIL import Image
 from envs.rooms import RoomsConfig, RoomsVectorEnv
 from envs.rooms.level import ROOM_1, ROOM_2
 
-EVERY, ACROSS, FLOOR = 4, 8, 24.125  # frames between pictures, pictures in a row, height of a standing player
+EVERY, ACROSS = 4, 8  # frames between pictures, pictures in a row
+#: Height of the player's origin above his feet in Lab, and of a standing player above the floor.
+ORIGIN = 24.125
 REGIONS = ("sky", "wall", "floor", "pad", "object", "hud")
 
 
@@ -72,7 +74,7 @@ def compared(rows: list[dict[str, Any]], sheet: NDArray[np.uint8]) -> tuple[NDAr
     state = env.get_state()
     for name in ("x", "y", "yaw"):
         state[name] = np.array([float(row[name]) for row in rows])
-    state["z"] = np.array([float(row["z"]) - FLOOR for row in rows])
+    state["z"] = np.array([float(row["z"]) - ORIGIN for row in rows])
     state["room"] = np.where(state["x"] < 192, ROOM_1, ROOM_2)
     state["frame"] = np.array([int(row["frame"]) for row in rows])
     state["shown"] = np.array(starts[::EVERY])[kept]

@@ -1,6 +1,7 @@
 """Scale on paper: how many actors a learner needs and what saturates on 1, 8 and 64 GPUs, from measurements on CPUs.
 
     python -m benchmarks.scaling [--gpu-tflops 5] [--network-gbit 25] [--gpus 1 8 64]
+    python -m benchmarks.scaling --real
 
 Measured on this machine, one thread a process; assumed: the options. docs/scaling.md has the formulas (`Loop`) and the
 tables, which are printed to standard error. The paper preset acts in the re-created level.
@@ -9,8 +10,10 @@ tables, which are printed to standard error. The paper preset acts in the re-cre
 import dataclasses
 import math
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,10 +24,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actors import ActorsConfig, Pool, Unroll
 from agent import Trajectory
-from agent.core import concatenate_states, index_state, map_state, state_bytes
+from agent.core import state_bytes
 from benchmarks.common import in_turns, local_ray, make_config, markdown, run
+from learner.loading import load
 from training.config import RunConfig
 from training.factories import interface, make_actor, make_agent, make_learner
+from training.impala import Trainer
+from training.run import Run
 
 
 @dataclass
@@ -45,20 +51,29 @@ class Options:
     """Assumed: learners of a node."""
     seconds: float = 4.0
     """Time for each rate."""
+    real: bool = False
+    """Instead of this, train with one and two learners and four actors here, and count what passes the driver."""
+    updates: int = 40
+    """Updates of each such run."""
+
+
+ASSUMED = ("gpus", "gpu_tflops", "call_microseconds", "network_gbit", "node_cores", "node_gpus")
+WARM_UP = 10
+"""Updates before the measurement of a run."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """The training loop on G GPUs as a formula: receive a batch, pass it to the learners, update, publish; in sequence.
+    """The training loop on G GPUs as a formula: what runs side by side takes the longest of its times.
 
-    A batch is G times the preset's. Times are those of the driver's thread unless stated otherwise.
+    A batch is G times the preset's. One GPU learns in the driver's process; several fetch the unrolls by themselves.
 
-    batch_unrolls: of a GPU's share of a batch. actor_steps_per_second: of one actor on one core. update_seconds: of a
-    GPU for its share; assumed. request_seconds: of an unroll, without its bytes. wait_seconds: what each actor adds to
-    that, because `ray.wait` looks at all of them. receive_seconds: of an unroll, request included, to copy it from the
-    object store into the batch. scatter_seconds: of an unroll, to put it into the object store again, for several
-    learners. publish_seconds: to take the weights from the learners and to put them into the object store.
-    by_reference: the driver only passes on where the unrolls are, and learners fetch them.
+    batch_unrolls: of a GPU's share of a batch. actor_steps_per_second: of one actor on one core. learning_seconds: of a
+    GPU for its share; assumed. weights_seconds: to take the weights from a learner and to put them into the object
+    store; a learner's, and the driver's, which publishes them. request_seconds: of an unroll, for the driver, without
+    its bytes. wait_seconds: what each actor adds to that. receive_seconds: of an unroll, to copy it from the object
+    store into the batch. call_seconds: of the driver for a call of a learner and its result. node_gpus: learners of a
+    node. network: bytes a second of a node.
     """
 
     unroll_steps: int
@@ -66,65 +81,71 @@ class Loop:
     batch_unrolls: int
     weight_bytes: int
     actor_steps_per_second: float
-    update_seconds: float
+    learning_seconds: float
+    weights_seconds: float
     request_seconds: float
     wait_seconds: float
     receive_seconds: float
-    scatter_seconds: float
-    publish_seconds: float
-    by_reference: bool = False
+    call_seconds: float
+    node_gpus: int = 8
+    network: float = math.inf
 
     def driver_seconds(self, gpus: int, actors: float) -> float:
-        """The driver's time for a batch."""
-        copying = self.receive_seconds + (self.scatter_seconds if gpus > 1 else 0)
-        unroll = self.wait_seconds * actors + (self.request_seconds if self.by_reference else copying)
-        return gpus * self.batch_unrolls * unroll + self.publish_seconds
+        """The driver's time for a batch, over its threads, which share Python's lock."""
+        unroll = self.request_seconds + self.wait_seconds * actors + (self.receive_seconds if gpus == 1 else 0)
+        calls = 2 * gpus * self.call_seconds if gpus > 1 else 0
+        return gpus * self.batch_unrolls * unroll + calls + self.weights_seconds
+
+    def seconds(self, gpus: int) -> dict[str, float]:
+        """The times of a batch that pass side by side, with as many actors as the system needs."""
+        # The driver takes longer with more actors: its time t solves t = a + b / t.
+        constant, slope = self.driver_seconds(gpus, 0), self.driver_seconds(gpus, 1) - self.driver_seconds(gpus, 0)
+        actors = self.batch_steps(gpus) / self.actor_steps_per_second  # that make a batch a second
+        several, share = gpus > 1, self.batch_unrolls * self.unroll_bytes
+        return {
+            "update": self.learning_seconds + several * (self.weights_seconds + gpus * self.call_seconds),
+            "driver": (constant + math.sqrt(constant**2 + 4 * slope * actors)) / 2,
+            "fetch": self.batch_unrolls * self.receive_seconds,
+            "network": min(gpus, self.node_gpus) * share / self.network,
+        }
 
     def batch_steps(self, gpus: int) -> int:
         """Steps of a batch."""
         return gpus * self.batch_unrolls * self.unroll_steps
 
     def steps_per_second(self, gpus: int) -> float:
-        """Of the whole system, with as many actors as it needs."""
-        steps = self.batch_steps(gpus)
-        # Waiting takes longer with more actors: the loop's time t solves t = a + b / t.
-        constant = self.update_seconds + self.driver_seconds(gpus, 0)
-        slope = self.driver_seconds(gpus, 1) - self.driver_seconds(gpus, 0)
-        seconds = (constant + math.sqrt(constant**2 + 4 * slope * steps / self.actor_steps_per_second)) / 2
-        return steps / seconds
+        """Of the whole system."""
+        return self.batch_steps(gpus) / max(self.seconds(gpus).values())
 
     def gpu_busy(self, gpus: int) -> float:
         """Fraction of the time in which GPUs learn."""
-        return self.steps_per_second(gpus) * self.update_seconds / self.batch_steps(gpus)
+        return self.learning_seconds / max(self.seconds(gpus).values())
 
     def gpus_at_half(self) -> int:
-        """The least number of GPUs at which the driver needs as much time as learning."""
+        """The least number of GPUs that learn less than half of the time."""
         return next(gpus for gpus in range(1, 10**6) if self.gpu_busy(gpus) <= 0.5)
 
-    def row(self, gpus: int, options: Options) -> dict[str, float]:
-        """Actors, and the load of the busiest node: its network (as a fraction) and its object store."""
-        steps = self.steps_per_second(gpus)
+    def row(self, gpus: int, options: Options) -> dict[str, float | str]:
+        """Actors, what takes longest, and the load of the busiest node: its network (a fraction) and object store."""
+        steps, seconds = self.steps_per_second(gpus), self.seconds(gpus)
         updates, actors = steps / self.batch_steps(gpus), steps / self.actor_steps_per_second
         actor_nodes, learner_nodes = math.ceil(actors / options.node_cores), math.ceil(gpus / options.node_gpus)
         unrolls = steps / self.unroll_steps * self.unroll_bytes
         weights = updates * self.weight_bytes * actor_nodes
-        gradients = 2 * updates * self.weight_bytes if learner_nodes > 1 else 0
-        if self.by_reference:  # the busiest node has learners only; the driver's sends weights
-            received, sent, kept = unrolls / learner_nodes + gradients, max(gradients, weights), actors / learner_nodes
-        else:  # the driver's node has the first learners, too
-            received, kept = unrolls + gradients, actors
-            sent = unrolls * (1 - 1 / learner_nodes) + weights + gradients
-        network = options.network_gbit / 8 * 1e9
+        gradients = 2 * updates * self.weight_bytes * (learner_nodes > 1)
+        here, share = min(gpus, options.node_gpus), self.batch_unrolls * self.unroll_bytes
+        kept = actors * self.unroll_bytes + 2 * gpus * share  # a batch is learned from, the next is received
         return {
             "gpus": gpus,
             "steps_per_second": round(steps),
             "gpu_busy": round(self.gpu_busy(gpus), 3),
+            "longest": max(seconds, key=seconds.__getitem__),
             "actors": math.ceil(actors),
             "actor_nodes": actor_nodes,
             "unrolls_gb_per_second": round(unrolls / 1e9, 3),
-            "network_in": round(received / network, 3),
-            "network_out": round(sent / network, 3),
-            "object_store_gb": round(kept * self.unroll_bytes / 1e9, 2),
+            "network_in": round((unrolls * here / gpus + gradients) / self.network, 3),
+            "network_out": round(max(gradients, weights) / self.network, 3),
+            "object_store_gb": round(max(kept / (1 if gpus == 1 else actor_nodes), 2 * here * share) / 1e9, 2),
         }
 
 
@@ -138,12 +159,23 @@ class Calls(TorchDispatchMode):
         return function(*arguments, **(keywords or {}))
 
 
-def replay_pool(trajectory: Any) -> Pool:
-    """Two actors on Ray that do nothing but send an unroll."""
+def replay_pool(trajectory: Any, number: int = 2, by_reference: bool = False) -> Pool:
+    """Actors on Ray that do nothing but send an unroll; they share two processes."""
     from actors.ray_pool import RayPool
 
-    actor: Any = SimpleNamespace(set_weights=lambda *_: None, unroll=lambda length: Unroll(trajectory, []))
-    pool = RayPool(lambda *_: actor, ActorsConfig(num_actors=2, in_flight=2))
+    class Replay(RayPool):
+        handles: tuple[Any, ...] = ()
+
+        def _start(self) -> None:
+            self.handles = self.handles or tuple(self.remote_class.remote(actor, i, 0, config) for i in range(2))
+            for index, member in enumerate(self.members):
+                if member.handle is None:
+                    member.handle = self.handles[index % 2]
+                    self._ask(index)
+
+    replay: Any = SimpleNamespace(set_weights=lambda *_: None, unroll=lambda length: Unroll(trajectory, [], 0, 0))
+    config, actor = ActorsConfig(num_actors=number, in_flight=2, cpus=0), lambda *_: replay
+    pool = Replay(actor, config, by_reference)
     pool.publish({}, 0)
     return pool
 
@@ -171,8 +203,7 @@ def measure_networks(config: RunConfig, seconds: float) -> tuple[Trajectory, dic
     learning = seconds_of(lambda: learner.update(unroll), 0, time.process_time)
     weights, steps = learner.weights(), unroll.action.numel()
 
-    def publish() -> None:
-        learner.agent.load_state_dict({name: weight.clone() for name, weight in weights.items()})  # as of a group
+    def take() -> None:
         ray.put({name: weight.numpy() for name, weight in learner.weights().items()})
 
     return unroll, {
@@ -185,58 +216,92 @@ def measure_networks(config: RunConfig, seconds: float) -> tuple[Trajectory, dic
         "learner_steps_per_second": steps / learning,
         "flops_per_step": operations.get_total_flops() / steps,
         "calls_per_update": calls.count,
-        "publish_seconds": seconds_of(publish, 1, time.process_time),
+        "weights_seconds": seconds_of(take, 1, time.process_time),
     }
 
 
-def measure_driver(unroll: Trajectory, unrolls: int, seconds: float) -> dict[str, float]:
-    """The cost of an unroll for the driver's thread, while actors do nothing but send unrolls."""
-    import ray
-
+def measure_receiving(unroll: Trajectory, unrolls: int, seconds: float) -> dict[str, float]:
+    """The cost of an unroll for a thread that receives batches, while actors do nothing but send unrolls."""
     with replay_pool(unroll) as pool:
 
         def receive() -> Trajectory:
-            return concatenate_states([pool.get().trajectory for _ in range(unrolls)])
+            return load([pool.get().trajectory for _ in range(unrolls)], torch.device("cpu"))()
 
-        receiving = seconds_of(receive, seconds, time.thread_time) / unrolls
-        arrays = map_state(lambda leaf: leaf.numpy(), receive())
-    half = arrays.action.shape[0] // 2
-
-    def scatter() -> None:
-        for shard in (slice(half), slice(half, None)):
-            ray.put(index_state(arrays, shard))
-
-    # Ray copies with several threads: the sum of their times counts.
-    scattering = seconds_of(scatter, seconds, time.process_time) / unrolls
-    return {"receive_seconds": receiving, "scatter_seconds": scattering}
+        return {"receive_seconds": seconds_of(receive, seconds, time.thread_time) / unrolls}
 
 
 def measure_requests(seconds: float) -> dict[str, float]:
-    """The cost of a request for the driver's thread without its bytes, and of each actor in `ray.wait`."""
+    """The driver's costs without bytes: of an unroll, of each actor that it waits for, and of a call of a learner."""
     import ray
 
-    with replay_pool((torch.zeros(1),)) as pool:
-        requests = seconds_of(lambda: [pool.get() for _ in range(50)], seconds, time.thread_time) / 50
+    from learner.remote_learner import results_of
+
+    def requests(number: int) -> float:
+        with replay_pool((torch.zeros(1),), number, by_reference=True) as pool:
+            while pool.status().alive < number:
+                pool.get()
+            return seconds_of(lambda: [pool.get() for _ in range(200)], seconds, time.thread_time) / 200
 
     @ray.remote(num_cpus=0)
-    class Busy:
-        def sleep(self, seconds: float) -> None:
-            time.sleep(seconds)
+    class Learner:
+        def update(self, number: int) -> tuple[dict[str, float], dict[str, int]]:
+            return dict.fromkeys("abcdefghijklmnopqrst", 0.0), {"version": number, "steps": number}
 
-    busy, done = cast(Any, Busy).remote(), ray.put(0)
+    learners = [cast(Any, Learner).remote() for _ in range(2)]
+    calling = seconds_of(
+        lambda: results_of([each.update.remote(0) for each in learners]), seconds / 2, time.thread_time
+    )
+    for each in learners:
+        ray.kill(each)
+    few, many = requests(8), requests(1024)
+    each = max(0.0, many - few) / (1024 - 8)
+    return {"request_seconds": few - 8 * each, "wait_seconds": each, "call_seconds": calling / 2}
 
-    def waiting(number: int) -> float:
-        pending = [done, *(busy.sleep.remote(3600) for _ in range(number - 1))]
 
-        def wait() -> None:  # as RayPool does
-            ray.wait(pending, num_returns=1)
-            ray.wait(pending, num_returns=len(pending), timeout=0)
+@contextmanager
+def counted_bytes() -> Iterator[dict[str, int]]:
+    """Counts the bytes of all objects that this process gets from Ray or gives to it, arguments of calls included."""
+    from ray._private.serialization import SerializationContext
 
-        return seconds_of(wait, seconds / 2, time.thread_time)
+    context: Any = SerializationContext
+    count, serialize, deserialize = {"got": 0, "put": 0}, context.serialize, context.deserialize_objects
 
-    each = (waiting(1024) - waiting(16)) / (1024 - 16)
-    ray.kill(busy)
-    return {"request_seconds": requests, "wait_seconds": max(0.0, each)}
+    def counted_serialize(self: Any, value: Any) -> Any:
+        done = serialize(self, value)
+        count["put"] += done.total_bytes
+        return done
+
+    def counted_deserialize(self: Any, found: Any, *rest: Any) -> Any:
+        count["got"] += sum(len(data) for data, *_ in found if data is not None)
+        return deserialize(self, found, *rest)
+
+    context.serialize, context.deserialize_objects = counted_serialize, counted_deserialize
+    try:
+        yield count
+    finally:
+        context.serialize, context.deserialize_objects = serialize, deserialize
+
+
+def measure_run(learners: int, actors: int, core: str, updates: int) -> dict[str, float]:
+    """A real run of the preset `cpu` on this machine: what passes through the driver, and how fast it is."""
+    config = make_config("cpu", core, learners=learners, frames=10**12, checkpoint_seconds=1e9)
+    config = dataclasses.replace(config, actors=dataclasses.replace(config.actors, num_actors=actors))
+    marks: list[tuple[float, ...]] = []
+    with tempfile.TemporaryDirectory() as folder, local_ray(actors + learners), counted_bytes() as count:
+        trainer = Trainer(config, Run(folder), local=False)
+
+        def mark(progress: Any) -> None:
+            marks.append((time.monotonic(), trainer.learner.steps, count["got"], count["put"]))
+
+        trainer.train(mark, lambda: len(marks) > updates + WARM_UP)
+    seconds, steps, got, put = (last - first for first, last in zip(marks[WARM_UP], marks[-1]))
+    return {
+        "steps_per_second": round(steps / seconds),
+        "driver_got_mb_per_update": round(got / updates / 1e6, 3),
+        "driver_put_mb_per_update": round(put / updates / 1e6, 3),
+        "unroll_mb": round(trainer.unroll_bytes / 1e6, 3),
+        "weights_mb": round(sum(weight.nbytes for weight in trainer.learner.weights().values()) / 1e6, 3),
+    }
 
 
 def compute(config: RunConfig, measured: dict[str, float], options: Options) -> dict[str, Any]:
@@ -246,19 +311,23 @@ def compute(config: RunConfig, measured: dict[str, float], options: Options) -> 
     names = [field.name for field in dataclasses.fields(Loop)]
     known: dict[str, Any] = {name: value for name, value in measured.items() if name in names}
 
-    def on_gpus(tflops: float, by_reference: bool) -> Loop:
+    def on_gpus(tflops: float) -> Loop:
         """The loop with GPUs of an assumed speed: they calculate, or they wait for the next call."""
-        update = max(steps * measured["flops_per_step"] / tflops / 1e12, calls)
-        return Loop(**known, batch_unrolls=config.unrolls_per_update, update_seconds=update, by_reference=by_reference)
+        learning = max(steps * measured["flops_per_step"] / tflops / 1e12, calls)
+        network = options.network_gbit / 8 * 1e9
+        return Loop(
+            **known,
+            batch_unrolls=config.unrolls_per_update,
+            learning_seconds=learning,
+            node_gpus=options.node_gpus,
+            network=network,
+        )
 
-    tables, bounds = {}, {}
-    for name, title in (("as_it_is", "as it is"), ("by_reference", "if learners fetched the unrolls")):
-        loop = on_gpus(options.gpu_tflops, name == "by_reference")
-        tables[name] = [loop.row(gpus, options) for gpus in options.gpus]
-        bounds[name] = {tflops: on_gpus(tflops, loop.by_reference).gpus_at_half() for tflops in (1.25, 5.0, 20.0)}
-        cells = [[column.replace("_", " ") for column in tables[name][0]], *(row.values() for row in tables[name])]
-        print(f"\n{config.preset}, {title}\n\n{markdown(cells)}", file=sys.stderr)
-    gpu_steps, actor_steps = loop.batch_steps(1) / loop.update_seconds, loop.actor_steps_per_second
+    loop = on_gpus(options.gpu_tflops)
+    table = [loop.row(gpus, options) for gpus in options.gpus]
+    cells = [[column.replace("_", " ") for column in table[0]], *(row.values() for row in table)]
+    print(f"\n{config.preset}\n\n{markdown(cells)}", file=sys.stderr)
+    gpu_steps, actor_steps = loop.batch_steps(1) / loop.learning_seconds, loop.actor_steps_per_second
     return {
         "env": config.env,
         "frames_per_step": interface(config.env).action_repeat,
@@ -267,22 +336,26 @@ def compute(config: RunConfig, measured: dict[str, float], options: Options) -> 
         "actors_a_gpu_feeds_on": math.ceil(gpu_steps / actor_steps),
         "actors_a_cpu_learner_feeds_on": round(measured["learner_steps_per_second"] / actor_steps, 2),
         "driver_gb_per_second": round(loop.unroll_bytes / loop.receive_seconds / 1e9, 3),
-        "driver_costs_as_much_as_learning_at_gpus": bounds,
-        **tables,
+        "half_the_time_is_learning_at_gpus": {tflops: on_gpus(tflops).gpus_at_half() for tflops in (1.25, 5.0, 20.0)},
+        "times": {gpus: {name: float(f"{t:.3g}") for name, t in loop.seconds(gpus).items()} for gpus in options.gpus},
+        "table": table,
     }
 
 
 def main(options: Options) -> dict[str, Any]:
     """Measures, computes and returns the figures."""
+    if options.real:
+        runs = {size: measure_run(size, 4, options.core, options.updates) for size in (1, 2)}
+        return {"core": options.core, "learners": runs}
     presets: dict[str, Any] = {}
     with local_ray(8):
         requests = measure_requests(options.seconds)
         for preset in options.presets:
             config = make_config(preset, options.core, None if preset == "cpu" else "rooms:full")
             unroll, measured = measure_networks(config, options.seconds)
-            measured |= measure_driver(unroll, config.unrolls_per_update, options.seconds) | requests
+            measured |= measure_receiving(unroll, config.unrolls_per_update, options.seconds) | requests
             presets[preset] = compute(config, measured, options)
-    assumed = {name: value for name, value in vars(options).items() if name not in ("presets", "core", "seconds")}
+    assumed = {name: value for name, value in vars(options).items() if name in ASSUMED}
     return {"core": options.core, "assumed": assumed, "presets": presets}
 
 

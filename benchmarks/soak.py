@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,10 +133,16 @@ class SoakTrainer(Trainer):
         self.series: dict[str, Series] = defaultdict(list)
         self.seen: set[Any] = set()
 
-    def _next_unroll(self) -> Unroll:
-        unroll = super()._next_unroll()
-        self.ledger.enter(unroll)
-        return unroll
+    def _prepare(self, unrolls: list[Unroll], check: Callable[[], object]) -> Callable[[], Any]:
+        loaded = [unroll._replace(trajectory=unroll.load(), fetch=None) for unroll in unrolls]
+        ready = super()._prepare(unrolls, check)
+
+        def enter() -> Any:  # once the batch is learned from: the one ahead of it is not, when the run ends
+            for unroll in loaded:
+                self.ledger.enter(unroll)
+            return ready()
+
+        return enter
 
     def watch(self, progress: Progress) -> None:
         """Called after each update."""

@@ -22,12 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from actors import LocalPool, Pool
 from agent.core import concatenate_states
-from benchmarks.common import cpu_seconds, in_turns, iterate, local_ray, make_config, rounded, run
+from benchmarks.common import cpu_seconds, in_turns, local_ray, make_config, rounded, run
 from envs import make_vector
 from training.config import RunConfig
-from training.factories import interface, make_actor, make_agent, make_learner, make_pool
+from training.factories import interface, make_actor, make_agent, make_learner
+from training.impala import Trainer
+from training.run import Run
 
 
 @dataclass
@@ -75,22 +76,21 @@ def part_rates(config: RunConfig, learners: dict[str, Any], options: Options) ->
     return in_turns(works, options.seconds, options.turns, warm_up=3)
 
 
-def system_rates(
-    systems: dict[str, tuple[Pool, Any]], config: RunConfig, options: Options
-) -> dict[str, tuple[float, ...]]:
-    """Steps a second and CPU seconds a step of whole systems, each a pool and a learner."""
-    unrolls = config.unrolls_per_update
+def system_rates(systems: dict[str, Trainer], options: Options) -> dict[str, tuple[float, ...]]:
+    """Steps a second and CPU seconds a step of whole systems."""
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in systems}
     for turn in range(options.turns + 1):  # in the first one all processes start
-        for name, (pool, learner) in systems.items():
-            local = isinstance(pool, LocalPool)
-            clock = time.process_time if local else cpu_seconds
-            queue = 0 if local else pool.status().alive * config.actors.in_flight
-            pool.publish(learner.weights(), learner.version)
-            for _ in range(1 + math.ceil(queue / unrolls)):  # the unrolls that were finished before, and one update
-                iterate(pool, learner, unrolls)
-            begin, cpu = time.perf_counter(), clock()
-            steps = sum(iterate(pool, learner, unrolls) for _ in range(options.updates))
+        for name, trainer in systems.items():
+            clock = time.process_time if trainer.local else cpu_seconds
+            pool, config = trainer.pool, trainer.config
+            assert pool
+            queue = 0 if trainer.local else pool.status().alive * config.actors.in_flight
+            for _ in range(2 + math.ceil(queue / config.unrolls_per_update)):  # what was finished before, and an update
+                trainer.update()
+            begin, cpu, steps = time.perf_counter(), clock(), trainer.step
+            for _ in range(options.updates):
+                trainer.update()
+            steps = trainer.step - steps
             if turn:
                 measured[name].append((steps / (time.perf_counter() - begin), (clock() - cpu) / steps))
             while pool.status().waiting < queue:  # until its actors are idle and do not slow down the next system
@@ -98,32 +98,36 @@ def system_rates(
     return {name: tuple(map(statistics.median, zip(*turns))) for name, turns in measured.items()}
 
 
+def start(config: RunConfig, actors: int, learners: int, stack: ExitStack, local: bool = False) -> Trainer:
+    """A whole system, as a run has it."""
+    acting = dataclasses.replace(config.actors, num_actors=actors)
+    trainer = Trainer(dataclasses.replace(config, actors=acting, learners=learners), Run(""), local)
+    trainer.check = lambda: None
+    trainer.start(stack)
+    trainer.publish()
+    return trainer
+
+
 def main(options: Options) -> dict[str, Any]:
     """Measures and returns the figures."""
     config = make_config(options.preset, options.core, options.env)
-    with ExitStack() as stack:
-        stack.enter_context(local_ray(sum(options.actors) + sum(options.learners) + 1))
+    with local_ray(sum(options.actors) * len(options.learners) + sum(options.learners) + 1):
         from learner.group import LearnerGroup
 
-        one: Any = make_learner(config, make_agent(config))
-        groups = {}
-        for size in {1, *options.learners}:
-            follower = make_learner(dataclasses.replace(config, learners=2), make_agent(config))
-            groups[size] = stack.enter_context(
-                LearnerGroup(follower, follower.replicate(), size, config.learner.device)
-            )
-        learners = {"learner": one} | {f"{plural(size, 'learner')} on Ray": each for size, each in groups.items()}
-        alone = part_rates(config, learners, options)
-
-        local = LocalPool(partial(make_actor, config, 0), dataclasses.replace(config.actors, num_actors=1))
-        systems: dict[str, tuple[Pool, Any]] = {"local": (local, one)}
-        for actors in options.actors:
-            acting = dataclasses.replace(config.actors, num_actors=actors)
-            pool = stack.enter_context(make_pool(dataclasses.replace(config, actors=acting), 0, local=False))
-            for size in options.learners:
-                name = f"{plural(actors, 'actor')}, {plural(size, 'learner')}"
-                systems[name] = pool, one if size == 1 else groups[size]
-        measured = system_rates(systems, config, options)
+        with ExitStack() as stack:
+            learners: dict[str, Any] = {"learner": make_learner(config, make_agent(config))}
+            for size in sorted({1, *options.learners}):
+                follower = make_learner(dataclasses.replace(config, learners=2), make_agent(config))
+                group = LearnerGroup(follower, follower.replicate(), size, config.learner.device)
+                learners[f"{plural(size, 'learner')} on Ray"] = stack.enter_context(group)
+            alone = part_rates(config, learners, options)
+        with ExitStack() as stack:
+            systems = {"local": start(config, 1, 1, stack, local=True)}
+            for actors in options.actors:
+                for size in options.learners:
+                    name = f"{plural(actors, 'actor')}, {plural(size, 'learner')}"
+                    systems[name] = start(config, actors, size, stack)
+            measured = system_rates(systems, options)
     rates, cpu = ({name: each[index] for name, each in measured.items()} for index in (0, 1))
     return {
         "preset": config.preset,

@@ -1,6 +1,7 @@
 """`compressive launch`: trains an agent, then evaluates and films it."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import json
@@ -15,10 +16,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from agent.precision import describe_precision
 from commands.options import LaunchOptions, permissions
 from commands.parsing import user_errors
 from envs import held_out, limit_calls, prepare, tasks
 from learner.files import write_json
+from learner.learner import resolve_device
 from reports.tables import evaluation_rows, evaluation_table, table
 from training import UserError
 from training.config import core_name, to_plain
@@ -53,7 +56,7 @@ def launch(options: LaunchOptions) -> None:
             if options.resume:
                 trainer.restore()
         _describe(options, trainer, console)
-        run.write_config(to_plain(config))  # can be resumed from now on, even if Ray does not start
+        run.write_config(to_plain(trainer.config))  # can be resumed from now on, even if Ray does not start
         begin = time.monotonic()
         with (
             _ray(options, trainer, console),
@@ -81,6 +84,8 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
     learning = f"learning on {trainer.learner.device}"
     if config.learners > 1:
         learning = f"{config.learners} learners on Ray (device: {config.learner.device})"
+    learning_in = describe_precision(config.learner.precision, resolve_device(config.learner.device))
+    acting_in = describe_precision(config.actors.precision, torch.device(config.actors.device))
     image, count = " x ".join(map(str, seen.observation_shape)), len(tasks(config.env))
     repeat = f"{seen.action_repeat} frame{'s' * (seen.action_repeat > 1)} a step"
     actors = f"{config.actors.count} x {config.actors.envs_per_actor} environments"
@@ -89,6 +94,7 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
         "environment": f"{config.env} ({f'{count} tasks, ' if count > 1 else ''}{image}), {repeat}",
         "agent": f"{core_name(config)} core, {quantity(parameters)} parameters, {learning}",
         "actors": f"{actors} {'in this process' if options.local else 'on Ray'}",
+        "precision": f"learning in {learning_in}, acting in {acting_in}",
         **({"checkpoints": config.checkpoint_url} if config.checkpoint_url else {}),
         "curves": f"{program('tensorboard')} --logdir {shlex.quote(str(run.path.parent))}",
         "stop": f"Ctrl-C, then resume with: {options.again(run.path)}",
@@ -108,7 +114,9 @@ def _ray(options: LaunchOptions, trainer: Trainer, console: Console) -> contextl
     config = trainer.config
     # Actors may outnumber the cores: the operating system shares these better than an idle queue does.
     cpus = max(os.cpu_count() or 1, config.actors.num_actors + (config.learners if config.learners > 1 else 0))
-    store = 3 * config.actors.most_actors * config.actors.in_flight * trainer.unroll_bytes
+    # Of unrolls in flight, and of two batches: one is learned from, the next is received.
+    unrolls = 3 * config.actors.most_actors * config.actors.in_flight + 2 * config.unrolls_per_update
+    store = unrolls * trainer.unroll_bytes
     return start_ray(options.ray_address, cpus, store, console, "--local does without it")
 
 
@@ -132,7 +140,7 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
 def evaluate_and_film(trainer: Trainer, console: Console) -> tuple[dict[str, Any], dict[str, str]]:
     """Evaluates a trained agent and films it: the evaluation's summary, and where video and page are."""
     config, run, shown = trainer.config, trainer.run, dict[str, str]()
-    agent, env = trainer.agent.to("cpu"), held_out(trainer.config.env)
+    agent, env = copy.deepcopy(trainer.agent).to("cpu"), held_out(trainer.config.env)  # a copy is not compiled
     with counting(console, "evaluating", config.eval_episodes * len(tasks(env)), "episodes") as progress:
         episodes = play(config, agent, config.eval_episodes, progress=progress)
     summary = summarize(episodes, env)

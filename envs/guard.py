@@ -170,13 +170,18 @@ def _watch(last_resort: bool) -> None:
         if last_resort:
             signal.setitimer(signal.ITIMER_PROF, 2 * _limit + GRACE_SECONDS)
         time.sleep(seconds)
-        if (call := _call) is None:
-            continue
-        call.waited += seconds
-        if call.waited > _limit + GRACE_SECONDS:
-            _give_up(call)
-        elif _limit < call.waited <= _limit + seconds:  # once
-            signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+        _count(seconds)
+
+
+def _count(seconds: float) -> None:
+    """Adds time to the call that is made now, and interrupts it or ends the process when it has taken too long."""
+    if (call := _call) is None:
+        return
+    call.waited += seconds
+    if call.waited > _limit + GRACE_SECONDS:
+        _give_up(call)
+    elif _limit < call.waited <= _limit + seconds:  # once
+        signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
 
 
 def _interrupt(number: int, frame: Any) -> None:

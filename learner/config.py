@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from agent.fields import Above0, AtLeast0, Checked, Count, Decay, Fraction, Positive, Range, Several, Size
+from agent.fields import Above0, AtLeast0, Checked, Count, Decay, Fraction, Positive, Precision, Range, Several, Size
 
 Config = TypeVar("Config")
 
@@ -67,6 +67,12 @@ class LearnerConfig(Checked):
     """sum over batch and time as IMPALA, or mean over the steps in the loss mask."""
     device: str = "auto"
     """Where to learn: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
+    precision: Precision = "float32"
+    """Precision of matrix products and convolutions; auto is bfloat16 where the device computes it fast. Weights,
+    losses, V-trace and the heads are float32."""
+    compile: bool = False
+    """Compile the torso in the first update, which may then last a minute; torch caches the result on the disk. For
+    GPUs: on CPUs the compiled torso was slower."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

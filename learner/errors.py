@@ -9,6 +9,10 @@ class PeerLost(RuntimeError):
     """
 
 
+class BatchLost(RuntimeError):
+    """A part of a batch was lost with its node before the learners had fetched it."""
+
+
 class LearnersLost(RuntimeError):
     """The learners of a group died too often, or for too long; the message says how often and why."""
 

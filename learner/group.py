@@ -1,39 +1,44 @@
 """Several learners on a Ray cluster that share each batch by rows and appear as one learner.
 
-Their owner keeps a copy of the learner: an agent's weights and all counters are updated after every update, the rest at
-every checkpoint. When a learner dies, all are restarted from that copy, or from the state of a survivor. Ray is started
-and stopped by the commands. `communicator` explains what NCCL cannot do when a learner is lost.
+Learners fetch their rows of a batch by themselves, those of the next batch during an update; see `remote_learner`.
+Their owner keeps a copy of the learner: the counters are updated after every update, the weights when they are needed,
+the rest at every checkpoint. When a learner dies, all are restarted from that copy, or from the state of a survivor.
+Ray is started and stopped by the commands. `communicator` explains what NCCL cannot do when a learner is lost.
 """
 
+import functools
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import ray
 import torch
-import torch.distributed as dist
-from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
-from agent.core.state import index_state, map_state
+from agent.core.state import map_state
 from agent.trajectory import Trajectory, validate
-from learner.communicator import Communicator
-from learner.errors import LearnersLost, PeerLost
+from learner.errors import BatchLost, LearnersLost, PeerLost
 from learner.learner import Learner
+from learner.remote_learner import (
+    GRACE_SECONDS,
+    PEER_SECONDS,
+    POLL_SECONDS,
+    MakeReplica,
+    Part,
+    RemoteLearner,
+    reason_of,
+    results_of,
+)
 from learner.sequence_learner import SequenceLearner
 
 logger = logging.getLogger(__name__)
-
-MakeReplica = Callable[[Communicator, str], Learner | SequenceLearner]
-"""Makes the learner of a process from its communicator and its device."""
 
 MAX_FAILURES = 5
 """Failures in a row without an update after which the run stops, because that is a bug."""
@@ -41,63 +46,8 @@ MEMORY_SECONDS = 300.0
 """Seconds during which failures are not counted if Ray ended a learner because its node was short of memory."""
 LONGEST_PAUSE = 30.0
 """Seconds, at most, before a restart after such a failure; the first pauses are 2, 4, 8 and 16 s."""
-PEER_SECONDS = 120.0
-"""Timeout of collectives. A killed process is detected at once."""
-GRACE_SECONDS = 10.0
-"""Seconds that the other learners have to answer after one was lost."""
 STALL_SECONDS = 30.0
 """Seconds of waiting for resources between two warnings."""
-POLL_SECONDS = 0.25
-"""Seconds between two calls of `check` during a wait."""
-
-
-class RemoteLearner:
-    """A learner in its own process. Tensors are passed as numpy arrays, which Ray shares without a copy."""
-
-    def __init__(self, rank: int, size: int, threads: int, seed: int) -> None:
-        torch.set_num_threads(threads)
-        torch.manual_seed(seed)
-        self.rank, self.size = rank, size
-        self.timeout = timedelta(seconds=PEER_SECONDS)
-        self.metrics: dict[str, float] = {}
-
-    def pid(self) -> int:
-        """The process id."""
-        return os.getpid()
-
-    def listen(self) -> tuple[str, int]:
-        """Starts the rendezvous of the process group in this process; returns host and port."""
-        host = ray.util.get_node_ip_address()
-        self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self.timeout)
-        return host, self.store.port
-
-    def join(self, address: tuple[str, int], device: str, begin: tuple[MakeReplica, dict[str, Any]]) -> None:
-        """Joins the process group and makes a learner with a state."""
-        make, state = begin
-        try:
-            store = dist.TCPStore(*address, is_master=False, timeout=self.timeout)
-            backend = "nccl" if device == "cuda" else "gloo"
-            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=self.timeout)
-        except RuntimeError as error:
-            raise PeerLost(str(error)) from error
-        self.learner = make(Communicator(dist.group.WORLD), device)
-        self.learner.load_state_dict(state)
-
-    def update(self, *shard: Trajectory) -> tuple[dict[str, float], dict[str, int], dict[str, np.ndarray]]:
-        """Learns; returns metrics, counters, and the weights if they are wanted after every update."""
-        # Copies, because arrays from the object store are read-only.
-        self.metrics = self.learner.update(*map_state(lambda leaf: torch.from_numpy(leaf.copy()), shard))
-        weights = self.learner.weights() if self.rank == 0 and isinstance(self.learner, Learner) else {}
-        return self.metrics, self.learner.counters, {name: weight.numpy() for name, weight in weights.items()}
-
-    def state_dict(self, send: bool = True) -> tuple[dict[str, Any], dict[str, float]]:
-        """The learner's `state_dict`, which may be a collective, and the metrics of the last update."""
-        state = self.learner.state_dict()
-        return state if send else {}, self.metrics
-
-    def call(self, function: Callable[[Any], Any]) -> Any:
-        """The result of a function of the learner."""
-        return function(self.learner)
 
 
 class LearnerGroup:
@@ -106,8 +56,11 @@ class LearnerGroup:
     When one dies, all are restarted. Learners of agents each have the whole state: they resume from that of a survivor,
     and the update in progress is done exactly once, so that the result does not change. Without a survivor (with NCCL,
     on GPUs, the others block) the weights are those of the last update and the optimizer is that of the last
-    `state_dict`. Learners of sequence models have the memory of their rows only, which is lost with them: the updates
-    since the last `state_dict` are repeated.
+    `state_dict`; if the node that had those weights is lost, too, they are those that were last taken, and a warning
+    says so. Learners of sequence models have the memory of their rows only, which is lost with them: the updates since
+    the last `state_dict` are repeated.
+
+    One thread may call `send` while another calls everything else.
 
     Args:
         learner: on the CPU, with the initial state; the copy that is described above.
@@ -147,7 +100,12 @@ class LearnerGroup:
         self.placement: PlacementGroup | None = None
         self.members: list[Any] = []
         self.joined = False
-        self.reached = self.saved_version = learner.version
+        self.lock = threading.Lock()  # for what `send` uses: members, joined, sent, fetches
+        self.batches = 0
+        self.sent: dict[int, list[list[Part]]] = {}  # what each learner fetches of a batch, until the batch is done
+        self.fetches: dict[int, list[ray.ObjectRef]] = {}
+        self.newest: ray.ObjectRef | None = None  # weights of the last update, while the copy has older ones
+        self.reached = self.saved_version = self.copied_version = learner.version
         self.saved_counters = learner.counters
         self.metrics: dict[str, float] = {}
 
@@ -156,59 +114,136 @@ class LearnerGroup:
         """Number of updates."""
         return self.learner.version
 
-    def update(self, *batch: Trajectory) -> dict[str, float]:
-        """Learns from a batch or, without one, from the learners' own sources; see their `update`.
+    def send(self, unrolls: Sequence[tuple[ray.ObjectRef, int]], check: Callable[[], object] = lambda: None) -> int:
+        """Lets the learners fetch a batch, and waits until they have done so, or one of them is lost.
+
+        Args:
+            unrolls: references to trajectories in numpy arrays, and their rows; together the rows of the batch.
+            check: called several times a second; its exceptions end the wait.
+
+        Returns:
+            the number of the batch, for `update`. The references are kept until then.
 
         Raises:
             ValueError: if the rows of the batch cannot be divided equally.
         """
-        self._update_until(self.reached + 1, _divide(batch, self.size))
+        parts = _divide(unrolls, self.size)
+        with self.lock:
+            self.batches = number = self.batches + 1
+            self.sent[number] = parts
+            requests = self._fetch(number) if self.joined else []
+        with suppress(RayError, PeerLost):  # `update` notices them, too
+            results_of(requests, check, PEER_SECONDS)
+        return number
+
+    def _fetch(self, number: int) -> list[ray.ObjectRef]:
+        self.fetches[number] = [
+            member.fetch.remote(number, parts) for member, parts in zip(self.members, self.sent[number])
+        ]
+        return self.fetches[number]
+
+    def update(self, batch: Trajectory | int | None = None) -> dict[str, float]:
+        """Learns from a batch or, without one, from the learners' own sources; see their `update`.
+
+        Args:
+            batch: a trajectory, or the number of a batch that was sent.
+
+        Raises:
+            ValueError: if the rows of the trajectory cannot be divided equally.
+            BatchLost: if a part of the batch was lost with its node; nothing was changed.
+        """
+        if isinstance(batch, Trajectory):
+            rows, _ = validate(batch)
+            batch = self.send([(ray.put(map_state(lambda leaf: leaf.cpu().numpy(), batch)), rows)], self.check)
+        try:
+            self._update_until(self.reached + 1, batch)
+        finally:
+            if batch is not None:
+                with self.lock:
+                    del self.sent[batch]
+                    self.fetches.pop(batch, None)
         return self.metrics
 
-    def _update_until(self, version: int, shards: list[tuple[Trajectory, ...]]) -> None:
+    def _update_until(self, version: int, number: int | None = None) -> None:
         while self.version < version:
             self.check()
             try:
                 self._join()
-                requests = [member.update.remote(*shard) for member, shard in zip(self.members, shards)]
-                self.metrics, counters, weights = _results(requests)[0]
+                # A learner that lacks a part of the batch would leave the others blocked in a collective.
+                lost = results_of(self.fetches[number], self.check, PEER_SECONDS) if number else []
+                if any(lost):
+                    raise BatchLost(f"a part of batch {number} was lost with its node: {max(lost)}")
+                requests = [member.update.remote(number) for member in self.members]
+                self.metrics, counters = results_of([learned for learned, _ in requests])[0]
             except PeerLost as error:
                 self._lose(error)  # raises the version if a survivor has done the update
                 continue
             self._count(counters)
-            if isinstance(self.learner, Learner):
-                new = {name: torch.from_numpy(weight.copy()) for name, weight in weights.items()}
-                self.learner.agent.load_state_dict(new)
+            self.newest = requests[0][1] if isinstance(self.learner, Learner) else None
             self.failures = 0
         self.reached = self.version
 
     def call(self, function: Callable[[Any], Any]) -> Any:
         """The result of `function(learner)` in the process of the first learner, after all updates."""
         while True:
-            self._update_until(self.reached, [()] * self.size)  # of sequence models, after a loss
+            self._update_until(self.reached)  # of sequence models, after a loss
             try:
                 self._join()
-                return _results([self.members[0].call.remote(function)], self.check)[0]
+                return results_of([self.members[0].call.remote(function)], self.check)[0]
             except PeerLost as error:
                 self._lose(error)
 
     def weights(self) -> dict[str, Tensor]:
         """See `Learner.weights`; those of a sequence model are as old as the last `state_dict`."""
+        self.follow()
         return self.learner.weights()
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """See `Learner.snapshot`; the weights are in numpy arrays. The function raises a PeerLost if they are lost."""
+        if self.newest is None:
+            weights = self.learner.weights()
+            return lambda: weights
+        return functools.partial(_get_weights, self.newest)
+
+    def follow(self) -> None:
+        """Gives the copy the weights of the last update, unless they are lost."""
+        newest, self.newest = self.newest, None
+        if newest is None:
+            return
+        try:
+            weights = _get_weights(newest)
+        except PeerLost as error:
+            logger.warning("%s", error)
+            return
+        assert isinstance(self.learner, Learner)
+        self.learner.agent.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in weights.items()})
+        self.copied_version = self.version
 
     def state_dict(self) -> dict[str, Any]:
         """See `Learner.state_dict`. Lost learners are not restarted for it."""
+        self.follow()
         if self.joined and self.saved_version != self.version:
             try:
-                requests = [member.state_dict.remote(rank == 0) for rank, member in enumerate(self.members)]
-                self._load(_results(requests)[0][0])
+                # Each learner of an agent has the whole state. Those of a sequence model gather it, so all are asked.
+                asked = self.members[:1] if isinstance(self.learner, Learner) else self.members
+                self._load(results_of([each.state_dict.remote(rank == 0) for rank, each in enumerate(asked)])[0][0])
             except PeerLost as error:
                 self._lose(error)
+            except BaseException:
+                self._revert()
+                raise
         return self.learner.state_dict()
 
     def _load(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state)
-        self.saved_version, self.saved_counters = self.version, self.learner.counters
+        self.newest = None
+        self.saved_version = self.copied_version = self.version
+        self.saved_counters = self.learner.counters
+
+    def _revert(self) -> None:
+        """Where the copy's weights are those of the last `state_dict`, so are its counters again."""
+        if not isinstance(self.learner, Learner):
+            self._count(self.saved_counters)
 
     def _count(self, counters: dict[str, int]) -> None:
         for name, value in counters.items():
@@ -216,6 +251,8 @@ class LearnerGroup:
 
     def _lose(self, error: PeerLost) -> None:
         """Loads the state of a survivor, or of the last `state_dict`, and ends all learners; `update` restarts them."""
+        self._revert()
+        self.follow()
         now = time.monotonic()
         self.failures += 1
         self.failing_since = now if self.failures == 1 else self.failing_since
@@ -224,12 +261,12 @@ class LearnerGroup:
             times = f"{self.failures} times in a row without an update"
             raise LearnersLost(f"learners were lost {times}: {error}") from error
         self.start_at = now + min(2.0**self.failures, LONGEST_PAUSE) if short_of_memory else now
-        if not isinstance(self.learner, Learner):
-            self._count(self.saved_counters)
-        elif self.joined:
+        if self.joined and isinstance(self.learner, Learner):
             self._load_survivor()
-        optimizer = "" if self.saved_version == self.version else f", optimizer {self.saved_version}"
-        logger.warning("%s; all learners are restarted at version %d%s", error, self.version, optimizer)
+        older = "" if self.saved_version == self.version else f", optimizer {self.saved_version}"
+        if isinstance(self.learner, Learner) and self.copied_version != self.version:
+            older += f", weights {self.copied_version}"
+        logger.warning("%s; all learners are restarted at version %d%s", error, self.version, older)
         self.restarts += 1
         self._stop()
 
@@ -260,7 +297,8 @@ class LearnerGroup:
                     "no room for %d learners yet (%s); each needs %s, and the cluster has free %s",
                     *(self.size, self.strategy, needs, has),
                 )
-        remote_class = ray.remote(max_restarts=0, max_task_retries=0)(RemoteLearner)
+        fixed: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {"fetch": 1}}
+        remote_class = ray.remote(**fixed)(RemoteLearner)
         for rank in range(self.size):
             seed = np.random.SeedSequence([self.seed, 2, rank, self.version, self.restarts]).generate_state(1)[0]
             place = PlacementGroupSchedulingStrategy(self.placement, placement_group_bundle_index=rank)
@@ -274,15 +312,19 @@ class LearnerGroup:
             return
         if not self.members:
             self._start()
-        address = _results([self.members[0].listen.remote()], self.check)[0]
+        address = results_of([self.members[0].listen.remote()], self.check)[0]
         begin = ray.put((self.make, self.learner.state_dict()))
-        _results([member.join.remote(address, self.device, begin) for member in self.members], self.check)
-        self.joined = True
+        results_of([member.join.remote(address, self.device, begin) for member in self.members], self.check)
+        with self.lock:
+            self.joined = True
+            for number in self.sent:
+                self._fetch(number)
 
     def _stop(self) -> None:
-        for member in self.members:
-            ray.kill(member)
-        self.members, self.joined = [], False
+        with self.lock:
+            for member in self.members:
+                ray.kill(member)
+            self.members, self.joined = [], False
 
     def __enter__(self) -> "LearnerGroup":
         self.placement = placement_group(
@@ -303,15 +345,25 @@ class LearnerGroup:
             remove.join(GRACE_SECONDS / 2)
 
 
-def _divide(batch: tuple[Trajectory, ...], size: int) -> list[tuple[Trajectory, ...]]:
-    """The arguments of each learner's update: its rows of the batch, in numpy arrays."""
-    if not batch:
-        return [()] * size
-    rows, _ = validate(batch[0])
-    if rows % size:
-        raise ValueError(f"trajectory: expected rows divisible by {size} learners, got {rows}")
-    arrays, share = map_state(lambda leaf: leaf.cpu().numpy(), batch[0]), rows // size
-    return [(index_state(arrays, slice(begin, begin + share)),) for begin in range(0, rows, share)]
+def _divide(unrolls: Sequence[tuple[ray.ObjectRef, int]], size: int) -> list[list[Part]]:
+    """What each learner fetches: of all rows, an equal share of consecutive ones."""
+    total, begin = sum(rows for _, rows in unrolls), 0
+    if total % size:
+        raise ValueError(f"trajectory: expected rows divisible by {size} learners, got {total}")
+    share, parts = total // size, list[list[Part]]([] for _ in range(size))
+    for reference, rows in unrolls:
+        for rank in range(begin // share, -(-(begin + rows) // share)):
+            first, last = max(begin, rank * share), min(begin + rows, (rank + 1) * share)
+            parts[rank].append((reference, first - begin, last - begin))
+        begin += rows
+    return parts
+
+
+def _get_weights(reference: ray.ObjectRef) -> dict[str, np.ndarray]:
+    try:
+        return ray.get(reference)
+    except ObjectLostError as error:
+        raise PeerLost(f"the weights of the last update were lost with their node: {reason_of(error)}") from error
 
 
 def _place(device: str, size: int) -> tuple[str, dict[str, float]]:
@@ -322,44 +374,3 @@ def _place(device: str, size: int) -> tuple[str, dict[str, float]]:
     if gpus < size:
         raise ValueError(f"learners: expected at most one for each of the cluster's {gpus} GPUs, got {size}")
     return "cuda", {"CPU": 1, "GPU": 1}
-
-
-def _results(requests: list[Any], check: Callable[[], object] = lambda: None) -> list[Any]:
-    """The results of one request to each learner. Calls `check` while it waits; its exceptions end the wait.
-
-    Raises:
-        PeerLost: if a learner died, or reports the loss of another; says which and why.
-        FloatingPointError: if the learners raised it.
-    """
-    waiting, results, died, lost, not_finite = list(requests), {}, "", "", None
-    while waiting:
-        done, waiting = ray.wait(waiting, timeout=GRACE_SECONDS if died or lost else POLL_SECONDS)
-        if not done and (died or lost):
-            break  # the others block in a collective with the lost learner
-        if not done:
-            check()
-            continue
-        try:
-            results[done[0]] = ray.get(done[0])
-        except RayTaskError as error:
-            if isinstance(error.cause, FloatingPointError):
-                not_finite = error.cause  # all learners raise it
-            elif isinstance(error.cause, PeerLost):
-                lost = f"learner {requests.index(done[0])} lost another: {error.cause}"
-            else:
-                raise
-        except (RayActorError, ObjectLostError, OutOfMemoryError) as error:  # the last if Ray itself ended it
-            if isinstance(error, RayActorError) and error.actor_init_failed:
-                raise
-            died = f"learner {requests.index(done[0])} died: {_reason(error)}"
-    if died or lost:
-        raise PeerLost(died or lost)
-    if not_finite:
-        raise not_finite
-    return [results[request] for request in requests]
-
-
-def _reason(error: Exception) -> str:
-    """Ray's reason for a loss, in one line."""
-    general, _, detail = str(error).partition("Worker exit detail: ")
-    return detail.partition(" Some common causes")[0].rstrip(".") or general.strip().splitlines()[0]

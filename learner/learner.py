@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from agent.core.state import detach_state, leaves, state_to
+from agent.precision import autocast, resolve_precision
 from agent.trajectory import Trajectory, loss_mask, validate
 from learner import losses
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
-from learner.optimization import Optimization, list_names, weights_to_cpu
+from learner.optimization import Optimization, list_names, snapshot, weights_to_cpu
 from learner.vtrace import VTraceReturns, action_log_probs, vtrace
 
 
@@ -51,6 +52,9 @@ class Learner:
         self.config, self.total_steps = config, total_steps
         self.device = resolve_device(config.device)
         self.agent = agent.to(self.device)
+        self.precision = resolve_precision(config.precision, self.device)
+        if config.compile:
+            agent.vision.compile(dynamic=False)  # type: ignore[union-attr]
         self.version = self.steps = 0
         self._comm = comm or Communicator()
         make_optimizer = functools.partial(_make_optimizer, config)
@@ -119,6 +123,10 @@ class Learner:
         """Copies of the agent's parameters and buffers on the CPU, by name."""
         return weights_to_cpu(self.agent)
 
+    def snapshot(self) -> Callable[[], dict[str, Tensor]]:
+        """Takes the weights now; the function returns them as `weights` does, while other updates are made."""
+        return snapshot(self.agent)
+
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to resume exactly: copies, on the CPU, of weights and optimizer state, and the counters."""
         return {"weights": self.weights(), "optimizer": self._optimization.state_dict(), **self.counters}
@@ -137,13 +145,14 @@ class Learner:
     def _losses(self, trajectory: Trajectory) -> dict[str, Tensor]:
         """Forward pass; scalars by metric, on the device, whose sums over the learners are those of the batch."""
         config = self.config
-        output = self.agent(
-            trajectory.observation,
-            trajectory.last_action,
-            trajectory.reward,
-            trajectory.reset,
-            detach_state(trajectory.core_state),
-        )
+        with autocast(self.device, self.precision):
+            output = self.agent(
+                trajectory.observation,
+                trajectory.last_action,
+                trajectory.reward,
+                trajectory.reset,
+                detach_state(trajectory.core_state),
+            )
         logits = output.policy_logits[:, :-1]
         if logits.shape != trajectory.policy_logits.shape:
             expected, actual = list(trajectory.policy_logits.shape), list(logits.shape)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -147,16 +148,37 @@ def list_names(names: Iterable[str]) -> str:
     return (", ".join(first) or "none") + (f" and {len(rest)} more" if rest else "")
 
 
-def weights_to_cpu(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of a module's parameters and buffers, by name, on the CPU; from a GPU in one transfer."""
+def snapshot(module: nn.Module) -> Callable[[], dict[str, Tensor]]:
+    """Copies a module's parameters and buffers, by name, on its device.
+
+    Returns:
+        a function that gives the copies on the CPU, from any thread; from a GPU in one transfer, beside other work.
+    """
     tensors = module.state_dict()
     try:
-        joined = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors.values()]).cpu()
+        joined = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors.values()])
     except torch.OutOfMemoryError:
-        return copy_to_cpu(dict(tensors))
-    parts = joined.split([tensor.nbytes for tensor in tensors.values()])
-    # Clones, because a view is pickled with all of `joined` and may begin where its dtype must not.
-    return {name: part.clone().view(like.dtype).view(like.shape) for (name, like), part in zip(tensors.items(), parts)}
+        copies = copy_to_cpu(dict(tensors))
+        return lambda: copies
+    likes = {name: (tensor.dtype, tensor.shape, tensor.nbytes) for name, tensor in tensors.items()}
+    done = torch.cuda.current_stream(joined.device).record_event() if joined.is_cuda else None
+
+    def complete() -> dict[str, Tensor]:
+        with torch.cuda.stream(torch.cuda.Stream(joined.device)) if done else nullcontext():
+            if done:
+                done.wait()
+            parts = joined.cpu().split([size for *_, size in likes.values()])
+        # Clones, because a view is pickled with all of `parts` and may begin where its dtype must not.
+        return {
+            name: part.clone().view(dtype).view(shape) for part, (name, (dtype, shape, _)) in zip(parts, likes.items())
+        }
+
+    return complete
+
+
+def weights_to_cpu(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of a module's parameters and buffers, by name, on the CPU."""
+    return snapshot(module)()
 
 
 def copy_to_cpu(tree: Any) -> Any:

@@ -6,7 +6,6 @@ learners share batches through `communicator`.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from agent.core import State, concatenate_states, detach_state, index_state, map_state, restore_state, state_to
 from agent.language_model import IGNORE, SequenceModel, SequenceOutput
+from agent.precision import autocast
 from learner.communicator import Communicator
 from learner.config import SequenceLearnerConfig
 from learner.learner import resolve_device
@@ -157,11 +157,6 @@ class SequenceLearner:
         own = slice(self.comm.rank * self.rows, (self.comm.rank + 1) * self.rows)
         self.state = state_to(map_state(lambda leaf: leaf[own].clone(), memory), self.device)
         self.step, self.updates, self.tokens = (int(state[name]) for name in self.counters)
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Mixed precision for "bfloat16"; nothing for "float32"."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
 def predict(

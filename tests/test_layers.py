@@ -24,20 +24,21 @@ ALLOWED: dict[str, set[str]] = {
     "reports": BELOW_TRAINING | {"training"},
     "commands": BELOW_TRAINING | {"training", "reports"},
 }
-RAY = {"actors/ray_pool.py", "learner/group.py", "training/cluster.py", "training/sweep.py"}
+RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/remote_learner", "training/cluster")}
+RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 2090,
-    ("envs",): 3420,
-    ("actors",): 980,
-    ("learner",): 2890,
-    ("training",): 2610,
+    ("agent",): 2160,
+    ("envs",): 3480,
+    ("actors",): 1030,
+    ("learner",): 3140,
+    ("training",): 2790,
     ("text", "speech"): 2190,
     ("reports",): 1320,
     ("commands",): 1480,
-    ("benchmarks",): 2390,
-    ("tests",): 13_490,
-    tuple(ALLOWED): 16_930,
+    ("benchmarks",): 2740,
+    ("tests",): 14_140,
+    tuple(ALLOWED): 17_560,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

@@ -62,8 +62,9 @@ def bigger(times: int) -> Callable[[int, int], Actor]:
         unroll = actor.unroll
 
         def unroll_bigger(length: int) -> Unroll:
-            trajectory, episodes = unroll(length)
-            return Unroll(trajectory._replace(observation=trajectory.observation.repeat(1, 1, times)), episodes)
+            found = unroll(length)
+            observation = found.trajectory.observation.repeat(1, 1, times)
+            return found._replace(trajectory=found.trajectory._replace(observation=observation))
 
         actor.unroll = unroll_bigger  # type: ignore[method-assign]
         return actor
@@ -95,7 +96,7 @@ def actors_survive(cluster: Cluster) -> None:
                 pool.publish({"marker": torch.zeros(1)}, version)
                 if condition():
                     return
-                trajectory = pool.get().trajectory
+                trajectory = pool.get().load()
                 version += 1
                 assert not trajectory.policy_logits.any(), "an environment got a state that is not its own"
                 steps = set(map(tuple, trajectory.observation[:, :-1, :3].flatten(0, 1).long().tolist()))
@@ -202,7 +203,7 @@ def test_a_full_object_store_moves_to_disk_or_stops_the_run(
         wait_until(lambda: pool.status().waiting == 4)  # 4 x 30 MB
         last: dict[int, torch.Tensor] = {}
         for _ in range(16):
-            trajectory = pool.get().trajectory
+            trajectory = pool.get().load()
             actor, seen = int(trajectory.actor_id[0]), trajectory.observation[..., :3]
             assert trajectory.observation.equal(seen.repeat(1, 1, 90_000))
             if actor in last:

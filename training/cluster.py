@@ -46,6 +46,7 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")  # the pool reports that itself
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls with two results, of which one is read
     if address is None:  # no one reads them, and Ray keeps 3.5 KB for each of 100,000 unrolls
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     import ray

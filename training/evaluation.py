@@ -79,7 +79,8 @@ def make_evaluator(config: RunConfig, agent: Agent, rows: int, seed: int, sample
     """An actor whose seed depends on the run's seed, its own, and whether it is filmed."""
     branch = [config.seed, EVALUATION_SEED, seed, int(film)]
     derived = np.random.SeedSequence(branch).generate_state(1)[0]
-    return Actor(make_vector(env, rows), agent, actor_id=0, seed=int(derived), sample=sample, task=env)
+    envs, precision = make_vector(env, rows), config.actors.precision
+    return Actor(envs, agent, actor_id=0, seed=int(derived), sample=sample, task=env, precision=precision)
 
 
 def play(

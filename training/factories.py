@@ -6,14 +6,16 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
+import torch
 
 from actors import Actor, LocalPool, Pool
 from actors.actor import check_environment
 from agent import Agent
 from agent.memory_check import build_network
+from agent.precision import resolve_precision
 from envs import limit_calls, make_vector, tasks
 from envs.guard import close
-from learner.learner import Learner
+from learner.learner import Learner, resolve_device
 from training.config import RunConfig
 
 
@@ -85,7 +87,8 @@ def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: i
     names = tasks(config.env)
     task = names[actor_id % len(names)]
     envs = make_vector(task, config.actors.envs_per_actor, episode_stream(generation, actor_id, incarnation))
-    return Actor(envs, make_agent(config), actor_id, int(seed), task=task, device=config.actors.device)
+    device, precision = config.actors.device, config.actors.precision
+    return Actor(envs, make_agent(config), actor_id, int(seed), task=task, device=device, precision=precision)
 
 
 def episode_stream(generation: int, actor_id: int, incarnation: int) -> int:
@@ -103,7 +106,18 @@ def make_pool(config: RunConfig, generation: int, local: bool) -> Pool:
         return LocalPool(build, config.actors)
     from actors.ray_pool import RayPool
 
-    return RayPool(build, config.actors)
+    return RayPool(build, config.actors, by_reference=config.learners > 1)
+
+
+def resolve_precisions(config: RunConfig) -> RunConfig:
+    """The configuration with float32 or bfloat16 in place of "auto", as this machine's devices compute them."""
+    learner = resolve_precision(config.learner.precision, resolve_device(config.learner.device))
+    actors = resolve_precision(config.actors.precision, torch.device(config.actors.device))
+    return dataclasses.replace(
+        config,
+        learner=dataclasses.replace(config.learner, precision=learner),
+        actors=dataclasses.replace(config.actors, precision=actors),
+    )
 
 
 def make_learner(config: RunConfig, agent: Agent) -> Learner:

@@ -1,16 +1,20 @@
 """The training of an agent with IMPALA: unrolls from the actors, updates by the learner, weights back to the actors.
 
-`Trainer` adds actors, episodes and checkpoints behind URLs to `loop.Training`. Its parts are built in `factories`.
+`Trainer` adds actors, episodes and checkpoints behind URLs to `loop.Training`. Its parts are built in `factories`. On
+Ray the next batch is received, and weights are published, in threads beside the updates; see `batches`.
 """
 
 import dataclasses
+import logging
 import math
 import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from actors import Episode, Pool, Unroll
+from actors import ClusterError, Episode, Pool, Unroll
 from actors.config import pairs
 from actors.evaluation import correct_fraction
 from agent import Trajectory
@@ -27,20 +31,25 @@ from agent.core import concatenate_states, leaves, state_bytes
 from envs import limit_calls, mean_normalised, prepare, tasks
 from learner.checkpoints import LEARNER
 from learner.diagnostics import attention_mass
+from learner.errors import BatchLost, PeerLost
 from learner.files import abbreviate, write_json
 from learner.learner import Learner
+from learner.loading import load
 from learner.storage import UrlStore
 from training import UserError
+from training.batches import Background, Batch, wait_for
 from training.charts import CHARTS
 from training.config import RunConfig, to_plain
 from training.console import quantity
-from training.factories import interface, make_agent, make_learner, make_pool
+from training.factories import interface, make_agent, make_learner, make_pool, resolve_precisions
 from training.loop import Training
 from training.progress import Progress
 from training.run import Run
 
 if TYPE_CHECKING:
     from learner.group import MakeReplica
+
+logger = logging.getLogger(__name__)
 
 NUMBERS = dict.fromkeys(("steps", "environment", "actor_id", "version"), int)
 EPISODE: dict[str, Any] = {"score": float, **NUMBERS, "metrics": {str: float}, "task": str}
@@ -56,15 +65,16 @@ class Trainer(Training):
 
     Attributes:
         learner: the learner of this process; it follows several learners on Ray, if there are any.
+        batch, learned: the batch that is, or was last, learned from, and what it was for the learner.
 
     Raises:
         ValueError: if the environment or the network is impossible.
         StorageError: if the run's URL cannot be used.
     """
 
-    state_schema: ClassVar = {
-        "learner": LEARNER,
-        **{"episodes": int, "generation": int, "recent": [EPISODE], "rng": dict, "config": {"actors": ACTORS}},
+    state_schema: ClassVar = {"learner": LEARNER, "episodes": int, "generation": int, "recent": [EPISODE]} | {
+        "rng": dict,
+        "config": {"actors": ACTORS},
     }
     charts = CHARTS
     learner: Learner
@@ -75,11 +85,18 @@ class Trainer(Training):
             raise ValueError(f"num_actors: expected at least {len(names)}, one a task, got {config.actors.num_actors}")
         if local and config.actors.gpus and not torch.cuda.is_available():
             raise ValueError(f"gpus: expected 0 for actors in this process, which has no GPU, got {config.actors.gpus}")
+        config = resolve_precisions(config)
         torch.manual_seed(config.seed)
         self.local, self.action_repeat = local, interface(config.env).action_repeat
         self.agent = make_agent(config)
         super().__init__(config, run, make_learner(config, self.agent), on_ray=not local)
         self.pool: Pool | None = None
+        self.batch: Batch
+        self.learned: Any = None
+        self.receiver: Background
+        self.publisher: Background
+        self.ahead: Future[Batch] | None = None
+        self.publication: Future[None] | None = None
         self.episodes = self.dropped = self.generation = 0
         self.recent: dict[str, deque[Episode]] = {task: deque(maxlen=200) for task in names}
         self.place = config.checkpoint_url or run.path
@@ -146,10 +163,19 @@ class Trainer(Training):
         stack.callback(setattr, self, "pool", None)
         if self.restored:
             self._restore_actors(self.pool)
+        if not self.local:
+            self.ahead = self.publication = None
+            self.receiver, self.publisher = (stack.enter_context(Background()) for _ in range(2))
 
     def publish(self) -> None:
+        """Gives the actors the weights; on Ray in a thread, at most one version at a time."""
         assert self.pool
-        self.pool.publish(self.updater.weights(), self.updater.version)
+        self._finish_publication()
+        publish, complete, version = self.pool.publish, self.updater.snapshot(), self.updater.version
+        if self.local:
+            publish(complete(), version)
+        else:
+            self.publication = self.publisher.start(lambda: publish(complete(), version))
 
     @property
     def done(self) -> bool:
@@ -165,38 +191,90 @@ class Trainer(Training):
 
     def update(self) -> dict[str, float]:
         """Learns from one batch, and gives the actors the new weights. A batch that is not finite is kept in a file."""
-        with self.clock.waiting():
-            unrolls = [self._next_unroll() for _ in range(self.config.unrolls_per_update)]
-        self.batch: Trajectory = concatenate_states([unroll.trajectory for unroll in unrolls])
-        try:
-            metrics = self.updater.update(self.batch)
-        except FloatingPointError as error:
-            raise FloatingPointError(f"{error} The batch is kept in {self._keep_batch()}") from error
-        self.publish()
-        self.clock.mark(self.clocked)
-        return metrics
+        while True:
+            with self.clock.waiting():
+                batch = self._next_batch()
+            self._remember(batch.episodes)
+            self.episodes += len(batch.episodes)
+            self.dropped += batch.dropped
+            self.batch, self.learned = batch, batch.ready()
+            try:
+                metrics = self.updater.update(self.learned)
+            except BatchLost as error:
+                logger.warning("%s; the batch is dropped", error)
+                continue
+            except FloatingPointError as error:
+                raise FloatingPointError(f"{error} The batch is kept in {self._keep_batch()}") from error
+            self.publish()
+            self.clock.mark(self.clocked)
+            return metrics
 
-    def _next_unroll(self) -> Unroll:
-        """The next unroll that is not too old to learn from. The episodes of older ones count as well."""
+    def _next_batch(self) -> Batch:
+        """Waits for the batch that is next, and on Ray begins to receive the one after it."""
+        version = self.learner.version
+        if self.local:
+            return self._receive(version, self.check)
+        receiver = self.receiver
+        if self.ahead is None:
+            if self.publication:
+                wait_for(self.publication, self.check)  # actors need weights to begin with
+            self.ahead = receiver.start(lambda: self._receive(version, receiver.check))
+        ahead, self.ahead = self.ahead, None
+        batch = wait_for(ahead, self._check_all)
+        self.ahead = receiver.start(lambda: self._receive(version + 1, receiver.check))
+        return batch
+
+    def _check_all(self) -> None:
+        self.check()
+        if self.publication and self.publication.done():
+            self._finish_publication()
+
+    def _finish_publication(self) -> None:
+        """Waits for the publication in progress, and raises its error. Weights that were lost are published anew."""
+        publication, self.publication = self.publication, None
+        try:
+            if publication:
+                publication.result()
+        except PeerLost as error:
+            assert self.pool
+            logger.warning("%s", error)
+            self.pool.publish(self.updater.state_dict()["weights"], self.updater.version)
+
+    def _receive(self, version: int, check: Callable[[], object]) -> Batch:
+        """The next unrolls, of which the learner of a version will learn; those too old for that are dropped."""
         assert self.pool
-        while True:  # the version does not change meanwhile, so actors catch up
-            unroll = self.pool.get(self.check)
-            self._remember(unroll.episodes)
-            self.episodes += len(unroll.episodes)
-            limit, lag = self.config.max_policy_lag, self.learner.version - int(unroll.trajectory.version.min())
-            if limit is None or lag <= limit:
-                return unroll
-            self.dropped += 1
+        unrolls, episodes, dropped, limit = list[Unroll](), list[Episode](), 0, self.config.max_policy_lag
+        while len(unrolls) < self.config.unrolls_per_update:
+            unroll = self.pool.get(check)
+            episodes += unroll.episodes
+            if limit is None or version - unroll.version <= limit:
+                unrolls.append(unroll)
+            else:
+                dropped += 1  # actors catch up: newer weights are published meanwhile
+        ready = self._prepare(unrolls, check)
+        return Batch([] if self.updater is self.learner else unrolls, episodes, dropped, ready)
+
+    def _prepare(self, unrolls: list[Unroll], check: Callable[[], object]) -> Callable[[], Any]:
+        """Makes the trajectory of a batch, or lets the learners fetch it; see `Batch.ready`."""
+        if self.updater is not self.learner:
+            number = self.updater.send([(unroll.trajectory, unroll.rows) for unroll in unrolls], check)
+            return lambda: number
+        trajectories = [unroll.trajectory for unroll in unrolls]
+        return partial(concatenate_states, trajectories) if self.local else load(trajectories, self.learner.device)
 
     def _remember(self, episodes: list[Episode]) -> None:
         """Keeps episodes by task, for the means that are shown; those without a task belong to the first."""
         for episode in episodes:
             self.recent[episode.task or next(iter(self.recent))].append(episode)
 
+    def _trajectories(self) -> Iterator[Trajectory]:
+        """Those of the batch, each fetched when it is asked for if the learners fetched them."""
+        yield from map(Unroll.load, self.batch.unrolls) if self.batch.unrolls else [self.learned]
+
     def _keep_batch(self) -> Path:
         """Writes a batch that cannot be learned from, so that the reason can be found."""
         tensors: dict[str, Tensor] = {}
-        for name, value in self.batch._asdict().items():
+        for name, value in concatenate_states(list(self._trajectories()))._asdict().items():
             parts = {f"{name}/{index}": leaf for index, leaf in enumerate(leaves(value))}
             tensors |= {name: value} if isinstance(value, Tensor) else parts
         path = self.run.not_finite_file(self.learner.version + 1)
@@ -267,7 +345,15 @@ class Trainer(Training):
                 measured = {"return": score, "correct_choices": correct_fraction(list(self.recent[task]))}
                 row |= {f"{task}/{name}": value for name, value in (measured | mean_normalised({task: score})).items()}
         known = {name: value for name, value in row.items() if not math.isnan(value)}
-        self.writer.write(self.learner.steps, metrics | attention_mass(self.agent, self.batch) | known)
+        self.writer.write(self.learner.steps, metrics | self._attention() | known)
+
+    def _attention(self) -> dict[str, float]:
+        """See `attention_mass`; with several learners, of one unroll of the batch, unless it was lost meanwhile."""
+        if self.updater is not self.learner:
+            self.updater.follow()
+        with suppress(ClusterError):
+            return attention_mass(self.agent, next(self._trajectories()))
+        return {}
 
 
 def train_run(
@@ -293,7 +379,7 @@ def train_run(
     with run.claim(not resumable, lambda: bool(trainer.saved), patience):
         if resumable:
             trainer.restore()
-        run.write_config(to_plain(config))
+        run.write_config(to_plain(trainer.config))
         trainer.train(show, stop)
         run.require()
         if trainer.done:

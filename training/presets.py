@@ -30,8 +30,9 @@ def cpu(core: str = "compressive") -> RunConfig:
             baseline_cost=1.0,
             reward_clipping="abs_one",
             max_gradient_norm=1.0,
+            precision="auto",
         ),
-        actors=ActorsConfig(num_actors=2, envs_per_actor=64, unroll_length=32),
+        actors=ActorsConfig(num_actors=2, envs_per_actor=64, unroll_length=32, precision="auto"),
     )
 
 
@@ -54,8 +55,9 @@ def paper(core: str = "compressive") -> RunConfig:
             reward_clipping="soft_asymmetric",
             reduction="sum",
             max_gradient_norm=40.0,
+            precision="auto",
         ),
-        actors=ActorsConfig(num_actors=48, envs_per_actor=4, unroll_length=128, in_flight=1),
+        actors=ActorsConfig(num_actors=48, envs_per_actor=4, unroll_length=128, in_flight=1, precision="auto"),
     )
 
 
@@ -91,7 +93,7 @@ def memory(core: str = "compressive") -> RunConfig:
         frames=4_800_000,
         agent=dataclasses.replace(config.agent, torso_size=64, core=matched_cores(sizes, 8, 16)[core]),
         learner=dataclasses.replace(config.learner, discount=0.8, lambda_=0.95),
-        actors=ActorsConfig(num_actors=1, envs_per_actor=32, unroll_length=32),
+        actors=dataclasses.replace(config.actors, num_actors=1, envs_per_actor=32),
     )
 
 

@@ -49,7 +49,7 @@ class RoomsConfig:
     image_width: int = 96  # pixels
     fov_degrees: float = 90.0  # horizontal field of view
     hud: bool = True  # draw health, armour, the clock and the score over the view
-    randomise: bool = False  # draw textures, light, sizes, pads, display and field of view anew for every episode
+    randomise: bool = False  # draw textures, light, sizes, display, view and pace anew for every episode; see `look`
     action_repeat: int = 4  # frames an action is held: frames per agent step
     episode_frames: int = 720  # frames of an episode (60 a second)
     redraw_match: bool = False  # draw a new match object for every trial, not only for every episode

@@ -42,9 +42,7 @@ def _compile():
             elif actions[i] >= 0:
                 rewards[i] = level.advance_step(plan, state, i, actions[i])
             style = look.drawn(scene, state, i)
-            view = render.direction(scene, style, state, i, images.shape[1])
-            for column in range(images.shape[2]):
-                render.draw_column(scene, plan, state, i, style, view, column, images[i])
+            render.draw_view(scene, plan, state, i, style, 0, 1, images[i])
             hud.draw(plan, state, i, style, images[i])
 
     return run

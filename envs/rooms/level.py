@@ -112,14 +112,14 @@ class State(NamedTuple):
 def build(config: RoomsConfig) -> Level:
     """The level a config describes."""
     scale, half = config.distance_scale, physics.HALF_WIDTH
-    grow = np.array([-half, -half, half, half])
+    outward = np.array([-1.0, -1.0, 1.0, 1.0])
     return Level(
-        solids=np.array(SOLIDS) * scale + grow * (1 + physics.WALL_GAP / half),
+        solids=np.array(SOLIDS) * scale + outward * (half + physics.WALL_GAP),
         examples=np.array(EXAMPLES) * scale,
         choices=np.array(CHOICES) * scale,
         start=_clear_of_wall(START, BOUNDS[0], scale),
         arrival=_clear_of_wall(ARRIVAL, BOUNDS[1], scale),
-        pad=np.array(PAD) * scale + grow,
+        pad=np.array(PAD) * scale + outward * half,
         pickup=np.array(PICKUP) * config.pickup_scale,
         actions=action_rows(NINE, config.look_pixels).astype(np.float64),
         rewards=np.array([config.reward_teleport, config.reward_correct, config.reward_wrong], float),
@@ -204,7 +204,6 @@ def next_visit(level, state, i):
     state.taken[i] = -1
     if visit < level.num_examples:
         draw_trial(level, state, i)
-        state.shown[i] = state.frame[i]
         shown = state.round[i, visit]
         shown[0], shown[1], shown[2] = state.match[i], state.other[i], state.match_side[i]
         state.room[i] = ROOM_1

@@ -1,4 +1,4 @@
-"""Views of an environment: one column of one view at a time, as scalar functions, and the constants they read.
+"""Views of an environment: drawn column by column, as scalar functions, and the constants they read.
 
 Walls, floor, sky and pads are cast by column, objects are sphere-traced inside their bounding cylinders. A pitched view
 is sheared rather than rotated, which is exact at pitch 0, the only one the nine actions reach.
@@ -29,8 +29,6 @@ from envs.rooms.textures import (
 
 #: Size in u of one unit of `shapes.distances` at object scale 1.
 UNIT = 16.0
-#: Distance from a surface, in a shape's units, that counts as on it.
-NEAR = 0.02
 BOB_SECONDS, PULSE_SECONDS = 1.257, 5.0
 #: Frames in which an object grows to its full size.
 GROWTH_FRAMES = 34.0
@@ -61,7 +59,7 @@ class Scene(NamedTuple):
     pads: NDArray[np.float64]  # [2, 3, 5] by room: x, y, half width (0 for none), height, number of its colours
     colours: NDArray[np.float64]  # [S, C, 3] of the bodies
     kinds: NDArray[np.int64]  # [S] number of each shape
-    bounds: NDArray[np.float64]  # [S, 3] radius and half height of its bounding cylinder, in units; metal's brightness
+    bounds: NDArray[np.float64]  # [S, 4] as in `shapes.SHAPES`: radius, half height, brightness of the metal, ball
     focal: float  # pixels
     unit: float  # u of one unit of a shape
     spin: float  # radians a frame
@@ -125,7 +123,7 @@ def build(config: RoomsConfig) -> Scene:
         pads=pads,
         colours=np.stack([c * min(kind[4], 1.0) + (300.0 - c) * max(kind[4] - 1.0, 0.0) for kind in kinds]),
         kinds=np.array([k[0] for k in kinds]),
-        bounds=np.array([k[1:4] for k in kinds], float),
+        bounds=np.array([(*k[1:4], k[5]) for k in kinds], float),
         focal=config.image_width / 2 / math.tan(math.radians(config.fov_degrees) / 2),
         unit=UNIT * config.object_scale,
         spin=2 * math.pi / config.spin_seconds * FRAME_SECONDS,
@@ -136,75 +134,95 @@ def build(config: RoomsConfig) -> Scene:
 
 
 @register_jitable
-def trace(kind, x, y, z, dx, dy, dz, t0, t1):
-    """Follows the ray (x, y, z) + t (dx, dy, dz), t in t0..t1, to a shape, all in the shape's units.
-
-    Returns (hit, glow, light): whether it meets the shape, whether at its glowing body rather than its metal, and about
-    the cosine 0..1 between the surface's normal and the ray's reverse: the rate at which the distance fell last.
-    """
-    inverse = 1.0 / math.sqrt(dx * dx + dy * dy + dz * dz)
-    t, before = t0, 1e9
-    for _ in range(40):
-        glow, metal = shapes.distances(kind, x + t * dx, y + t * dy, z + t * dz)
-        near = min(glow, metal)
-        if near < NEAR:
-            return True, glow <= metal, min(max(1.0 - near / before, 0.0), 1.0)
-        t += near * inverse
-        before = near
-        if t > t1:
-            break
-    return False, False, 0.0
-
-
-@register_jitable
 def _row(height, first, last):
     """The first row in first..last whose centre is not above a height measured in rows."""
     return min(max(-int((0.5 - height) // 1.0), first), last)
 
 
+class Body(NamedTuple):
+    """An object of a view. Its own frame spins and is measured in units of the shape."""
+
+    shown: bool
+    kind: int  # number of the shape
+    ball: float  # radius of the ball around it, in units of the shape
+    rx: float  # plan position relative to the player's, in u
+    ry: float
+    centre: float  # height above the eye, in u
+    radius: float  # of the bounding cylinder, in u
+    half: float
+    eye: tuple[float, float, float]  # the player's eye in the object's frame
+    cos: float  # of its spin
+    sin: float
+    inverse: float  # units of the shape in a u across
+    tall: float  # u of a unit upward
+    pulse: float
+    glow: tuple[float, float, float]  # colour of the body
+    metal: float  # brightness
+
+
 @register_jitable
-def draw_object(scene, style, state, i, item, spot, eye, dx, dy, wall_depth, horizon, column, image):
-    """Draws into one column the object numbered `item` at plan position spot [2], seen along (dx, dy)."""
+def body(scene, style, state, i, item, spot, eye, shown):
+    """The object numbered `item` at plan position spot [2], as environment i's player sees it."""
     num_colours = scene.colours.shape[1]
-    shape, colour = item // num_colours, item % num_colours
+    shape, colour = item // num_colours, scene.colours[item // num_colours, item % num_colours]
     age, seconds = state.frame[i] - state.shown[i], state.frame[i] * FRAME_SECONDS
     size = scene.unit * min(1.0, style.grown + (1.0 - style.grown) * age / GROWTH_FRAMES)
     wide, tall = size * style.wide, size * style.tall
-    radius, half = scene.bounds[shape, 0] * wide, scene.bounds[shape, 1] * tall
-    # Where the column's vertical plane cuts the bounding cylinder, in depths t along (dx, dy).
+    half = scene.bounds[shape, 1] * tall
     rx, ry = spot[0] - state.x[i], spot[1] - state.y[i]
+    centre = scene.hover_height + half - scene.bob_height * math.cos(2.0 * math.pi * seconds / BOB_SECONDS) - eye
+    cos, sin = math.cos(scene.spin * state.frame[i]), math.sin(scene.spin * state.frame[i])
+    inverse = 1.0 / wide
+    return Body(
+        shown,
+        scene.kinds[shape],
+        scene.bounds[shape, 3],
+        rx,
+        ry,
+        centre,
+        scene.bounds[shape, 0] * wide,
+        half,
+        (-(cos * rx + sin * ry) * inverse, -(cos * ry - sin * rx) * inverse, -centre / tall),
+        cos,
+        sin,
+        inverse,
+        tall,
+        1.0 - 0.5 * scene.glow_pulse * (1.0 - math.cos(2.0 * math.pi * seconds / PULSE_SECONDS)),
+        (colour[0] * style.glow[0], colour[1] * style.glow[1], colour[2] * style.glow[2]),
+        scene.bounds[shape, 2],
+    )
+
+
+@register_jitable
+def draw_object(body, style, dx, dy, wall_depth, horizon, column, image):
+    """Draws into one column an object seen along (dx, dy)."""
+    # Where the column's vertical plane cuts the bounding cylinder, in depths t along (dx, dy).
+    rx, ry, half = body.rx, body.ry, body.half
     length = dx * dx + dy * dy
     middle = (rx * dx + ry * dy) / length
-    inside = radius * radius / length - ((rx * rx + ry * ry) / length - middle * middle)
+    inside = body.radius * body.radius / length - ((rx * rx + ry * ry) / length - middle * middle)
     if inside <= 0.0:
         return
     reach = math.sqrt(inside)
     t0, t1 = middle - reach, middle + reach
     if t0 < 1.0 or t0 > wall_depth:
         return
-    centre = scene.hover_height + half - scene.bob_height * math.cos(2.0 * math.pi * seconds / BOB_SECONDS) - eye
-    top, bottom = centre + half, centre - half
+    top, bottom = body.centre + half, body.centre - half
     slope_max, slope_min = max(top / t0, top / t1), min(bottom / t0, bottom / t1)
     first = _row(horizon - slope_max * style.focal - 0.5, 0, image.shape[0])
     last = _row(horizon - slope_min * style.focal + 0.5, 0, image.shape[0])
-    # The ray in the object's own frame, which spins.
-    cos, sin = math.cos(scene.spin * state.frame[i]), math.sin(scene.spin * state.frame[i])
-    inverse = 1.0 / wide
-    lx, ly, lz = -(cos * rx + sin * ry) * inverse, -(cos * ry - sin * rx) * inverse, -centre / tall
-    ldx, ldy = (cos * dx + sin * dy) * inverse, (cos * dy - sin * dx) * inverse
-    kind = scene.kinds[shape]
-    pulse = 1.0 - 0.5 * scene.glow_pulse * (1.0 - math.cos(2.0 * math.pi * seconds / PULSE_SECONDS))
+    lx, ly, lz = body.eye
+    ldx, ldy = (body.cos * dx + body.sin * dy) * body.inverse, (body.cos * dy - body.sin * dx) * body.inverse
     for row in range(first, last):
-        ldz = (horizon - row - 0.5) / (style.focal * tall)
-        hit, glow, light = trace(kind, lx, ly, lz, ldx, ldy, ldz, t0, t1)
+        ldz = (horizon - row - 0.5) / (style.focal * body.tall)
+        hit, glow, light = shapes.trace(body.kind, body.ball, lx, ly, lz, ldx, ldy, ldz, t0, t1)
         if not hit:
             continue
         for c in range(3):
             if glow:
-                shade = pulse * (style.ambient + (1.0 - style.ambient) * light)
-                value = scene.colours[shape, colour, c] * style.glow[c] * shade
+                value = body.glow[c] * (body.pulse * (style.ambient + (1.0 - style.ambient) * light))
             else:
-                value = scene.bounds[shape, 2] * (0.6 + 0.4 * light) * style.metal
+                value = body.metal * (0.6 + 0.4 * light) * style.metal
             image[row, column, c] = np.uint8(min(value, 255.0))
 
 
@@ -267,105 +285,113 @@ def draw_ring(scene, style, plan, state, i, eye, dx, dy, horizon, column, image)
 
 
 @register_jitable
-def direction(scene, style, state, i, height):
-    """Of environment i's view: cosine and sine of the yaw, and the row of the horizon."""
-    yaw, pitch = math.radians(state.yaw[i]), math.radians(state.pitch[i])
-    return math.cos(yaw), math.sin(yaw), 0.5 * height - math.tan(pitch) * style.focal
+def draw_view(scene, plan, state, i, style, start, stride, image):
+    """Draws environment i's view into image [H, W, 3] uint8, without the head-up display.
 
-
-@register_jitable
-def draw_column(scene, plan, state, i, style, view, column, image):
-    """Draws one column of environment i's view into image [H, W, 3] uint8, without the head-up display."""
+    Of the columns only start, start + stride and so on. They are independent, so that threads can share a view. The
+    loop is in here because a call for every column would copy the scene and the state, which are passed by value.
+    """
     height, width = image.shape[0], image.shape[1]
     if state.room[i] == level.DARK or state.room[i] == level.GREY:
-        image[:, column] = 0 if state.room[i] == level.DARK else GREY
+        for column in range(start, width, stride):
+            image[:, column] = 0 if state.room[i] == level.DARK else GREY
         return
-    x, y, eye, focal = state.x[i], state.y[i], scene.eye_height + state.z[i], style.focal
     room = 0 if state.room[i] == level.ROOM_1 else 1
-    cos, sin, horizon = view
-    across = (column + 0.5 - 0.5 * width) / focal
-    dx, dy = cos + across * sin, sin - across * cos
+    x, y, eye, focal = state.x[i], state.y[i], scene.eye_height + state.z[i], style.focal
+    yaw, pitch = math.radians(state.yaw[i]), math.radians(state.pitch[i])
+    cos, sin, horizon = math.cos(yaw), math.sin(yaw), 0.5 * height - math.tan(pitch) * focal
 
-    depth, along, met_wall = 1e9, 0.0, 0
-    for k in range(scene.wall_counts[room]):
-        axis = scene.walls[room, k, 0]
-        if axis == 0.0:
-            rate, gap, start, slope = dx, scene.walls[room, k, 1] - x, y, dy
-        else:
-            rate, gap, start, slope = dy, scene.walls[room, k, 1] - y, x, dx
-        if rate == 0.0:
-            continue
-        t = gap / rate
-        if 0.0 < t < depth:
-            met = start + t * slope
-            if scene.walls[room, k, 2] - 1e-6 <= met <= scene.walls[room, k, 3] + 1e-6:
-                depth, along, met_wall = t, met, k
-
-    pixels = focal / depth  # of one u at the wall
-    top = _row(horizon - (scene.wall_height - eye) * pixels, 0, height)
-    foot = _row(horizon + eye * pixels, top, height)
-
-    # Where the ray meets the cylinder on which the sky hangs.
-    sx, sy, length = x - SKY_CENTRE[0], y - SKY_CENTRE[1], dx * dx + dy * dy
-    towards = sx * dx + sy * dy
-    t = (math.sqrt(towards * towards - length * (sx * sx + sy * sy - SKY_RADIUS**2)) - towards) / length
-    turn = math.atan2(sy + t * dy, sx + t * dx) / (2.0 * math.pi) + 0.5
-    sky_column = int(turn * SKY_COLUMNS) & (SKY_COLUMNS - 1)
-    rise, base = t / focal * (SKY_ROWS / SKY_HEIGHT / SKY_RADIUS), eye * (SKY_ROWS / SKY_HEIGHT / SKY_RADIUS)
-    sky = scene.sky[style.sky, room]
-    for row in range(top):
-        r = min(max(int(base + (horizon - row - 0.5) * rise), 0), SKY_ROWS - 1)
-        for c in range(3):
-            image[row, column, c] = sky[r, sky_column, c]
-
-    wall, reach = scene.walls[room, met_wall], CORNER * scene.scale
-    gloom = wall[4] * max(1.0 - (along - wall[2]) / reach, 0.0) + wall[5] * max(1.0 - (wall[3] - along) / reach, 0.0)
-    light = int(256.0 * (1.0 - (1.0 - CORNER_LIGHT) * min(gloom, 1.0)))
-    step = 1.0 / (pixels * WALL_TEXEL)
-    tile = scene.wall[style.wall, _blur(step), int(along // WALL_TEXEL) & (TILE - 1)]
-    tile_row = 16 * TILE_ROWS - eye / WALL_TEXEL + (top + 0.5 - horizon) * step
-    for row in range(top, foot):
-        r = int(tile_row) & (TILE_ROWS - 1)
-        tile_row += step
-        for c in range(3):
-            image[row, column, c] = (tile[r, c] * light) >> 8
-
+    walls, sky, floor = scene.walls[room], scene.sky[style.sky, room], scene.floors[style.floor, room]
     x0, y0 = (x - scene.origins[room, 0]) / TEXEL, (y - scene.origins[room, 1]) / TEXEL
     spread = 1.5 / (focal * TEXEL)  # texels in a pixel, at depth 1
-    last_x, last_y = scene.floors.shape[3] - 1, scene.floors.shape[4] - 1
-    rate_x, rate_y, floor = dx / TEXEL, dy / TEXEL, scene.floors[style.floor, room]
-    for row in range(foot, height):
-        t = eye * focal / (row + 0.5 - horizon)
-        u = min(max(int(x0 + t * rate_x), 0), last_x)
-        v = min(max(int(y0 + t * rate_y), 0), last_y)
-        blur = _blur(t * spread)
-        for c in range(3):
-            image[row, column, c] = floor[blur, u, v, c]
-
-    # A call costs more than the test whether the ray passes near: the scene is passed by value.
-    for k in range(3):
-        pad = scene.pads[room, k]
-        ox, oy = x - pad[0], y - pad[1]
-        if (ox * dy - oy * dx) ** 2 < 1.172 * pad[2] * pad[2] * length:  # of the circle around the octagon
-            draw_pad(pad, pad[3] * style.pad, style.pad_glow, focal, ox, oy, eye, dx, dy, depth, horizon, column, image)
+    last_x, last_y = floor.shape[1] - 1, floor.shape[2] - 1
     widest = (1.2 * scene.unit * style.wide) ** 2
+    ring = room == 0 and 0 <= state.frame[i] - state.shown[i] < RING_FRAMES
     if room == 0:
-        if 0 <= state.frame[i] - state.shown[i] < RING_FRAMES:
-            draw_ring(scene, style, plan, state, i, eye, dx, dy, horizon, column, image)
-        item, spot = state.match[i], plan.examples[state.example_side[i]]
-        if ((spot[0] - x) * dy - (spot[1] - y) * dx) ** 2 < widest * length:
-            draw_object(scene, style, state, i, item, spot, eye, dx, dy, depth, horizon, column, image)
+        example = body(scene, style, state, i, state.match[i], plan.examples[state.example_side[i]], eye, True)
+        bodies = (example, example)
     else:
-        first = 0 if y <= plan.arrival[1] else 1  # the farther one, which the nearer may hide
-        for side in (first, 1 - first):
-            item, spot = state.match[i] if side == state.match_side[i] else state.other[i], plan.choices[side]
-            if side != state.taken[i] and ((spot[0] - x) * dy - (spot[1] - y) * dx) ** 2 < widest * length:
-                draw_object(scene, style, state, i, item, spot, eye, dx, dy, depth, horizon, column, image)
-    if style.tone > 0:
-        tone = scene.tones[style.tone]
-        for row in range(height):
+        side = 0 if y <= plan.arrival[1] else 1  # the farther one, which the nearer may hide
+        far = state.match[i] if side == state.match_side[i] else state.other[i]
+        near = state.other[i] if side == state.match_side[i] else state.match[i]
+        bodies = (
+            body(scene, style, state, i, far, plan.choices[side], eye, side != state.taken[i]),
+            body(scene, style, state, i, near, plan.choices[1 - side], eye, 1 - side != state.taken[i]),
+        )
+
+    for column in range(start, width, stride):
+        across = (column + 0.5 - 0.5 * width) / focal
+        dx, dy = cos + across * sin, sin - across * cos
+
+        depth, along, met_wall = 1e9, 0.0, 0
+        for k in range(scene.wall_counts[room]):
+            if walls[k, 0] == 0.0:
+                rate, gap, origin, slope = dx, walls[k, 1] - x, y, dy
+            else:
+                rate, gap, origin, slope = dy, walls[k, 1] - y, x, dx
+            if rate == 0.0:
+                continue
+            t = gap / rate
+            if 0.0 < t < depth:
+                met = origin + t * slope
+                if walls[k, 2] - 1e-6 <= met <= walls[k, 3] + 1e-6:
+                    depth, along, met_wall = t, met, k
+
+        pixels = focal / depth  # of one u at the wall
+        top = _row(horizon - (scene.wall_height - eye) * pixels, 0, height)
+        foot = _row(horizon + eye * pixels, top, height)
+
+        # Where the ray meets the cylinder on which the sky hangs.
+        sx, sy, length = x - SKY_CENTRE[0], y - SKY_CENTRE[1], dx * dx + dy * dy
+        towards = sx * dx + sy * dy
+        t = (math.sqrt(towards * towards - length * (sx * sx + sy * sy - SKY_RADIUS**2)) - towards) / length
+        turn = math.atan2(sy + t * dy, sx + t * dx) / (2.0 * math.pi) + 0.5
+        sky_column = int(turn * SKY_COLUMNS) & (SKY_COLUMNS - 1)
+        rise, base = t / focal * (SKY_ROWS / SKY_HEIGHT / SKY_RADIUS), eye * (SKY_ROWS / SKY_HEIGHT / SKY_RADIUS)
+        for row in range(top):
+            r = min(max(int(base + (horizon - row - 0.5) * rise), 0), SKY_ROWS - 1)
             for c in range(3):
-                image[row, column, c] = tone[image[row, column, c]]
+                image[row, column, c] = sky[r, sky_column, c]
+
+        wall, reach = walls[met_wall], CORNER * scene.scale
+        gloom = wall[4] * max(1.0 - (along - wall[2]) / reach, 0.0)
+        gloom += wall[5] * max(1.0 - (wall[3] - along) / reach, 0.0)
+        light = int(256.0 * (1.0 - (1.0 - CORNER_LIGHT) * min(gloom, 1.0)))
+        step = 1.0 / (pixels * WALL_TEXEL)
+        tile = scene.wall[style.wall, _blur(step), int(along // WALL_TEXEL) & (TILE - 1)]
+        tile_row = 16 * TILE_ROWS - eye / WALL_TEXEL + (top + 0.5 - horizon) * step
+        for row in range(top, foot):
+            r = int(tile_row) & (TILE_ROWS - 1)
+            tile_row += step
+            for c in range(3):
+                image[row, column, c] = (tile[r, c] * light) >> 8
+
+        rate_x, rate_y = dx / TEXEL, dy / TEXEL
+        for row in range(foot, height):
+            t = eye * focal / (row + 0.5 - horizon)
+            u = min(max(int(x0 + t * rate_x), 0), last_x)
+            v = min(max(int(y0 + t * rate_y), 0), last_y)
+            blur = _blur(t * spread)
+            for c in range(3):
+                image[row, column, c] = floor[blur, u, v, c]
+
+        # A call costs more than the test whether the ray passes near.
+        for k in range(3):
+            pad = scene.pads[room, k]
+            ox, oy, tall, glow = x - pad[0], y - pad[1], pad[3] * style.pad, style.pad_glow
+            if (ox * dy - oy * dx) ** 2 < 1.172 * pad[2] * pad[2] * length:  # of the circle around the octagon
+                draw_pad(pad, tall, glow, focal, ox, oy, eye, dx, dy, depth, horizon, column, image)
+        if ring:
+            draw_ring(scene, style, plan, state, i, eye, dx, dy, horizon, column, image)
+        for k in range(1 if room == 0 else 2):
+            item = bodies[k]
+            if item.shown and (item.rx * dy - item.ry * dx) ** 2 < widest * length:
+                draw_object(item, style, dx, dy, depth, horizon, column, image)
+        if style.tone > 0:
+            tone = scene.tones[style.tone]
+            for row in range(height):
+                for c in range(3):
+                    image[row, column, c] = tone[image[row, column, c]]
 
 
 @register_jitable

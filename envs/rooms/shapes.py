@@ -8,21 +8,24 @@ import math
 
 from numba.extending import register_jitable
 
+#: Distance from a surface, in a shape's units, that counts as on it.
+NEAR = 0.02
 #: Name -> (number in `distances`, radius of the bounding cylinder, its half height, brightness of its metal, 0..255,
-#: and of its body: a share of the colour, or 1 and a share of white).
-SHAPES: dict[str, tuple[int, float, float, int, float]] = {
-    "barbell": (0, 0.47, 1.02, 75, 1.25),
-    "coil": (1, 0.58, 1.09, 85, 0.78),
-    "cone": (2, 0.97, 1.06, 60, 1.1),
-    "crossbar": (3, 1.0, 1.02, 65, 1.27),
-    "cube": (4, 1.16, 1.09, 70, 0.92),
-    "cylinder": (5, 0.62, 1.54, 95, 1.32),
-    "double_prism": (6, 1.02, 0.55, 80, 0.82),
-    "glow_ball": (7, 0.98, 1.04, 75, 1.1),
-    "pot_cone": (8, 0.78, 1.1, 55, 1.05),
-    "prism_jack": (9, 1.04, 1.06, 185, 1.15),
-    "sphere": (10, 0.98, 0.96, 115, 0.86),
-    "toroid": (11, 1.02, 1.08, 130, 0.74),
+#: and of its body: a share of the colour, or 1 and a share of white, radius of the ball outside of which no distance is
+#: below NEAR).
+SHAPES: dict[str, tuple[int, float, float, int, float, float]] = {
+    "barbell": (0, 0.47, 1.02, 75, 1.25, 1.05),
+    "coil": (1, 0.58, 1.09, 85, 0.78, 1.28),
+    "cone": (2, 0.97, 1.06, 60, 1.1, 1.34),
+    "crossbar": (3, 1.0, 1.02, 65, 1.27, 1.05),
+    "cube": (4, 1.16, 1.09, 70, 0.92, 1.61),
+    "cylinder": (5, 0.62, 1.54, 95, 1.32, 1.66),
+    "double_prism": (6, 1.02, 0.55, 80, 0.82, 1.12),
+    "glow_ball": (7, 0.98, 1.04, 75, 1.1, 1.17),
+    "pot_cone": (8, 0.78, 1.1, 55, 1.05, 1.36),
+    "prism_jack": (9, 1.04, 1.06, 185, 1.15, 1.1),
+    "sphere": (10, 0.98, 0.96, 115, 0.86, 0.99),
+    "toroid": (11, 1.02, 1.08, 130, 0.74, 1.14),
 }
 
 
@@ -44,10 +47,12 @@ def _box(x: float, y: float, z: float, a: float, b: float, c: float) -> float:
 def _tube(across: float, along: float, radius: float, half: float) -> float:
     """Signed distance to a cylinder, from the distance to its axis and the coordinate along it."""
     da, dh = across - radius, abs(along) - half
-    return math.sqrt(max(da, 0.0) ** 2 + max(dh, 0.0) ** 2) + min(max(da, dh), 0.0)
+    if da <= 0.0 or dh <= 0.0:
+        return max(da, dh)
+    return math.sqrt(da * da + dh * dh)
 
 
-@register_jitable
+@register_jitable(forceinline=True)  # a call would cost as much as the least of the shapes
 def distances(shape: int, x: float, y: float, z: float) -> tuple[float, float]:
     """Distances (a lower bound of each) from the point to the glowing body and to the metal of a shape."""
     r = math.sqrt(x * x + y * y)
@@ -92,3 +97,29 @@ def distances(shape: int, x: float, y: float, z: float) -> tuple[float, float]:
         return lobe - 0.83, _tube(_length(y, z), x, 0.92, 0.1)
     # toroid: an upright ring with a grey collar at its top and bottom
     return _length(_length(x, z) - 0.79, y) - 0.2, _box(x, y, abs(z) - 0.82, 0.17, 0.23, 0.24)
+
+
+@register_jitable
+def trace(kind, ball, x, y, z, dx, dy, dz, t0, t1):
+    """Follows the ray (x, y, z) + t (dx, dy, dz), t in t0..t1, to a shape, all in the shape's units.
+
+    `ball` is the radius of a ball that the ray has to meet.
+
+    Returns (hit, glow, light): whether it meets the shape, whether at its glowing body rather than its metal, and about
+    the cosine 0..1 between the surface's normal and the ray's reverse: the rate at which the distance fell last.
+    """
+    length, towards = dx * dx + dy * dy + dz * dz, x * dx + y * dy + z * dz
+    if (x * x + y * y + z * z - ball * ball) * length > towards * towards:
+        return False, False, 0.0
+    inverse = 1.0 / math.sqrt(length)
+    t, before = t0, 1e9
+    for _ in range(40):
+        glow, metal = distances(kind, x + t * dx, y + t * dy, z + t * dz)
+        near = min(glow, metal)
+        if near < NEAR:
+            return True, glow <= metal, min(max(1.0 - near / before, 0.0), 1.0)
+        t += near * inverse
+        before = near
+        if t > t1:
+            break
+    return False, False, 0.0

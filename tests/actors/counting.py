@@ -72,7 +72,7 @@ class CountingAgent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.core = CountingCore()
-        self.initial_state = self.core.initial_state
+        self.initial_state, self.with_cache = self.core.initial_state, self.core.with_cache
         self.marker = nn.Parameter(torch.zeros(1))
 
     def forward(self, observation, last_action, last_reward, reset, state, return_attention=False) -> AgentOutput:

@@ -39,11 +39,11 @@ def small(**config: Any) -> ActorsConfig:
     return ActorsConfig(**{"num_actors": 2, "envs_per_actor": ENVS, "unroll_length": LENGTH, "cpus": 0.5, **config})
 
 
-@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture(params=["local", *(pytest.param(name, marks=pytest.mark.ray) for name in ("ray", "ray by reference"))])
 def make_pool(request):
-    if request.param == "ray":
+    if request.param != "local":
         request.getfixturevalue("cluster")
-    kind = RayPool if request.param == "ray" else LocalPool
+    kind = {"local": LocalPool, "ray": RayPool}.get(request.param, partial(RayPool, by_reference=True))
     return lambda build=None, **config: kind(build or partial(make_counting_actor, ENVS), small(**config))
 
 
@@ -52,8 +52,9 @@ def weights(marker: float) -> dict[str, torch.Tensor]:
 
 
 def no_wrong_state(unroll: Unroll):
-    validate(unroll.trajectory)
-    assert not unroll.trajectory.policy_logits.any(), "an environment got another's state"
+    trajectory = unroll.load()
+    validate(trajectory)
+    assert not trajectory.policy_logits.any(), "an environment got another's state"
 
 
 def test_no_environment_receives_the_state_of_another(make_pool):
@@ -66,7 +67,7 @@ def test_no_environment_receives_the_state_of_another(make_pool):
                 break
             unroll = pool.get()
             no_wrong_state(unroll)
-            seen = unroll.trajectory
+            seen = unroll.load()
             # The learner replays from the state at the trajectory's first step, which must agree, too.
             replay = CountingAgent()(seen.observation, seen.last_action, seen.reward, seen.reset, seen.core_state)
             assert not replay.policy_logits.any()
@@ -92,7 +93,7 @@ def test_a_trajectory_has_its_episodes_and_version(make_pool):
         for version in range(1, 6):
             unrolls.append(pool.get())
             pool.publish(weights(float(version)), version)
-    parts = [unroll.trajectory for unroll in unrolls]
+    parts = [unroll.load() for unroll in unrolls]
     versions = [int(part.version[0]) for part in parts]
     assert versions == sorted(versions)
     assert versions[-1] >= 3, "new weights must reach the actor within the unrolls in flight"
@@ -125,7 +126,7 @@ def test_killed_actor_comes_back_with_fresh_memory(cluster):
             no_wrong_state(pool.get())
             assert time.monotonic() - begin < PATIENCE, "the actor did not come back"
         while len(numbers) < 2 * ENVS:
-            numbers |= set(pool.get().trajectory.observation[:, 0, 0].long().tolist())
+            numbers |= set(pool.get().load().observation[:, 0, 0].long().tolist())
             assert time.monotonic() - begin < PATIENCE, "both actors deliver"
         assert ray.get(pool.members[0].handle.pid.remote()) != victim
 

@@ -50,11 +50,12 @@ def test_the_deep_torso_is_that_of_impala() -> None:
 
 def test_images_are_centred_and_scaled_and_vectors_squashed() -> None:
     vision = Vision("deep", (3, 4, 3), 4)
-    vision.convolutions, vision.linear = nn.Identity(), nn.Identity()
-    vision.linear.weight = torch.zeros(())
-    image = torch.randint(0, 256, (2, 3, 4, 3), dtype=torch.uint8)
-    channels = torch.stack([image[..., channel].flatten(1) for channel in range(3)], dim=1).flatten(1)
-    torch.testing.assert_close(vision(image), ((channels - 127.5) / 63.75).clamp(min=0))
+    vision.convolutions, vision.linear = nn.Identity(), nn.Linear(36, 36)
+    vision.linear.weight.data, vision.linear.bias.data = torch.eye(36), torch.zeros(36)
+    for rows in (2, 40):  # features are permuted, or weights, whichever are fewer
+        image = torch.randint(0, 256, (rows, 3, 4, 3), dtype=torch.uint8)
+        channels = torch.stack([image[..., channel].flatten(1) for channel in range(3)], dim=1).flatten(1)
+        torch.testing.assert_close(vision(image), ((channels - 127.5) / 63.75).clamp(min=0))
 
     torso = VectorTorso(3, 3)
     torso.layers = nn.Linear(3, 3, bias=False)

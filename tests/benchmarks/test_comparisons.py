@@ -1,14 +1,24 @@
-"""Comparisons do equal work: language models and compressors on the same bytes, RLlib and this program."""
+"""Comparisons do equal work: language models and compressors on the same bytes, other systems and this one."""
 
 import bz2
+import functools
 from pathlib import Path
 
 import pytest
 
 from agent.core import LSTMConfig
-from benchmarks import rllib
+from benchmarks import peers
+from benchmarks.common import marked
 from benchmarks.text import TABLE_5, Options, compressors, variants
 from text.corpora import load
+
+HALF = """#!/bin/sh
+trap '' TERM
+sleep 100 &
+for steps in 100 300 500; do echo "{\\"steps\\": $steps}"; done
+wait
+"""
+"""Replaces another system: it and its child ignore the request to end."""
 
 
 def test_variants_are_the_rows_of_the_table_and_see_the_same_tokens():
@@ -30,12 +40,45 @@ def test_compressors_count_the_bits_of_the_held_out_text(tmp_path):
     assert bits["xz -9e, after the training text"] < bits["xz -9e, alone"]
 
 
-def test_our_batches_have_as_many_steps_as_those_of_rllib():
-    options = rllib.Options(Path("python"))
+def test_our_batches_have_as_many_steps_as_those_of_others():
+    options = peers.Options()
     for envs in (4, 8, 16):
-        config = rllib.our_config(options, envs)
+        config = peers.our_config(options, envs)
         assert config.unrolls_per_update * config.actors.envs_per_actor * config.actors.unroll_length == 1600
         assert (config.agent.core, config.actors.num_actors) == (LSTMConfig(256), 2)
-    assert rllib.PEER.is_file()
     with pytest.raises(ValueError, match=r"^batch: expected a multiple of 3 environments x 100 steps, got 1600$"):
-        rllib.our_config(options, 3)
+        peers.our_config(options, 3)
+
+
+def test_systems_without_an_interpreter_are_left_out(tmp_path):
+    assert {name for name, start in peers.find_systems(peers.Options()).items() if start} == {"ours"}
+    python = tmp_path / "python"
+    with pytest.raises(SystemExit, match=rf"^--sample-factory: expected a file \(see --help\), got {python}$"):
+        peers.find_systems(peers.Options(sample_factory=python))
+    python.touch()
+    with pytest.raises(SystemExit, match=r"^--ppo-trxl and --ppo-trxl-python: expected both or neither"):
+        peers.find_systems(peers.Options(ppo_trxl=python))
+    found = peers.find_systems(peers.Options(rllib=python, ppo_trxl=python, ppo_trxl_python=python))
+    assert [name for name, start in found.items() if not start] == ["sample_factory"]
+
+
+def test_others_are_measured_and_ended_with_all_that_they_started(tmp_path, monkeypatch):
+    mark = str(tmp_path)
+    monkeypatch.setenv("MARK", mark)
+    monkeypatch.setattr(peers, "end", functools.partial(peers.end, seconds=0.5))
+    python, options = tmp_path / "python", peers.Options(seconds=0, warm_up=0)
+    python.write_text(HALF)
+    python.chmod(0o755)
+    progress = peers.peer("rllib", python, options, 2)
+    assert next(progress) == 100
+    assert len(marked(mark)) == 2
+    steps, cpu = peers.measure(progress, options)
+    assert steps > 0 <= cpu
+    assert not marked(mark)
+    with pytest.raises(SystemExit, match=r"^rllib: expected updates until it is measured, but it ended"):
+        peers.measure(peers.peer("rllib", Path("/bin/true"), options, 2), options)
+
+
+def test_every_other_system_has_a_half():
+    halves = {path.stem for path in (Path(peers.__file__).parent / "foreign").glob("*.py")}
+    assert halves == {"level", "rllib", "sample_factory", "ppo_trxl"}

@@ -11,14 +11,15 @@ from benchmarks.fidelity import COLUMNS
 from tests.commands.cli import ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
-RAY = ("kill_driver", "rllib", "scaling", "soak", "system", "text")
+RAY = ("kill_driver", "peers", "scaling", "soak", "system", "text")
 SMALLEST = {
     "core": "--seconds 0.01 --turns 1 --batch 1 --plot {folder}/core.svg",
     "environment": "--seconds 0.01 --specs rooms:small gym:CartPole-v1 --levels small --episodes 8",
     "fidelity": "--traces {folder}/traces.csv",
     "kill_driver": "--kills 2",
+    "peers": "--rllib {folder}/python --sample-factory {folder}/python --ppo-trxl {folder}/python "
+    "--ppo-trxl-python {folder}/python --envs 2 --unroll-length 16 --batch 64 --turns 1 --seconds 1 --warm-up 0",
     "recall": "{folder}/recall --seeds 0 --updates 2 --processes 1",
-    "rllib": "--python {folder}/rllib --envs 2 --unroll-length 16 --batch 64 --seconds 1 --warm-up 1",
     "scaling": "--presets cpu --gpus 1 --seconds 0.1",
     "soak": "--minutes 0.5 --kill-seconds 5 --learners 2",
     "system": "--seconds 0.2 --actors 1 --learners 1 2 --turns 1 --updates 1",
@@ -26,10 +27,10 @@ SMALLEST = {
 }
 TOO_SHORT = {"return by quarter"}
 """Checks of the endurance benchmarks that need more time than a test has."""
-RLLIB = """#!/bin/sh
-for steps in 1 2 3; do echo "{\\"envs\\": 2, \\"steps\\": $steps}"; sleep 0.1; done
+PYTHON = """#!/bin/sh
+steps=0; while :; do steps=$((steps + 64)); echo "{\\"steps\\": $steps}"; sleep 0.1; done
 """
-"""Replaces RLlib's half, which needs an environment of its own."""
+"""Replaces the halves of other systems, which need environments of their own."""
 TRACES = f"""{",".join(COLUMNS)}
 one,0,,-232,-64,24.125,0,0,0,0,0,0,0
 one,1,forward,-231.37,-64,24.125,0,0,0,45,0,0,0
@@ -39,8 +40,8 @@ one,1,forward,-231.37,-64,24.125,0,0,0,45,0,0,0
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.ray] * (name in RAY)) for name in SMALLEST])
 def test_every_benchmark_runs_with_its_smallest_sizes(name, tmp_path):
-    (tmp_path / "rllib").write_text(RLLIB)
-    (tmp_path / "rllib").chmod(0o755)
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
     (tmp_path / "traces.csv").write_text(TRACES)
     (tmp_path / "corpus").write_text("".join(f"line {index}\n" for index in range(3000)))
     script = [sys.executable, "-m", f"benchmarks.{name}", *SMALLEST[name].format(folder=tmp_path).split()]

@@ -7,7 +7,7 @@ from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv
 from envs.rooms.config import LEVEL_COLOURS
 from envs.rooms.level import CHOICES, GREY, ROOM_1, ROOM_2
 from envs.rooms.render import PULSE_SECONDS, UNIT
-from envs.rooms.shapes import SHAPES
+from envs.rooms.shapes import NEAR, SHAPES, distances
 
 #: Variants with enough objects for a third to take the place of one of two.
 MANY = [name for name, config in VARIANTS.items() if config.num_objects > 2]
@@ -102,6 +102,13 @@ def test_objects_have_the_measured_heights():
     for (name, (_, radius, half, *_)), height in zip(SHAPES.items(), heights):
         assert 2 * half * UNIT == pytest.approx(height, abs=1), name
         assert 2 * radius * UNIT <= 38, name
+
+
+def test_shapes_lie_inside_their_balls():
+    points = np.random.default_rng(0).normal(size=(1000, 3))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    for name, (kind, *_, ball) in SHAPES.items():
+        assert min(min(distances(kind, *point)) for point in ball * points) > NEAR, name
 
 
 def test_a_cylinder_is_as_large_as_the_pinhole_formula_says():

@@ -7,12 +7,14 @@ import math
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 import torch
@@ -22,9 +24,10 @@ from agent import Agent, Trajectory
 from agent.core import CompressiveTransformerConfig, LSTMConfig, detach_state, index_state, map_state
 from agent.trajectory import loss_mask
 from learner import group as learner_group
+from learner import remote_learner
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
-from learner.errors import PeerLost
+from learner.errors import BatchLost, PeerLost
 from learner.group import LearnerGroup
 from learner.learner import Learner
 from tests.agent import agents
@@ -210,8 +213,8 @@ def test_a_group_on_ray_is_one_learner_when_any_of_them_die(
 
         resume(batches[3])
         # One dies after an update, before it reports it: the update is not repeated.
-        halves = [map_state(lambda leaf: leaf.numpy(), shard(batches[6], rank)) for rank in range(2)]
-        ray.get([member.update.remote(half) for member, half in zip(group.members, halves)])
+        number = group.send(store(batches[6]))
+        ray.get([member.update.remote(number)[0] for member in group.members])
         kill(group, 0)
         assert group.update(batches[6]) == pytest.approx(alone.update(batches[6]), rel=1e-5, abs=1e-6)
         assert (group.version, follower.steps) == (alone.version, alone.steps)
@@ -240,6 +243,114 @@ def test_a_group_on_ray_is_one_learner_when_any_of_them_die(
         with pytest.raises(ray.exceptions.RayTaskError, match=r"expected uint8 \[N, 12, 16, 3\]"):
             group.update(batches[0]._replace(observation=batches[0].observation[:, :, 1:]))
     assert group.restarts == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"), [((6,), 1), ((6,), 3), ((4, 2), 2), ((1, 5), 2), ((1, 1, 1, 3), 3), ((2, 2, 2), 3)]
+)
+def test_each_learner_gets_an_equal_share_of_consecutive_rows(rows: tuple[int, ...], size: int) -> None:
+    unrolls: list[Any] = [(f"unroll {index}", count) for index, count in enumerate(rows)]
+    expected = [(name, row) for name, count in unrolls for row in range(count)]
+    parts = learner_group._divide(unrolls, size)
+    found = [[(name, row) for name, *part in each for row in range(*part)] for each in parts]
+    assert [len(each) for each in found] == [6 // size] * size
+    assert list(itertools.chain(*found)) == expected
+    with pytest.raises(ValueError, match="rows divisible by 4 learners, got 6"):
+        learner_group._divide(unrolls, 4)
+
+
+def store(*trajectories: Trajectory) -> list[tuple[ray.ObjectRef, int]]:
+    """Unrolls as actors leave them in the object store."""
+    put = [ray.put(map_state(lambda leaf: leaf.numpy(), each)) for each in trajectories]
+    return [(reference, len(each.action)) for reference, each in zip(put, trajectories)]
+
+
+@ray.remote(num_cpus=0)
+class Owner:
+    def put(self) -> list[ray.ObjectRef]:
+        return [ray.put(np.zeros(10**6))]
+
+
+def lost_object() -> ray.ObjectRef:
+    """A reference to an object that is lost, as if its node were."""
+    owner: Any = Owner.remote()  # type: ignore[attr-defined]
+    (reference,) = ray.get(owner.put.remote())
+    ray.kill(owner)
+    while True:  # until Ray has noticed it
+        try:
+            ray.get(reference)
+        except ray.exceptions.ObjectLostError:
+            return reference
+
+
+@pytest.mark.ray
+def test_a_learner_that_does_not_answer_is_lost(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_learner, "GRACE_SECONDS", 0.1)
+    asked, silent = list[int](), wait_forever.remote()
+    with pytest.raises(PeerLost, match="learner 0 has not answered for 1 s"):
+        remote_learner.results_of([silent, ray.put(0)], lambda: asked.append(0), patience=1.0)
+    assert asked
+    ray.cancel(silent, force=True)
+
+
+@ray.remote(num_cpus=0)
+def wait_forever() -> None:
+    threading.Event().wait()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_learners_fetch_batches_ahead_and_outlive_what_is_lost(
+    cluster: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deaths and lost unrolls with a batch ahead, then lost weights; equal to one learner throughout."""
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    monkeypatch.setattr(Owner, "__module__", __name__, raising=False)
+    batches, alone = make_batches("lstm", 8), make("lstm")
+    unrolls = [(index_state(batch, slice(0, 4)), index_state(batch, slice(4, ROWS))) for batch in batches]
+    with make_group(make("lstm")) as group:
+
+        def learn(number: int, index: int) -> None:
+            expected = alone.update(batches[index])
+            assert group.update(number) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+            assert (group.version, group.learner.steps) == (alone.version, alone.steps)
+
+        ahead = group.send(store(*unrolls[0]))
+        for index in range(3):
+            number, ahead = ahead, group.send(store(*unrolls[index + 1]))
+            learn(number, index)
+        assert not group.learner.agent.state_dict()["value.bias"].equal(alone.weights()["value.bias"])
+        assert_close({name: torch.tensor(array) for name, array in group.snapshot()().items()}, alone.weights())
+        assert_close(group.weights(), alone.weights())
+
+        number, ahead = ahead, group.send(store(*unrolls[4]))
+        kill(group, 1)
+        learn(number, 3)
+        learn(ahead, 4)
+        assert_close(group.weights(), alone.weights())
+
+        lost = group.send([(lost_object(), 4), *store(unrolls[5][1])])
+        ahead = group.send(store(*unrolls[5]))
+        with pytest.raises(BatchLost, match=f"a part of batch {lost} was lost with its node"):
+            group.update(lost)
+        learn(ahead, 5)
+        assert group.restarts == 1
+
+        # All die, and the weights of the last update are lost with their node.
+        saved = group.state_dict()
+        learn(group.send(store(*unrolls[6])), 6)
+        group.newest = lost_object()
+        with pytest.raises(PeerLost, match="the weights of the last update were lost"):
+            group.snapshot()()
+        kill(group, 0, 1)
+        group.update(batches[7])
+        assert caplog.messages[-1].endswith("all learners are restarted at version 7, optimizer 6, weights 6")
+        assert group.version == 8
+        alone.load_state_dict({**saved, "version": 7, "steps": alone.steps})
+        alone.update(batches[7])
+        assert_close(group.weights(), alone.weights())
+        assert not group.sent
+        assert not group.fetches
 
 
 @pytest.mark.ray

@@ -16,6 +16,8 @@ import envs
 from actors import ActorsConfig, Episode, LocalPool, Unroll
 from agent import AgentConfig
 from agent.core import LSTMConfig
+from benchmarks.soak import Options as SoakOptions
+from benchmarks.soak import SoakTrainer
 from envs.dmlab import TEST_MIXER, TRAINING_MIXERS
 from learner import checkpoints
 from learner.learner import Learner
@@ -98,7 +100,7 @@ def test_only_unrolls_older_than_the_limit_are_dropped(
         unroll = get(pool)
         versions.append(int(unroll.trajectory.version[0]) - 3 * (len(versions) % 3 == 2))
         late = unroll.trajectory._replace(version=unroll.trajectory.version * 0 + versions[-1])
-        return Unroll(late, [Episode(1.0, 30, 0, 0, 0, {})])
+        return Unroll(late, [Episode(1.0, 30, 0, 0, 0, {})], versions[-1], unroll.rows)
 
     monkeypatch.setattr(LocalPool, "get", sometimes_late)
     trainer = train(dataclasses.replace(CONFIG, max_policy_lag=limit, log_every=1), tmp_path, 8)
@@ -217,6 +219,37 @@ def test_learners_that_cannot_be_replaced(cluster: None, tmp_path: Path, monkeyp
     assert checkpoint.state["learner"]["version"] == learner.version == 3
     assert checkpoint.step == learner.steps
     weights = learner.weights()
+    assert all(weights[name].equal(weight) for name, weight in checkpoint.parts["weights"].items())
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_each_unroll_is_learned_from_once_though_processes_die(cluster: None, tmp_path: Path) -> None:
+    """By two learners, of which one is killed, and an actor; a batch is always ahead."""
+    import ray
+
+    config = dataclasses.replace(CONFIG, learners=2, unrolls_per_update=3, log_every=2, checkpoint_seconds=1e9)
+    trainer, restarts = SoakTrainer(config, Run(tmp_path), SoakOptions(learners=2)), list[tuple[int, int]]()
+
+    def show(progress: Any) -> None:
+        assert trainer.pool
+        trainer.ledger.check_steps(trainer.learner.steps)
+        restarts.append((trainer.updater.restarts, trainer.pool.status().restarts))
+        victims = {3: trainer.updater, 6: trainer.pool}.get(trainer.learner.version)
+        if victims:
+            member = victims.members[0]
+            os.kill(ray.get(getattr(member, "handle", member).pid.remote()), signal.SIGKILL)
+
+    trainer.train(show, lambda: trainer.learner.version == 12)
+    ledger, rows = trainer.ledger, read_metrics(tmp_path)
+    assert len(ledger.seen) == 12 * 3
+    assert (ledger.repeated, ledger.torn, ledger.wrong) == (0, 0, 0)
+    assert restarts[-1] == (1, 1)
+    assert ledger.fresh <= 1
+    assert not any(ledger.disagrees(row, trainer.action_repeat) for row in rows)
+    checkpoint = checkpoints.load_latest(tmp_path)
+    assert checkpoint.step == ledger.steps
+    weights = trainer.learner.weights()
     assert all(weights[name].equal(weight) for name, weight in checkpoint.parts["weights"].items())
 
 

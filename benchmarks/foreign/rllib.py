@@ -1,14 +1,13 @@
-"""RLlib's half of benchmarks/rllib.py, which runs this file with the interpreter of RLlib's own virtual environment.
+"""RLlib's half of benchmarks/peers.py: IMPALA on its new API stack.
 
-The options come as one JSON object. After each update a line of JSON has the number of steps so far; the other half
-measures the time. RLlib's parts are used as they are; only the level is ours and, unless RLlib uses its own, the torso,
-through the hook that RLlib has for that.
+RLlib's parts are used as they are. With equal networks, our torso comes before its LSTM, through the hook that RLlib
+has for that, and it steps our vector of environments. As it comes, the sizes are ours and all other choices are
+RLlib's: its own network on pixels as float32, single environments, a learner process, its waiting times.
 """
 
-import json
 import os
+import signal
 import sys
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +28,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from agent.encoders import Vision
+from benchmarks.foreign.level import level_config, read_options, report
 from envs import make_vector
 from envs.rooms import RoomsEnv
 
@@ -75,63 +75,50 @@ def float_pixels(env: gymnasium.Env) -> gymnasium.Env:
     return TransformObservation(env, lambda pixels: pixels.astype(np.float32) / 255, space)
 
 
-def make_config(options: dict[str, Any], envs: int) -> IMPALAConfig:
-    """IMPALA on RLlib's new API stack; with "as_it_comes" the sizes are ours and all other choices are RLlib's."""
-    name, length, as_it_comes = options["env"], options["unroll_length"], options["as_it_comes"]
-    level, single = name.removeprefix("rooms:"), options["single"] or as_it_comes
-    if as_it_comes:
-        tune.register_env("rooms", lambda _: float_pixels(RoomsEnv(level)))
-    elif single:
-        tune.register_env("rooms", lambda _: RoomsEnv(level))
+def make_config(options: dict[str, Any]) -> IMPALAConfig:
+    """The configuration, with equal networks or as RLlib comes."""
+    name, length, config = options["env"], options["unroll_length"], level_config(options["env"])
+    if options["as_it_comes"]:
+        tune.register_env("rooms", lambda _: float_pixels(RoomsEnv(config)))
     else:
         tune.register_env("rooms", lambda context: make_vector(name, context["num_envs"]))
     # A step more than an unroll, for the one that RLlib appends as bootstrap: else each becomes two padded rows.
     lstm = {"use_lstm": True, "lstm_cell_size": 256, "max_seq_len": length + 1}
-    sizes = {"num_env_runners": options["actors"], "num_envs_per_env_runner": envs, "rollout_fragment_length": length}
-    config = IMPALAConfig().environment("rooms").env_runners(**sizes).reporting(min_time_s_per_iteration=1)
-    config = config.training(train_batch_size_per_learner=options["batch"], lr=1e-4)
-    if as_it_comes:
+    sizes = {"num_env_runners": options["actors"], "num_envs_per_env_runner": options["envs"]}
+    impala = IMPALAConfig().environment("rooms").env_runners(**sizes, rollout_fragment_length=length)
+    impala = impala.reporting(min_time_s_per_iteration=1)
+    impala = impala.training(train_batch_size_per_learner=options["batch"], lr=1e-4)
+    if options["as_it_comes"]:
         filters = [[16, 8, 4], [32, 4, 2]]  # IMPALA's shallow torso, in RLlib's notation
         network = {"conv_filters": filters, "conv_activation": "relu", "head_fcnet_hiddens": [], "fcnet_hiddens": [256]}
-        return config.rl_module(model_config=DefaultModelConfig(**network, **lstm))
+        return impala.rl_module(model_config=DefaultModelConfig(**network, **lstm))
     spec = RLModuleSpec(
         module_class=DefaultPPOTorchRLModule, catalog_class=Catalog, model_config={"torso": options["torso"], **lstm}
     )
-    mode = "sync" if single else "vector_entry_point"
     return (
-        config.env_runners(gym_env_vectorize_mode=mode, create_env_on_local_worker=False)
-        .learners(num_learners=options["rllib_learners"])
+        impala.env_runners(gym_env_vectorize_mode="vector_entry_point", create_env_on_local_worker=False)
+        .learners(num_learners=0)  # in the driver, as ours
         .rl_module(rl_module_spec=spec)
         .training(timeout_s_sampler_manager=0.05)  # at 0, its default, the driver polls without a pause
     )
 
 
-def train(options: dict[str, Any], envs: int) -> None:
-    """Trains for a while and reports the steps learned from.
+def main() -> None:
+    """Trains and reports the steps learned from.
 
     RLlib's count includes the step that it appends to each piece of an episode: 1.5 % in its favor.
     """
-    algorithm = make_config(options, envs).build_algo()
-    reports, steps, begin = 0, 0.0, time.perf_counter()
-    while reports <= options["warm_up"] or time.perf_counter() - begin < options["seconds"]:
-        counters = algorithm.train().get("learners", {}).get("__all_modules__", {})
-        if counters.get("num_env_steps_trained_lifetime", 0) > steps:
-            steps = counters["num_env_steps_trained_lifetime"]
-            print(json.dumps({"envs": envs, "steps": steps}), flush=True)
-            reports += 1
-            if reports == options["warm_up"]:
-                begin = time.perf_counter()
-    algorithm.stop()
-
-
-def main() -> None:
-    """Trains with each number of environments."""
-    options = json.loads(sys.argv[1])
+    options, steps = read_options(), 0.0
     torch.set_num_threads(1)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init("local", num_cpus=options["actors"] + 2, include_dashboard=False, log_to_driver=False)
-    for envs in options["envs"]:
-        train(options, envs)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # in place of Ray's own, which prints a stack
+    algorithm = make_config(options).build_algo()
+    while True:
+        counters = algorithm.train().get("learners", {}).get("__all_modules__", {})
+        if counters.get("num_env_steps_trained_lifetime", 0) > steps:
+            steps = counters["num_env_steps_trained_lifetime"]
+            report(steps)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,41 @@
+"""Precision of matrix products and convolutions: what a device computes fast, and the context to compute in it.
+
+Weights, their updates, losses, softmax and the heads of the agent are float32 in any case.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from agent.fields import Precision
+
+_CPU_FEATURES = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "sve_bf16": "SVE-BF16", "bf16": "ARM BF16"}
+"""Capabilities of CPUs, as torch names them, with which bfloat16 is faster than float32."""
+
+
+def bfloat16_hardware(device: torch.device) -> str:
+    """What makes bfloat16 fast on a device, in words; empty if nothing does."""
+    if device.type == "cuda":
+        return "tensor cores" if torch.cuda.is_bf16_supported(including_emulation=False) else ""
+    found = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+    return next((name for feature, name in _CPU_FEATURES.items() if found.get(feature)), "")
+
+
+def resolve_precision(precision: Precision, device: torch.device) -> Precision:
+    """float32 or bfloat16; "auto" is bfloat16 where the device computes it fast."""
+    if precision == "auto":
+        return "bfloat16" if bfloat16_hardware(device) else "float32"
+    return precision
+
+
+def describe_precision(precision: Precision, device: torch.device) -> str:
+    """A resolved precision in words, with what makes it fast on a device."""
+    if precision == "float32":
+        return precision
+    return f"{precision} ({bfloat16_hardware(device) or f'slow here, because this {device.type} does not support it'})"
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Mixed precision for "bfloat16"; nothing for "float32". Within one context, weights are converted once."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()

@@ -1,0 +1,45 @@
+"""Several learners of a sequence model on Ray that die; `test_text.py` has those that go on."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from agent.core import LSTMConfig, make_core
+from agent.language_model import SequenceModel
+from learner import group as learner_group
+from learner.communicator import Communicator
+from learner.config import SequenceLearnerConfig
+from learner.group import LearnerGroup
+from learner.sequence_learner import SequenceLearner
+from learner.streams import Streams
+from tests.learner.test_group import kill
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_lost_learners_of_a_sequence_model_leave_the_last_saved_state(
+    cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counters and weights fit each other, so that a rescue after the loss is a checkpoint that can be resumed."""
+    monkeypatch.setattr(learner_group, "MAX_FAILURES", 0)
+    config = SequenceLearnerConfig(batch_size=2, sequence_length=4, steps=9, warmup_steps=0, late_start=None)
+
+    def replica(comm: Communicator, device: str) -> SequenceLearner:
+        torch.manual_seed(0)
+        model = SequenceModel(make_core(LSTMConfig(8)), 5, cutoffs=())
+        source = Streams(np.arange(40, dtype=np.uint8) % 5, 2, 4, shard=(comm.rank, comm.size))
+        return SequenceLearner(model, source, dataclasses.replace(config, device=device), comm)
+
+    follower = replica(Communicator(), "cpu")
+    with LearnerGroup(follower, replica, 2, "cpu") as group:
+        group.update()
+        saved = group.state_dict()
+        group.update()
+        assert follower.step == 2
+        kill(group, 0)
+        with pytest.raises(RuntimeError, match="learners were lost 1 times in a row"):
+            group.state_dict()
+    assert follower.counters == {"step": 1, "updates": 1, "tokens": 8}
+    assert all(weight.equal(saved["weights"][name]) for name, weight in follower.weights().items())
