@@ -201,9 +201,7 @@ class Actor(Player):
         self.core_state = output.state
         scores = output.policy_logits[:, 0].cpu()
         if self.sample:
-            # Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample of the softmax.
-            uniform = torch.rand(scores.shape, generator=self.generator)
-            scores = scores - (-uniform.clamp_min(1e-20).log()).log()
+            return sample_actions(scores, torch.rand(scores.shape, generator=self.generator)), output
         return scores.argmax(dim=-1), output
 
     def step(self, action: Tensor) -> list[Episode]:
@@ -281,6 +279,11 @@ class Actor(Player):
         if isinstance(self.env_output.observation, Observation):
             names[:1] = Observation._fields
         return list(zip(names, leaves(self.env_output), strict=True))
+
+
+def sample_actions(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Samples [B] int64 of the softmax of logits [B, A], given numbers [B, A] uniform in 0..1: the Gumbel-max trick."""
+    return (logits - (-uniform.clamp_min(1e-20).log()).log()).argmax(dim=-1)
 
 
 def check_environment(envs: VectorEnv) -> None:

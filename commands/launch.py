@@ -27,7 +27,7 @@ from training import UserError
 from training.config import core_name, to_plain
 from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.evaluation import play, record, summarize
-from training.factories import interface
+from training.factories import acting_device, interface
 from training.impala import Trainer
 from training.run import Run
 from training.signals import stop_on_signals
@@ -46,7 +46,7 @@ def launch(options: LaunchOptions) -> None:
         if left_out := set(tasks(config.env)) - set(tasks(env)):
             say(console, f"left out, because they cannot be played here: {', '.join(sorted(left_out))}")
         config = dataclasses.replace(config, env=env)
-        trainer = Trainer(config, run, options.local)
+        trainer = Trainer(config, run, options.in_process)
     with (
         run.claim(options.new_folder, lambda: bool(trainer.saved)),
         trainer.advising(options.again, functools.partial(say, console)),
@@ -85,15 +85,16 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
     if config.learners > 1:
         learning = f"{config.learners} learners on Ray (device: {config.learner.device})"
     learning_in = describe_precision(config.learner.precision, resolve_device(config.learner.device))
-    acting_in = describe_precision(config.actors.precision, torch.device(config.actors.device))
+    acting_in = describe_precision(config.actors.precision, acting_device(config))
     image, count = " x ".join(map(str, seen.observation_shape)), len(tasks(config.env))
     repeat = f"{seen.action_repeat} frame{'s' * (seen.action_repeat > 1)} a step"
     actors = f"{config.actors.count} x {config.actors.envs_per_actor} environments"
+    where = f"on {trainer.learner.device}" if config.resident else "in this process" if options.local else "on Ray"
     lines = {
         "run": str(run),
         "environment": f"{config.env} ({f'{count} tasks, ' if count > 1 else ''}{image}), {repeat}",
         "agent": f"{core_name(config)} core, {quantity(parameters)} parameters, {learning}",
-        "actors": f"{actors} {'in this process' if options.local else 'on Ray'}",
+        "actors": f"{actors} {where}",
         "precision": f"learning in {learning_in}, acting in {acting_in}",
         **({"checkpoints": config.checkpoint_url} if config.checkpoint_url else {}),
         "curves": f"{program('tensorboard')} --logdir {shlex.quote(str(run.path.parent))}",
@@ -107,7 +108,7 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
 
 def _ray(options: LaunchOptions, trainer: Trainer, console: Console) -> contextlib.AbstractContextManager[None]:
     """The Ray cluster of the run; see `training.cluster.start_ray`."""
-    if options.local:
+    if options.in_process:
         return nullcontext()
     from training.cluster import start_ray
 

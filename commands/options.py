@@ -60,6 +60,7 @@ class LaunchOptions(RunConfig, TrainingOptions):
       compressive launch --learners 2                       two learners, each with half of every batch
       compressive launch --preset paper                     section 5.7 of the paper, on DeepMind Lab
       compressive launch --preset paper --env rooms:full    the same on the re-created level
+      compressive launch --preset paper --env rooms:full --resident    the same, all of it on one GPU
       compressive launch --preset paper --core lstm --help  the defaults of that preset and core
     """
 
@@ -86,6 +87,8 @@ class LaunchOptions(RunConfig, TrainingOptions):
             raise ValueError("--local acts in this process and --ray-address on a cluster: give only one of them")
         if self.local and self.actors.max_actors is not None:
             raise ValueError(f"--local acts in this process: expected one number of actors, got {self.actors.count}")
+        if self.resident and self.learners == 1 and self.ray_address:
+            raise ValueError("--resident acts and learns in this process and --ray-address on a cluster: give only one")
         if self.local and self.learners > 1:
             raise ValueError(f"--local learns in this process: expected --learners 1, got {self.learners}")
 
@@ -93,6 +96,11 @@ class LaunchOptions(RunConfig, TrainingOptions):
     def new_folder(self) -> bool:
         """Whether the run has no folder yet."""
         return self.resume is None or is_url(self.resume)
+
+    @property
+    def in_process(self) -> bool:
+        """Whether all happens in this process, without Ray."""
+        return self.local or (self.resident and self.learners == 1)
 
     def again(self, run: Path | str) -> str:
         """The command that resumes a run."""

@@ -109,8 +109,9 @@ def parse_launch(words: Sequence[str]) -> LaunchOptions:
     """The options of `launch`; see `parse_train`. The code of an environment that a run names must be allowed."""
     options: LaunchOptions = parse_train("launch", words)
     for word in words:
-        if options.local and word.partition("=")[0].removeprefix("--").replace("-", "_") in ON_RAY:
-            raise UserError(f"--local acts in this process, without a cluster: {word} has no effect there")
+        if options.in_process and word.partition("=")[0].removeprefix("--").replace("-", "_") in ON_RAY:
+            mode = "--local" if options.local else "--resident"
+            raise UserError(f"{mode} acts in this process, without a cluster: {word} has no effect there")
     if options.resume:
         from envs import require_consent
 

@@ -1,7 +1,7 @@
 """The interface of environments whose memory is tensors on one device, such as a GPU.
 
-A step is a fixed series of operations on tensors that keep their addresses: it allocates nothing that outlives it, reads
-no value and never waits for the device, so that a CUDA graph can hold it.
+A step is a fixed series of operations on tensors that keep their addresses: it reads no value and never waits for the
+device, so that a CUDA graph can hold it.
 """
 
 from abc import ABC, abstractmethod

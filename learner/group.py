@@ -108,6 +108,7 @@ class LearnerGroup:
         self.reached = self.saved_version = self.copied_version = learner.version
         self.saved_counters = learner.counters
         self.metrics: dict[str, float] = {}
+        self.episodes: list[Any] = []  # that ended in learners that act; the reader empties the list
 
     @property
     def version(self) -> int:
@@ -174,11 +175,13 @@ class LearnerGroup:
                 if any(lost):
                     raise BatchLost(f"a part of batch {number} was lost with its node: {max(lost)}")
                 requests = [member.update.remote(number) for member in self.members]
-                self.metrics, counters = results_of([learned for learned, _ in requests])[0]
+                learned = results_of([learned for learned, _ in requests])
+                self.metrics, counters, _ = learned[0]
             except PeerLost as error:
                 self._lose(error)  # raises the version if a survivor has done the update
                 continue
             self._count(counters)
+            self.episodes += [episode for *_, episodes in learned for episode in episodes]
             self.newest = requests[0][1] if isinstance(self.learner, Learner) else None
             self.failures = 0
         self.reached = self.version

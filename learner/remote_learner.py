@@ -31,8 +31,8 @@ GRACE_SECONDS = 10.0
 """Seconds that the other learners have to answer after one was lost."""
 POLL_SECONDS = 0.25
 """Seconds between two calls of `check` during a wait."""
-Learned = tuple[dict[str, float], dict[str, int]]
-"""Metrics and counters of an update."""
+Learned = tuple[dict[str, float], dict[str, int], list[Any]]
+"""Metrics and counters of an update, and the episodes that ended in it if the learner acts for itself."""
 
 
 class RemoteLearner:
@@ -85,11 +85,12 @@ class RemoteLearner:
         """Learns from a batch or, without one, from the learner's own source.
 
         Returns:
-            metrics and counters; and the first learner's weights if it is that of an agent.
+            metrics, counters and episodes; and the first learner's weights if it is that of an agent.
         """
         self.metrics = self.learner.update(*(() if number is None else (self.batches.pop(number)(),)))
         weights = self.learner.weights() if self.rank == 0 and isinstance(self.learner, Learner) else {}
-        return (self.metrics, self.learner.counters), {name: weight.numpy() for name, weight in weights.items()}
+        learned = self.metrics, self.learner.counters, getattr(self.learner, "episodes", [])
+        return learned, {name: weight.numpy() for name, weight in weights.items()}
 
     def state_dict(self, send: bool = True) -> tuple[dict[str, Any], dict[str, float]]:
         """The learner's `state_dict`, which may be a collective, and the metrics of the last update."""

@@ -44,7 +44,8 @@ class RunConfig(Checked):
 
     preset: str = "cpu"
     """Where all other defaults come from: cpu (a small level, two CPU cores), memory (a task that asks for a longer
-    memory, for `compare`), paper (section 5.7, DeepMind Lab) or dmlab30 (the same agent on DMLab-30)."""
+    memory, for `compare`), paper (section 5.7, DeepMind Lab), paper-recall (the same agent, where it needs memory for
+    192 steps) or dmlab30 (on DMLab-30)."""
     env: str = "rooms:small"
     """Environment: rooms:small, rooms:full (the level itself, re-created), dmlab:LEVEL (needs DeepMind Lab), gym:ID
     (any gymnasium id), dm:MODULE:CLASS (any dm_env.Environment), diagnostic:recall or diagnostic:tmaze.
@@ -56,6 +57,9 @@ class RunConfig(Checked):
     """Seed of weights, environments and actions."""
     unrolls_per_update: Several = 1
     """Unrolls (of envs_per_actor rows each) in one batch."""
+    resident: bool = False
+    """Act on the learner's GPU: environments, network and unrolls never leave it, and all num_actors x envs_per_actor
+    environments act together. For rooms and diagnostic:recall; needs the packages of the extra `gpu`."""
     learners: Several = 1
     """Learners, one a GPU or CPU, that share each batch by rows; 1 learns in the program's own process."""
     learner_placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
@@ -105,6 +109,12 @@ class RunConfig(Checked):
                 f"learners: expected a divisor of the {rows} rows of a batch (unrolls_per_update x envs_per_actor), "
                 f"got {self.learners}"
             )
+        if self.resident:
+            if len(tasks := self.env.split(":")) > 2:
+                raise ValueError(f"env: expected one task for resident actors, got {len(tasks) - 1}")
+            if self.actors.most_actors % self.unrolls_per_update or self.actors.max_actors is not None:
+                expected = f"a multiple of unrolls_per_update = {self.unrolls_per_update} for resident actors"
+                raise ValueError(f"num_actors: expected {expected}, got {self.actors.count}")
         if self.learners > 1 and self.learner.device not in ("auto", "cpu", "cuda"):
             raise ValueError(
                 f"device: expected auto, cpu or cuda for {self.learners} learners, got {self.learner.device!r}"

@@ -16,6 +16,7 @@ from agent.precision import resolve_precision
 from envs import limit_calls, make_vector, tasks
 from envs.guard import close
 from learner.learner import Learner, resolve_device
+from training import resident
 from training.config import RunConfig
 
 
@@ -82,13 +83,17 @@ def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: i
         actor_id: which actor; of n tasks it plays number `actor_id` modulo n.
         incarnation: how often it was replaced.
     """
-    seed = np.random.SeedSequence([config.seed, 1, generation, incarnation]).generate_state(1)[0]
+    seed = _acting_seed(config, generation, incarnation)
     limit_calls(config.actors.step_seconds)
     names = tasks(config.env)
     task = names[actor_id % len(names)]
     envs = make_vector(task, config.actors.envs_per_actor, episode_stream(generation, actor_id, incarnation))
     device, precision = config.actors.device, config.actors.precision
-    return Actor(envs, make_agent(config), actor_id, int(seed), task=task, device=device, precision=precision)
+    return Actor(envs, make_agent(config), actor_id, seed, task=task, device=device, precision=precision)
+
+
+def _acting_seed(config: RunConfig, generation: int, incarnation: int) -> int:
+    return int(np.random.SeedSequence([config.seed, 1, generation, incarnation]).generate_state(1)[0])
 
 
 def episode_stream(generation: int, actor_id: int, incarnation: int) -> int:
@@ -99,8 +104,16 @@ def episode_stream(generation: int, actor_id: int, incarnation: int) -> int:
     return (generation % 512) << 22 | (incarnation % 1024) << 12 | actor_id % 4096
 
 
-def make_pool(config: RunConfig, generation: int, local: bool) -> Pool:
-    """The run's actors, in this process or on the Ray cluster that this process is connected to."""
+def make_pool(config: RunConfig, generation: int, local: bool, updater: Any) -> Pool:
+    """The run's actors: on the learner's device, in this process, or on the Ray cluster that it is connected to.
+
+    `updater` is the learner, or a group of learners.
+    """
+    if config.resident and isinstance(updater, Learner):
+        agent: Any = updater.agent
+        return resident.make_pool(config, agent, _acting_seed(config, generation, 0), updater.device)
+    if config.resident:
+        return resident.GroupPool(updater, config.actors.num_actors * config.actors.envs_per_actor)
     build = functools.partial(make_actor, config, generation)
     if local:
         return LocalPool(build, config.actors)
@@ -109,10 +122,15 @@ def make_pool(config: RunConfig, generation: int, local: bool) -> Pool:
     return RayPool(build, config.actors, by_reference=config.learners > 1)
 
 
+def acting_device(config: RunConfig) -> torch.device:
+    """The device of the actors' network."""
+    return resolve_device(config.learner.device) if config.resident else torch.device(config.actors.device)
+
+
 def resolve_precisions(config: RunConfig) -> RunConfig:
     """The configuration with float32 or bfloat16 in place of "auto", as this machine's devices compute them."""
     learner = resolve_precision(config.learner.precision, resolve_device(config.learner.device))
-    actors = resolve_precision(config.actors.precision, torch.device(config.actors.device))
+    actors = resolve_precision(config.actors.precision, acting_device(config))
     return dataclasses.replace(
         config,
         learner=dataclasses.replace(config.learner, precision=learner),
@@ -123,4 +141,5 @@ def resolve_precisions(config: RunConfig) -> RunConfig:
 def make_learner(config: RunConfig, agent: Agent) -> Learner:
     """The learner in this process; on the CPU if it only follows several learners on Ray."""
     learning = config.learner if config.learners == 1 else dataclasses.replace(config.learner, device="cpu")
-    return Learner(agent, learning, max(1, config.frames // interface(config.env).action_repeat))
+    steps = max(1, config.frames // interface(config.env).action_repeat)
+    return Learner(agent, learning, steps, rows=config.unrolls_per_update * config.actors.envs_per_actor)

@@ -44,6 +44,7 @@ from training.console import quantity
 from training.factories import interface, make_agent, make_learner, make_pool, resolve_precisions
 from training.loop import Training
 from training.progress import Progress
+from training.resident import replicate, require_resident
 from training.run import Run
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class Trainer(Training):
             raise ValueError(f"num_actors: expected at least {len(names)}, one a task, got {config.actors.num_actors}")
         if local and config.actors.gpus and not torch.cuda.is_available():
             raise ValueError(f"gpus: expected 0 for actors in this process, which has no GPU, got {config.actors.gpus}")
+        if config.resident:
+            require_resident(config)
         config = resolve_precisions(config)
         torch.manual_seed(config.seed)
         self.local, self.action_repeat = local, interface(config.env).action_repeat
@@ -97,7 +100,7 @@ class Trainer(Training):
         self.publisher: Background
         self.ahead: Future[Batch] | None = None
         self.publication: Future[None] | None = None
-        self.episodes = self.dropped = self.generation = 0
+        self.episodes = self.dropped = self.generation = self.logged = 0
         self.recent: dict[str, deque[Episode]] = {task: deque(maxlen=200) for task in names}
         self.place = config.checkpoint_url or run.path
         self.remote = UrlStore(config.checkpoint_url) if config.checkpoint_url else None
@@ -143,7 +146,9 @@ class Trainer(Training):
         """Gives the actors the state that they had in the checkpoint, if there are as many of them."""
         assert self.restored
         actors, saved = self.restored.state["config"]["actors"], self.restored.parts.get("actors", {})
-        if not saved or any(actors[name] != getattr(self.config.actors, name) for name in ACTORS):
+        resident = self.restored.state["config"].get("resident", False)
+        other = any(actors[name] != getattr(self.config.actors, name) for name in ACTORS)
+        if not saved or other or resident != self.config.resident:
             return
         for name, tensor in pool.state_dict().items():
             pair = [tensor, saved.get(name)]
@@ -154,13 +159,16 @@ class Trainer(Training):
         pool.load_state_dict(saved)
 
     def make_replica(self) -> "MakeReplica":
+        if self.config.resident:
+            return replicate(self.agent, self.config, self.learner.total_steps)
         return self.learner.replicate()
 
     def start(self, stack: ExitStack, **placing: Any) -> None:
         labels = pairs("learner_labels", self.config.learner_labels)
         super().start(stack, placement=self.config.learner_placement, labels=labels)
-        self.pool = stack.enter_context(make_pool(self.config, self.generation, self.local))
+        self.pool = stack.enter_context(make_pool(self.config, self.generation, self.local, self.updater))
         stack.callback(setattr, self, "pool", None)
+        self.logged = self.learner.version
         if self.restored:
             self._restore_actors(self.pool)
         if not self.local:
@@ -171,6 +179,8 @@ class Trainer(Training):
         """Gives the actors the weights; on Ray in a thread, at most one version at a time."""
         assert self.pool
         self._finish_publication()
+        if self.config.resident:
+            return self.pool.publish({}, self.updater.version)  # the actor has the learner's weights
         publish, complete, version = self.pool.publish, self.updater.snapshot(), self.updater.version
         if self.local:
             publish(complete(), version)
@@ -204,6 +214,8 @@ class Trainer(Training):
                 logger.warning("%s; the batch is dropped", error)
                 continue
             except FloatingPointError as error:
+                if self.learned is None:  # it is on the learners' devices
+                    raise
                 raise FloatingPointError(f"{error} The batch is kept in {self._keep_batch()}") from error
             self.publish()
             self.clock.mark(self.clocked)
@@ -212,7 +224,7 @@ class Trainer(Training):
     def _next_batch(self) -> Batch:
         """Waits for the batch that is next, and on Ray begins to receive the one after it."""
         version = self.learner.version
-        if self.local:
+        if self.local or self.config.resident:
             return self._receive(version, self.check)
         receiver = self.receiver
         if self.ahead is None:
@@ -244,7 +256,8 @@ class Trainer(Training):
         """The next unrolls, of which the learner of a version will learn; those too old for that are dropped."""
         assert self.pool
         unrolls, episodes, dropped, limit = list[Unroll](), list[Episode](), 0, self.config.max_policy_lag
-        while len(unrolls) < self.config.unrolls_per_update:
+        rows = self.config.unrolls_per_update * self.config.actors.envs_per_actor
+        while sum(unroll.rows for unroll in unrolls) < rows:
             unroll = self.pool.get(check)
             episodes += unroll.episodes
             if limit is None or version - unroll.version <= limit:
@@ -252,10 +265,13 @@ class Trainer(Training):
             else:
                 dropped += 1  # actors catch up: newer weights are published meanwhile
         ready = self._prepare(unrolls, check)
-        return Batch([] if self.updater is self.learner else unrolls, episodes, dropped, ready)
+        fetched = self.updater is not self.learner and not self.config.resident
+        return Batch(unrolls if fetched else [], episodes, dropped, ready)
 
     def _prepare(self, unrolls: list[Unroll], check: Callable[[], object]) -> Callable[[], Any]:
         """Makes the trajectory of a batch, or lets the learners fetch it; see `Batch.ready`."""
+        if self.config.resident:
+            return lambda: unrolls[0].trajectory
         if self.updater is not self.learner:
             number = self.updater.send([(unroll.trajectory, unroll.rows) for unroll in unrolls], check)
             return lambda: number
@@ -321,7 +337,8 @@ class Trainer(Training):
         return f"return {np.mean(list(scores.values())):.1f}{over}{chosen}"
 
     def log(self, metrics: dict[str, float]) -> None:
-        if self.learner.version % self.config.log_every and not self.done:
+        logged, self.logged, every = self.logged, self.learner.version, self.config.log_every
+        if self.logged // every == logged // every and not self.done:  # an unroll can be several updates
             return
         assert self.pool
         scores, status, rate = self._scores(), self.pool.status(), self.clock.rate
@@ -349,6 +366,8 @@ class Trainer(Training):
 
     def _attention(self) -> dict[str, float]:
         """See `attention_mass`; with several learners, of one unroll of the batch, unless it was lost meanwhile."""
+        if self.learned is None:
+            return {}
         if self.updater is not self.learner:
             self.updater.follow()
         with suppress(ClusterError):

@@ -61,6 +61,16 @@ def paper(core: str = "compressive") -> RunConfig:
     )
 
 
+def paper_recall(core: str = "compressive") -> RunConfig:
+    """The paper's agent on the level with many examples before the choices, which asks for 192 steps of memory.
+
+    256 environments, for `--resident`; other spans are `--env rooms:full-recall-112`, -292 and -532.
+    """
+    config = paper(core)
+    actors = dataclasses.replace(config.actors, num_actors=64)
+    return dataclasses.replace(config, preset="paper-recall", env="rooms:full-recall-192", actors=actors)
+
+
 def dmlab30(core: str = "compressive") -> RunConfig:
     """The paper's agent on all of DMLab-30, with instructions and two actors a level.
 
@@ -97,7 +107,13 @@ def memory(core: str = "compressive") -> RunConfig:
     )
 
 
-PRESETS: dict[str, Callable[[str], RunConfig]] = {"cpu": cpu, "memory": memory, "paper": paper, "dmlab30": dmlab30}
+PRESETS: dict[str, Callable[[str], RunConfig]] = {
+    "cpu": cpu,
+    "memory": memory,
+    "paper": paper,
+    "paper-recall": paper_recall,
+    "dmlab30": dmlab30,
+}
 
 
 make_preset = functools.partial(find_preset, PRESETS, CORES)

@@ -1,0 +1,224 @@
+"""How fast a run is that never leaves its device: the level, acting, learning, and all of it.
+
+First the level is compared with the CPU's, which starts every step from the device's state: a GPU rounds differently.
+Every rate has a bound that follows from the arithmetic that was counted and from what this device reaches in one large
+matrix product (`share_of_bound`). On the CPU the same code runs, to test it. No part needs Ray.
+
+    python -m benchmarks.resident --envs 128 256 512
+    python -m benchmarks.resident --device cpu --preset cpu --env rooms:small --envs 32 --seconds 2
+"""
+
+import dataclasses
+import functools
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from actors.resident import ResidentPool, cuda_graph
+from agent.core import map_state
+from benchmarks.common import make_config, run
+from envs import make_device, make_vector
+from envs.device import DeviceEnv
+from learner.learner import Learner, resolve_device
+from training.config import RunConfig
+from training.factories import make_agent, make_learner, make_pool, resolve_precisions
+
+Part = Literal["check", "level", "acting", "learning", "whole"]
+
+
+@dataclass
+class Options:
+    """What is measured."""
+
+    preset: str = "paper"
+    core: str = "compressive"
+    env: str = "rooms:full"
+    envs: tuple[int, ...] = (256,)
+    """Numbers of environments."""
+    device: str = "cuda"
+    parts: tuple[Part, ...] = ("check", "level", "acting", "learning", "whole")
+    seconds: float = 10.0
+    """Time for each rate."""
+    check_steps: int = 200
+    """Steps of 64 environments in the comparison with the CPU."""
+    compile: bool = True
+    """Compile the learner's torso, except on the CPU."""
+
+
+def check(env: str, device: torch.device, steps: int) -> dict[str, float]:
+    """Differences to the CPU after single steps from equal states, of the oracle and of random actions."""
+    rows, rng = 64, np.random.default_rng(0)
+    there, here = make_device(env, rows, device), make_vector(env, rows)
+    here.reset(seed=3)
+    there.reset(3)
+    wrong, furthest, pixels = 0, 0.0, 0.0
+    for step in range(steps):
+        state = there.get_state()
+        here.set_state({name: state[name].numpy() for name in here.arrays})  # type: ignore[attr-defined]
+        here.over[:] = (state["terminated"] | state["truncated"]).numpy()  # type: ignore[attr-defined]
+        actions = here.oracle_actions() if step % 3 else rng.integers(0, there.num_actions, rows)  # type: ignore[attr-defined]
+        seen = here.step(actions)[0]
+        there.step(torch.from_numpy(actions).to(device))
+        pixels += float((there.observation.cpu().numpy() != seen).reshape(rows, -1).mean()) / steps
+        after = there.get_state()
+        for name, expected in here.arrays.items():  # type: ignore[attr-defined]
+            found = after[name].numpy()
+            if expected.dtype.kind == "f":
+                furthest = max(furthest, float(np.abs(found - expected).max()))
+            else:
+                wrong += int((found != expected).sum())
+    return {
+        "steps": rows * steps,
+        "integers_that_differ": wrong,
+        "greatest_error": furthest,
+        "pixels_that_differ": pixels,
+    }
+
+
+class Meter:
+    """Measures rates on a device, and shows each as soon as it is known."""
+
+    def __init__(self, device: torch.device, seconds: float) -> None:
+        self.device, self.seconds, self.rates = device, seconds, dict[str, dict[str, float]]()
+        self.peak = self._product()
+
+    def rate(self, work: Callable[[], object], amount: float) -> float:
+        """Amounts of work a second; two calls before that warm up, and capture what is captured."""
+        for _ in range(2):
+            work()
+        self.wait()
+        begin, done = time.perf_counter(), 0.0
+        while (elapsed := time.perf_counter() - begin) < self.seconds or not done:
+            work()
+            self.wait()
+            done += amount
+        return done / elapsed
+
+    def note(self, name: str, steps_per_second: float, flops: float = 0.0) -> None:
+        """Keeps a rate; `flops` of a step give its bound."""
+        figures = {"steps_per_second": round(steps_per_second)}
+        if flops:
+            figures |= {
+                "bound": round(self.peak / flops),
+                "share_of_bound": round(steps_per_second * flops / self.peak, 3),
+            }
+        self.rates[name] = figures
+        print(name, figures, file=sys.stderr, flush=True)
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _product(self) -> float:
+        """Floating point operations a second in a product of bfloat16 matrices."""
+        size = 8192 if self.device.type == "cuda" else 512
+        a, b = (torch.randn(size, size, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+        begin, done = 0.0, 0
+        for turn in range(23):
+            if turn == 3:
+                self.wait()
+                begin = time.perf_counter()
+            a @ b
+            done += turn >= 3
+        self.wait()
+        return done * 2.0 * size**3 / (time.perf_counter() - begin)
+
+
+def count_flops(work: Callable[[], object]) -> float:
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return float(counter.get_total_flops())
+
+
+def measure_level(env: str, rows: int, meter: Meter) -> None:
+    envs = make_device(env, rows, meter.device)
+    envs.reset(0)
+    actions = torch.randint(0, envs.num_actions, (rows,), device=meter.device)
+    step = functools.partial(DeviceEnv.step, envs, actions)
+    step()
+    meter.note(f"level, {rows}", meter.rate(cuda_graph(step) if meter.device.type == "cuda" else step, rows))
+
+
+def measure(options: Options) -> dict[str, Any]:
+    device = resolve_device(options.device)
+    torch.backends.cudnn.benchmark = True
+    base = make_config(options.preset, options.core, options.env, resident=True)
+    compiled = options.compile and device.type == "cuda"
+    learning = dataclasses.replace(base.learner, device=options.device, compile=compiled)
+    base = resolve_precisions(dataclasses.replace(base, learner=learning))
+    figures: dict[str, Any] = {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"}
+    figures["precision"] = base.learner.precision
+    if "check" in options.parts:
+        figures["check"] = check(options.env, device, options.check_steps)
+        print("check", figures["check"], file=sys.stderr, flush=True)
+    meter = Meter(device, options.seconds)
+    figures["teraflops_of_a_product"] = round(meter.peak / 1e12, 2)
+    for rows in options.envs:
+        if "level" in options.parts:
+            measure_level(options.env, rows, meter)
+        if set(options.parts) & {"acting", "learning", "whole"}:
+            measure_agent(base, rows, options.parts, meter)
+    return figures | {"rates": meter.rates}
+
+
+def measure_agent(base: RunConfig, rows: int, parts: tuple[Part, ...], meter: Meter) -> None:
+    """Acting, learning, and both in turn, with so many environments."""
+    acting = dataclasses.replace(base.actors, num_actors=rows // base.actors.envs_per_actor)
+    config = dataclasses.replace(base, actors=acting)
+    torch.manual_seed(0)
+    learner = make_learner(config, make_agent(config))
+    pool = make_pool(config, 0, True, learner)
+    assert isinstance(pool, ResidentPool)
+    actor, steps = pool.actor, rows * acting.unroll_length
+    pool.publish({}, 0)
+    trajectory = pool.get().trajectory
+    act_flops, learn_flops = _flops(learner, trajectory)
+    if "acting" in parts:
+        meter.note(f"acting, {rows}", meter.rate(actor.unroll, steps), act_flops)
+    if "learning" in parts:
+        meter.note(f"learning, {rows}", meter.rate(lambda: learner.update(trajectory), steps), learn_flops)
+    if "whole" in parts:
+
+        def work() -> None:
+            learner.update(pool.get().trajectory)
+            pool.publish({}, learner.version)
+
+        meter.note(f"whole, {rows}", meter.rate(work, steps), act_flops + learn_flops)
+    if meter.device.type == "cuda":
+        gib = torch.cuda.max_memory_allocated(meter.device) / 2**30
+        print(f"greatest memory {gib:.1f} GiB", file=sys.stderr, flush=True)
+
+
+def _flops(learner: Learner, trajectory: Any) -> tuple[float, float]:
+    """Of one step: of acting, and of learning, forward and backward; counted on one row, uncompiled."""
+    row: Any = map_state(lambda leaf: leaf[:1], trajectory)
+    inputs = row.observation, row.last_action, row.reward, row.reset
+
+    def forward() -> Tensor:
+        output = learner.agent(*inputs, row.core_state)
+        return output.policy_logits.sum() + output.value.sum() + sum(loss.value for loss in output.losses.values())
+
+    def act() -> None:
+        with torch.no_grad():
+            state = learner.agent.with_cache(row.core_state)
+            for t in range(row.action.shape[1]):
+                state = learner.agent(*(part[:, t : t + 1] for part in inputs), state).state
+
+    compiled, learner.agent.vision._compiled_call_impl = learner.agent.vision._compiled_call_impl, None
+    try:
+        flops = count_flops(act), count_flops(lambda: forward().backward())
+    finally:
+        learner.agent.vision._compiled_call_impl = compiled
+        learner.agent.zero_grad(set_to_none=True)
+    return flops[0] / row.action.shape[1], flops[1] / row.action.shape[1]
+
+
+if __name__ == "__main__":
+    run(measure, Options)

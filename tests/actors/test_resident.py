@@ -1,0 +1,135 @@
+"""Acting on a device: equal to an actor's, whether operation by operation or as a graph, and resumable."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from actors.actor import Actor, Unroll
+from actors.resident import ResidentActor, ResidentPool
+from agent import Agent, AgentConfig
+from agent.core import leaves, matched_cores
+from agent.trajectory import validate
+from envs import make_device, make_vector
+from tests.capture import Capturable, EmulatedGraph
+
+ROOMS, RECALL = "rooms:small-recall,episode_frames=100", "diagnostic:recall,delay=5"
+ROWS, LENGTH = 3, 16
+SIZES = {"model_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "segment_size": 8, "norm": "pre"}
+CORES = matched_cores(SIZES, memory=8, compressed=4)
+
+
+def make_agent(core: str, env: str) -> Agent:
+    torch.manual_seed(0)
+    rooms = env == ROOMS
+    config = AgentConfig(torso="small", torso_size=8, core=CORES[core])
+    return Agent(config, (12, 16, 3) if rooms else (5,), 9 if rooms else 4)
+
+
+def resident(agent: Agent, env: str, capture: Any = None) -> ResidentActor:
+    return ResidentActor(make_device(env, ROWS, torch.device("cpu")), agent, LENGTH, 7, env, capture=capture)
+
+
+def emulated(actor: ResidentActor) -> None:
+    """Lets the actor replay its unrolls in an emulation of a CUDA graph, in which the environments are a kernel."""
+
+    def capture(function: Callable[[], None]) -> Callable[[], None]:
+        graph, launch = EmulatedGraph(), actor.envs.launch
+        if not actor.task.startswith("diagnostic"):
+            actor.envs.launch = lambda: graph.call(launch)  # type: ignore[method-assign]
+        before = [leaf.clone() for leaf in tensors_of(actor)]
+        with graph:
+            function()
+        for leaf, old in zip(tensors_of(actor), before):
+            leaf.copy_(old)  # a real capture executes nothing
+        return graph.replay
+
+    actor.capture = capture
+
+
+def tensors_of(actor: ResidentActor) -> Iterator[torch.Tensor]:
+    """All that an unroll changes."""
+    own = (actor.score, actor.steps, actor.over, actor.finished)
+    envs = actor.envs
+    yield from leaves((*actor.trajectory, actor.core_state, *own))
+    yield from (*envs.state.values(), envs.observation, envs.reward, envs.begin, envs.action)
+    yield from (envs.terminated, envs.truncated)
+
+
+def same(one: Any, other: Any) -> bool:
+    return all(torch.equal(*pair) for pair in zip(leaves(tuple(one)), leaves(tuple(other)), strict=True))
+
+
+def change(agent: Agent) -> None:
+    """Other weights in the same place, as an update leaves them."""
+    with torch.no_grad():
+        for parameter in agent.parameters():
+            parameter.mul_(1.1)
+
+
+@pytest.mark.parametrize("env", [ROOMS, RECALL])
+@pytest.mark.parametrize("core", CORES)
+def test_it_acts_as_an_actor_with_the_same_random_numbers(core: str, env: str) -> None:
+    agent = make_agent(core, env)
+    local = Actor(make_vector(env, ROWS), make_agent(core, env), 0, 7, task=env)
+    pool = ResidentPool(resident(agent, env))
+    for version in range(4):
+        local.set_weights(agent.state_dict(), version)
+        pool.publish({}, version)
+        ours, theirs = pool.get(), local.unroll(LENGTH)
+        validate(ours.trajectory)
+        assert same(ours.trajectory, theirs.trajectory)
+        assert ours == Unroll(ours.trajectory, theirs.episodes, version, ROWS)
+        change(agent)
+    assert theirs.episodes, "some ended"
+
+
+@pytest.mark.parametrize("env", [ROOMS, RECALL])
+@pytest.mark.parametrize("core", CORES)
+def test_a_graph_of_an_unroll_does_what_its_operations_do(core: str, env: str) -> None:
+    """With resets and changes of weights between unrolls; resumed in between."""
+    agent, other = make_agent(core, env), make_agent(core, env)
+    eager, graph = resident(agent, env), resident(other, env)
+    emulated(graph)
+    places = [leaf.data_ptr() for leaf in tensors_of(graph)]
+    for turn in range(5):
+        eager.unroll()
+        graph.unroll()
+        assert (graph.replay is not None) == (turn > 0)
+        assert same(eager.trajectory, graph.trajectory)
+        assert eager.episodes() == graph.episodes()
+        change(agent)
+        change(other)
+        if turn == 2:
+            saved = eager.state_dict()
+        if turn == 3:
+            for actor in (eager, graph):
+                actor.load_state_dict(saved)
+    assert places == [leaf.data_ptr() for leaf in tensors_of(graph)]
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_nothing_that_a_graph_cannot_hold(core: str) -> None:
+    actor = resident(make_agent(core, RECALL), RECALL)
+    actor.unroll()
+    with Capturable() as mode:
+        actor._act()
+    assert not mode.forbidden
+    with Capturable() as mode:
+        actor.episodes()
+    assert mode.forbidden, "it reads values"
+
+
+def test_it_resumes_exactly_and_keeps_the_learners_weights() -> None:
+    agent = make_agent("compressive", ROOMS)
+    first, second = resident(agent, ROOMS), resident(agent, ROOMS)
+    for mine, theirs in zip(first.agent.parameters(), agent.parameters(), strict=True):
+        assert mine is theirs
+    first.unroll()
+    second.load_state_dict(first.state_dict())
+    for _ in range(2):
+        first.unroll()
+        second.unroll()
+        assert same(first.trajectory, second.trajectory)
+        assert first.episodes() == second.episodes()

@@ -1,0 +1,117 @@
+"""Runs whose environments, actor and learner share a device: here the CPU, where they equal runs with --local."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from actors import ActorsConfig
+from actors.resident import ResidentActor
+from agent import AgentConfig
+from agent.core import LSTMConfig
+from learner import checkpoints
+from learner.config import LearnerConfig
+from learner.metrics import read_metrics
+from tests.commands.cli import ENVIRONMENT, SMALL, state
+from tests.speech.tiny import TINY
+from tests.training.test_impala import timeless, train
+from training.config import RunConfig
+from training.impala import Trainer
+from training.run import Run
+
+CONFIG = RunConfig(
+    env="rooms:small,episode_frames=120",
+    frames=10**6,
+    log_every=1,
+    resident=True,
+    unrolls_per_update=2,
+    agent=AgentConfig(torso="small", torso_size=8, core=LSTMConfig(8)),
+    learner=LearnerConfig(optimizer="adam", device="cpu"),
+    actors=ActorsConfig(num_actors=6, envs_per_actor=2, unroll_length=24),
+)
+RESIDENT = ["--resident", "--learner.device=cpu", "--env=diagnostic:recall,delay=3", *SMALL]
+
+
+def test_on_equal_noise_a_run_learns_what_a_local_one_learns(tmp_path: Path) -> None:
+    """One actor, whose unroll is one batch, in both."""
+    actors = dataclasses.replace(CONFIG.actors, num_actors=1, envs_per_actor=4)
+    agent = dataclasses.replace(CONFIG.agent, core=TINY["compressive"])
+    for resident in (True, False):
+        config = dataclasses.replace(CONFIG, actors=actors, agent=agent, unrolls_per_update=1, resident=resident)
+        trainer = train(config, tmp_path / str(resident), 5)
+        assert trainer.episodes > 0
+    assert state(tmp_path / "True") == state(tmp_path / "False")
+    assert timeless(tmp_path / "True") == timeless(tmp_path / "False")
+
+
+def test_an_unroll_is_several_updates_and_stopping_changes_nothing(tmp_path: Path) -> None:
+    straight = train(CONFIG, tmp_path / "straight", 4)
+    assert straight.learner.version == 12, "three batches of four rows an unroll"
+    assert [row["policy_lag/max"] for row in read_metrics(tmp_path / "straight")] == [2] * 4
+    for part, updates in enumerate((1, 3)):
+        stopped = train(CONFIG, tmp_path / "stopped", updates, resume=part > 0)
+    assert state(tmp_path / "stopped") == state(tmp_path / "straight")
+    assert timeless(tmp_path / "stopped") == timeless(tmp_path / "straight")
+    assert stopped.recent == straight.recent
+    local = dataclasses.replace(CONFIG, resident=False)
+    assert train(local, tmp_path / "stopped", 1, resume=True).learner.version == 13, "elsewhere with new episodes"
+
+
+def test_of_an_unroll_the_batch_that_is_not_finite_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unroll = ResidentActor.unroll
+
+    def broken(actor: ResidentActor) -> None:
+        unroll(actor)
+        if actor.version == 3:
+            actor.trajectory.reward[5, 3] = torch.nan
+
+    monkeypatch.setattr(ResidentActor, "unroll", broken)
+    with pytest.raises(FloatingPointError, match=r"update 5 is not finite.*kept in"):
+        train(CONFIG, tmp_path)
+    (kept,) = tmp_path.glob("*.safetensors")
+    batch = load_file(kept)
+    assert batch["reward"].shape == (4, 25)
+    assert batch["reward"][1, 3].isnan()
+    assert checkpoints.load_latest(tmp_path).state["learner"]["version"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"env": "diagnostic:tmaze"}, "expected .*rooms.* or diagnostic:recall"),
+        ({"env": "rooms:small,rooms:full"}, "env: expected one task for resident actors, got 2"),
+        ({"unrolls_per_update": 4}, "num_actors: expected a multiple of unrolls_per_update = 4"),
+        ({"learner": LearnerConfig()}, "resident: expected a GPU, and torch finds none here; --learner.device cpu"),
+    ],
+)
+def test_what_cannot_be_resident(changes: dict[str, Any], message: str) -> None:
+    if "learner" in changes and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ValueError, match=message):
+        Trainer(dataclasses.replace(CONFIG, **changes), Run(""), local=True)
+
+
+def test_neither_ray_nor_a_video_library_is_needed(tmp_path: Path) -> None:
+    program = "import sys; sys.modules.update(ray=None, av=None); from commands import main; main(sys.argv[1:])"
+    words = ["launch", *RESIDENT, "--frames=400", f"--run={tmp_path / 'run'}"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    assert "on cpu" in done.stdout
+    assert (tmp_path / "run" / "evaluation.json").is_file()
+
+
+@pytest.mark.ray
+def test_several_learners_act_for_themselves(cluster: None, tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, learners=2, frames=CONFIG.actors.unroll_length * 12 * 4 * 4)
+    trainer = train(config, tmp_path, local=False)
+    assert trainer.learner.version >= 12
+    assert {episode.environment for episode in trainer.recent[CONFIG.env]} == set(range(6)), "six of each learner"
+    assert trainer.episodes >= 24
+    assert "loss/policy" in read_metrics(tmp_path)[-1]
+    again = train(dataclasses.replace(config, frames=2 * config.frames), tmp_path, 1, resume=True, local=False)
+    assert again.learner.version > trainer.learner.version

@@ -1,0 +1,95 @@
+"""Runs whose environments, actor and unrolls are on the learner's device; with several learners, on the device of each.
+
+The single learner is fed by a `ResidentPool`. Several learners, each in its own process (`learner.group`), act for
+themselves; only gradients and episodes leave their devices.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from actors import Episode, Pool, PoolStatus, Unroll
+from actors.resident import ResidentActor, ResidentPool, cuda_graph
+from agent import Agent, Trajectory
+from envs import make_device
+from learner.communicator import Communicator
+from learner.learner import Learner, resolve_device
+from training.config import RunConfig
+
+
+def require_resident(config: RunConfig) -> None:
+    """Raises a ValueError or ImportError if the environment or this machine cannot act on the learner's device."""
+    device = resolve_device(config.learner.device if config.learners == 1 else "cpu")  # several are on a cluster
+    if config.learners == 1 and device.type == "cpu" and config.learner.device == "auto":
+        expected = "a GPU, and torch finds none here; --learner.device cpu does the same on the CPU, slowly"
+        raise ValueError(f"resident: expected {expected}")
+    make_device(config.env, 1, device)
+
+
+def make_pool(config: RunConfig, agent: Agent, seed: int, device: torch.device) -> ResidentPool:
+    """An equal share of the run's environments for each learner, and an actor with the learner's network."""
+    actors = config.actors
+    envs = make_device(config.env, actors.num_actors * actors.envs_per_actor // config.learners, device)
+    options: dict[str, Any] = {"task": config.env, "precision": actors.precision}
+    capture = cuda_graph if device.type == "cuda" else None
+    return ResidentPool(ResidentActor(envs, agent, actors.unroll_length, seed, capture=capture, **options))
+
+
+class ResidentLearner(Learner):
+    """One of several learners, which acts for itself: `update` takes no batch.
+
+    Its environments and actions are seeded by torch's seed, which differs between learners and restarts.
+
+    Attributes:
+        episodes: those that ended in the last update.
+    """
+
+    def __init__(self, agent: Agent, config: RunConfig, total_steps: int, comm: Communicator, device: str) -> None:
+        learning = dataclasses.replace(config.learner, device=device)
+        rows = config.unrolls_per_update * config.actors.envs_per_actor // config.learners
+        super().__init__(agent, learning, total_steps, comm, rows)
+        self.pool = make_pool(config, agent, torch.initial_seed() % 2**32, self.device)
+        self.episodes: list[Episode] = []
+
+    def update(self, trajectory: Trajectory | None = None) -> dict[str, float]:
+        """Acts for an unroll and learns from it; see `Learner.update`."""
+        self.pool.publish({}, self.version)
+        unroll = self.pool.get()
+        self.episodes = unroll.episodes
+        return super().update(unroll.trajectory)
+
+
+def replicate(agent: nn.Module, config: RunConfig, total_steps: int) -> Callable[[Communicator, str], Learner]:
+    """See `Learner.replicate`."""
+    return functools.partial(_replica, agent, config, total_steps)
+
+
+def _replica(agent: Agent, config: RunConfig, total_steps: int, comm: Communicator, device: str) -> ResidentLearner:
+    return ResidentLearner(agent, config, total_steps, comm, device)
+
+
+class GroupPool(Pool):
+    """Stands for the pools of several resident learners: its unrolls have episodes, and no trajectory.
+
+    Args:
+        group: the learners.
+        rows: environments of all of them.
+    """
+
+    def __init__(self, group: Any, rows: int) -> None:
+        self.group, self.rows = group, rows
+
+    def publish(self, weights: dict[str, Any], version: int) -> None:
+        """Nothing: each actor has its learner's weights."""
+
+    def get(self, check: Callable[[], object] = lambda: None) -> Unroll:
+        """The episodes that ended in the last update."""
+        episodes, self.group.episodes = self.group.episodes, []
+        return Unroll(None, episodes, self.group.version, self.rows)
+
+    def status(self) -> PoolStatus:
+        return PoolStatus(alive=len(self.group.members), restarts=self.group.restarts, waiting=0)
