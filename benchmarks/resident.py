@@ -55,7 +55,7 @@ class Options:
 def check(env: str, device: torch.device, steps: int) -> dict[str, float]:
     """Differences to the CPU after single steps from equal states, of the oracle and of random actions."""
     rows, rng = 64, np.random.default_rng(0)
-    there, here = make_device(env, rows, device), make_vector(env, rows)
+    there, here = make_device(env, rows, str(device)), make_vector(env, rows)
     here.reset(seed=3)
     there.reset(3)
     wrong, furthest, pixels = 0, 0.0, 0.0
@@ -138,7 +138,7 @@ def count_flops(work: Callable[[], object]) -> float:
 
 
 def measure_level(env: str, rows: int, meter: Meter) -> None:
-    envs = make_device(env, rows, meter.device)
+    envs = make_device(env, rows, str(meter.device))
     envs.reset(0)
     actions = torch.randint(0, envs.num_actions, (rows,), device=meter.device)
     step = functools.partial(DeviceEnv.step, envs, actions)

@@ -11,11 +11,29 @@ from typing import TYPE_CHECKING, Any
 from envs.guard import EnvironmentFailed, EnvironmentLost, limit_calls
 
 if TYPE_CHECKING:
-    from envs.registry import foreign_code, held_out, make_vector, parse_spec, prepare, require_consent, tasks
+    from envs.registry import (
+        foreign_code,
+        held_out,
+        make_device,
+        make_vector,
+        parse_spec,
+        prepare,
+        require_consent,
+        tasks,
+    )
     from envs.scores import mean_normalised, reference_scores
 
 __all__ = ["EnvironmentFailed", "EnvironmentLost", "limit_calls"]
-__all__ += ["foreign_code", "held_out", "make_vector", "parse_spec", "prepare", "require_consent", "tasks"]
+__all__ += [
+    "foreign_code",
+    "held_out",
+    "make_device",
+    "make_vector",
+    "parse_spec",
+    "prepare",
+    "require_consent",
+    "tasks",
+]
 __all__ += ["mean_normalised", "reference_scores"]
 
 

@@ -94,7 +94,7 @@ class BatchedEnv(VectorEnv):
             raise ValueError(f"seed: expected {self.num_envs} seeds, got {len(seeds)}")
         for row, entropy in enumerate(seeds):
             if entropy is not None or not self._reset_once:
-                self.arrays["rng"][row] = np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]
+                self.arrays["rng"][row] = stream(entropy)
         self._reset_once = True
         self.over[:] = False
         self.begin(np.ones(self.num_envs, bool))
@@ -136,6 +136,11 @@ class BatchedEnv(VectorEnv):
         self._reset_once = True
         self.begin(np.zeros(self.num_envs, bool))  # begins no episode, but draws the views where there are any
         return self.observe()
+
+
+def stream(entropy: int | tuple[int, ...] | None) -> np.uint64:
+    """The first counter of the random stream with this seed."""
+    return np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]
 
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)

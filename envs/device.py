@@ -21,7 +21,7 @@ class DeviceEnv(ABC):
         num_actions: actions are 0..num_actions - 1.
         observation: [N, height, width, channels] uint8 or [N, features] float32, on the device.
         state: all that decides what happens next, [N, ...] by name; changed in place.
-        counters: names of those of them, int64, that count what happened in an episode.
+        counters: those of them, int64, that count what happened in an episode, by the names of their metrics.
         action_repeat: frames of a step.
         terminated: one of `state`, if the episode's end is part of it.
 
@@ -38,7 +38,7 @@ class DeviceEnv(ABC):
         num_actions: int,
         observation: Tensor,
         state: dict[str, Tensor],
-        counters: tuple[str, ...] = (),
+        counters: dict[str, Tensor] | None = None,
         action_repeat: int = 1,
         terminated: Tensor | None = None,
     ) -> None:
@@ -46,7 +46,7 @@ class DeviceEnv(ABC):
             raise ValueError(f"num_envs: expected at least 1, got {num_envs}")
         self.num_envs, self.num_actions, self.action_repeat = num_envs, num_actions, action_repeat
         self.observation, self.state, self.device = observation, state, observation.device
-        self.counters = {name: state[name] for name in counters}
+        self.counters = counters or {}
         self.action = torch.full((num_envs,), -1, device=self.device)
         self.begin = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         self.reward = torch.zeros(num_envs, dtype=torch.float64, device=self.device)

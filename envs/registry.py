@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -22,6 +22,9 @@ from envs.guard import EnvironmentFailed, calling, close
 from envs.processes import batch
 from envs.rooms import RoomsConfig, RoomsVectorEnv
 from envs.rooms.config import resolve
+
+if TYPE_CHECKING:
+    from envs.device import DeviceEnv
 
 
 class Spec(NamedTuple):
@@ -132,6 +135,33 @@ def make_vector(spec: str, num_envs: int, stream: int | None = None) -> VectorEn
         overrides["stream"] = str(stream)
     with calling(spec, "while it was made"):
         return KINDS[kind](name, overrides, num_envs)
+
+
+def make_device(spec: str, num_envs: int, device: str) -> "DeviceEnv":
+    """A batch of `num_envs` environments whose memory is tensors on a device, such as "cuda" or "cpu".
+
+    Row for row the episodes of `make_vector`; on a GPU up to rounding.
+
+    Raises:
+        ValueError: as `make_vector` does, for environments that cannot be on a device, and without a GPU for "cuda".
+        ImportError: if the extra `gpu` is needed and not installed.
+    """
+    import torch
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r}: expected a GPU and a build of torch for it, found none")
+    names = tasks(spec)
+    kind, name, overrides = parse_spec(names[0])
+    if len(names) == 1 and kind == "rooms":
+        from envs.rooms.device import DeviceRooms
+
+        return DeviceRooms(num_envs, rooms_config(name, overrides), device)
+    if len(names) == 1 and (kind, name) == ("diagnostic", "recall"):
+        from envs.diagnostic_device import DeviceRecall
+
+        _check_fields("diagnostic:recall", overrides, ("delay", "symbols"))
+        return DeviceRecall(num_envs, **_literals(overrides), device=device)
+    raise ValueError(f"environment {spec!r}: expected one task that runs on a device: rooms:* or diagnostic:recall")
 
 
 def tasks(spec: str) -> tuple[str, ...]:

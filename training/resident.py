@@ -27,13 +27,13 @@ def require_resident(config: RunConfig) -> None:
     if config.learners == 1 and device.type == "cpu" and config.learner.device == "auto":
         expected = "a GPU, and torch finds none here; --learner.device cpu does the same on the CPU, slowly"
         raise ValueError(f"resident: expected {expected}")
-    make_device(config.env, 1, device)
+    make_device(config.env, 1, str(device))
 
 
 def make_pool(config: RunConfig, agent: Agent, seed: int, device: torch.device) -> ResidentPool:
     """An equal share of the run's environments for each learner, and an actor with the learner's network."""
     actors = config.actors
-    envs = make_device(config.env, actors.num_actors * actors.envs_per_actor // config.learners, device)
+    envs = make_device(config.env, actors.num_actors * actors.envs_per_actor // config.learners, str(device))
     options: dict[str, Any] = {"task": config.env, "precision": actors.precision}
     capture = cuda_graph if device.type == "cuda" else None
     return ResidentPool(ResidentActor(envs, agent, actors.unroll_length, seed, capture=capture, **options))

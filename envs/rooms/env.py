@@ -1,6 +1,7 @@
 """The rooms level as environments: a batch that one compiled call steps and renders, and a single `gymnasium.Env`.
 
-The scalar functions of `level.py` and `render.py` are compiled for the CPU here. One thread: actors are processes.
+The scalar functions of `level.py` and `render.py` are compiled for the CPU here, and for a GPU in `device.py`. On a CPU
+one thread runs: actors are processes.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import gymnasium
 import numba
 import numpy as np
 from gymnasium import spaces
+from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from envs.batched import BatchedEnv, Step
@@ -18,6 +20,24 @@ from envs.lab_interface import NINE
 from envs.rooms import hud, level, look, render
 from envs.rooms.config import RoomsConfig, resolve
 from envs.rooms.oracle import oracle_actions
+
+
+@register_jitable
+def act(plan, state, i, begin, actions, rewards):
+    """Begins an episode in environment i where begin [N], with reward 0, else takes its action, but not for -1."""
+    if begin[i]:
+        level.begin_episode(plan, state, i)
+        rewards[i] = 0.0
+    elif actions[i] >= 0:
+        rewards[i] = level.advance_step(plan, state, i, actions[i])
+
+
+@register_jitable
+def draw(scene, plan, state, i, start, stride, image):
+    """Draws the columns start, start + stride and so on of environment i's observation [H, W, 3]."""
+    style = look.drawn(scene, state, i)
+    render.draw_view(scene, plan, state, i, style, start, stride, image)
+    hud.draw(plan, state, i, style, start, stride, image)
 
 
 def _compile():
@@ -36,14 +56,8 @@ def _compile():
         """Fills rewards [N] and images [N, H, W, 3]: begins an episode where begin [N], else acts (not for -1)."""
         version = sources  # noqa: F841
         for i in range(actions.shape[0]):
-            if begin[i]:
-                level.begin_episode(plan, state, i)
-                rewards[i] = 0.0
-            elif actions[i] >= 0:
-                rewards[i] = level.advance_step(plan, state, i, actions[i])
-            style = look.drawn(scene, state, i)
-            render.draw_view(scene, plan, state, i, style, 0, 1, images[i])
-            hud.draw(plan, state, i, style, images[i])
+            act(plan, state, i, begin, actions, rewards)
+            draw(scene, plan, state, i, 0, 1, images[i])
 
     return run
 

@@ -43,51 +43,60 @@ def _blend(image, row, column, red, green, blue, strength):
 
 
 @register_jitable
-def _glyph(image, glyph, row, left, high, wide, colour, strength):
-    """Draws one glyph of the font, `high` x `wide` pixels with the gap to the next; the size may be a fraction."""
-    rows, columns = max(int(high), 1), max(int(0.9 * wide), 1)
-    for r in range(rows):
-        for c in range(columns):
-            if FONT[glyph, int((r + 0.5) * 5 / rows), int((c + 0.5) * 3 / columns)]:
-                _blend(image, int(row) + r, int(left) + c, colour[0], colour[1], colour[2], strength)
+def _columns(own, low, high):
+    """Those of low..high - 1 among the columns start, start + stride and so on, where `own` is (start, stride)."""
+    return range(low + (own[0] - low) % own[1], high, own[1])
 
 
 @register_jitable
-def _number(image, value, row, right, high, wide, colour, strength):
+def _glyph(image, own, glyph, row, left, high, wide, colour, strength):
+    """Draws one glyph of the font, `high` x `wide` pixels with the gap to the next; the size may be a fraction."""
+    rows, columns = max(int(high), 1), max(int(0.9 * wide), 1)
+    for r in range(rows):
+        for column in _columns(own, int(left), int(left) + columns):
+            if FONT[glyph, int((r + 0.5) * 5 / rows), int((column - int(left) + 0.5) * 3 / columns)]:
+                _blend(image, int(row) + r, column, colour[0], colour[1], colour[2], strength)
+
+
+@register_jitable
+def _number(image, own, value, row, right, high, wide, colour, strength):
     """Draws an integer that ends at column `right`."""
     rest, begun = abs(value), False
     while rest > 0 or not begun:
         right -= wide
-        _glyph(image, rest % 10, row, right, high, wide, colour, strength)
+        _glyph(image, own, rest % 10, row, right, high, wide, colour, strength)
         rest //= 10
         begun = True
     if value < 0:
-        _glyph(image, MINUS, row, right - wide, high, wide, colour, strength)
+        _glyph(image, own, MINUS, row, right - wide, high, wide, colour, strength)
 
 
 @register_jitable
-def draw(plan, state, i, style, image):
-    """Draws health and armour (bottom left), the time left (top right) and the score (right) into image [H, W, 3]."""
+def draw(plan, state, i, style, start, stride, image):
+    """Draws health and armour (bottom left), the time left (top right) and the score (right) into image [H, W, 3].
+
+    Of the columns only start, start + stride and so on.
+    """
     if style.hud == 0.0 or state.room[i] == level.GREY:
         return
     y, x, strength = image.shape[0] / 72.0, image.shape[1] / 96.0, style.hud
-    low, left, right = -style.hud_shift, style.hud_shift, -style.hud_shift
+    own, low, left, right = (start, stride), -style.hud_shift, style.hud_shift, -style.hud_shift
     for k in range(PATCHES.shape[0]):
         patch = PATCHES[k]
         shift = left if patch[1] < 72.0 else right
         for row in range(int((patch[0] + low) * y), int((patch[0] + patch[2] + low) * y)):
-            for column in range(int((patch[1] + shift) * x), int((patch[1] + patch[3] + shift) * x)):
+            for column in _columns(own, int((patch[1] + shift) * x), int((patch[1] + patch[3] + shift) * x)):
                 _blend(image, row, column, patch[4], patch[5], patch[6], patch[7] * strength)
     reach = DISC[2] * y
     middle, centre = (DISC[0] + low) * y, (DISC[1] + left) * x
     for row in range(int(middle - reach), int(middle + reach) + 1):
-        for column in range(int(centre - reach), int(centre + reach) + 1):
+        for column in _columns(own, int(centre - reach), int(centre + reach) + 1):
             if (row + 0.5 - middle) ** 2 + (column + 0.5 - centre) ** 2 < reach * reach:
                 _blend(image, row, column, 241.0, 255.0, 255.0, strength)
     health = max(125 - int((state.frame[i] - state.shown[i]) * FRAME_SECONDS), 100)
-    _number(image, 100, (65 + low) * y, (15 + left) * x, 7 * y, 4.3 * x, (220.0, 150.0, 10.0), 0.3 * strength)
-    _number(image, health, (65 + low) * y, (42 + left) * x, 7 * y, 4.7 * x, (225.0, 220.0, 215.0), 0.3 * strength)
+    _number(image, own, 100, (65 + low) * y, (15 + left) * x, 7 * y, 4.3 * x, (220.0, 150.0, 10.0), 0.3 * strength)
+    _number(image, own, health, (65 + low) * y, (42 + left) * x, 7 * y, 4.7 * x, (225.0, 220.0, 215.0), 0.3 * strength)
     score = round(state.score[i])
-    _number(image, score, (61 + low) * y, (96 + right) * x, 3 * y, 2.0 * x, (235.0, 235.0, 240.0), 0.5 * strength)
+    _number(image, own, score, (61 + low) * y, (96 + right) * x, 3 * y, 2.0 * x, (235.0, 235.0, 240.0), 0.5 * strength)
     seconds = -((state.frame[i] - plan.episode_frames) // FRAMES_PER_SECOND)
-    _number(image, seconds, (1 - low) * y, (96 + right) * x, 2.5 * y, 2.6 * x, (20.0, 26.0, 36.0), 0.85 * strength)
+    _number(image, own, seconds, (1 - low) * y, (96 + right) * x, 2.5 * y, 2.6 * x, (20.0, 26.0, 36.0), 0.85 * strength)

@@ -364,7 +364,7 @@ def draw_view(scene, plan, state, i, style, start, stride, image):
             r = int(tile_row) & (TILE_ROWS - 1)
             tile_row += step
             for c in range(3):
-                image[row, column, c] = (tile[r, c] * light) >> 8
+                image[row, column, c] = (int(tile[r, c]) * light) >> 8
 
         rate_x, rate_y = dx / TEXEL, dy / TEXEL
         for row in range(foot, height):

@@ -28,7 +28,7 @@ def make_agent(core: str, env: str) -> Agent:
 
 
 def resident(agent: Agent, env: str, capture: Any = None) -> ResidentActor:
-    return ResidentActor(make_device(env, ROWS, torch.device("cpu")), agent, LENGTH, 7, env, capture=capture)
+    return ResidentActor(make_device(env, ROWS, "cpu"), agent, LENGTH, 7, env, capture=capture)
 
 
 def emulated(actor: ResidentActor) -> None:

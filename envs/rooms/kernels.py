@@ -1,0 +1,53 @@
+"""The level's step as a kernel for GPUs, compiled by numba-cuda from the functions of which the CPU's step consists.
+
+Imported only where it is used. With NUMBA_ENABLE_CUDASIM=1, numba's simulator runs the kernel on a CPU's memory.
+"""
+
+from typing import Any
+
+import numba
+import torch
+from torch import Tensor
+
+from envs.rooms.env import act, draw
+
+SIMULATED = bool(numba.config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
+#: Threads of a block, where a view has as many columns.
+THREADS = 128
+
+try:
+    import numba_cuda  # noqa: F401 (it takes the place of numba's own `numba.cuda`, which is not maintained)
+    from numba import cuda
+
+    if not SIMULATED:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        load_nvidia_dynamic_lib("nvvm")  # the compiler; a RuntimeError without it
+except (ImportError, RuntimeError) as error:
+    raise ImportError("the rooms level on a GPU needs the extra `gpu`: pip install -e '.[gpu]'") from error
+
+
+@cuda.jit
+def step(plan, scene, state, begin, actions, rewards, images):
+    """`run` of `env.py` for one environment a block, whose threads share the columns of the view."""
+    i, thread = cuda.blockIdx.x, cuda.threadIdx.x
+    if thread == 0:
+        act(plan, state, i, begin, actions, rewards)
+    cuda.syncthreads()  # type: ignore[call-arg]
+    draw(scene, plan, state, i, thread, cuda.blockDim.x, images[i])
+
+
+def array(tensor: Tensor) -> Any:
+    """A tensor's memory in the form in which kernels take it."""
+    if SIMULATED:
+        return tensor.numpy()
+    cuda.select_device(tensor.device.index)
+    return cuda.as_cuda_array(tensor)
+
+
+def run(*arguments: Any) -> None:
+    """`step` with its arguments, in order with torch's operations on the present stream."""
+    images = arguments[-1]
+    threads = min(-(-images.shape[2] // 32) * 32, THREADS)
+    stream = 0 if SIMULATED else cuda.external_stream(torch.cuda.current_stream().cuda_stream)
+    step[images.shape[0], threads, stream](*arguments)

@@ -1,0 +1,237 @@
+"""Environments on a device follow the vector environments: on a CPU, in numba's simulator of a GPU, and on a GPU."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import envs
+from envs.device import DeviceEnv
+from envs.rooms import VARIANTS
+
+SPECS = (
+    "rooms:small,episode_frames=50",
+    "rooms:full,image_height=40,image_width=64,episode_frames=150",
+    "rooms:transfer,image_height=40,image_width=64,episode_frames=130,examples=2,delay_frames=30,redraw_match=True",
+    "rooms:small-recall,episode_frames=700",
+    "diagnostic:recall,delay=5",
+    "diagnostic:recall,delay=1,symbols=7",
+)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+TINY = ",image_height=12,image_width=16,hud=False"
+#: Of each variant its fields, the number of steps, and every how many of them it is compared; for the simulator.
+SIMULATED = {
+    **{f"rooms:{name}{TINY},episode_frames=170": (90, 6) for name in VARIANTS},
+    "rooms:small,episode_frames=30": (20, 1),
+    "rooms:full,image_height=40,image_width=64,episode_frames=120": (35, 4),
+    "rooms:transfer,image_height=40,image_width=64,episode_frames=120": (35, 4),
+}
+
+
+def tensors(env: DeviceEnv) -> dict[str, torch.Tensor]:
+    """All of an environment's tensors by name."""
+    own = {name: value for name, value in vars(env).items() if isinstance(value, torch.Tensor)}
+    return {**own, **env.state, **env.counters}
+
+
+def results(env: DeviceEnv) -> dict[str, np.ndarray]:
+    """Copies of what a step has given, and of the state; random streams as int64."""
+    own = {**tensors(env), "rng": env.state["rng"].view(torch.int64)}
+    return {name: tensor.cpu().numpy().copy() for name, tensor in own.items() if name != "action"}
+
+
+def synchronise(env: DeviceEnv, vector) -> None:
+    """Gives a device's environments the state of a vector environment."""
+    for name, array in vector.get_state().items():
+        env.state[name].copy_(torch.from_numpy(array))
+
+
+def expected(step, begin, vector) -> dict[str, np.ndarray]:
+    """What `results` has to be after a step of a vector environment."""
+    observation, reward, terminated, truncated, infos = step
+    counters = {name: infos[name] for name in vector.metadata["episode_metrics"]}
+    state = {name: array for name, array in vector.get_state().items() if name != "over"}
+    state["rng"] = state["rng"].view(np.int64)
+    seen = {"observation": observation, "reward": reward, "terminated": terminated, "truncated": truncated}
+    return {**seen, "begin": begin, **counters, **state}
+
+
+def follow(env: DeviceEnv, vector, steps: int, every: int = 1):
+    """Plays both with the oracle's actions and random ones in turn, and yields what both give, every few steps.
+
+    If not at every step, the device's environments are first brought to the other's state.
+    """
+    random, over = np.random.default_rng(0), np.zeros(env.num_envs, bool)
+    for count in range(steps):
+        action = vector.oracle_actions() if count % 4 else random.integers(env.num_actions, size=env.num_envs)
+        compared = count % every == 0
+        if compared and every > 1:
+            synchronise(env, vector)
+        step = vector.step(action)
+        if compared:
+            env.step(torch.from_numpy(action).to(env.device))
+            yield results(env), expected(step, over, vector)
+        over = step[2] | step[3]
+
+
+def check(spec: str, steps: int, every: int = 1, num_envs: int = 3) -> int:
+    """Asserts that a device's environments follow the vector environment exactly; returns the number of episodes."""
+    env, vector = envs.make_device(spec, num_envs, "cpu"), envs.make_vector(spec, num_envs)
+    env.reset(7)
+    assert np.array_equal(env.observation.numpy(), vector.reset(seed=7)[0])
+    assert (env.num_actions, env.action_repeat) == (vector.single_action_space.n, vector.metadata["action_repeat"])
+    assert tuple(env.counters) == vector.metadata["episode_metrics"]
+    places, episodes = {name: tensor.data_ptr() for name, tensor in tensors(env).items()}, 0
+    for given, wanted in follow(env, vector, steps, every):
+        for name, array in wanted.items():
+            assert given[name].dtype == array.dtype, name
+            assert np.array_equal(given[name], array), name
+        episodes += given["begin"].sum()
+    assert {name: tensor.data_ptr() for name, tensor in tensors(env).items()} == places
+    return episodes
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_it_follows_the_vector_environment(spec):
+    assert check(spec, 300) >= 3
+
+
+def played(env: DeviceEnv, steps: int) -> list[dict[str, np.ndarray]]:
+    random, found = np.random.default_rng(1), []
+    for _ in range(steps):
+        env.step(torch.from_numpy(random.integers(env.num_actions, size=env.num_envs)))
+        found.append(results(env))
+    return found
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_state_resumes_exactly(spec):
+    """Also between the end of an episode and the next step."""
+    env, other = (envs.make_device(spec, 3, "cpu") for _ in range(2))
+    env.reset(3)
+    while not (env.terminated | env.truncated).any():
+        played(env, 1)
+    state, observation = env.get_state(), env.observation.clone()
+    steps = played(env, 40)
+    other.set_state(state)
+    assert torch.equal(other.observation, observation)
+    for one, two in zip(steps, played(other, 40)):
+        assert one.keys() == two.keys()
+        assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("spec", ["rooms:small", "diagnostic:recall"])
+def test_states_of_another_form_are_refused(spec):
+    env = envs.make_device(spec, 2, "cpu")
+    env.reset(0)
+    state = env.get_state()
+    for wrong in ({"rng": state["rng"][:1]}, {"rng": state["rng"].double()}, {"more": torch.zeros(2)}):
+        with pytest.raises(ValueError, match=rf"state\['{next(iter(wrong))}'\]: expected "):
+            env.set_state({**state, **wrong})
+    with pytest.raises(ValueError, match=r"state\['truncated'\]: expected .* got None"):
+        env.set_state({name: tensor for name, tensor in state.items() if name != "truncated"})
+
+
+def test_what_cannot_be_on_a_device_is_refused():
+    for spec in ("gym:CartPole-v1", "diagnostic:tmaze", "rooms:small,rooms:full"):
+        with pytest.raises(ValueError, match=f"'{spec}': expected one task .*: rooms:\\* or diagnostic:recall"):
+            envs.make_device(spec, 2, "cpu")
+    with pytest.raises(ValueError, match=r"diagnostic:recall has no field 'length'; there are: delay, symbols"):
+        envs.make_device("diagnostic:recall,length=3", 2, "cpu")
+    for spec in ("rooms:small", "diagnostic:recall"):
+        with pytest.raises(ValueError, match=r"num_envs: expected at least 1, got 0"):
+            envs.make_device(spec, 0, "cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="device 'cuda': expected a GPU"):
+            envs.make_device("rooms:small", 2, "cuda")
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba_cuda", None)
+    monkeypatch.delitem(sys.modules, "envs.rooms.kernels", raising=False)
+    with pytest.raises(ImportError, match=r"^the rooms level on a GPU needs .*: pip install -e '\.\[gpu\]'$"):
+        import envs.rooms.kernels  # noqa: F401
+
+
+def python(*lines: str, **variables: str) -> None:
+    """Runs a program in another process."""
+    options = ["-W", "ignore", "-c", "\n".join(lines)]  # the simulator's random numbers overflow, as they should
+    found = subprocess.run([sys.executable, *options], env={**os.environ, **variables}, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+def test_the_level_alone_loads_neither_torch_nor_cuda():
+    python("import envs.registry, sys", "assert not {'torch', 'numba.cuda'} & sys.modules.keys()")
+
+
+def simulate(specs: dict[str, tuple[int, int]]) -> None:
+    """`check` in a process in which numba simulates a GPU."""
+    lines = ("from envs.rooms import kernels", "from tests.envs.test_device import check", "kernels.THREADS = 2")
+    python(*lines, f"for spec, steps in {specs}.items(): check(spec, *steps, num_envs=2)", NUMBA_ENABLE_CUDASIM="1")
+
+
+def test_the_kernel_equals_the_cpu_in_the_simulator():
+    simulate(SIMULATED)
+
+
+@pytest.mark.slow
+def test_the_kernel_equals_the_cpu_in_the_simulator_at_full_size():
+    simulate({"rooms:full": (365, 10), "rooms:transfer": (365, 10)})
+
+
+@pytest.mark.slow
+def test_the_kernel_compiles_without_a_gpu(monkeypatch):
+    try:
+        from envs.rooms import kernels
+    except ImportError as error:
+        pytest.skip(f"{error}: {error.__cause__}")
+    from numba import cuda
+    from numba.cuda import dispatcher
+
+    class Hopper:
+        compute_capability = (9, 0)
+
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: Hopper)
+    arguments = envs.make_device("rooms:full", 1, "cpu")._arguments
+    ptx, _ = cuda.compile_ptx(kernels.step.py_func, tuple(map(cuda.typeof, arguments)), cc=(9, 0))
+    assert ".target sm_90" in ptx
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("spec", ["rooms:full", "rooms:transfer", "rooms:small-recall,episode_frames=300"])
+def test_a_gpu_follows_the_cpu_up_to_rounding(spec):
+    """From the same state at every step, since differences grow."""
+    env, vector = envs.make_device(spec, 64, "cuda"), envs.make_vector(spec, 64)
+    env.reset(7)
+    vector.reset(seed=7)
+    differ: dict[str, list[float]] = {}
+    for given, wanted in follow(env, vector, 200):
+        for name, array in wanted.items():
+            allowed = 2 if name == "observation" else 1e-6
+            off = np.abs(given[name].astype(float) - array.astype(float)) > allowed
+            differ.setdefault(name, []).append(off.mean())
+        synchronise(env, vector)
+    assert {name: shares for name, shares in differ.items() if np.mean(shares) > 1e-3} == {}
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("spec", ["rooms:small,episode_frames=50", "diagnostic:recall"])
+def test_a_cuda_graph_holds_a_step(spec):
+    env, other = (envs.make_device(spec, 64, "cuda") for _ in range(2))
+    action = torch.zeros(64, dtype=torch.int64, device="cuda")
+    env.reset(7)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        env.step(action)
+    for one in (env, other):
+        one.reset(7)
+    for count in range(100):
+        action.fill_(count // 3 % 4)
+        graph.replay()
+        other.step(action)
+        assert all(torch.equal(tensor, tensors(other)[name]) for name, tensor in tensors(env).items())
