@@ -73,7 +73,7 @@ class ResidentActor:
             return torch.zeros(rows, steps, *shape, dtype=dtype, device=device)
 
         self.noise = torch.zeros(length, rows, envs.num_actions, device=device)
-        self.core_state = agent.initial_state(rows)
+        self.core_state = map_state(torch.clone, agent.initial_state(rows))  # whose tensors may be one
         self.trajectory = Trajectory(
             observation=buffer(length + 1, *envs.observation.shape[1:], dtype=envs.observation.dtype),
             last_action=buffer(length + 1, dtype=torch.int64).fill_(-1),
