@@ -29,16 +29,16 @@ RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
     ("agent",): 2160,
-    ("envs",): 3480,
+    ("envs",): 3580,
     ("actors",): 1030,
-    ("learner",): 3140,
+    ("learner",): 3250,
     ("training",): 2790,
     ("text", "speech"): 2190,
     ("reports",): 1320,
     ("commands",): 1480,
     ("benchmarks",): 2740,
-    ("tests",): 14_140,
-    tuple(ALLOWED): 17_560,
+    ("tests",): 14_540,
+    tuple(ALLOWED): 17_770,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 
