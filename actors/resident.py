@@ -5,6 +5,7 @@ On a GPU a whole unroll is one CUDA graph: the host only asks for its replay, an
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,7 +88,7 @@ class ResidentActor:
             version=torch.zeros(rows, dtype=torch.int64, device=device),
         )
         #: What the last step of an unroll and the first of the next have in common.
-        self.moment = self.trajectory[:5]
+        self.moment: tuple[Any, ...] = self.trajectory[:5]
         self.moment[0][:, length] = envs.observation
         self.score = torch.zeros(rows, dtype=torch.float64, device=device)
         self.steps = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -116,8 +117,8 @@ class ResidentActor:
             state = agent.with_cache(self.core_state)
             for t in range(self.length):
                 now = slice(t, t + 1)
-                seen = to.observation[:, now], to.last_action[:, now], to.reward[:, now], to.reset[:, now]
-                output = agent(*seen, state)
+                observation, last_action, reward, _, reset = (part[:, now] for part in self.moment)
+                output = agent(observation, last_action, reward, reset, state)
                 state, logits = output.state, output.policy_logits[:, 0]
                 action = sample_actions(logits, self.noise[t])
                 to.action[:, t], to.policy_logits[:, t] = action, logits
@@ -127,12 +128,10 @@ class ResidentActor:
 
     def _note(self, t: int, action: Tensor) -> None:
         """Writes the output of the environments after step t, and the episodes that ended in it."""
-        envs, to = self.envs, self.trajectory
-        to.observation[:, t + 1] = envs.observation
-        to.last_action[:, t + 1] = action.masked_fill(envs.begin, -1)
-        to.reward[:, t + 1] = envs.reward
-        to.discount[:, t + 1] = ~envs.terminated
-        to.reset[:, t + 1] = envs.begin
+        envs = self.envs
+        after = (envs.observation, action.masked_fill(envs.begin, -1), envs.reward, ~envs.terminated, envs.begin)
+        for part, value in zip(self.moment, after, strict=True):
+            part[:, t + 1] = value
         over = self.over[:, t]
         torch.logical_or(envs.terminated, envs.truncated, out=over)
         self.score += envs.reward

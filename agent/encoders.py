@@ -172,4 +172,4 @@ class Reconstruction(nn.Module):
         """The squared error over all pixels; features [N, D], images uint8 [N, height, width, channels]."""
         pictures = F.adaptive_avg_pool2d(scale(images, features.dtype), self.size).flatten(1)
         total = F.mse_loss(self.decoder(features), pictures, reduction="sum")
-        return Mean(total[None], torch.tensor([pictures.numel()], device=total.device))
+        return Mean(total[None], torch.full((1,), pictures.numel(), device=total.device))

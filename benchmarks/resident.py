@@ -103,7 +103,7 @@ class Meter:
 
     def note(self, name: str, steps_per_second: float, flops: float = 0.0) -> None:
         """Keeps a rate; `flops` of a step give its bound."""
-        figures = {"steps_per_second": round(steps_per_second)}
+        figures = {"steps_per_second": float(round(steps_per_second))}
         if flops:
             figures |= {
                 "bound": round(self.peak / flops),
@@ -199,24 +199,25 @@ def measure_agent(base: RunConfig, rows: int, parts: tuple[Part, ...], meter: Me
 def _flops(learner: Learner, trajectory: Any) -> tuple[float, float]:
     """Of one step: of acting, and of learning, forward and backward; counted on one row, uncompiled."""
     row: Any = map_state(lambda leaf: leaf[:1], trajectory)
+    agent: Any = learner.agent
     inputs = row.observation, row.last_action, row.reward, row.reset
 
     def forward() -> Tensor:
-        output = learner.agent(*inputs, row.core_state)
+        output = agent(*inputs, row.core_state)
         return output.policy_logits.sum() + output.value.sum() + sum(loss.value for loss in output.losses.values())
 
     def act() -> None:
         with torch.no_grad():
-            state = learner.agent.with_cache(row.core_state)
+            state = agent.with_cache(row.core_state)
             for t in range(row.action.shape[1]):
-                state = learner.agent(*(part[:, t : t + 1] for part in inputs), state).state
+                state = agent(*(part[:, t : t + 1] for part in inputs), state).state
 
-    compiled, learner.agent.vision._compiled_call_impl = learner.agent.vision._compiled_call_impl, None
+    compiled, agent.vision._compiled_call_impl = agent.vision._compiled_call_impl, None
     try:
         flops = count_flops(act), count_flops(lambda: forward().backward())
     finally:
-        learner.agent.vision._compiled_call_impl = compiled
-        learner.agent.zero_grad(set_to_none=True)
+        agent.vision._compiled_call_impl = compiled
+        agent.zero_grad(set_to_none=True)
     return flops[0] / row.action.shape[1], flops[1] / row.action.shape[1]
 
 

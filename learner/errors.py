@@ -17,5 +17,16 @@ class LearnersLost(RuntimeError):
     """The learners of a group died too often, or for too long; the message says how often and why."""
 
 
+class NotFinite(FloatingPointError):
+    """A loss or a gradient of an update is not finite: `label` and `number` name the update, `reason` says which."""
+
+    def __init__(self, label: str, number: int, reason: str) -> None:
+        super().__init__(label, number, reason)
+        self.number = number
+
+    def __str__(self) -> str:
+        return "{} {} is not finite: {}".format(*self.args)
+
+
 class StorageError(Exception):
     """A URL cannot be used (a package may be missing) or fails in spite of retries; the message names the URL."""

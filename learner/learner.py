@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agent.core.state import detach_state, leaves, state_to
+from agent.core.state import detach_state, index_state, leaves, state_to
 from agent.precision import autocast, resolve_precision
 from agent.trajectory import Trajectory, loss_mask, validate
 from learner import losses
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
-from learner.optimization import Optimization, list_names, snapshot, weights_to_cpu
+from learner.errors import NotFinite
+from learner.optimization import Measured, Optimization, list_names, not_finite, snapshot, weights_to_cpu
 from learner.vtrace import VTraceReturns, action_log_probs, vtrace
 
 
@@ -35,17 +36,26 @@ class Learner:
         total_steps: agent steps at which the schedules end.
         comm: the learners that share each batch. They must have equal weights and get shards of equally many rows;
             their updates then equal those of one learner on all rows.
+        fused: whether Adam is the fused one, which updates that are not read need; None for a GPU only.
+        rows: most rows of an update; a trajectory with more is learned from in several. None for no limit.
 
     Attributes:
         version: number of updates, which is the version of the weights.
-        steps: agent steps learned from, by the loss mask.
+        steps: agent steps learned from, by the loss mask; without those of updates that were not read.
 
     Raises:
-        ValueError: if `total_steps` is not positive, or a compression parameter is not a parameter of the agent.
+        ValueError: if `total_steps` is not positive, a compression parameter is not a parameter of the agent, or the
+            optimizer has no fused version.
     """
 
     def __init__(
-        self, agent: nn.Module, config: LearnerConfig, total_steps: int, comm: Communicator | None = None
+        self,
+        agent: nn.Module,
+        config: LearnerConfig,
+        total_steps: int,
+        comm: Communicator | None = None,
+        fused: bool | None = None,
+        rows: int | None = None,
     ) -> None:
         if total_steps < 1:
             raise ValueError(f"total_steps: expected at least 1, got {total_steps}")
@@ -55,10 +65,11 @@ class Learner:
         self.precision = resolve_precision(config.precision, self.device)
         if config.compile:
             agent.vision.compile(dynamic=False)  # type: ignore[union-attr]
-        self.version = self.steps = 0
-        self._comm = comm or Communicator()
-        make_optimizer = functools.partial(_make_optimizer, config)
+        self.version, self.steps, self.rows = 0, 0, rows
+        self._comm, self._fused = comm or Communicator(), fused
+        make_optimizer = functools.partial(_make_optimizer, config, self.device.type == "cuda", fused)
         self._optimization = Optimization(self.agent, make_optimizer, config.max_gradient_norm, self._comm)
+        self._unread: list[tuple[Measured, dict[str, float]]] = []  # of each update, with its schedules
 
     @property
     def learning_rate(self) -> float:
@@ -77,11 +88,16 @@ class Learner:
     def _progress(self) -> float:
         return min(1.0, self.steps / self.total_steps)
 
-    def update(self, trajectory: Trajectory) -> dict[str, float]:
-        """Learns from one batch.
+    def update(self, trajectory: Trajectory, read: bool = True) -> dict[str, float]:
+        """Learns from one batch or, of more than `rows` rows, from one after the other.
 
         Args:
             trajectory: T steps of B rows on any device, this learner's shard of the batch; see `agent.trajectory`.
+            read: of several batches, only the last is read where that is possible. If false, nothing is read from the
+                device, so that nothing waits for it (except for instructions, and for a trajectory elsewhere), and
+                nothing is returned. The device itself skips an update that is not finite. Until the next update that
+                is read, or `settle`, `version` counts skipped updates too, and `steps`, on which the schedules depend,
+                stays.
 
         Returns:
             metrics of the whole batch by name: losses as they enter the total (weighted and reduced), entropy in nats a
@@ -89,35 +105,76 @@ class Learner:
             rate, entropy cost.
 
         Raises:
-            ValueError: if the shapes of the trajectory or of the agent's output are wrong.
-            FloatingPointError: if a loss or a gradient is not finite; names which. Weights, optimizer and counters are
-                unchanged. All learners that share the batch raise it.
+            ValueError: if the shapes of the trajectory or of the agent's output are wrong, or `read` is false without a
+                fused optimizer.
+            NotFinite: if a loss or a gradient is not finite; names which. Weights, optimizer and counters are
+                unchanged. All learners that share the batch raise it. After updates that were not read, see `settle`.
             PeerLost: if another learner was lost; nothing was changed.
         """
-        validate(trajectory)
+        if not read and not self._optimization.fused:
+            raise ValueError("read: expected true, because the optimizer is not fused (see `fused`), got false")
+        count, _ = validate(trajectory)
+        if self.rows and count > self.rows:
+            begins = range(0, count, self.rows)
+            parts = [index_state(trajectory, slice(begin, begin + self.rows)) for begin in begins]
+            for part in parts[:-1]:
+                self.update(part, read=not self._optimization.fused)
+            return self.update(parts[-1], read)
         trajectory = state_to(trajectory, self.device)
         self.agent.train()
         self._optimization.zero_grad()
-        parts = self._losses(trajectory)
-        parts["loss/total"].backward()
-        lag = self._comm.max((self.version - trajectory.version).max())
+        sums = self._losses(trajectory)
+        sums["loss/total"].backward()
+        others = {"policy_lag/max": self._comm.max((self.version - trajectory.version).max())}
         schedules = {"learning_rate": self.learning_rate, "entropy_cost": self.entropy_cost}
         # Before this, only instructions wait for the device, first of all (`Agent.forward`).
-        metrics = self._optimization.step(
-            parts, self.learning_rate, f"update {self.version + 1}", lambda: self._not_finite_fields(trajectory)
-        )
+        if read and not self._unread:
+            describe = functools.partial(self._not_finite_fields, trajectory)
+            metrics = self._optimization.step(sums, self.learning_rate, "update", self.version + 1, describe, others)
+            self.version += 1
+            self.steps += round(metrics.pop("steps"))
+            return metrics | schedules
+        self._unread.append((self._optimization.step_unread(sums, self.learning_rate, others), schedules))
         self.version += 1
-        self.steps += round(metrics.pop("steps"))
-        return metrics | {"policy_lag/max": float(lag)} | schedules
+        return self.settle() if read else {}
+
+    def settle(self) -> dict[str, float]:
+        """Reads, at once, the updates that were not read, so that `version` and `steps` are exact.
+
+        Returns:
+            the metrics of the last of these updates; see `update`. Empty if there are none.
+
+        Raises:
+            NotFinite: if updates were skipped because they were not finite; its `number` is the first one's. All other
+                updates were made, and the counters are exact. All learners that share the batches raise it.
+        """
+        unread, self._unread = self._unread, []
+        if not unread:
+            return {}
+        first, skipped = self.version - len(unread) + 1, dict[int, str]()
+        values = iter(torch.cat([measured.values for measured, _ in unread]).tolist())
+        for number, ((names, _), schedules) in enumerate(unread, first):
+            metrics = dict(zip(names, values)) | schedules
+            steps = metrics.pop("steps")
+            if reason := not_finite(metrics):
+                skipped[number] = reason
+            else:
+                self.steps += round(steps)
+        self.version -= len(skipped)
+        if skipped:
+            number, reason = next(iter(skipped.items()))
+            raise NotFinite("update", number, f"{reason}. Skipped: {len(skipped)} of {len(unread)} updates.")
+        return metrics
 
     @property
     def counters(self) -> dict[str, int]:
-        """What the learner counts, by attribute."""
+        """What the learner counts, by attribute; after `settle`."""
+        self.settle()
         return {"version": self.version, "steps": self.steps}
 
     def replicate(self) -> Callable[[Communicator, str], "Learner"]:
         """A function, which can be pickled, that makes this learner anew for a communicator and a device."""
-        return functools.partial(_replica, self.agent, self.config, self.total_steps)
+        return functools.partial(_replica, self.agent, self.config, self.total_steps, self._fused)
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the agent's parameters and buffers on the CPU, by name."""
@@ -128,7 +185,9 @@ class Learner:
         return snapshot(self.agent)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to resume exactly: copies, on the CPU, of weights and optimizer state, and the counters."""
+        """Everything needed to resume exactly: copies, on the CPU, of weights and optimizer state, and the counters.
+
+        After `settle`, which may raise `NotFinite`."""
         return {"weights": self.weights(), "optimizer": self._optimization.state_dict(), **self.counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -140,7 +199,7 @@ class Learner:
         """
         self.agent.load_state_dict(state["weights"])
         self._optimization.load_state_dict(state["optimizer"])
-        self.version, self.steps = int(state["version"]), int(state["steps"])
+        self.version, self.steps, self._unread = int(state["version"]), int(state["steps"]), []
 
     def _losses(self, trajectory: Trajectory) -> dict[str, Tensor]:
         """Forward pass; scalars by metric, on the device, whose sums over the learners are those of the batch."""
@@ -220,8 +279,10 @@ class Learner:
         return f"; fields of the trajectory that are not finite: {names}"
 
 
-def _replica(agent: nn.Module, config: LearnerConfig, total_steps: int, comm: Communicator, device: str) -> Learner:
-    return Learner(agent, dataclasses.replace(config, device=device), total_steps, comm)
+def _replica(
+    agent: nn.Module, config: LearnerConfig, total_steps: int, fused: bool | None, comm: Communicator, device: str
+) -> Learner:
+    return Learner(agent, dataclasses.replace(config, device=device), total_steps, comm, fused)
 
 
 def resolve_device(device: str) -> torch.device:
@@ -242,10 +303,15 @@ def resolve_device(device: str) -> torch.device:
     return torch.device("cpu") if resolved.type == "cpu" else resolved
 
 
-def _make_optimizer(config: LearnerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def _make_optimizer(
+    config: LearnerConfig, on_gpu: bool, fused: bool | None, groups: list[dict[str, Any]]
+) -> torch.optim.Optimizer:
     if config.optimizer == "adam":
         betas = (config.adam_beta1, config.adam_beta2)
-        return torch.optim.Adam(groups, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon)
+        kernel = (on_gpu if fused is None else fused) or None  # not False, which would be a kernel for each parameter
+        return torch.optim.Adam(groups, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, fused=kernel)
+    if fused:
+        raise ValueError(f"fused: expected false for {config.optimizer}, which has no fused version, got true")
     return torch.optim.RMSprop(
         groups,
         lr=config.learning_rate,

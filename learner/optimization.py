@@ -3,16 +3,24 @@
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from learner.communicator import Communicator
+from learner.errors import NotFinite
 
 _STATISTICS = {torch.optim.Adam: ("exp_avg", "exp_avg_sq"), torch.optim.RMSprop: ("square_avg",)}
 """State of the optimizers per parameter, in tensors of its shape, besides the number of steps."""
+
+
+class Measured(NamedTuple):
+    """Metrics of a step that are still on the device: `values` [N] of `names`."""
+
+    names: list[str]
+    values: Tensor
 
 
 class Optimization:
@@ -50,38 +58,39 @@ class Optimization:
         """Discards the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
+    @property
+    def fused(self) -> bool:
+        """Whether `step_unread` is possible."""
+        return bool(self.optimizer.defaults.get("fused"))
+
     def step(
-        self, sums: dict[str, Tensor], learning_rate: float, label: str, describe: Callable[[], str] = lambda: ""
+        self,
+        sums: dict[str, Tensor],
+        learning_rate: float,
+        label: str,
+        number: int,
+        describe: Callable[[], str] = lambda: "",
+        others: dict[str, Tensor] | None = None,
     ) -> dict[str, float]:
         """Updates the parameters from their gradients, which are summed over the learners.
 
         Args:
-            sums: scalar metrics by name; each learner's share of the sum over learners.
+            sums: scalar metrics by name, first the losses; each learner's share of the sum over learners.
             learning_rate: the learning rate of this step.
-            label: name of the step in errors.
+            label, number: name the step in errors.
             describe: further text for errors; may use collectives.
+            others: scalar metrics that are not summed.
 
         Returns:
-            the sums over all learners, and the norms of both groups' gradients before clipping.
+            the sums over all learners, the norms of both groups' gradients before clipping, and the others.
 
         Raises:
-            FloatingPointError: if a loss or a gradient norm is not finite; names parameters with such gradients. Raised
-                by all learners; nothing was changed, and the gradients are discarded.
+            NotFinite: if a loss or a gradient norm is not finite; names parameters with such gradients. Raised by all
+                learners; nothing was changed, and the gradients are discarded.
         """
-        self._sum_gradients()
-        norms = [
-            get_total_norm([parameter.grad for parameter in group if parameter.grad is not None])
-            for group in self.groups
-        ]
-        totals = self.comm.sum(torch.stack([value.detach().to(norms[0]) for value in sums.values()]))
-        values = torch.cat([totals, torch.stack([norm.to(norms[0]) for norm in norms])]).tolist()
-        metrics = dict(zip([*sums, "gradient/norm", "gradient/compression_norm"], values))
-        not_finite = [
-            f"{name} = {value}"
-            for name, value in metrics.items()
-            if name.startswith(("loss/", "gradient/")) and not math.isfinite(value)
-        ]
-        if not_finite:
+        norms, (names, values), _ = self._measure(sums, others or {})
+        metrics = dict(zip(names, values.tolist()))
+        if reason := not_finite(metrics):
             bad = [
                 name
                 for name, parameter in self.module.named_parameters()
@@ -89,16 +98,46 @@ class Optimization:
             ]
             message = f"parameters with such gradients: {list_names(bad)}{describe()}"
             self.zero_grad()
-            raise FloatingPointError(
-                f"{label} is not finite: {', '.join(not_finite)}; {message}. The weights were not changed."
-            )
+            raise NotFinite(label, number, f"{reason}; {message}. The weights were not changed.")
+        self._apply(norms, learning_rate)
+        return metrics
+
+    def step_unread(self, sums: dict[str, Tensor], learning_rate: float, others: dict[str, Tensor]) -> Measured:
+        """Like `step`, but waits for nothing: the device itself skips the step where `step` would raise `NotFinite`.
+
+        Returns:
+            what `step` returns, on the device; `not_finite` tells from it whether the step was skipped.
+        """
+        norms, measured, finite = self._measure(sums, others)
+        # As torch.amp.GradScaler: at 1, fused kernels change neither parameters nor statistics nor numbers of steps.
+        self._apply(norms, learning_rate, found_inf=1 - finite.float())
+        return measured
+
+    def _measure(self, sums: dict[str, Tensor], others: dict[str, Tensor]) -> tuple[list[Tensor], Measured, Tensor]:
+        """Sums gradients and metrics; returns the norms by group, the metrics, and whether `not_finite` is empty."""
+        self._sum_gradients()
+        norms = [self._norm(group) for group in self.groups]
+        totals = self.comm.sum(torch.stack([value.detach().to(norms[0]) for value in sums.values()]))
+        losses = sum(name.startswith("loss/") for name in sums)
+        finite = torch.stack([totals[:losses].isfinite().all(), *(norm.isfinite() for norm in norms)]).all()
+        rest = torch.stack([value.to(norms[0]) for value in [*norms, *others.values()]])
+        names = [*sums, "gradient/norm", "gradient/compression_norm", *others]
+        return norms, Measured(names, torch.cat([totals, rest])), finite
+
+    def _norm(self, group: list[nn.Parameter]) -> Tensor:
+        gradients = [parameter.grad for parameter in group if parameter.grad is not None]
+        # Of no gradients, torch would return a tensor on the CPU.
+        return get_total_norm(gradients) if gradients else torch.zeros((), device=next(self.module.parameters()).device)
+
+    def _apply(self, norms: list[Tensor], learning_rate: float, found_inf: Tensor | None = None) -> None:
+        """Clips the gradients and steps the optimizer."""
         if self.max_gradient_norm is not None:
             for group, norm in zip(self.groups, norms):
                 clip_grads_with_norm_(group, self.max_gradient_norm, norm)
         for options in self.optimizer.param_groups:
             options["lr"] = learning_rate
+        self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         self.optimizer.step()
-        return metrics
 
     def _sum_gradients(self) -> None:
         """Replaces the gradients by their sums over the learners, in one all-reduce."""
@@ -140,6 +179,12 @@ class Optimization:
             # RMSprop makes this at a parameter's first step only, and the saved one may have had no momentum.
             for statistics in optimizer.state.values():
                 statistics.setdefault("momentum_buffer", torch.zeros_like(statistics["square_avg"]))
+
+
+def not_finite(metrics: dict[str, float]) -> str:
+    """The losses and gradient norms that are not finite, for errors; empty if all are."""
+    checked = {name: value for name, value in metrics.items() if name.startswith(("loss/", "gradient/"))}
+    return ", ".join(f"{name} = {value}" for name, value in checked.items() if not math.isfinite(value))
 
 
 def list_names(names: Iterable[str]) -> str:

@@ -73,8 +73,8 @@ class SequenceLearner:
             gradient norms before clipping, learning rate, number of steps.
 
         Raises:
-            FloatingPointError: if a loss or a gradient is not finite; names which. Weights, optimizer, memory and
-                counters are unchanged. All learners that share the batch raise it.
+            NotFinite: if a loss or a gradient is not finite; names which. Weights, optimizer, memory and counters are
+                unchanged. All learners that share the batch raise it.
             PeerLost: if another learner was lost; nothing was changed.
         """
         steps = self.config.steps_of_update(self.step)
@@ -88,7 +88,7 @@ class SequenceLearner:
             tokens = tokens + count
             state = self._accumulate(batch, state, count, steps, sums)
         learning_rate = self.config.learning_rate_at(self.step + steps - 1)
-        metrics = self._optimization.step(sums, learning_rate, f"step {self.step + steps}")
+        metrics = self._optimization.step(sums, learning_rate, "step", self.step + steps)
         self.state = state
         self.step += steps
         self.updates += 1

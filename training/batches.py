@@ -5,9 +5,15 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from safetensors.torch import save_file
+from torch import Tensor
+
 from actors import Episode, Unroll
+from agent import Trajectory
+from agent.core import leaves
 
 Result = TypeVar("Result")
 POLL_SECONDS = 0.25
@@ -77,3 +83,12 @@ def wait_for(future: Future[Result], check: Callable[[], object]) -> Result:
     while not concurrent.futures.wait([future], POLL_SECONDS).done:
         check()
     return future.result()
+
+
+def write_trajectory(trajectory: Trajectory, path: Path) -> None:
+    """Writes a trajectory as safetensors: its fields by name, and those with several tensors as FIELD/NUMBER."""
+    tensors: dict[str, Tensor] = {}
+    for name, value in trajectory._asdict().items():
+        parts = {f"{name}/{index}": leaf for index, leaf in enumerate(leaves(value))}
+        tensors |= {name: value} if isinstance(value, Tensor) else parts
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)

@@ -20,24 +20,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from actors import ClusterError, Episode, Pool, Unroll
 from actors.config import pairs
 from actors.evaluation import correct_fraction
 from agent import Trajectory
-from agent.core import concatenate_states, leaves, state_bytes
+from agent.core import concatenate_states, index_state, state_bytes
 from envs import limit_calls, mean_normalised, prepare, tasks
 from learner.checkpoints import LEARNER
 from learner.diagnostics import attention_mass
-from learner.errors import BatchLost, PeerLost
+from learner.errors import BatchLost, NotFinite, PeerLost
 from learner.files import abbreviate, write_json
 from learner.learner import Learner
 from learner.loading import load
 from learner.storage import UrlStore
 from training import UserError
-from training.batches import Background, Batch, wait_for
+from training.batches import Background, Batch, wait_for, write_trajectory
 from training.charts import CHARTS
 from training.config import RunConfig, to_plain
 from training.console import quantity
@@ -207,16 +206,17 @@ class Trainer(Training):
             self._remember(batch.episodes)
             self.episodes += len(batch.episodes)
             self.dropped += batch.dropped
-            self.batch, self.learned = batch, batch.ready()
+            self.batch, self.learned, version = batch, batch.ready(), self.learner.version
             try:
                 metrics = self.updater.update(self.learned)
             except BatchLost as error:
                 logger.warning("%s; the batch is dropped", error)
                 continue
-            except FloatingPointError as error:
+            except NotFinite as error:
                 if self.learned is None:  # it is on the learners' devices
                     raise
-                raise FloatingPointError(f"{error} The batch is kept in {self._keep_batch()}") from error
+                file = self._keep_batch(error.number, error.number - version - 1)
+                raise FloatingPointError(f"{error} The batch is kept in {file}") from error
             self.publish()
             self.clock.mark(self.clocked)
             return metrics
@@ -287,14 +287,12 @@ class Trainer(Training):
         """Those of the batch, each fetched when it is asked for if the learners fetched them."""
         yield from map(Unroll.load, self.batch.unrolls) if self.batch.unrolls else [self.learned]
 
-    def _keep_batch(self) -> Path:
-        """Writes a batch that cannot be learned from, so that the reason can be found."""
-        tensors: dict[str, Tensor] = {}
-        for name, value in concatenate_states(list(self._trajectories()))._asdict().items():
-            parts = {f"{name}/{index}": leaf for index, leaf in enumerate(leaves(value))}
-            tensors |= {name: value} if isinstance(value, Tensor) else parts
-        path = self.run.not_finite_file(self.learner.version + 1)
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    def _keep_batch(self, number: int, part: int) -> Path:
+        """Writes the batch of an update that is not finite: a part of what was to be learned from."""
+        rows = self.config.unrolls_per_update * self.config.actors.envs_per_actor
+        batch = index_state(concatenate_states(list(self._trajectories())), slice(part * rows, (part + 1) * rows))
+        path = self.run.not_finite_file(number)
+        write_trajectory(batch, path)
         return path
 
     def pack(self, rescue: bool) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from actors import Episode, Pool, PoolStatus, Unroll
 from actors.resident import ResidentActor, ResidentPool, cuda_graph
@@ -51,19 +50,21 @@ class ResidentLearner(Learner):
     def __init__(self, agent: Agent, config: RunConfig, total_steps: int, comm: Communicator, device: str) -> None:
         learning = dataclasses.replace(config.learner, device=device)
         rows = config.unrolls_per_update * config.actors.envs_per_actor // config.learners
-        super().__init__(agent, learning, total_steps, comm, rows)
+        super().__init__(agent, learning, total_steps, comm, rows=rows)
         self.pool = make_pool(config, agent, torch.initial_seed() % 2**32, self.device)
         self.episodes: list[Episode] = []
 
-    def update(self, trajectory: Trajectory | None = None) -> dict[str, float]:
-        """Acts for an unroll and learns from it; see `Learner.update`."""
+    def update(self, trajectory: Trajectory | None = None, read: bool = True) -> dict[str, float]:
+        """Without a trajectory acts for an unroll and learns from that; see `Learner.update`."""
+        if trajectory is not None:
+            return super().update(trajectory, read)
         self.pool.publish({}, self.version)
         unroll = self.pool.get()
         self.episodes = unroll.episodes
         return super().update(unroll.trajectory)
 
 
-def replicate(agent: nn.Module, config: RunConfig, total_steps: int) -> Callable[[Communicator, str], Learner]:
+def replicate(agent: Agent, config: RunConfig, total_steps: int) -> Callable[[Communicator, str], Learner]:
     """See `Learner.replicate`."""
     return functools.partial(_replica, agent, config, total_steps)
 

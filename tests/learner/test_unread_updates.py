@@ -1,0 +1,197 @@
+"""Updates that are not read: nothing waits for the device, and nothing else differs from updates that are read."""
+
+import contextlib
+import dataclasses
+import math
+import pickle
+from importlib import import_module
+
+import pytest
+import torch
+
+from agent.core import CORES, state_to
+from learner import learner as learner_module
+from learner.communicator import Communicator
+from learner.config import LearnerConfig
+from learner.errors import NotFinite
+from learner.learner import Learner
+from tests.agent import agents, cores
+from tests.capture import Capturable
+from tests.learner.test_group import make_agent, make_batches, shard, together
+
+CPU = LearnerConfig(device="cpu", learning_rate=0.01)
+CASES = {name: config for name, config in cores.CASES.items() if name.partition("/")[0] in CORES}
+
+
+def make(agent, fused: bool | None = True, **changes) -> Learner:
+    return Learner(agent, dataclasses.replace(CPU, **changes), 1000, fused=fused)
+
+
+def assert_same(first: Learner, second: Learner, **tolerance: float) -> None:
+    """Weights, statistics, numbers of steps, and counters."""
+    states = []
+    for learner in (first, second):
+        state = learner.state_dict()
+        states.append({**state, "optimizer": state["optimizer"]["state"]})
+    torch.testing.assert_close(*states, **(tolerance or {"rtol": 0, "atol": 0}))
+
+
+@pytest.mark.parametrize("config", CASES.values(), ids=CASES)
+def test_nothing_waits_for_the_device(config):
+    learner = make(agents.make_agent(config, reconstruction_cost=0.1), reward_clipping="soft_asymmetric")
+    batch = agents.make_trajectory(2, 12, core=config)
+    with Capturable() as mode:
+        assert learner.update(batch, read=False) == learner.update(batch, read=False) == {}
+    assert mode.forbidden == {}
+    with Capturable() as mode:
+        learner.update(batch)
+    (found,) = mode.forbidden
+    assert found.startswith("tolist in learner/learner.py:")
+
+
+def test_every_core_is_tested():
+    assert {name.partition("/")[0] for name in CASES} == {*CORES}
+
+
+@pytest.mark.parametrize("case", ["compressive/post", "lstm/one-layer"])
+def test_nothing_is_copied_to_the_device(case, monkeypatch):
+    """On the meta device, which lacks autocast and is not among those of fused kernels, but is not the CPU."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
+    monkeypatch.setattr(torch, "autocast", lambda *args, **options: contextlib.nullcontext())
+    monkeypatch.setattr(import_module("torch.optim.adam"), "_device_dtype_check_for_fused", lambda parameter: None)
+    monkeypatch.setattr(learner_module, "resolve_device", torch.device)
+    learner = make(agents.make_agent(CASES[case], reconstruction_cost=0.1), device="meta")
+    batch = state_to(agents.make_trajectory(2, 12, core=CASES[case]), "meta")
+    with Capturable() as mode:
+        learner.update(batch, read=False)
+        learner.update(batch, read=False)
+    assert mode.forbidden == {}
+
+
+def test_all_is_as_if_every_update_were_read(tiny_agent, trajectory):
+    """Weights, statistics, metrics and steps are equal bit by bit; a constant schedule, because others use `steps`."""
+    learner, twin = make(tiny_agent(), max_gradient_norm=0.05), make(tiny_agent(), max_gradient_norm=0.05)
+    batches = [trajectory(3, 5, seed=seed) for seed in range(5)]
+    every = [twin.update(batch) for batch in batches]
+    assert [learner.update(batch, read=False) for batch in batches[:2]] == [{}, {}]
+    assert (learner.version, learner.steps) == (2, 0)
+    assert learner.update(batches[2]) == every[2]
+    assert [learner.update(batch, read=False) for batch in batches[3:]] == [{}, {}]
+    assert [learner.settle(), learner.settle()] == [every[4], {}]
+    assert learner.counters == twin.counters
+    assert_same(learner, twin)
+
+
+@pytest.mark.parametrize("skipped", [{0}, {1}, {3}, {1, 2}])
+@pytest.mark.parametrize("what", ["reward", "gradient", "compression"])
+def test_an_update_that_is_not_finite_is_skipped(tiny_agent, trajectory, skipped, what):
+    agent, batches = tiny_agent(), [trajectory(3, 5, seed=seed) for seed in range(4)]
+    learner, twin, factor = make(agent), make(tiny_agent()), 1.0
+    agent.policy.weight.register_hook(lambda gradient: gradient * factor)
+    for index in range(4):
+        bad, batch = index in skipped, batches[index]
+        if not bad:
+            twin.update(batch)
+        if what == "reward" and bad:
+            batch = batch._replace(reward=torch.full_like(batch.reward, math.nan))
+        factor = math.nan if what == "gradient" and bad else 1.0
+        agent.compression_scale = math.inf if what == "compression" and bad else 1.0
+        if index < 3:
+            learner.update(batch, read=False)
+    loss = {"reward": "loss/policy = nan", "gradient": "gradient/norm = nan", "compression": "loss/compression"}[what]
+    with pytest.raises(NotFinite, match=f"^update {min(skipped) + 1} is not finite: {loss}") as error:
+        learner.update(batch)
+    assert str(error.value).endswith(f"Skipped: {len(skipped)} of 4 updates.")
+    copied = pickle.loads(pickle.dumps(error.value))  # as Ray does
+    assert (str(copied), copied.number) == (str(error.value), min(skipped) + 1)
+    assert_same(learner, twin)
+
+
+def test_saving_reads(tiny_agent, trajectory):
+    """What cannot be exact without reading is not returned; afterwards it can be had, and loading forgets."""
+    learner, batch = make(tiny_agent()), trajectory(3, 5)
+    saved = learner.state_dict()
+    bad = batch._replace(reward=torch.full_like(batch.reward, math.inf))
+    for read in (learner.state_dict, lambda: learner.counters):
+        learner.update(bad, read=False)
+        with pytest.raises(NotFinite, match="update 1 is"):
+            read()
+    assert learner.state_dict()["version"] == 0
+    learner.update(bad, read=False)
+    learner.load_state_dict(saved)
+    assert learner.settle() == {}
+
+
+def test_the_fused_optimizer_is_the_same_one(tiny_agent, trajectory):
+    """To rounding; and a state of either can be loaded into the other."""
+    fused, plain, batches = (
+        make(tiny_agent()),
+        make(tiny_agent(), fused=None),
+        [trajectory(3, 5, seed=s) for s in (1, 2)],
+    )
+    for batch in batches:
+        fused.update(batch, read=False)
+        plain.update(batch)
+    close = {"rtol": 1e-4, "atol": 1e-6}
+    assert_same(fused, plain, **close)
+    assert fused.state_dict()["weights"]["policy.weight"].ne(tiny_agent().policy.weight).all()
+    swapped = make(tiny_agent(), fused=None), make(tiny_agent())
+    for learner, other in zip(swapped, (fused, plain)):
+        learner.load_state_dict(other.state_dict())
+        assert_same(learner, other)
+        learner.update(batches[0])
+        other.update(batches[0])
+        assert_same(learner, other, **close)
+    assert [learner.state_dict()["optimizer"]["param_groups"][0]["fused"] for learner in swapped] == [None, True]
+
+
+def test_unread_updates_need_a_fused_optimizer(tiny_agent, trajectory):
+    for learner in (make(tiny_agent(), None), make(tiny_agent(), None, optimizer="rmsprop")):
+        with pytest.raises(ValueError, match="read: expected true, because the optimizer is not fused"):
+            learner.update(trajectory(3, 5), read=False)
+        assert learner.version == 0
+    with pytest.raises(ValueError, match="fused: expected false for rmsprop"):
+        make(tiny_agent(), optimizer="rmsprop")
+
+
+def test_learners_that_share_batches_skip_together():
+    good, *_, last = batches = make_batches("compressive", 3)
+    bad = batches[1]._replace(reward=batches[1].reward.clone())
+    bad.reward[-1, 3] = math.nan  # in the second learner's shard
+    models = [make_agent("compressive") for _ in range(3)]
+
+    def learn(comm: Communicator, rank: int) -> tuple[Learner, str]:
+        learner = Learner(models[rank], CPU, 1000, comm, fused=True)
+        for batch in (good, bad):
+            learner.update(shard(batch, rank), read=False)
+        with pytest.raises(NotFinite, match=r"^update 2 is") as error:
+            learner.update(shard(last, rank))
+        return learner, str(error.value)
+
+    (first, message), (second, other_message) = together(learn)
+    alone = make(models[2])
+    alone.update(good)
+    alone.update(last)
+    assert message == other_message
+    assert_same(first, second)
+    assert_same(first, alone, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_nothing_waits_for_a_gpu(precision):
+    learner = make(agents.make_agent(reconstruction_cost=0.1), fused=None, device="cuda", precision=precision)
+    batch = state_to(agents.make_trajectory(2, 12), "cuda")
+    learner.update(batch, read=False)
+    broken = batch._replace(reward=batch.reward * math.nan)
+    before = learner.weights()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        learner.update(broken, read=False)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(learner.weights(), before, rtol=0, atol=0)
+    with pytest.raises(NotFinite, match="update 2 is not finite"):
+        learner.settle()
+    assert learner.version == 1
