@@ -89,7 +89,7 @@ class ResidentActor:
         )
         #: What the last step of an unroll and the first of the next have in common.
         self.moment: tuple[Any, ...] = self.trajectory[:5]
-        self.moment[0][:, length] = envs.observation
+        self._write(length, envs.observation)
         self.score = torch.zeros(rows, dtype=torch.float64, device=device)
         self.steps = torch.zeros(rows, dtype=torch.int64, device=device)
         self.over = buffer(length, dtype=torch.bool)
@@ -129,9 +129,8 @@ class ResidentActor:
     def _note(self, t: int, action: Tensor) -> None:
         """Writes the output of the environments after step t, and the episodes that ended in it."""
         envs = self.envs
-        after = (envs.observation, action.masked_fill(envs.begin, -1), envs.reward, ~envs.terminated, envs.begin)
-        for part, value in zip(self.moment, after, strict=True):
-            part[:, t + 1] = value
+        last_action = action.masked_fill(envs.begin, -1)
+        self._write(t + 1, envs.observation, last_action, envs.reward, ~envs.terminated, envs.begin)
         over = self.over[:, t]
         torch.logical_or(envs.terminated, envs.truncated, out=over)
         self.score += envs.reward
@@ -140,6 +139,10 @@ class ResidentActor:
             self.finished[:, t, column] = value
         self.score.masked_fill_(over, 0.0)
         self.steps.masked_fill_(over, 0)
+
+    def _write(self, t: int, *values: Tensor) -> None:
+        for part, value in zip(self.moment, values):
+            part[:, t] = value
 
     def episodes(self) -> list[Episode]:
         """Those that ended in the last unroll; waits for it."""

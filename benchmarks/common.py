@@ -18,7 +18,6 @@ import tyro
 from rich.console import Console
 
 from envs import prepare
-from training.cluster import start_ray
 from training.config import RunConfig
 from training.presets import make_preset
 
@@ -115,6 +114,8 @@ def make_config(preset: str, core: str, env: str | None = None, **fields: Any) -
 
 def local_ray(cpus: int) -> contextlib.AbstractContextManager[None]:
     """A Ray cluster in this machine with at least so many CPUs."""
+    from training.cluster import start_ray  # here, because not all benchmarks need Ray
+
     return start_ray(None, max(os.cpu_count() or 1, cpus), 0, Console(stderr=True))
 
 

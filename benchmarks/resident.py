@@ -2,7 +2,8 @@
 
 First the level is compared with the CPU's, which starts every step from the device's state: a GPU rounds differently.
 Every rate has a bound that follows from the arithmetic that was counted and from what this device reaches in one large
-matrix product (`share_of_bound`). On the CPU the same code runs, to test it. No part needs Ray.
+matrix product in the learner's precision (`share_of_bound`). On the CPU the same code runs, to test it. Nothing needs
+Ray.
 
     python -m benchmarks.resident --envs 128 256 512
     python -m benchmarks.resident --device cpu --preset cpu --env rooms:small --envs 32 --seconds 2
@@ -85,9 +86,9 @@ def check(env: str, device: torch.device, steps: int) -> dict[str, float]:
 class Meter:
     """Measures rates on a device, and shows each as soon as it is known."""
 
-    def __init__(self, device: torch.device, seconds: float) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, seconds: float) -> None:
         self.device, self.seconds, self.rates = device, seconds, dict[str, dict[str, float]]()
-        self.peak = self._product()
+        self.peak = self._product(dtype)
 
     def rate(self, work: Callable[[], object], amount: float) -> float:
         """Amounts of work a second; two calls before that warm up, and capture what is captured."""
@@ -116,10 +117,10 @@ class Meter:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _product(self) -> float:
-        """Floating point operations a second in a product of bfloat16 matrices."""
-        size = 8192 if self.device.type == "cuda" else 512
-        a, b = (torch.randn(size, size, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+    def _product(self, dtype: torch.dtype) -> float:
+        """Floating point operations a second in a product of large matrices."""
+        size = 8192 if self.device.type == "cuda" else 1024
+        a, b = (torch.randn(size, size, device=self.device, dtype=dtype) for _ in range(2))
         begin, done = 0.0, 0
         for turn in range(23):
             if turn == 3:
@@ -158,7 +159,7 @@ def measure(options: Options) -> dict[str, Any]:
     if "check" in options.parts:
         figures["check"] = check(options.env, device, options.check_steps)
         print("check", figures["check"], file=sys.stderr, flush=True)
-    meter = Meter(device, options.seconds)
+    meter = Meter(device, getattr(torch, base.learner.precision), options.seconds)
     figures["teraflops_of_a_product"] = round(meter.peak / 1e12, 2)
     for rows in options.envs:
         if "level" in options.parts:

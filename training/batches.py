@@ -85,10 +85,13 @@ def wait_for(future: Future[Result], check: Callable[[], object]) -> Result:
     return future.result()
 
 
-def write_trajectory(trajectory: Trajectory, path: Path) -> None:
-    """Writes a trajectory as safetensors: its fields by name, and those with several tensors as FIELD/NUMBER."""
+def write_trajectory(trajectory: Trajectory, path: Path) -> Path:
+    """Writes a trajectory as safetensors: its fields by name, and those with several tensors as FIELD/NUMBER.
+
+    Returns the path."""
     tensors: dict[str, Tensor] = {}
     for name, value in trajectory._asdict().items():
         parts = {f"{name}/{index}": leaf for index, leaf in enumerate(leaves(value))}
         tensors |= {name: value} if isinstance(value, Tensor) else parts
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    return path

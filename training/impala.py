@@ -145,9 +145,8 @@ class Trainer(Training):
         """Gives the actors the state that they had in the checkpoint, if there are as many of them."""
         assert self.restored
         actors, saved = self.restored.state["config"]["actors"], self.restored.parts.get("actors", {})
-        resident = self.restored.state["config"].get("resident", False)
-        other = any(actors[name] != getattr(self.config.actors, name) for name in ACTORS)
-        if not saved or other or resident != self.config.resident:
+        changed = any(actors[name] != getattr(self.config.actors, name) for name in ACTORS)
+        if not saved or changed or self.restored.state["config"].get("resident", False) != self.config.resident:
             return
         for name, tensor in pool.state_dict().items():
             pair = [tensor, saved.get(name)]
@@ -213,10 +212,10 @@ class Trainer(Training):
                 logger.warning("%s; the batch is dropped", error)
                 continue
             except NotFinite as error:
-                if self.learned is None:  # it is on the learners' devices
-                    raise
-                file = self._keep_batch(error.number, error.number - version - 1)
-                raise FloatingPointError(f"{error} The batch is kept in {file}") from error
+                kept = (
+                    "" if self.learned is None else f" The batch is kept in {self._keep_batch(error.number, version)}"
+                )
+                raise FloatingPointError(f"{error}{kept}") from error
             self.publish()
             self.clock.mark(self.clocked)
             return metrics
@@ -265,8 +264,8 @@ class Trainer(Training):
             else:
                 dropped += 1  # actors catch up: newer weights are published meanwhile
         ready = self._prepare(unrolls, check)
-        fetched = self.updater is not self.learner and not self.config.resident
-        return Batch(unrolls if fetched else [], episodes, dropped, ready)
+        own = self.updater is self.learner or self.config.resident
+        return Batch([] if own else unrolls, episodes, dropped, ready)
 
     def _prepare(self, unrolls: list[Unroll], check: Callable[[], object]) -> Callable[[], Any]:
         """Makes the trajectory of a batch, or lets the learners fetch it; see `Batch.ready`."""
@@ -287,13 +286,12 @@ class Trainer(Training):
         """Those of the batch, each fetched when it is asked for if the learners fetched them."""
         yield from map(Unroll.load, self.batch.unrolls) if self.batch.unrolls else [self.learned]
 
-    def _keep_batch(self, number: int, part: int) -> Path:
-        """Writes the batch of an update that is not finite: a part of what was to be learned from."""
+    def _keep_batch(self, number: int, version: int) -> Path:
+        """Writes the batch of an update that is not finite; of several, the first followed `version`."""
+        part = number - version - 1
         rows = self.config.unrolls_per_update * self.config.actors.envs_per_actor
         batch = index_state(concatenate_states(list(self._trajectories())), slice(part * rows, (part + 1) * rows))
-        path = self.run.not_finite_file(number)
-        write_trajectory(batch, path)
-        return path
+        return write_trajectory(batch, self.run.not_finite_file(number))
 
     def pack(self, rescue: bool) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """With the state of the actors, where the pool can give it.
@@ -315,7 +313,7 @@ class Trainer(Training):
             f"{quantity(self.learner.steps)} steps",
             f"{quantity(rate * self.action_repeat)} frames/s",
             self._score_text(),
-            f"{status.alive} actors{restarts}",
+            f"{status.alive} actor{'s' * (status.alive > 1)}{restarts}",
         )
         return Progress(self.frames, self.config.frames, "frames", rate * self.action_repeat, texts)
 
