@@ -38,7 +38,7 @@ LINES = {
     ("commands",): 1_480,
     ("benchmarks",): 2_730,
     ("tests",): 14_370,
-    tuple(ALLOWED): 17_560,
+    tuple(ALLOWED): 17_920,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 
