@@ -286,12 +286,13 @@ class Trainer(Training):
         """Those of the batch, each fetched when it is asked for if the learners fetched them."""
         yield from map(Unroll.load, self.batch.unrolls) if self.batch.unrolls else [self.learned]
 
-    def _keep_batch(self, number: int, version: int) -> Path:
-        """Writes the batch of an update that is not finite; of several, the first followed `version`."""
-        part = number - version - 1
-        rows = self.config.unrolls_per_update * self.config.actors.envs_per_actor
-        batch = index_state(concatenate_states(list(self._trajectories())), slice(part * rows, (part + 1) * rows))
-        return write_trajectory(batch, self.run.not_finite_file(number))
+    def _keep_batch(self, number: int, version: int) -> str:
+        """Writes the batch of an update that is not finite; of several, the first followed `version`. Says where."""
+        if self.learned is None:
+            return ""  # resident learners have it
+        first = (number - version - 1) * (rows := self.config.unrolls_per_update * self.config.actors.envs_per_actor)
+        batch = index_state(concatenate_states(list(self._trajectories())), slice(first, first + rows))
+        return f" The batch is kept in {write_trajectory(batch, self.run.not_finite_file(number))}"
 
     def pack(self, rescue: bool) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """With the state of the actors, where the pool can give it.

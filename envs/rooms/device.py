@@ -1,5 +1,6 @@
 """The rooms level as an environment on a device: stepped and drawn by a kernel on a GPU, as in `env.py` on a CPU."""
 
+import functools
 from typing import Any
 
 import numba
@@ -49,7 +50,7 @@ class DeviceRooms(DeviceEnv):
         if self.device.type == "cuda" or numba.config.ENABLE_CUDASIM:  # type: ignore[attr-defined]
             from envs.rooms import kernels  # needs numba-cuda
 
-            self._run, self._array = kernels.run, kernels.array
+            self._run, self._array = functools.partial(kernels.run, self.device), kernels.array
         tuples: Any = level.build(config), render.build(config), level.State(**state)  # type: ignore[arg-type]
         self._arguments = self._arrays((*tuples, self.begin, self.action, self.reward, self.observation))
         self.launch()  # compiles

@@ -22,7 +22,8 @@ try:
     if not SIMULATED:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        load_nvidia_dynamic_lib("nvvm")  # the compiler; a RuntimeError without it
+        for library in ("nvvm", "nvrtc"):  # the compiler; a RuntimeError without it
+            load_nvidia_dynamic_lib(library)
 except (ImportError, RuntimeError) as error:
     raise ImportError("the rooms level on a GPU needs the extra `gpu`: pip install -e '.[gpu]'") from error
 
@@ -45,9 +46,9 @@ def array(tensor: Tensor) -> Any:
     return cuda.as_cuda_array(tensor)
 
 
-def run(*arguments: Any) -> None:
-    """`step` with its arguments, in order with torch's operations on the present stream."""
+def run(device: torch.device, *arguments: Any) -> None:
+    """`step` with its arguments, in order with torch's operations on the device's present stream."""
     images = arguments[-1]
     threads = min(-(-images.shape[2] // 32) * 32, THREADS)
-    stream = 0 if SIMULATED else cuda.external_stream(torch.cuda.current_stream().cuda_stream)
+    stream = 0 if SIMULATED else cuda.external_stream(torch.cuda.current_stream(device).cuda_stream)
     step[images.shape[0], threads, stream](*arguments)

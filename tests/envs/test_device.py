@@ -190,13 +190,14 @@ def test_the_kernel_compiles_without_a_gpu(monkeypatch):
         pytest.skip(f"{error}: {error.__cause__}")
     from numba import cuda
     from numba.cuda import dispatcher
+    from numba.cuda.typing.typeof import typeof
 
     class Hopper:
         compute_capability = (9, 0)
 
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: Hopper)
     arguments = envs.make_device("rooms:full", 1, "cpu")._arguments
-    ptx, _ = cuda.compile_ptx(kernels.step.py_func, tuple(map(cuda.typeof, arguments)), cc=(9, 0))
+    ptx, _ = cuda.compile_ptx(kernels.step.py_func, tuple(map(typeof, arguments)), cc=(9, 0))
     assert ".target sm_90" in ptx
 
 
