@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -85,8 +84,7 @@ class Trainer(Training):
             raise ValueError(f"num_actors: expected at least {len(names)}, one a task, got {config.actors.num_actors}")
         if local and config.actors.gpus and not torch.cuda.is_available():
             raise ValueError(f"gpus: expected 0 for actors in this process, which has no GPU, got {config.actors.gpus}")
-        if config.resident:
-            require_resident(config)
+        require_resident(config)
         config = resolve_precisions(config)
         torch.manual_seed(config.seed)
         self.local, self.action_repeat = local, interface(config.env).action_repeat
@@ -264,8 +262,7 @@ class Trainer(Training):
             else:
                 dropped += 1  # actors catch up: newer weights are published meanwhile
         ready = self._prepare(unrolls, check)
-        own = self.updater is self.learner or self.config.resident
-        return Batch([] if own else unrolls, episodes, dropped, ready)
+        return Batch([] if self.updater is self.learner or self.config.resident else unrolls, episodes, dropped, ready)
 
     def _prepare(self, unrolls: list[Unroll], check: Callable[[], object]) -> Callable[[], Any]:
         """Makes the trajectory of a batch, or lets the learners fetch it; see `Batch.ready`."""

@@ -21,7 +21,9 @@ from training.config import RunConfig
 
 
 def require_resident(config: RunConfig) -> None:
-    """Raises a ValueError or ImportError if the environment or this machine cannot act on the learner's device."""
+    """Raises a ValueError or ImportError if a resident run cannot have its environment, or this machine no such run."""
+    if not config.resident:
+        return
     device = resolve_device(config.learner.device if config.learners == 1 else "cpu")  # several are on a cluster
     if config.learners == 1 and device.type == "cpu" and config.learner.device == "auto":
         expected = "a GPU, and torch finds none here; --learner.device cpu does the same on the CPU, slowly"
