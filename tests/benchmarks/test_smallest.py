@@ -20,6 +20,7 @@ SMALLEST = {
     "peers": "--rllib {folder}/python --sample-factory {folder}/python --ppo-trxl {folder}/python "
     "--ppo-trxl-python {folder}/python --envs 2 --unroll-length 16 --batch 64 --turns 1 --seconds 1 --warm-up 0",
     "recall": "{folder}/recall --seeds 0 --updates 2 --processes 1",
+    "resident": "--device cpu --preset cpu --env rooms:small --envs 64 --seconds 0.01 --check-steps 2",
     "scaling": "--presets cpu --gpus 1 --seconds 0.1",
     "soak": "--minutes 0.5 --kill-seconds 5 --learners 2",
     "system": "--seconds 0.2 --actors 1 --learners 1 2 --turns 1 --updates 1",
@@ -54,4 +55,6 @@ def test_every_benchmark_runs_with_its_smallest_sizes(name, tmp_path):
 
 
 def test_no_benchmark_is_left_out():
-    assert set(SMALLEST) | {"common", "fidelity_frames"} == {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    assert set(SMALLEST) | {"common", "fidelity_frames", "pieces"} == {
+        path.stem for path in (ROOT / "benchmarks").glob("*.py")
+    }
