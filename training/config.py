@@ -112,7 +112,9 @@ class RunConfig(Checked):
         if self.resident:
             if len(tasks := self.env.split(":")) > 2:
                 raise ValueError(f"env: expected one task for resident actors, got {len(tasks) - 1}")
-            if self.actors.most_actors % self.unrolls_per_update or self.actors.max_actors is not None:
+            if self.actors.max_actors is not None:
+                raise ValueError(f"actors: expected one number for resident actors, got {self.actors.count}")
+            if self.actors.num_actors % self.unrolls_per_update:
                 expected = f"a multiple of unrolls_per_update = {self.unrolls_per_update} for resident actors"
                 raise ValueError(f"num_actors: expected {expected}, got {self.actors.count}")
         if self.learners > 1 and self.learner.device not in ("auto", "cpu", "cuda"):
