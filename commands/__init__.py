@@ -26,6 +26,7 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
   visualize  play episodes and show what the agent attends to: a video, and a page for the browser
   report     one page about a run: configuration, curves, memory, evaluation
   compare    train variants of a model with several seeds each, and compare them in a report
+  export     write a trained agent to a small folder, to share it
   status     show the progress of a run: scores, actors, policy lag, last checkpoint
   text       train, evaluate and sample language models on the same core
   speech     train, evaluate and sample models of raw waveforms on the same core
@@ -39,7 +40,9 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
 
   compressive --version              the version of this program
 """
-COMMANDS = {name: name for name in ("launch", "evaluate", "visualize", "report", "compare", "status", "completion")}
+COMMANDS = {
+    name: name for name in ("launch", "evaluate", "visualize", "report", "compare", "export", "status", "completion")
+}
 COMMANDS |= {"text": "sequence", "speech": "sequence"}
 """Modules of commands by the name of the command; each has a function of its own name."""
 

@@ -232,6 +232,15 @@ class ReportOptions(PlayOptions, RunOptions):
 
 
 @dataclass(frozen=True)
+class ExportOptions(RunOptions):
+    """Writes a trained agent to a small folder, to share it: weights in half precision, configuration, evaluation and
+    curves. The folder is a run for evaluate, visualize, report and compare, but cannot be resumed."""
+
+    output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="NEW")]
+    """The new folder."""
+
+
+@dataclass(frozen=True)
 class StatusOptions(RunOptions):
     """Shows the progress of a run, its scores or losses, actors, policy lag and its last readable checkpoint."""
 
@@ -359,6 +368,7 @@ OPTIONS: dict[str, Any] = {
     "visualize": VisualizeOptions,
     "report": ReportOptions,
     "compare": CompareOptions,
+    "export": ExportOptions,
     "status": StatusOptions,
     "completion": CompletionOptions,
     "text train": TextTraining,

@@ -32,13 +32,13 @@ LINES = {
     ("envs",): 3_840,
     ("actors",): 1_240,
     ("learner",): 3_260,
-    ("training",): 2_960,
+    ("training",): 2_970,
     ("text", "speech"): 2_190,
     ("reports",): 1_320,
-    ("commands",): 1_490,
+    ("commands",): 1_560,
     ("benchmarks",): 3_030,
-    ("tests",): 15_030,
-    tuple(ALLOWED): 18_480,
+    ("tests",): 15_130,
+    tuple(ALLOWED): 18_570,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

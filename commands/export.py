@@ -1,0 +1,54 @@
+"""`compressive export`: a trained agent as a small folder, which can be played and looked at, but not resumed."""
+
+import json
+import shutil
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from commands.options import ExportOptions
+from commands.parsing import user_errors
+from learner import checkpoints
+from learner.metrics import sample_metrics
+from training import UserError
+from training.config import read_config, to_plain
+from training.console import program, say
+from training.run import Run
+
+ROWS = 200
+"""Rows of metrics, at equal distances, for the curves."""
+
+
+def export(options: ExportOptions) -> None:
+    """Runs the command."""
+    run, target, console = Run(options.run), Run(options.output), Console()
+    with user_errors():
+        config = read_config(run)
+        checkpoint = checkpoints.load_latest(config.checkpoint_url or run.path)
+        rows = sample_metrics(run.path)
+        weights = {name: _halved(name, tensor) for name, tensor in checkpoint.parts["weights"].items()}
+    if target.path.exists():
+        raise UserError(f"output: expected a new folder, and {target} exists")
+    with user_errors("output"):
+        target.path.mkdir(parents=True)
+        plain = to_plain(config) | {"checkpoint_url": None}
+        target.write_config(plain)
+        checkpoints.save(target.path, checkpoint.step, {"weights": weights}, {"config": plain})
+        kept = {round(index * (len(rows) - 1) / (ROWS - 1)) for index in range(ROWS)} if rows else ()
+        lines = (json.dumps(rows[index]) for index in sorted(kept))
+        (target.path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        if run.evaluation_file().is_file():
+            shutil.copy(run.evaluation_file(), target.evaluation_file())
+    size = sum(path.stat().st_size for path in target.path.rglob("*") if path.is_file())
+    say(console, f"{target}  {size / 1e6:.1f} MB; play with it: {program()} visualize {target}")
+
+
+def _halved(name: str, tensor: Tensor) -> Tensor:
+    """In half precision. Raises a ValueError if a number is too large for that."""
+    if not tensor.is_floating_point():
+        return tensor
+    half = tensor.to(torch.float16)
+    if not half.isfinite().all():
+        raise ValueError(f"{name}: expected numbers below 65,504 in half precision, got {tensor.abs().max():.3g}")
+    return half

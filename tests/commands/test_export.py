@@ -1,0 +1,57 @@
+"""`compressive export`: a run in half precision that is played and looked at like the run that it came from."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from learner import checkpoints
+from learner.metrics import read_metrics
+from tests.commands.cli import Commands
+from training.evaluation import load_player
+from training.run import Run
+
+
+def test_an_agent_is_exported(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:
+    small = tmp_path / "small"
+    assert f"visualize {small}" in cli.run("export", finished[0], small)
+    whole, half = load_player(Run(finished[0])), load_player(Run(small))
+    for mine, theirs in zip(half.agent.parameters(), whole.agent.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2**-10, atol=1e-7)
+    assert half.checkpoint.parts["weights"]["policy.weight"].dtype == torch.float16
+    assert half.config == whole.config
+    assert read_metrics(small) == read_metrics(finished[0]), "up to 200 rows"
+    assert json.loads((small / "evaluation.json").read_text())["episodes"] == 2
+    (evaluated,) = json.loads(cli.run("evaluate", small, "--episodes=2", "--json"))
+    assert evaluated["episodes"] == 2
+    cli.refuse("export", finished[0], small, words="output: expected a new folder")
+    cli.refuse("launch", "--resume", small, "--local", "--frames=1M", words="does not fit")
+
+
+def test_weights_that_half_precision_cannot_hold(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:
+    checkpoint = checkpoints.load_latest(finished[0])
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("config.json", "metrics.jsonl"):
+        (run / name).write_bytes((finished[0] / name).read_bytes())
+    checkpoint.parts["weights"]["policy.weight"][0, 0] = 1e6
+    checkpoints.save(run, checkpoint.step, checkpoint.parts, checkpoint.state)
+    cli.refuse("export", run, tmp_path / "small", words="policy.weight: expected numbers below 65,504")
+    assert not (tmp_path / "small").exists()
+
+
+def test_only_agents_are_exported(tmp_path: Path, cli: Commands) -> None:
+    (tmp_path / "config.json").write_text('{"kind": "text"}')
+    cli.refuse("export", tmp_path, tmp_path / "new", words="launch")
+
+
+@pytest.mark.parametrize("rows", [1, 1000])
+def test_long_curves_are_thinned(rows: int, finished: tuple[Path, str], tmp_path: Path, cli: Commands, copied) -> None:
+    run = copied()
+    last = read_metrics(run)[-1]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(last | {"step": step}) + "\n" for step in range(rows)))
+    cli.run("export", run, tmp_path / "small")
+    steps = [row["step"] for row in read_metrics(tmp_path / "small")]
+    assert len(steps) == min(rows, 200)
+    assert (steps[0], steps[-1]) == (0, rows - 1)
