@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TORCH := $(shell sed -n 's/.*"\(torch==[0-9.]*\)".*/\1/p' pyproject.toml)
+GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo ,gpu)
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 
@@ -27,7 +28,7 @@ $(READY): pyproject.toml
 		if $(BIN)/pip install --quiet --dry-run --no-deps --report - $(TORCH) | grep -q '+cpu'; \
 		then $(BIN)/pip install $(TORCH); \
 		else $(BIN)/pip install --extra-index-url $(CPU_INDEX) $(TORCH); fi; fi
-	@$(BIN)/pip install --editable '.[dev]'
+	@$(BIN)/pip install --editable '.[dev$(GPU)]'
 	@touch $@
 
 train: venv  ## train the Compressive Transformer agent on two CPU cores, under 10 minutes

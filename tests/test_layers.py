@@ -38,7 +38,7 @@ LINES = {
     ("commands",): 1_560,
     ("benchmarks",): 3_030,
     ("tests",): 15_130,
-    tuple(ALLOWED): 18_570,
+    tuple(ALLOWED): 18_580,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 
