@@ -96,7 +96,7 @@ class Modality(ABC):
 
     def tables(self, part: dict[str, Any]) -> Iterator[Table]:
         """A part of an evaluation as tables: one of its plain values, and one of each collection, by their names."""
-        plain = {name: value for name, value in part.items() if not isinstance(value, list | dict)}
+        plain = {name.replace("_", " "): value for name, value in part.items() if not isinstance(value, list | dict)}
         for name, found in {"measure": plain, **part}.items():
             if rows := _rows(name, found):
                 first, *others = (column.replace("_", " ") for column in rows[0])
