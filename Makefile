@@ -10,7 +10,7 @@ CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train compare text test test-slow lint format docs bench clean
+.PHONY: help venv train demo compare text test test-slow lint format docs bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ $(READY): pyproject.toml
 
 train: venv  ## train the Compressive Transformer agent on two CPU cores, under 10 minutes
 	$(BIN)/compressive launch --preset cpu $(ARGS)
+
+demo: venv  ## play a trained agent, and write a video and a page of what it attends to: seconds
+	$(BIN)/compressive visualize pretrained/small --output demo $(ARGS)
 
 compare: venv  ## compare compression rates, an LSTM and a Transformer-XL on a task of memory: 15 runs, 30 to 60 minutes
 	@$(BIN)/python -c 'import ray.tune' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[compare]'
