@@ -37,7 +37,7 @@ LINES = {
     ("reports",): 1_320,
     ("commands",): 1_560,
     ("benchmarks",): 3_030,
-    ("tests",): 15_130,
+    ("tests",): 15_160,
     tuple(ALLOWED): 18_580,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
