@@ -37,8 +37,8 @@ LINES = {
     ("reports",): 1_320,
     ("commands",): 1_480,
     ("benchmarks",): 2_750,
-    ("tests",): 14_410,
-    tuple(ALLOWED): 17_560,
+    ("tests",): 14_430,
+    tuple(ALLOWED): 18_230,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

@@ -303,12 +303,17 @@ class RoutingTransformer(Transformer):
             for name in (part.losses[0] if part.losses else ())
         }
 
-    def resized(self, memory_size: Sizes | None = None, window: Sizes | None = None) -> "RoutingTransformer":
+    def resized(
+        self, memory_size: Sizes | None = None, compressed_size: Sizes | None = None, window: Sizes | None = None
+    ) -> "RoutingTransformer":
         """A copy with other sizes and the same weights, which do not depend on them.
 
         Raises:
-            ValueError: if a layer would gain or lose its routed slots, and so its router.
+            ValueError: if a layer would gain or lose its routed slots, and so its router; if `compressed_size` is
+                given, as callers that do not know the core do.
         """
+        if compressed_size is not None:
+            raise ValueError(f"compressed_size: expected none for a core with a window, got {compressed_size}")
         return self._resized({"memory_size": memory_size, "window": window})
 
     def slot_ages(self, layer: int, state: RoutingState) -> Tensor:
