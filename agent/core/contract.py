@@ -33,8 +33,8 @@ class CoreOutput(NamedTuple):
     features: [B, T, D].
     state: the state after the last step.
     losses: auxiliary losses, to be added to the task's loss with weight 1; empty if gradients are disabled.
-    attention: one tensor for each layer, [B, H, T, S] weights over the slots [compressed or routed | memory | segment]; None
-        unless requested, and for cores without attention.
+    attention: one tensor for each layer, [B, H, T, S] weights over the slots [compressed or routed | memory | segment];
+        None unless requested, and for cores without attention.
     """
 
     features: Tensor
