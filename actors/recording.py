@@ -12,14 +12,14 @@ import torch
 from actors.actor import Actor, Episode
 from actors.config import MAX_EPISODE_STEPS
 from actors.evaluation import check_length
-from agent.core import CompressiveTransformer, State
+from agent.core import State, Transformer
 from agent.trajectory import image_of
 
 
 class Attention(NamedTuple):
     """Attention of one layer at each step of an episode. T steps, H heads, S key slots.
 
-    sizes: numbers of slots of compressed memory, memory and segment, which are in this order, oldest first.
+    sizes: numbers of slots of each of the core's kinds, which are in this order, oldest first.
     weights: [T, H, S] float32, with sum 1 over the slots.
     steps: [T, S, 2] int64, the first and the last step of the episode in a slot; -1 if there is none.
     """
@@ -54,7 +54,8 @@ class Recording:
     actions, values, rewards: [T] the action, the value before it (in the learner's units) and the reward after it (in
         the environment's).
     attention: one per layer; empty for cores without attention.
-    mass: [T, L, H, 3] the attention on each of `agent.core.ATTENTION_KINDS`.
+    mass: [T, L, H, 3] the attention on each of `kinds`.
+    kinds: the core's kinds of slots, such as compressed, memory and segment; empty for cores without attention.
     poses: [T, 4] x, y, yaw in degrees and room before each action; None if the environment has no `poses`.
     action_names: one for each action.
     fps: agent steps per second of real time.
@@ -68,6 +69,7 @@ class Recording:
     rewards: np.ndarray
     attention: tuple[Attention, ...]
     mass: np.ndarray
+    kinds: tuple[str, ...]
     poses: np.ndarray | None
     action_names: tuple[str, ...]
     fps: float
@@ -112,7 +114,7 @@ def _attention(
     core: torch.nn.Module, state: State, weights: tuple[torch.Tensor, ...] | None, step: int
 ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], np.ndarray]:
     """Weights, steps of slots and mass by kind of the first row at a step of its episode, given the state before."""
-    if weights is None or not isinstance(core, CompressiveTransformer):
+    if weights is None or not isinstance(core, Transformer):
         return (), (), np.zeros((0, 0, 3))
     slots = []
     for layer in range(len(weights)):
@@ -126,10 +128,9 @@ def _attention(
 def _join(steps: list[tuple[Any, ...]], episode: Episode, actor: Actor) -> Recording:
     metadata, core, attention = actor.envs.metadata, actor.agent.core, []
     observations, actions, values, rewards, weights, slots, mass, poses = zip(*steps)
-    if isinstance(core, CompressiveTransformer):
+    if isinstance(core, Transformer):
         for layer, layer_weights, layer_slots in zip(core.layers, zip(*weights), zip(*slots)):
-            sizes = (layer.sizes.compressed, layer.sizes.memory, layer.sizes.segment)
-            attention.append(Attention(sizes, np.stack(layer_weights), np.stack(layer_slots)))
+            attention.append(Attention(layer.sizes.by_kind, np.stack(layer_weights), np.stack(layer_slots)))
     return Recording(
         episode=episode,
         observations=np.stack(observations),
@@ -138,6 +139,7 @@ def _join(steps: list[tuple[Any, ...]], episode: Episode, actor: Actor) -> Recor
         rewards=np.array(rewards, np.float32),
         attention=tuple(attention),
         mass=np.stack(mass),
+        kinds=core.attention_kinds if isinstance(core, Transformer) else (),
         poses=None if poses[0] is None else np.stack(poses),
         action_names=tuple(metadata.get("action_names") or map(str, range(actor.agent.num_actions))),
         fps=float(metadata.get("render_fps", 15)),

@@ -1,11 +1,12 @@
-"""How far back one layer can recall a symbol, by compression rate and by compression function, at equal attention cost.
+"""How far back one layer can recall a symbol, by compression, and with routing, at equal attention cost.
 
     python -m benchmarks.recall docs/recall                             (needs: pip install -e '.[plot]')
-    python -m benchmarks.recall docs/recall --seeds 0 --processes 1
+    python -m benchmarks.recall docs/recall --seeds 0 --processes 1 --variants "routing, k = 8"
 
 Streams of distractors in which 8 cues, each a tag with a symbol, appear once; up to 4 times a stream, 1 to 160 steps
 later, a tag alone asks for its symbol. With one layer, recall beyond n_m + c n_cm is chance: layer inputs are
-embeddings, so the steps between cannot pass anything on. docs/log.md has the sizes and the results.
+embeddings, so the steps between cannot pass anything on. Routed slots have no such reach. docs/log.md has the sizes and
+the results.
 """
 
 import functools
@@ -23,7 +24,7 @@ import tyro
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.core import CompressiveTransformer, CompressiveTransformerConfig
+from agent.core import CompressiveTransformerConfig, RoutingTransformerConfig, make_core
 from benchmarks.common import markdown, picture, run
 
 TAGS, SYMBOLS, DISTRACTORS, ASKS = 8, 8, 8, 4
@@ -81,49 +82,61 @@ def measured_streams(rows: int, generator: torch.Generator) -> Streams:
     return make_streams(DELAYS[torch.randint(len(DELAYS), (rows, TAGS, ASKS), generator=generator)], generator)
 
 
+LAYER: dict[str, Any] = {"model_size": 64, "num_layers": 1, "num_heads": 4, "mlp_size": 128, "segment_size": 16}
+Config = CompressiveTransformerConfig | RoutingTransformerConfig
+
+
 def core_config(compression: str = TRANSFORMER_XL, rate: int = 1) -> CompressiveTransformerConfig:
     """One layer with 16 steps a segment and 32 slots besides it, all of them memory in Transformer-XL."""
     sizes: dict[str, Any] = {"memory_size": 32, "compressed_size": 0}
     if compression != TRANSFORMER_XL:
         sizes = {"memory_size": 16, "compressed_size": 16, "compression_rate": rate, "compression": compression}
-    return CompressiveTransformerConfig(
-        model_size=64, num_layers=1, num_heads=4, mlp_size=128, segment_size=16, **sizes
-    )
+    return CompressiveTransformerConfig(**LAYER, **sizes)
 
 
-XL = {TRANSFORMER_XL: core_config()}
+def routing_config(clusters: int) -> RoutingTransformerConfig:
+    """The same layer with 16 slots of memory and, of k x 16 routed slots, the 16 of one cluster for each step."""
+    return RoutingTransformerConfig(**LAYER, memory_size=16, window=16, clusters=clusters)
+
+
+XL: dict[str, Config] = {TRANSFORMER_XL: core_config()}
 RATES = XL | {f"convolution, c = {rate}": core_config("convolution", rate) for rate in (1, 2, 4, 8)}
 COMPRESSIONS = XL | {
     f"{name}, c = 4": core_config(name, 4) for name in ("convolution", "dilated", "mean", "max", "most-used")
 }
-VARIANTS = RATES | COMPRESSIONS
+ROUTINGS = XL | {f"routing, k = {clusters}": routing_config(clusters) for clusters in (8, 16)}
+FIGURES = {"rates": RATES, "compressions": COMPRESSIONS, "routings": ROUTINGS}
+VARIANTS: dict[str, Config] = RATES | COMPRESSIONS | ROUTINGS
 """All that is compared, by name."""
 
 
-def reach(config: CompressiveTransformerConfig) -> int:
-    """Steps that every query sees, n_m + c n_cm; one at step p of its segment (0 to n_s - 1) sees p more."""
-    ((_, memory, compressed, rate),) = config.layer_sizes
-    return memory + rate * compressed
+def reach(config: Config) -> int | None:
+    """Steps that every query sees, n_m + c n_cm; one at step p of its segment (0 to n_s - 1) sees p more.
+
+    None with routed slots, which do not age.
+    """
+    (sizes,) = config.layer_sizes
+    return sizes.reach
 
 
 class Recaller(nn.Module):
     """Embedding, core and a linear readout."""
 
-    def __init__(self, config: CompressiveTransformerConfig) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, config.model_size)
-        self.core = CompressiveTransformer(config)
+        self.core = make_core(config)
         self.read_out = nn.Linear(config.model_size, SYMBOLS)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of the symbols [B, T, SYMBOLS] at each step of new streams [B, T], and the compression loss."""
+        """Logits of the symbols [B, T, SYMBOLS] at each step of new streams [B, T], and the core's loss."""
         reset = torch.zeros_like(tokens, dtype=torch.bool)
         output = self.core(self.embedding(tokens), reset, self.core.initial_state(len(tokens)))
         return self.read_out(output.features), sum((loss.value for loss in output.losses.values()), torch.zeros(()))
 
 
 def train(
-    config: CompressiveTransformerConfig, seed: int, updates: int, rows: int = 16, learning_rate: float = 4e-3
+    config: Config, seed: int, updates: int, rows: int = 16, learning_rate: float = 4e-3
 ) -> tuple[Recaller, list[float]]:
     """Trains on `rows` new streams an update; returns the network and the task's loss (nats an answer) by update."""
     torch.manual_seed(seed)
@@ -169,7 +182,11 @@ def table(results: dict[str, list[dict[int, float]]]) -> str:
     """Recall in percent, mean over the seeds, as Markdown."""
     delays = DELAYS[DELAYS % 16 == 0].tolist()
     rows = [
-        [name, reach(VARIANTS[name]), *(round(100 * sum(run[delay] for run in runs) / len(runs)) for delay in delays)]
+        [
+            name,
+            reach(VARIANTS[name]) or "-",
+            *(round(100 * sum(run[delay] for run in runs) / len(runs)) for delay in delays),
+        ]
         for name, runs in results.items()
     ]
     return markdown([["delay", "reach", *delays], *rows])
@@ -185,7 +202,7 @@ def draw(path: Path, results: dict[str, list[dict[int, float]]]) -> None:
             style = {"color": color, "linestyle": line, "zorder": 3 - bool(index), "linewidth": 1.4, "marker": "."}
             axes.plot(delays, values.mean(dim=0), label=name, **style)
             axes.fill_between(delays, values.amin(dim=0), values.amax(dim=0), color=color, alpha=0.15, linewidth=0)
-        for steps in sorted({reach(VARIANTS[name]) for name in results}):
+        for steps in sorted({steps for name in results if (steps := reach(VARIANTS[name])) is not None}):
             axes.axvline(steps, color="0.6", linewidth=0.8, linestyle=":")
             axes.annotate(str(steps), (steps, 103), ha="center", va="bottom", **note)
         axes.axhline(100 * CHANCE, color="0.6", linewidth=0.8)
@@ -198,7 +215,9 @@ def draw(path: Path, results: dict[str, list[dict[int, float]]]) -> None:
 @dataclass
 class Options:
     picture: tyro.conf.Positional[str]
-    """First part of the figures' paths: <picture>-rates.svg and <picture>-compressions.svg."""
+    """First part of the figures' paths: <picture>-rates.svg, <picture>-compressions.svg and <picture>-routings.svg."""
+    variants: tuple[str, ...] = tuple(VARIANTS)
+    """What is compared; a figure is drawn if all of its variants are."""
     seeds: tuple[int, ...] = (0, 1)
     """A run for each variant and seed."""
     updates: int = 300
@@ -211,17 +230,18 @@ def main(options: Options) -> dict[str, Any]:
     """Trains every variant with every seed, writes the figures and returns the numbers."""
     importlib.import_module("matplotlib")  # fails before the work if it is missing
     begin = time.monotonic()
-    jobs = [(name, seed) for seed in options.seeds for name in VARIANTS]
+    jobs = [(name, seed) for seed in options.seeds for name in options.variants]
     with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
         by_job = dict(zip(jobs, pool.map(functools.partial(measure, updates=options.updates), jobs)))
-    results = {name: [by_job[name, seed] for seed in options.seeds] for name in VARIANTS}
-    for figure, names in {"rates": RATES, "compressions": COMPRESSIONS}.items():
-        draw(Path(f"{options.picture}-{figure}.svg"), {name: results[name] for name in names})
+    results = {name: [by_job[name, seed] for seed in options.seeds] for name in options.variants}
+    for figure, names in FIGURES.items():
+        if names.keys() <= results.keys():
+            draw(Path(f"{options.picture}-{figure}.svg"), {name: results[name] for name in names})
     print(table(results), file=sys.stderr)
     return {
         "chance": CHANCE,
         "seeds": options.seeds,
-        "reach": {name: reach(config) for name, config in VARIANTS.items()},
+        "reach": {name: reach(config) for name, config in VARIANTS.items() if name in results},
         "recall": {
             name: {delay: [run[delay] for run in runs] for delay in DELAYS.tolist()} for name, runs in results.items()
         },

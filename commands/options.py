@@ -65,7 +65,7 @@ class LaunchOptions(RunConfig, TrainingOptions):
     """
 
     core: str = "compressive"
-    """Recurrent core: compressive, transformer-xl, gated-transformer-xl, lstm, gru, mingru or memoryless."""
+    """Recurrent core: compressive, transformer-xl, gated-transformer-xl, routing, lstm, gru, mingru or memoryless."""
     resume: Annotated[str | None, tyro.conf.arg(metavar="DIR|URL")] = None
     """Resume the run in this folder, from its last readable checkpoint and with its own configuration.
     Agent, environment and seed stay as they are; --frames and most other values may be changed.

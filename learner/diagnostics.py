@@ -3,16 +3,16 @@
 import torch
 
 from agent import Agent, Trajectory
-from agent.core import ATTENTION_KINDS, CompressiveTransformer, detach_state, index_state, state_to
+from agent.core import Transformer, detach_state, index_state, state_to
 
 
 def attention_mass(agent: Agent, trajectory: Trajectory, rows: int = 4) -> dict[str, float]:
-    """Mean attention to compressed memory, memory and segment over layers, heads, steps and the first rows.
+    """Mean attention to each kind of slots over layers, heads, steps and the first rows.
 
     Returns an empty dict for cores without attention.
     """
     core = agent.core
-    if not isinstance(core, CompressiveTransformer):
+    if not isinstance(core, Transformer):
         return {}
     part = state_to(index_state(trajectory, slice(0, rows)), next(agent.parameters()).device)
     agent.eval()  # no dropout, which would also draw from the random generator of training
@@ -20,4 +20,4 @@ def attention_mass(agent: Agent, trajectory: Trajectory, rows: int = 4) -> dict[
         output = agent(part.observation, part.last_action, part.reward, part.reset, detach_state(part.core_state), True)
     assert output.attention is not None
     means = core.attention_by_kind(output.attention).mean(dim=(0, 1, 2, 3)).tolist()
-    return {f"attention/{kind}": mean for kind, mean in zip(ATTENTION_KINDS, means)}
+    return {f"attention/{kind}": mean for kind, mean in zip(core.attention_kinds, means)}

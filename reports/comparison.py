@@ -342,12 +342,14 @@ def memory_bytes(config: Any) -> int:
 
 
 def temporal_range(core: Any) -> int | None:
-    """Steps back that a core can see at most, over all layers; None for a recurrent one, which has no bound.
+    """Steps back that a core can see at most, over all layers; None for one that is recurrent or routed, which has
+    no bound.
 
     A layer sees n_m + c n_cm steps beyond its segment, and each layer sees further through the one below (section 3).
     """
     if hasattr(core, "layer_sizes"):
-        return sum(sizes.memory + sizes.rate * sizes.compressed for sizes in core.layer_sizes)
+        reaches = [sizes.reach for sizes in core.layer_sizes]
+        return None if None in reaches else sum(reaches)
     if hasattr(core, "receptive_field"):
         return core.receptive_field - 1
     return 0 if isinstance(core, MemorylessConfig) else None

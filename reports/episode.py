@@ -90,6 +90,7 @@ def _episode(recording: Recording, steps: int) -> tuple[dict[str, Any], int]:
         "rewards": rounded(recording.rewards[:steps]),
         "scores": rounded(recording.returns[:steps], 6),
         "layers": layers,
+        "kinds": recording.kinds,
         "poses": None if recording.poses is None else [rounded(pose) for pose in recording.poses[:steps]],
     }
     packs = [*episode["sheets"], *(layer[name] for layer in layers for name in ("weights", "steps"))]

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from actors.recording import Recording
-from agent.core import ATTENTION_KINDS
 from learner.files import read_json
 from reports.pages import mean, points, rounded
 from reports.tables import evaluation_rows, number, progress_rows
@@ -44,7 +43,10 @@ CHARTS = {
     "loss": ("nats per token", ["loss/nll", "valid/nll"]),
     "bits": ("validation", ["valid/bits_per_byte", "valid/bits"]),
     "word perplexity": ("validation", ["valid/word_perplexity"]),
-    "attention": ("share of each kind of memory, in training", [f"attention/{kind}" for kind in ATTENTION_KINDS]),
+    "attention": (
+        "share of each kind of memory, in training",
+        [f"attention/{kind}" for kind in ("routed", "compressed", "memory", "segment")],
+    ),
     "entropy": ("of the policy, nats", ["policy/entropy"]),
     "value": ("predicted, and its target", ["value/mean", "value/target_mean"]),
     "gradient": ("norm", ["gradient/norm"]),
@@ -133,12 +135,13 @@ def attention_by_bucket(recordings: Sequence[Recording]) -> dict[str, Any]:
         "bars": objects with "kind", "name", "mean" and "error"; "steps": how many counted; "full": whether of those
         with a full memory.
     """
+    kinds = recordings[0].kinds
     sizes = {layer.sizes for recording in recordings for layer in recording.attention}
     if len(sizes) > 1:  # buckets of layers that differ hold other spans of time; their kinds can be compared still
-        parts = [(kind, 1) for kind in ATTENTION_KINDS]
+        parts = [(kind, 1) for kind in kinds]
     else:
         (only,) = sizes
-        parts = [(kind, min(BUCKETS, size)) for kind, size in zip(ATTENTION_KINDS, only) if size]
+        parts = [(kind, min(BUCKETS, size)) for kind, size in zip(kinds, only) if size]
     chosen = [_full(recording) for recording in recordings]
     full = any(steps.any() for steps in chosen)
     chosen = chosen if full else [np.ones_like(steps) for steps in chosen]
@@ -147,8 +150,8 @@ def attention_by_bucket(recordings: Sequence[Recording]) -> dict[str, Any]:
         layers = []
         for layer in recording.attention if steps.any() else ():
             slots = layer.weights[steps].mean(axis=(0, 1))
-            kinds = dict(zip(ATTENTION_KINDS, np.split(slots, np.cumsum(layer.sizes)[:-1])))
-            layers.append([part.sum() for kind, count in parts for part in np.array_split(kinds[kind], count)])
+            by_kind = dict(zip(kinds, np.split(slots, np.cumsum(layer.sizes)[:-1])))
+            layers.append([part.sum() for kind, count in parts for part in np.array_split(by_kind[kind], count)])
         means += [np.mean(layers, axis=0)] if layers else []
     names = [(kind, f"{kind} {number + 1} of {count}") for kind, count in parts for number in range(count)]
     spread = np.std(means, axis=0, ddof=1) / math.sqrt(len(means)) if len(means) > 1 else np.full(len(names), np.nan)
@@ -160,7 +163,7 @@ def attention_by_bucket(recordings: Sequence[Recording]) -> dict[str, Any]:
 
 
 def _full(recording: Recording) -> np.ndarray:
-    """[T] whether all slots of compressed memory and memory hold something of the episode, in every layer."""
+    """[T] whether all slots of older memory and memory hold something of the episode, in every layer."""
     held = [(layer.steps[:, : sum(layer.sizes[:2]), 0] >= 0).all(axis=1) for layer in recording.attention]
     return np.all(held, axis=0)
 

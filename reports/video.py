@@ -9,12 +9,11 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from actors.recording import Recording
-from agent.core import ATTENTION_KINDS
 from learner.files import replacing
 
 HEIGHT, VIEW_WIDTH, PANEL_WIDTH = 360, 480, 280
 BACKGROUND, TEXT, FAINT = (18, 20, 26), (235, 237, 240), (130, 136, 148)
-COLOURS = {"compressed": (226, 122, 63), "memory": (69, 178, 157), "segment": (90, 140, 230)}
+COLOURS = {"routed": (186, 104, 200), "compressed": (226, 122, 63), "memory": (69, 178, 157), "segment": (90, 140, 230)}
 
 
 def film(recordings: Sequence[Recording], path: Path) -> None:
@@ -60,7 +59,7 @@ def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
                 "value": f"{recording.values[step]:+.2f}",
                 "score": f"{returns[step]:+.0f}",
             }
-            yield draw(view, lines, dict(zip(ATTENTION_KINDS, mass[step])) if mass else {})
+            yield draw(view, lines, dict(zip(recording.kinds, mass[step])) if mass else {})
 
 
 def draw(view: np.ndarray, lines: dict[str, str], attention: dict[str, float]) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agent.core import ATTENTION_KINDS, CompressiveTransformer
+from agent.core import Transformer
 from agent.language_model import IGNORE, SequenceModel
 from learner.config import SequenceLearnerConfig
 from learner.sequence_learner import SequenceLearner, Total, evaluate_by, predict, score
@@ -129,7 +129,7 @@ def dynamic(
 
 
 def attention(model: SequenceModel, batches: Iterable[Batch]) -> dict[str, list[Any]]:
-    """Figure 2: attention by six buckets of each of compressed memory, memory and segment.
+    """Figure 2: attention by six buckets of each kind of slots, such as compressed memory, memory and segment.
 
     Args:
         batches: each of exactly one segment, from the start of a text, where memory is not full yet. Steps whose
@@ -150,11 +150,11 @@ def attention(model: SequenceModel, batches: Iterable[Batch]) -> dict[str, list[
         steps, layers = kept.sum(dim=1), []
         for layer, weights in zip(core.layers, output.attention):
             slots = torch.einsum("bts,bt->bs", weights.mean(dim=1).double(), kept)
-            sizes = [layer.sizes.compressed, layer.sizes.memory, layer.sizes.segment]
-            layers.append(torch.cat([_buckets(part) for part in slots.split(sizes, dim=1)], dim=1))
+            parts = slots.split(layer.sizes.by_kind, dim=1)
+            layers.append(torch.cat([_buckets(part) for part in parts], dim=1))
         sums.append((torch.stack(layers).mean(dim=0)[steps > 0] / steps[steps > 0, None]).cpu())
     samples = torch.cat(sums)
-    kinds = [kind for kind in ATTENTION_KINDS for _ in range(BUCKETS)]
+    kinds = [kind for kind in core.attention_kinds for _ in range(BUCKETS)]
     known = len(samples) > 1
     error = (samples.std(dim=0, correction=1) / len(samples) ** 0.5).tolist() if known else [None] * len(kinds)
     return {"kinds": kinds, "mean": samples.mean(dim=0).tolist(), "error": error}
@@ -175,7 +175,8 @@ def compression_loss(model: SequenceModel, batches: Iterable[Batch]) -> dict[str
         ValueError: if the core has no attention.
     """
     core = require_attention(model)
-    fill = max(layer.sizes.memory + layer.sizes.rate * layer.sizes.compressed for layer in core.layers)
+    sizes = [layer.sizes for layer in core.layers]
+    fill = max(each.slots if each.reach is None else each.reach for each in sizes)
     count, seen = 0, 0
     sums: dict[str, float] = defaultdict(float)
     for batch, output in predict(model, batches, cached=False, gradients=True):
@@ -187,8 +188,8 @@ def compression_loss(model: SequenceModel, batches: Iterable[Batch]) -> dict[str
     return {name: value / count for name, value in sums.items()}
 
 
-def require_attention(model: SequenceModel) -> CompressiveTransformer:
+def require_attention(model: SequenceModel) -> Transformer:
     """The core of a model; raises a ValueError if it has no attention."""
-    if not isinstance(model.core, CompressiveTransformer):
+    if not isinstance(model.core, Transformer):
         raise ValueError(f"core: expected one with attention, got {type(model.core).__name__}")
     return model.core

@@ -16,14 +16,15 @@ from agent.core.config import LayerSizes
 
 @dataclass(eq=False)
 class KVCache:
-    """Keys and values of the slots [compressed | memory | segment] of one layer, and the encodings of distances.
+    """Keys and values of the slots [older | memory | segment] of one layer, and the encodings of distances.
 
     States that follow each other share the tensors. The newest state writes its next steps into them without a copy:
     the earlier states end before these steps and do not read them. A state that is not the newest copies first.
 
     Attributes:
         keys, values: [B, H, S, K]; slots after the last step of the state are undefined.
-        near: [H, K, S], projected encodings of the distances S - 1, ..., 0, shared by the batch.
+        near: [H, K, S], projected encodings of the distances S - 1, ..., 0, shared by the batch; of routed slots, which
+            have no position, there are none.
         far: [H, K, M], projected encodings of the distances 0, ..., M - 1 for compressed slots, shared by the batch;
             None if a compressed slot counts as one position.
         far_index: [n_s, n_cm] int64, distances from each step of a segment to the compressed slots, if there is `far`.
@@ -67,6 +68,10 @@ class KVCache:
             )
             for old, new in ((self.keys, keys), (self.values, values))
         )
+        return self.replaced(keys, values)
+
+    def replaced(self, keys: Tensor, values: Tensor) -> "KVCache":
+        """Returns the cache with other keys and values [B, H, S, K], which no other state has."""
         return replace(self, keys=keys, values=values, newest=_in_place())
 
 

@@ -18,14 +18,69 @@ class LayerSizes(NamedTuple):
     rate: int
 
     @property
+    def older(self) -> int:
+        """Number of slots that are older than memory."""
+        return self.compressed
+
+    @property
     def slots(self) -> int:
         """Number of slots that the last step of a segment can attend to."""
         return self.compressed + self.memory + self.segment
 
+    @property
+    def by_kind(self) -> tuple[int, int, int]:
+        """Slots in their order in attention weights."""
+        return self.compressed, self.memory, self.segment
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """Slots as the state has them."""
+        return self.segment, self.memory, self.compressed
+
+    @property
+    def reach(self) -> int | None:
+        """Steps before the segment that every step sees."""
+        return self.memory + self.rate * self.compressed
+
+
+class RoutedSizes(NamedTuple):
+    """Slots of a layer: segment n_s, memory n_m; and routing groups G, clusters k and the window w of each cluster."""
+
+    segment: int
+    memory: int
+    groups: int
+    clusters: int
+    window: int
+
+    @property
+    def older(self) -> int:
+        """Number of slots that are older than memory."""
+        return self.groups * self.clusters * self.window
+
+    @property
+    def slots(self) -> int:
+        """Number of slots in the state; a head attends to those of one cluster of its group."""
+        return self.older + self.memory + self.segment
+
+    @property
+    def by_kind(self) -> tuple[int, int, int]:
+        """Slots in their order in attention weights."""
+        return self.older, self.memory, self.segment
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """Slots as the state has them."""
+        return tuple(self)
+
+    @property
+    def reach(self) -> int | None:
+        """Steps before the segment that every step sees; None if there are clusters, whose members do not age."""
+        return None if self.window else self.memory
+
 
 @dataclass(frozen=True)
-class CompressiveTransformerConfig(Checked):
-    """Sizes and variants of a Compressive Transformer; `compressed_size = 0` makes it a Transformer-XL."""
+class TransformerConfig(Checked):
+    """Sizes and variants that all transformers with a memory share."""
 
     model_size: Size = 256
     """Features of inputs, outputs and memory slots (D)."""
@@ -39,6 +94,34 @@ class CompressiveTransformerConfig(Checked):
     """Steps processed in parallel before they enter memory (n_s)."""
     memory_size: Sizes = 64
     """Slots of uncompressed memory (n_m), one number or one for each layer."""
+    norm: Literal["pre", "post"] = "post"
+    """Layer normalization before each sub-layer, or after the residual sum as in Algorithm 1."""
+    gate: Literal["residual", "gru"] = "residual"
+    """How a sub-layer's output joins the stream: sum, or GTrXL's GRU gate (Parisotto et al. 2019)."""
+    dropout: Decay = 0.0
+    """Dropout on the output of each sub-layer while training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model_size % self.num_heads:
+            raise ValueError(f"model_size: expected a multiple of num_heads = {self.num_heads}, got {self.model_size}")
+        if self.model_size % 2:
+            raise ValueError(f"model_size: expected an even number (sines and cosines), got {self.model_size}")
+
+    def by_layer(self, name: str) -> tuple[int, ...]:
+        """The values of a field that has one number, or one for each layer."""
+        value = getattr(self, name)
+        if not isinstance(value, (tuple, list)):
+            return (value,) * self.num_layers
+        if len(value) != self.num_layers:
+            raise ValueError(f"{name}: expected one number or {self.num_layers} (num_layers), got {tuple(value)}")
+        return tuple(value)
+
+
+@dataclass(frozen=True)
+class CompressiveTransformerConfig(TransformerConfig):
+    """Sizes and variants of a Compressive Transformer; `compressed_size = 0` makes it a Transformer-XL."""
+
     compressed_size: Sizes = 64
     """Slots of compressed memory (n_cm), one number or one for each layer; 0 for none."""
     compression_rate: Size | tuple[Size, ...] = 4
@@ -48,39 +131,20 @@ class CompressiveTransformerConfig(Checked):
     compression_loss: Literal["attention", "autoencoding", "bptt", "none"] = "attention"
     """How the compression function is trained: attention reconstruction (Algorithm 2), auto-encoding, the task's
     gradient through time (BPTT), or not at all. The losses of functions without parameters are only reported."""
-    norm: Literal["pre", "post"] = "post"
-    """Layer normalization before each sub-layer, or after the residual sum as in Algorithm 1."""
-    gate: Literal["residual", "gru"] = "residual"
-    """How a sub-layer's output joins the stream: sum, or GTrXL's GRU gate (Parisotto et al. 2019)."""
     compressed_position: Literal["slot", "time"] = "slot"
     """A compressed slot counts as one position, or as the c steps that it summarizes."""
-    dropout: Decay = 0.0
-    """Dropout on the output of each sub-layer while training."""
     attention: Literal["sdpa", "flex"] = "sdpa"
     """Attention over a segment: scaled_dot_product_attention (on a CPU its formula, which is faster there), or
     FlexAttention (inside torch.compile, on a GPU)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.model_size % self.num_heads:
-            raise ValueError(f"model_size: expected a multiple of num_heads = {self.num_heads}, got {self.model_size}")
-        if self.model_size % 2:
-            raise ValueError(f"model_size: expected an even number (sines and cosines), got {self.model_size}")
         for sizes in self.layer_sizes:
             if sizes.compressed and sizes.segment % sizes.rate:
                 expected = f"a divisor of segment_size = {self.segment_size}"
                 raise ValueError(f"compression_rate: expected {expected}, got {sizes.rate}")
         if self.attention == "flex" and self.compression == "most-used":
             raise ValueError("attention: expected sdpa with most-used compression, which needs the weights, got 'flex'")
-
-    def by_layer(self, name: str) -> tuple[int, ...]:
-        """The values of memory_size, compressed_size or compression_rate, one for each layer."""
-        value = getattr(self, name)
-        if not isinstance(value, (tuple, list)):
-            return (value,) * self.num_layers
-        if len(value) != self.num_layers:
-            raise ValueError(f"{name}: expected one number or {self.num_layers} (num_layers), got {tuple(value)}")
-        return tuple(value)
 
     @property
     def layer_sizes(self) -> tuple[LayerSizes, ...]:
@@ -119,6 +183,30 @@ class GatedTransformerXLConfig(TransformerXLConfig):
 
 
 @dataclass(frozen=True)
+class RoutingTransformerConfig(TransformerConfig):
+    """A causal Routing Transformer: what leaves memory is filed by content. docs/routing.md explains it."""
+
+    window: Sizes = 64
+    """Slots of each cluster (w), one number or one for each layer; 0 for none, which is a layer of Transformer-XL."""
+    clusters: Size | tuple[Size, ...] = 8
+    """Clusters of each group (k), one number or one for each layer. A step attends to one of them."""
+    groups: Size = 1
+    """Groups of heads that choose a cluster each (G); divides num_heads."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_heads % self.groups:
+            raise ValueError(f"groups: expected a divisor of num_heads = {self.num_heads}, got {self.groups}")
+        assert self.layer_sizes
+
+    @property
+    def layer_sizes(self) -> tuple[RoutedSizes, ...]:
+        """The sizes of each layer."""
+        sizes = zip(*map(self.by_layer, ("memory_size", "clusters", "window")))
+        return tuple(RoutedSizes(self.segment_size, memory, self.groups, k, w) for memory, k, w in sizes)
+
+
+@dataclass(frozen=True)
 class LSTMConfig(Checked):
     """An LSTM with residual connections between its layers."""
 
@@ -154,6 +242,7 @@ CoreConfig = (
     CompressiveTransformerConfig
     | TransformerXLConfig
     | GatedTransformerXLConfig
+    | RoutingTransformerConfig
     | LSTMConfig
     | GRUConfig
     | MinGRUConfig
@@ -164,6 +253,7 @@ CORES: dict[str, tuple[type, str]] = {
     "compressive": (CompressiveTransformerConfig, "agent.core.compressive_transformer:CompressiveTransformer"),
     "transformer-xl": (TransformerXLConfig, "agent.core.compressive_transformer:CompressiveTransformer"),
     "gated-transformer-xl": (GatedTransformerXLConfig, "agent.core.compressive_transformer:CompressiveTransformer"),
+    "routing": (RoutingTransformerConfig, "agent.core.routing:RoutingTransformer"),
     "lstm": (LSTMConfig, "agent.core.recurrent:LSTM"),
     "gru": (GRUConfig, "agent.core.recurrent:GRU"),
     "mingru": (MinGRUConfig, "agent.core.recurrent:MinGRU"),
@@ -196,6 +286,7 @@ def matched_cores(
         ),
         "transformer-xl": TransformerXLConfig(**transformer, memory_size=slots),
         "gated-transformer-xl": GatedTransformerXLConfig(**{**transformer, "norm": "pre"}, memory_size=slots),
+        "routing": RoutingTransformerConfig(**transformer, memory_size=memory, window=compressed),
         "lstm": LSTMConfig(size, recurrent_layers),
         "gru": GRUConfig(size, recurrent_layers),
         "mingru": MinGRUConfig(size, layers, mlp),

@@ -14,7 +14,7 @@ from agent.core.state import State, leaves
 class Mean(NamedTuple):
     """An auxiliary loss as sums and counts, which learners that share a batch reduce over all rows.
 
-    total: [N] sums over the rows of this call, one for each compressed segment, or a single one.
+    total: [N] sums over the rows of this call: one for each compressed segment or each centroid, or a single one.
     count: [N] number of terms in each sum.
     """
 
@@ -33,8 +33,8 @@ class CoreOutput(NamedTuple):
     features: [B, T, D].
     state: the state after the last step.
     losses: auxiliary losses, to be added to the task's loss with weight 1; empty if gradients are disabled.
-    attention: one tensor for each layer, [B, H, T, S] weights over the slots [compressed | memory | segment]; None
-        unless requested, and for cores without attention.
+    attention: one tensor for each layer, [B, H, T, S] weights over the slots [compressed or routed | memory | segment];
+        None unless requested, and for cores without attention.
     """
 
     features: Tensor
@@ -73,7 +73,7 @@ class Core(nn.Module):
         return state
 
     def compression_parameters(self) -> list[nn.Parameter]:
-        """The parameters that only the compression loss trains."""
+        """The parameters that only the core's own losses train, such as that of compression."""
         return []
 
 

@@ -1,6 +1,5 @@
 // The page of episodes: view, path, attention and charts of the chosen step. Reads DATA; see `reports/episode.py`.
-const KINDS = ["compressed", "memory", "segment"];
-const NAMES = { compressed: "compressed memory", memory: "memory", segment: "segment" };
+const NAMES = { routed: "routed memory", compressed: "compressed memory", memory: "memory", segment: "segment" };
 const MEAN = "mean", SHOWN = 12, LARGEST = 104, SMALLEST = 22, INSET = 8;
 
 let episode, sheets, layers, step = 0, timer = null, charts = [];
@@ -56,7 +55,7 @@ function attention(at) {
   const found = [];
   for (let slot = 0; slot < slots; slot++) {
     const first = steps[2 * (at * slots + slot)], last = steps[2 * (at * slots + slot) + 1];
-    const kind = KINDS[slot < sizes[0] ? 0 : slot < sizes[0] + sizes[1] ? 1 : 2];
+    const kind = episode.kinds[slot < sizes[0] ? 0 : slot < sizes[0] + sizes[1] ? 1 : 2];
     if (first >= 0) found.push({ kind, first, last, weight: weights[slot] / total });
   }
   return found;
@@ -207,7 +206,7 @@ function look() {
   const slots = attention(step), mass = byStep();
   ribbon(mass);
   const share = (kind) => slots.reduce((sum, slot) => sum + (slot.kind === kind ? slot.weight : 0), 0);
-  const present = KINDS.filter((_, index) => layers.some((layer) => layer.sizes[index]));
+  const present = episode.kinds.filter((_, index) => layers.some((layer) => layer.sizes[index]));
   get("kinds").replaceChildren(...present.map((kind) => element("span", { style: `width: ${100 * share(kind)}%; background: var(--${kind})` })));
   get("shares").replaceChildren(...present.map((kind) => {
     const node = element("span"), swatch = element("i", { style: `color: var(--${kind})` });

@@ -8,7 +8,7 @@ from actors import Actor
 from actors.evaluation import play_episodes
 from actors.recording import Recording, record_episodes
 from agent import Agent, AgentConfig
-from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, leaves
+from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, RoutingTransformerConfig, leaves
 from envs import EnvironmentFailed, make_vector
 from reports.video import film
 
@@ -118,8 +118,12 @@ def test_acting_builds_no_graph(act):
     assert not any(leaf.requires_grad for leaf in leaves(cached[0].cache))
 
 
-def test_most_used_memories_trace_to_one_step_each():
-    (recording,) = record_episodes(make_actor(compressive(compression="most-used")), 1)
+@pytest.mark.parametrize("kind", ["compressed", "routed"])
+def test_most_used_and_routed_memories_trace_to_one_step_each(kind):
+    routing = RoutingTransformerConfig(8, 2, 2, 8, segment_size=4, memory_size=(8, 2), window=2, clusters=1)
+    core = routing if kind == "routed" else compressive(compression="most-used")
+    (recording,) = record_episodes(make_actor(core), 1)
+    assert recording.kinds == (kind, "memory", "segment")
     for layer in recording.attention:
         np.testing.assert_array_equal(layer.steps[..., 0], layer.steps[..., 1])
         present = layer.steps[-1, : layer.sizes[0], 0] >= 0

@@ -6,12 +6,19 @@ import torch
 from torch import Tensor
 
 from agent import Agent, AgentConfig, Observation, Trajectory
-from agent.core import CompressiveTransformerConfig, LSTMConfig, MemorylessConfig, TransformerXLConfig
+from agent.core import (
+    CompressiveTransformerConfig,
+    LSTMConfig,
+    MemorylessConfig,
+    RoutingTransformerConfig,
+    TransformerXLConfig,
+)
 
 IMAGE, ACTIONS, VOCABULARY, WORDS = (12, 16, 3), 5, 11, 6
 CORES = {
     "compressive": CompressiveTransformerConfig(16, 2, 2, 16, segment_size=4, memory_size=4, compressed_size=4),
     "transformer-xl": TransformerXLConfig(16, 2, 2, 16, segment_size=4, memory_size=4, norm="pre", gate="gru"),
+    "routing": RoutingTransformerConfig(16, 2, 2, 16, segment_size=4, memory_size=4, window=4, clusters=3, groups=2),
     "lstm": LSTMConfig(16),
     "memoryless": MemorylessConfig(16, 1, 16),
 }

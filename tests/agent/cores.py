@@ -11,6 +11,7 @@ from agent.core import (
     LSTMConfig,
     MemorylessConfig,
     MinGRUConfig,
+    RoutingTransformerConfig,
     TransformerXLConfig,
 )
 from speech.config import WaveNetConfig
@@ -20,6 +21,7 @@ SIZE = 8
 CYCLE = 60  # a multiple of every segment below, so that a state that consumed it has offset 0
 compressive = functools.partial(config_of, model_size=SIZE, mlp_size=12)  # of n_s, n_m, n_cm and c
 transformer_xl = functools.partial(TransformerXLConfig, SIZE, 2, 2, 12)  # of n_s and n_m
+routing = functools.partial(RoutingTransformerConfig, SIZE, 2, 2, 12)  # of n_s, n_m, w, k and G
 gated = functools.partial(GatedTransformerXLConfig, SIZE, 2, 2, 12)
 PRE, TIME = {"norm": "pre"}, {"compressed_position": "time"}
 MOST_USED, AUTOENCODING = {"compression": "most-used"}, {"compression_loss": "autoencoding"}
@@ -50,6 +52,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "by-layer": transformer_xl(4, (0, 6)),
     },
     "gated-transformer-xl": {"default": gated(4, 6), "post": gated(3, 5, norm="post")},
+    "routing": {
+        "post": routing(4, 4, window=3, clusters=3),
+        "pre-gru-short-memory": routing(5, 2, window=2, clusters=4, **PRE, gate="gru"),
+        "group-for-each-head": routing(4, 5, window=3, clusters=2, groups=2),
+        "pre-one-step": routing(1, 2, window=2, clusters=2, norm="pre"),
+        "no-memory": routing(4, 0, window=4, clusters=3),
+        "one-of-two-layers": routing(4, (6, 3), window=(0, 5), clusters=(1, 3), groups=2),
+    },
     "lstm": {"one-layer": LSTMConfig(SIZE, 1), "three-layers": LSTMConfig(SIZE, 3)},
     "gru": {"one-layer": GRUConfig(SIZE, 1), "three-layers": GRUConfig(SIZE, 3)},
     "mingru": {"one-layer": MinGRUConfig(SIZE, 1, 12), "three-layers": MinGRUConfig(SIZE, 3, 12)},

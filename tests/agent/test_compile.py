@@ -16,6 +16,7 @@ from agent.core import (
     LSTMConfig,
     MemorylessConfig,
     MinGRUConfig,
+    RoutingTransformerConfig,
     detach_state,
     map_state,
 )
@@ -32,6 +33,7 @@ CONFIGS: dict[str, Any] = {
     "pre-gru-time-most-used-autoencoding": compressive(n_m=6, n_cm=3, norm="pre", gate="gru", **MOST_USED),
     "pre-dilated-bptt": compressive(n_cm=3, norm="pre", compression="dilated", compression_loss="bptt"),
     "transformer-xl": compressive(n_cm=0),
+    "routing": RoutingTransformerConfig(SIZE, 1, 2, 6, segment_size=SEGMENT, memory_size=3, window=2, clusters=3),
     "lstm": LSTMConfig(SIZE, 1),
     "gru": GRUConfig(SIZE, 1),
     "mingru": MinGRUConfig(SIZE, 1, 8),

@@ -341,7 +341,7 @@ def test_bad_arguments_are_named(build, config) -> None:
         floats = map_state(lambda leaf: leaf.float() if leaf.is_floating_point() else leaf, state)
         wrong += [("state", value) for value in (core.initial_state(3), state_to(state, "meta"), floats)]
     if config in WITH_SEGMENTS.values():
-        wider = dataclasses.replace(config, memory_size=tuple(n_m + 2 for _, n_m, _, _ in config.layer_sizes))
+        wider = dataclasses.replace(config, memory_size=tuple(sizes.memory + 2 for sizes in config.layer_sizes))
         wrong += [("state", build(wider).initial_state(2))]
     for name, value in wrong:
         with pytest.raises(ValueError, match=f"^{name}: expected .*, got "):

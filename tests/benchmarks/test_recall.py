@@ -7,7 +7,17 @@ import pytest
 import torch
 
 from benchmarks import recall as task
-from benchmarks.recall import DELAYS, SYMBOLS, TAGS, VARIANTS, measured_streams, reach, training_streams
+from benchmarks.recall import (
+    COMPRESSIONS,
+    DELAYS,
+    RATES,
+    SYMBOLS,
+    TAGS,
+    VARIANTS,
+    measured_streams,
+    reach,
+    training_streams,
+)
 
 
 @pytest.mark.parametrize("draw", [training_streams, measured_streams])
@@ -23,7 +33,7 @@ def test_oracle_finds_the_answer_exactly_a_delay_back(draw) -> None:
     assert draw is training_streams or set(delays.unique().tolist()) == {0, *DELAYS.tolist()}
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", RATES | COMPRESSIONS)
 def test_a_cue_is_seen_within_the_reach_and_nowhere_else(name: str) -> None:
     torch.manual_seed(0)
     assert VARIANTS[name].layer_sizes[0].slots == 48, "all variants attend to equally many slots"
@@ -39,6 +49,11 @@ def test_a_cue_is_seen_within_the_reach_and_nowhere_else(name: str) -> None:
     assert not (changed & ~seen).any()
     if "most-used" not in name:  # that function may drop it
         assert changed[seen].all()
+
+
+def test_a_step_attends_to_as_many_routed_slots() -> None:
+    for _, memory, _, _, window in (VARIANTS[f"routing, k = {clusters}"].layer_sizes[0] for clusters in (8, 16)):
+        assert memory + window == 32
 
 
 def test_training_gets_better_than_chance_and_recall_is_by_delay() -> None:

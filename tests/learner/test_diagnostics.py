@@ -18,6 +18,8 @@ def test_shares_of_attention_sum_to_1_and_follow_the_resets() -> None:
     assert attention_mass(agent, trajectory) == shares, "only the first four rows count"
     trajectory.reset[:] = True
     assert attention_mass(agent, trajectory)["attention/segment"] == pytest.approx(1, abs=1e-6)
+    routed = attention_mass(make_agent(CORES["routing"]), make_trajectory(6, 24, core=CORES["routing"]))
+    assert routed.keys() == {"attention/routed", "attention/memory", "attention/segment"}
     assert attention_mass(make_agent(CORES["lstm"]), make_trajectory(6, 24, core=CORES["lstm"])) == {}
 
 
