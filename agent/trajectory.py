@@ -15,6 +15,7 @@ the last is the bootstrap, and also the first of the next trajectory of the same
 | core_state    | state of B rows                | the recurrent state before step 0: once, never per step |
 | actor_id      | [B] int64                      | the actor |
 | version       | [B] int64                      | learner version of the acting weights |
+| replayed      | [B] bool, or None for no row   | whether the row was learned from before: its steps count once |
 
 Episodes reset on the *next* step (gymnasium's `AutoresetMode.NEXT_STEP`): the step after an episode's last observation
 ignores its action and returns the first observation of the next episode. So where `reset[t + 1]` is true, step t is the
@@ -60,6 +61,7 @@ class Trajectory(NamedTuple):
     core_state: State
     actor_id: Tensor
     version: Tensor
+    replayed: Tensor | None = None
 
 
 def loss_mask(trajectory: Trajectory) -> Tensor:
@@ -93,6 +95,8 @@ def validate(trajectory: Trajectory) -> tuple[int, int]:
     if isinstance(trajectory.observation, Observation):
         words = trajectory.observation.instruction
         expected.append(("instruction", words, (*outputs, words.shape[-1]), torch.int64))
+    if trajectory.replayed is not None:
+        expected.append(("replayed", trajectory.replayed, (rows,), torch.bool))
     for name, tensor, shape, dtype in expected:
         if tensor.shape != shape or tensor.dtype != dtype:
             raise ValueError(f"{name}: expected {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}")

@@ -28,7 +28,7 @@ from agent.core import state_bytes
 from benchmarks.common import in_turns, local_ray, make_config, markdown, run
 from learner.loading import load
 from training.config import RunConfig
-from training.factories import interface, make_actor, make_agent, make_learner
+from training.factories import interface, make_actor, make_agent, make_learner, unroll_bytes
 from training.impala import Trainer
 from training.run import Run
 
@@ -299,7 +299,7 @@ def measure_run(learners: int, actors: int, core: str, updates: int) -> dict[str
         "steps_per_second": round(steps / seconds),
         "driver_got_mb_per_update": round(got / updates / 1e6, 3),
         "driver_put_mb_per_update": round(put / updates / 1e6, 3),
-        "unroll_mb": round(trainer.unroll_bytes / 1e6, 3),
+        "unroll_mb": round(unroll_bytes(trainer.config, trainer.agent) / 1e6, 3),
         "weights_mb": round(sum(weight.nbytes for weight in trainer.learner.weights().values()) / 1e6, 3),
     }
 

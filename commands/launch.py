@@ -27,7 +27,7 @@ from training import UserError
 from training.config import core_name, to_plain
 from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.evaluation import play, record, summarize
-from training.factories import acting_device, interface
+from training.factories import acting_device, interface, unroll_bytes
 from training.impala import Trainer
 from training.run import Run
 from training.signals import stop_on_signals
@@ -117,7 +117,7 @@ def _ray(options: LaunchOptions, trainer: Trainer, console: Console) -> contextl
     cpus = max(os.cpu_count() or 1, config.actors.num_actors + (config.learners if config.learners > 1 else 0))
     # Of unrolls in flight, and of two batches: one is learned from, the next is received.
     unrolls = 3 * config.actors.most_actors * config.actors.in_flight + 2 * config.unrolls_per_update
-    store = unrolls * trainer.unroll_bytes
+    store = unrolls * unroll_bytes(config, trainer.agent)
     return start_ray(options.ray_address, cpus, store, console, "--local does without it")
 
 

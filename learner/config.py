@@ -5,7 +5,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from agent.fields import Above0, AtLeast0, Checked, Count, Decay, Fraction, Positive, Precision, Range, Several, Size
+from agent.fields import (
+    Above0,
+    AtLeast0,
+    Checked,
+    Count,
+    Decay,
+    Fraction,
+    Positive,
+    Precision,
+    Range,
+    Several,
+    Size,
+)
 
 Config = TypeVar("Config")
 
@@ -79,6 +91,21 @@ class LearnerConfig(Checked):
         if (self.clip_c or math.inf) > (self.clip_rho or math.inf):
             highest = f"at most clip_rho = {self.clip_rho} (IMPALA, section 4.1)"
             raise ValueError(f"clip_c: expected {highest}, got {self.clip_c!r}")
+
+
+@dataclass(frozen=True)
+class ReplayConfig(Checked):
+    """Reuse of recent unrolls, section 5 of the IMPALA paper. Impossible values raise a ValueError."""
+
+    share: Annotated[float, Range(0, 0.95)] = 0.0
+    """Share of replayed rows in each batch. Batches keep their size, so there are two updates with 0.5, and four with
+    0.75, where there is one without. 0 learns from every unroll once."""
+    unrolls: Several = 50
+    """How many of the newest unrolls (of envs_per_actor rows) are kept; rows are drawn from them uniformly. They are in
+    the memory of the learner's device and, with --local, in each checkpoint."""
+    burn_in: Count = 0
+    """Steps of a replayed unroll that bring its recorded memory up to date with the present weights, and that are not
+    learned from; a multiple of the core's segment_size."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ class Learner:
 
     Attributes:
         version: number of updates, which is the version of the weights.
-        steps: agent steps learned from, by the loss mask; without those of updates that were not read.
+        steps: agent steps learned from, by the loss mask and without replayed rows; without those of updates that
+            were not read.
 
     Raises:
         ValueError: if `total_steps` is not positive, a compression parameter is not a parameter of the agent, or the
@@ -115,8 +116,7 @@ class Learner:
             raise ValueError("read: expected true, because the optimizer is not fused (see `fused`), got false")
         count, _ = validate(trajectory)
         if self.rows and count > self.rows:
-            begins = range(0, count, self.rows)
-            parts = [index_state(trajectory, slice(begin, begin + self.rows)) for begin in begins]
+            parts = [index_state(trajectory, part) for part in split(count, self.rows)]
             for part in parts[:-1]:
                 self.update(part, read=not self._optimization.fused)
             return self.update(parts[-1], read)
@@ -125,7 +125,8 @@ class Learner:
         self._optimization.zero_grad()
         sums = self._losses(trajectory)
         sums["loss/total"].backward()
-        others = {"policy_lag/max": self._comm.max((self.version - trajectory.version).max())}
+        lag = (self.version - trajectory.version) * _fresh(trajectory)
+        others = {"policy_lag/max": self._comm.max(lag.max())}
         schedules = {"learning_rate": self.learning_rate, "entropy_cost": self.entropy_cost}
         # Before this, only instructions wait for the device, first of all (`Agent.forward`).
         if read and not self._unread:
@@ -239,15 +240,18 @@ class Learner:
         }
         parts["loss/total"] = torch.stack([value.float() for value in parts.values()]).sum()
         with torch.no_grad():
+            age, fresh = self.version - trajectory.version, _fresh(trajectory)
             parts |= {
-                "steps": steps,
+                "steps": (mask & fresh[:, None]).sum(),
                 "policy/entropy": share * losses.reduce(losses.entropy(logits), mask, "mean"),
                 "value/mean": share * losses.reduce(values, mask, "mean"),
                 "value/target_mean": share * losses.reduce(returns.vs, mask, "mean"),
                 "importance/mean_rho": share * returns.mean_rho,
                 "importance/clipped_fraction": share * returns.clipped_fraction,
-                "policy_lag/mean": (self.version - trajectory.version).float().mean() / self._comm.size,
+                "policy_lag/mean": _mean(age, fresh) / self._comm.size,
             }
+            if (replayed := trajectory.replayed) is not None:
+                parts |= {"replay/share": replayed.float().mean(), "replay/age": _mean(age, replayed)}
         return parts
 
     def _returns(self, trajectory: Trajectory, logits: Tensor, values: Tensor, mask: Tensor) -> VTraceReturns:
@@ -277,6 +281,23 @@ class Learner:
         totals = self._comm.sum(torch.stack(counts)).tolist()
         names = list_names(name for name, total in zip(trajectory._fields, totals) if total)
         return f"; fields of the trajectory that are not finite: {names}"
+
+
+def _fresh(trajectory: Trajectory) -> Tensor:
+    """[B] bool: true for rows that are learned from for the first time."""
+    every = torch.ones_like(trajectory.version, dtype=torch.bool)
+    return every if trajectory.replayed is None else ~trajectory.replayed
+
+
+def _mean(values: Tensor, rows: Tensor) -> Tensor:
+    """The mean of values [B] over the rows [B] bool; 0 for none."""
+    return (values * rows).sum() / rows.sum().clamp(min=1)
+
+
+def split(count: int, most: int) -> list[slice]:
+    """Rows in as few parts as possible of at most `most` rows, as equal as possible."""
+    parts = -(-count // most)
+    return [slice(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
 
 
 def _replica(

@@ -52,7 +52,7 @@ CHARTS = {
     "gradient": ("norm", ["gradient/norm"]),
     "learning rate": ("", ["learning_rate"]),
     "throughput": ("per second", ["speed/frames_per_second", "speed/tokens_per_second"]),
-    "policy lag": ("versions of the weights", ["policy_lag/mean", "policy_lag/max"]),
+    "policy lag": ("versions of the weights", ["policy_lag/mean", "policy_lag/max", "replay/age"]),
     "learner idle": ("share of the time", ["learner/idle_fraction"]),
 }
 """Unit and metrics of each chart by its title; a metric's legend is the last part of its name."""

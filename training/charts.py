@@ -19,7 +19,7 @@ CHARTS = {
     },
     "system": {
         "frames a second": ["Multiline", ["^speed/frames_per_second$"]],
-        "policy lag": ["Multiline", ["^policy_lag/.*$"]],
+        "policy lag": ["Multiline", ["^policy_lag/.*$", "^replay/age$"]],
         "learner idle": ["Multiline", ["^learner/idle_fraction$"]],
         "actors": ["Multiline", ["^actors/.*$"]],
     },

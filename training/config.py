@@ -17,7 +17,7 @@ from actors.config import pairs
 from agent import AgentConfig
 from agent.core import CORES, CoreConfig
 from agent.fields import AtLeast0, Checked, Count, Positive, Several
-from learner.config import LearnerConfig
+from learner.config import LearnerConfig, ReplayConfig
 from learner.files import abbreviate, require_no_secret
 from training.run import KINDS, Run
 
@@ -86,6 +86,8 @@ class RunConfig(Checked):
     """The network."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     """The learner."""
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    """Learning from unrolls more than once; for one learner, not with `resident`."""
     actors: ActorsConfig = field(default_factory=ActorsConfig)
     """The actors."""
 
@@ -103,6 +105,16 @@ class RunConfig(Checked):
         segment, length = getattr(self.core_config, "segment_size", 1), self.actors.unroll_length
         if length % segment:
             raise ValueError(f"unroll_length: expected a multiple of the core's segment_size = {segment}, got {length}")
+        burn_in, unrolls = self.replay.burn_in, self.replay.unrolls
+        if burn_in % segment or burn_in >= length:
+            expected = f"less than unroll_length = {length} and a multiple of the core's segment_size = {segment}"
+            raise ValueError(f"replay.burn_in: expected {expected}, got {burn_in}")
+        if self.replay.share and (self.resident or self.learners > 1):
+            found = "resident actors" if self.resident else f"{self.learners} learners"
+            raise ValueError(f"replay.share: expected 0 with {found}, got {self.replay.share}")
+        if self.replay.share and unrolls < self.unrolls_per_update:
+            expected = f"at least unrolls_per_update = {self.unrolls_per_update}"
+            raise ValueError(f"replay.unrolls: expected {expected}, got {unrolls}")
         rows = self.unrolls_per_update * self.actors.envs_per_actor
         if rows % self.learners:
             raise ValueError(

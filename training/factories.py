@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -11,13 +12,18 @@ import torch
 from actors import Actor, LocalPool, Pool
 from actors.actor import check_environment
 from agent import Agent
+from agent.core import state_bytes
 from agent.memory_check import build_network
 from agent.precision import resolve_precision
 from envs import limit_calls, make_vector, tasks
 from envs.guard import close
 from learner.learner import Learner, resolve_device
+from learner.replay import Replay
 from training import resident
 from training.config import RunConfig
+
+REPLAY_BYTES = 2_000_000_000
+"""Most bytes of replayed unrolls in a checkpoint."""
 
 
 class Interface(NamedTuple):
@@ -143,3 +149,25 @@ def make_learner(config: RunConfig, agent: Agent) -> Learner:
     learning = config.learner if config.learners == 1 else dataclasses.replace(config.learner, device="cpu")
     steps = max(1, config.frames // interface(config.env).action_repeat)
     return Learner(agent, learning, steps, rows=config.unrolls_per_update * config.actors.envs_per_actor)
+
+
+def make_replay(config: RunConfig, learner: Learner, local: bool) -> Replay | None:
+    """The buffer of unrolls that are learned from again; None if there are none.
+
+    Raises a ValueError if it is too large for a checkpoint, of which it is a part if actors are in this process.
+    """
+    if not config.replay.share:
+        return None
+    most = REPLAY_BYTES // unroll_bytes(config, learner.agent)
+    if local and config.replay.unrolls > most:
+        limit = f"at most {most}, of {REPLAY_BYTES / 1e9:.0f} GB in each checkpoint, for actors in this process"
+        raise ValueError(f"replay.unrolls: expected {limit}, got {config.replay.unrolls}")
+    return Replay(config.replay, learner, config.replay.unrolls * config.actors.envs_per_actor, config.seed)
+
+
+def unroll_bytes(config: RunConfig, agent: Any) -> int:
+    """Size of an actor's unroll."""
+    actors, shape = config.actors, interface(config.env).observation_shape
+    observation = math.prod(shape) * (1 if len(shape) == 3 else 4)  # images are bytes
+    state = state_bytes(agent.initial_state(1))
+    return actors.envs_per_actor * ((actors.unroll_length + 1) * observation + state)

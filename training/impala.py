@@ -25,13 +25,13 @@ from actors import ClusterError, Episode, Pool, Unroll
 from actors.config import pairs
 from actors.evaluation import correct_fraction
 from agent import Trajectory
-from agent.core import concatenate_states, index_state, state_bytes
+from agent.core import concatenate_states, index_state
 from envs import limit_calls, mean_normalised, prepare, tasks
 from learner.checkpoints import LEARNER
 from learner.diagnostics import attention_mass
 from learner.errors import BatchLost, NotFinite, PeerLost
 from learner.files import abbreviate, write_json
-from learner.learner import Learner
+from learner.learner import Learner, split
 from learner.loading import load
 from learner.storage import UrlStore
 from training import UserError
@@ -39,7 +39,7 @@ from training.batches import Background, Batch, wait_for, write_trajectory
 from training.charts import CHARTS
 from training.config import RunConfig, to_plain
 from training.console import quantity
-from training.factories import interface, make_agent, make_learner, make_pool, resolve_precisions
+from training.factories import interface, make_agent, make_learner, make_pool, make_replay, resolve_precisions
 from training.loop import Training
 from training.progress import Progress
 from training.resident import replicate, require_resident
@@ -64,6 +64,7 @@ class Trainer(Training):
 
     Attributes:
         learner: the learner of this process; it follows several learners on Ray, if there are any.
+        replay: what is learned from again, or None.
         batch, learned: the batch that is, or was last, learned from, and what it was for the learner.
 
     Raises:
@@ -90,6 +91,7 @@ class Trainer(Training):
         self.local, self.action_repeat = local, interface(config.env).action_repeat
         self.agent = make_agent(config)
         super().__init__(config, run, make_learner(config, self.agent), on_ray=not local)
+        self.replay = make_replay(config, self.learner, local)
         self.pool: Pool | None = None
         self.batch: Batch
         self.learned: Any = None
@@ -107,14 +109,6 @@ class Trainer(Training):
     def frames(self) -> int:
         """Environment frames learned from."""
         return self.learner.steps * self.action_repeat
-
-    @property
-    def unroll_bytes(self) -> int:
-        """Size of an unroll."""
-        actors, shape = self.config.actors, interface(self.config.env).observation_shape
-        observation = math.prod(shape) * (1 if len(shape) == 3 else 4)  # images are bytes
-        state = state_bytes(self.agent.initial_state(1))
-        return actors.envs_per_actor * ((actors.unroll_length + 1) * observation + state)
 
     def claim_url(self, new: bool) -> None:
         """Makes this process the only one that writes to the run's URL, if it has one.
@@ -153,6 +147,8 @@ class Trainer(Training):
                 fresh = "without --local, on Ray, actors begin new episodes"
                 raise UserError(f"{self.saved} does not fit: actors: {name}: expected {expected}, got {got}; {fresh}")
         pool.load_state_dict(saved)
+        if self.replay:
+            self.replay.load_state_dict(self.restored.parts.get("replay", {}))
 
     def make_replica(self) -> "MakeReplica":
         if self.config.resident:
@@ -230,7 +226,8 @@ class Trainer(Training):
             self.ahead = receiver.start(lambda: self._receive(version, receiver.check))
         ahead, self.ahead = self.ahead, None
         batch = wait_for(ahead, self._check_all)
-        self.ahead = receiver.start(lambda: self._receive(version + 1, receiver.check))
+        following = version + (self.replay.updates if self.replay else 1)
+        self.ahead = receiver.start(lambda: self._receive(following, receiver.check))
         return batch
 
     def _check_all(self) -> None:
@@ -272,7 +269,9 @@ class Trainer(Training):
             number = self.updater.send([(unroll.trajectory, unroll.rows) for unroll in unrolls], check)
             return lambda: number
         trajectories = [unroll.trajectory for unroll in unrolls]
-        return partial(concatenate_states, trajectories) if self.local else load(trajectories, self.learner.device)
+        ready = partial(concatenate_states, trajectories) if self.local else load(trajectories, self.learner.device)
+        replay = self.replay
+        return (lambda: replay.mix(ready())) if replay else ready
 
     def _remember(self, episodes: list[Episode]) -> None:
         """Keeps episodes by task, for the means that are shown; those without a task belong to the first."""
@@ -287,8 +286,8 @@ class Trainer(Training):
         """Writes the batch of an update that is not finite; of several, the first followed `version`. Says where."""
         if self.learned is None:
             return ""  # resident learners have it
-        first = (number - version - 1) * (rows := self.config.unrolls_per_update * self.config.actors.envs_per_actor)
-        batch = index_state(concatenate_states(list(self._trajectories())), slice(first, first + rows))
+        batch, rows = concatenate_states(list(self._trajectories())), self.learner.rows
+        batch = index_state(batch, split(len(batch.action), rows or len(batch.action))[number - version - 1])
         return f" The batch is kept in {write_trajectory(batch, self.run.not_finite_file(number))}"
 
     def pack(self, rescue: bool) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -301,7 +300,8 @@ class Trainer(Training):
         actors = self.pool.state_dict() if self.pool and not rescue else None
         recent = [dataclasses.asdict(episode) for episodes in self.recent.values() for episode in episodes]
         counters = {"episodes": self.episodes, "generation": self.generation, "recent": recent}
-        return {"actors": actors} if actors else {}, counters
+        kept = {"actors": actors, "replay": actors and self.replay and self.replay.state_dict()}
+        return {name: tensors for name, tensors in kept.items() if tensors}, counters
 
     def progress(self) -> Progress:
         assert self.pool

@@ -1,0 +1,172 @@
+"""The buffer of replayed rows against lists, burn-in against the whole unroll, and what replayed rows count for."""
+
+import collections
+from typing import Any
+
+import pytest
+import torch
+
+from agent.core import concatenate_states, index_state, leaves
+from agent.trajectory import Trajectory, loss_mask, validate
+from learner.config import LearnerConfig, ReplayConfig
+from learner.learner import Learner, split
+from learner.replay import Replay, burn_in, mark
+from tests.agent import agents
+from tests.capture import Capturable
+from tests.learner.conftest import random_trajectory
+
+ROWS = 6
+
+
+def make_learner(agent: Any, **fields: Any) -> Learner:
+    return Learner(agent, LearnerConfig(device="cpu", learning_rate=0.01), 1000, rows=ROWS, **fields)
+
+
+def batch(number: int, rows: int = ROWS) -> Trajectory:
+    """Rows that `actor_id` tells apart, over all batches."""
+    made = random_trajectory(rows, 3, seed=number)
+    return made._replace(actor_id=torch.arange(rows) + number * rows, version=torch.full((rows,), number))
+
+
+def equal(first: Any, second: Any) -> bool:
+    return all(one.equal(other) for one, other in zip(leaves(first), leaves(second), strict=True))
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.25, 2), (0.5, 6), (0.75, 18)])
+def test_batches_are_fresh_rows_and_some_of_the_newest(tiny_agent, share, count):
+    """In a ring that is not a multiple of a batch; all fields of a row stay together."""
+    learner = make_learner(tiny_agent())
+    replay, batches = Replay(ReplayConfig(share), learner, 20, seed=0), [batch(number) for number in range(8)]
+    for number, fresh in enumerate(batches):
+        learner.version = number
+        mixed, kept = replay.mix(fresh), list(range(number * ROWS))[-20:]
+        if len(kept) < count:
+            assert equal(mixed, fresh)
+            assert mixed.replayed is None
+            continue
+        validate(mixed)
+        again = mixed.replayed.nonzero()[:, 0]
+        assert equal(index_state(mixed, ~mixed.replayed)._replace(replayed=None), fresh)
+        chosen = mixed.actor_id[again].tolist()
+        assert len(set(chosen)) == len(chosen) == count
+        assert set(chosen) <= set(kept)
+        assert equal(index_state(mixed, again)._replace(replayed=None), pick(batches, chosen))
+        parts = [mixed.replayed[part] for part in split(len(mixed.replayed), ROWS)]
+        assert len(parts) == replay.updates
+        assert {len(part) for part in parts} <= {4, ROWS}
+        assert max(abs(part.float().mean() - share) for part in parts) < 0.13
+    assert {len(rows) for rows in replay.state_dict().values()} == {20}
+
+
+def pick(batches: list[Trajectory], rows: list[int]) -> Trajectory:
+    return index_state(concatenate_states(batches), rows)
+
+
+def test_rows_are_drawn_uniformly_and_anew(tiny_agent):
+    learner, counts = make_learner(tiny_agent()), collections.Counter[int]()
+    replay = Replay(ReplayConfig(0.5), learner, 4 * ROWS, seed=0)
+    for number in range(400):
+        learner.version = number
+        mixed = replay.mix(batch(number))
+        if number:
+            counts.update((number - mixed.actor_id[mixed.replayed] // ROWS).tolist())
+    assert set(counts) == {1, 2, 3, 4}, "batches ago"
+    assert all(abs(count - 400 * ROWS / 4) < 100 for count in counts.values())
+
+
+@pytest.mark.parametrize(("count", "most", "sizes"), [(6, 6, [6]), (12, 6, [6, 6]), (8, 6, [4, 4]), (13, 6, [4, 4, 5])])
+def test_parts_are_as_equal_as_possible(count, most, sizes):
+    parts = split(count, most)
+    assert [part.stop - part.start for part in parts] == sizes
+    assert [index for part in parts for index in range(count)[part]] == list(range(count))
+
+
+def test_a_restored_buffer_continues_as_the_first(tiny_agent):
+    """Though its ring begins elsewhere; a smaller one has the newest rows, and rows of another length are forgotten."""
+    learner = make_learner(tiny_agent())
+    first, second, small, other = (Replay(ReplayConfig(0.5), learner, rows, seed=3) for rows in (20, 20, 12, 20))
+    for number in range(5):
+        first.mix(batch(number))
+    saved = first.state_dict()
+    for replay in (second, small, other):
+        replay.load_state_dict(saved)
+    assert all(value.equal(second.state_dict()[name]) for name, value in saved.items()), "before the first batch"
+    for number in range(5, 9):
+        learner.version = number
+        fresh = batch(number)
+        expected = first.mix(fresh)
+        assert expected.replayed.sum() == ROWS
+        assert equal(second.mix(fresh), expected)
+        few = small.mix(fresh)
+        assert few.actor_id.min() >= (number - 2) * ROWS
+        assert (other.mix(random_trajectory(ROWS, 4)).replayed is None) == (number == 5)
+    assert all(value.equal(second.state_dict()[name]) for name, value in first.state_dict().items())
+    assert Replay(ReplayConfig(0.5), learner, 20, seed=3).state_dict() == {}
+
+
+@pytest.mark.parametrize("core", agents.CORES)
+def test_burn_in_is_a_shorter_unroll_from_the_middle(core):
+    """With the weights that acted: outputs and losses are those of the unroll from there on."""
+    learner = make_learner(agents.make_agent(agents.CORES[core]))
+    whole = agents.make_trajectory(3, 12, core=agents.CORES[core])
+    burnt = burn_in(learner, whole, 4)
+    assert validate(burnt) == (3, 12)
+    assert not any(leaf.requires_grad for leaf in leaves(burnt))
+
+    def play(trajectory: Trajectory) -> Any:
+        return learner.agent(*trajectory[:3], trajectory.reset, trajectory.core_state)
+
+    for part, full in zip(play(burnt)[:2], play(whole)[:2]):
+        torch.testing.assert_close(part[:, :9], full[:, 4:])
+    mask = loss_mask(burnt)
+    assert mask[:, :8].equal(loss_mask(whole)[:, 4:])
+    assert not mask[:, 8:].any()
+    outputs = (leaf[:, 4:] for leaf in whole[:5])
+    short = Trajectory(*outputs, whole.action[:, 4:], whole.policy_logits[:, 4:], *burnt[7:])
+    full, part = (learner._losses(each) for each in (short, burnt))
+    names = "loss/policy", "loss/baseline", "loss/entropy", "importance/mean_rho", "value/target_mean", "steps"
+    torch.testing.assert_close({name: part[name] for name in names}, {name: full[name] for name in names})
+
+
+def test_burn_in_uses_the_present_weights(tiny_agent):
+    learner = make_learner(tiny_agent())
+    replay, old = Replay(ReplayConfig(0.5, burn_in=2), learner, ROWS, seed=0), batch(0)
+    replay.mix(old)
+    before = burn_in(learner, old, 2)
+    learner.update(old)
+    mixed = replay.mix(batch(1))
+    rows = index_state(mixed._replace(replayed=None), mixed.actor_id < ROWS)
+    expected = index_state(burn_in(learner, old, 2), rows.actor_id)
+    assert equal(rows, expected)
+    assert not rows.core_state.hidden.allclose(before.core_state.hidden[rows.actor_id])
+
+
+def test_replayed_rows_are_learned_from_and_not_counted(tiny_agent):
+    """Weights are those of the same rows unmarked."""
+    first, second, fresh, old = make_learner(tiny_agent()), make_learner(tiny_agent()), batch(9, 2), batch(3, 4)
+    for learner in (first, second):
+        learner.version = 10
+    plain = first.update(concatenate_states([fresh, old]))
+    marked = concatenate_states([mark(fresh, False), mark(old, True)])
+    metrics = second.update(marked)
+    assert equal(tuple(first.weights().values()), tuple(second.weights().values()))
+    assert (first.steps, second.steps) == (int(loss_mask(marked).sum()), int(loss_mask(fresh).sum()))
+    assert plain["policy_lag/mean"] == pytest.approx((2 * 1 + 4 * 7) / 6)
+    found = {name: metrics[name] for name in ("policy_lag/mean", "policy_lag/max", "replay/age", "replay/share")}
+    assert found == pytest.approx({"policy_lag/mean": 1, "policy_lag/max": 1, "replay/age": 7, "replay/share": 2 / 3})
+    assert plain.keys() == metrics.keys() - {"replay/age", "replay/share"}
+
+
+def test_nothing_waits_for_the_device(tiny_agent):
+    learner, mixed = (
+        make_learner(tiny_agent(), fused=True),
+        concatenate_states([mark(batch(0), False), mark(batch(1), True)]),
+    )
+    with Capturable() as mode:
+        assert learner.update(mixed, read=False) == {}
+    assert mode.forbidden == {}
+
+
+def test_the_mark_is_checked():
+    with pytest.raises(ValueError, match=r"replayed: expected torch.bool \[6\], got torch.int64 \[6\]"):
+        validate(batch(0)._replace(replayed=torch.zeros(ROWS, dtype=torch.int64)))

@@ -1,0 +1,81 @@
+"""Runs that learn from unrolls more than once: resumption, counters, limits, and other arrangements of learners."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner import checkpoints
+from learner.config import ReplayConfig
+from learner.metrics import read_metrics
+from tests.commands.cli import state
+from tests.training.test_batches import train as train_beside
+from tests.training.test_impala import AGENT, CONFIG, CORES, timeless, train
+from training.impala import Trainer
+from training.run import Run
+
+train_as_on_ray = train_beside
+ACTORS = dataclasses.replace(CONFIG.actors, unroll_length=24)
+LONG = dataclasses.replace(CONFIG, actors=ACTORS, log_every=2)
+
+
+@pytest.mark.parametrize(("core", "burn_in", "stops"), [("compressive", 8, (5, 2)), ("lstm", 0, (1, 3, 3))])
+def test_stopping_anywhere_changes_nothing(core: str, burn_in: int, stops: tuple[int, ...], tmp_path: Path) -> None:
+    replay = ReplayConfig(0.75, unrolls=5, burn_in=burn_in)
+    config = dataclasses.replace(LONG, agent=dataclasses.replace(AGENT, core=CORES[core]), replay=replay)
+    straight, folder = train(config, tmp_path / "straight", 7), tmp_path / "stopped"
+    for part, updates in enumerate(stops):
+        stopped = train(config, folder, updates, resume=part > 0)
+    assert stopped.learner.version == straight.learner.version == 3 + 4 * 4
+    assert state(folder) == state(tmp_path / "straight")
+    assert timeless(folder) == timeless(tmp_path / "straight")
+    steps = 7 * 2 * 24
+    assert steps - 7 * 4 <= straight.learner.steps <= steps
+    row = read_metrics(folder)[-1]
+    assert row["learner/frames"] == straight.frames == straight.learner.steps * straight.action_repeat
+    assert row["replay/share"] in (0.5, 1.0), "of an update with two rows; of all four 0.75"
+    assert 0 < row["replay/age"] <= 5 * 4 + 3
+    kept = checkpoints.load_latest(folder).parts["replay"]
+    assert {len(rows) for rows in kept.values()} == {5 * 2}
+
+
+def test_a_run_may_begin_and_end_to_replay(tmp_path: Path) -> None:
+    replaying = dataclasses.replace(LONG, replay=ReplayConfig(0.5, unrolls=4))
+    for config, version in ((LONG, 2), (replaying, 2 + 1 + 2 * 2), (LONG, 2 + 5 + 2)):
+        trainer = train(config, tmp_path, 3 if config.replay.share else 2, resume=version > 2)
+        assert trainer.learner.version == version
+        assert ("replay" in checkpoints.load_latest(tmp_path).parts) == (config.replay.share > 0)
+
+
+def test_unrolls_beside_the_updates(train_as_on_ray: Any, tmp_path: Path) -> None:
+    """As on Ray: fresh unrolls alone are counted and may be too old."""
+    config = {"replay": ReplayConfig(0.5, unrolls=3), "log_every": 1, "max_policy_lag": 3}
+    trainer = train_as_on_ray(tmp_path, 6, **config)
+    assert trainer.learner.version == 1 + 5 * 2
+    assert 6 * (40 - 4) <= trainer.learner.steps <= 6 * 40
+    rows = read_metrics(tmp_path)
+    assert max(row["policy_lag/max"] for row in rows) <= 3 + 1, "the second of two updates is a version older"
+    assert max(row.get("replay/age", 0) for row in rows) > 4
+    assert train_as_on_ray(tmp_path, 2, resume=True, **config).learner.version == 11 + 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("replay", "fields", "message"),
+    [
+        ({"share": 0.5}, {"learners": 2}, "replay.share: expected 0 with 2 learners, got 0.5"),
+        ({"share": 0.5}, {"resident": True}, "replay.share: expected 0 with resident actors, got 0.5"),
+        ({"share": 0.5, "unrolls": 1}, {"unrolls_per_update": 2}, "replay.unrolls: expected at least .* = 2, got 1"),
+        ({"burn_in": 20}, {}, "replay.burn_in: expected less than unroll_length = 20 and a multiple of .* = 1, got 20"),
+    ],
+)
+def test_errors(replay: dict[str, Any], fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, replay=ReplayConfig(**replay), **fields)
+
+
+def test_a_buffer_that_is_too_large_for_checkpoints(tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, replay=ReplayConfig(0.5, unrolls=60_000))
+    with pytest.raises(ValueError, match=r"replay.unrolls: expected at most \d+, of 2 GB in each checkpoint, .* 60000"):
+        Trainer(config, Run(tmp_path), local=True)
+    assert Trainer(config, Run(tmp_path), local=False).replay
