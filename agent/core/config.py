@@ -1,6 +1,6 @@
 """Configurations of the cores. Nothing here imports torch, so that a command line can be read quickly."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, NamedTuple
 
 from agent.fields import Checked, Decay, Layers, Size, Slots
@@ -94,6 +94,7 @@ class TransformerConfig(Checked):
     """Steps processed in parallel before they enter memory (n_s)."""
     memory_size: Sizes = 64
     """Slots of uncompressed memory (n_m), one number or one for each layer."""
+    _: KW_ONLY
     norm: Literal["pre", "post"] = "post"
     """Layer normalization before each sub-layer, or after the residual sum as in Algorithm 1."""
     gate: Literal["residual", "gru"] = "residual"
