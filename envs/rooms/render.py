@@ -124,7 +124,7 @@ def build(config: RoomsConfig) -> Scene:
         colours=np.stack([c * min(kind[4], 1.0) + (300.0 - c) * max(kind[4] - 1.0, 0.0) for kind in kinds]),
         kinds=np.array([k[0] for k in kinds]),
         bounds=np.array([(*k[1:4], k[5]) for k in kinds], float),
-        focal=config.image_width / 2 / math.tan(math.radians(config.fov_degrees) / 2),
+        focal=config.view_shape[1] / 2 / math.tan(math.radians(config.fov_degrees) / 2),
         unit=UNIT * config.object_scale,
         spin=2 * math.pi / config.spin_seconds * FRAME_SECONDS,
         scale=float(scale),
@@ -392,6 +392,27 @@ def draw_view(scene, plan, state, i, style, start, stride, image):
             for row in range(height):
                 for c in range(3):
                     image[row, column, c] = tone[image[row, column, c]]
+
+
+@register_jitable
+def average(view, start, stride, image):
+    """Writes means of blocks of a view [k H, k W, 3] into image [H, W, 3] uint8, rounded to integers, halves upward.
+
+    Of the image's columns only start, start + stride and so on.
+    """
+    k = view.shape[0] // image.shape[0]
+    for row in range(image.shape[0]):
+        for column in range(start, image.shape[1], stride):
+            red, green, blue = 0, 0, 0
+            for r in range(k * row, k * row + k):
+                for q in range(k * column, k * column + k):
+                    red += int(view[r, q, 0])
+                    green += int(view[r, q, 1])
+                    blue += int(view[r, q, 2])
+            pixel = image[row, column]
+            pixel[0] = np.uint8(red / (k * k) + 0.5)
+            pixel[1] = np.uint8(green / (k * k) + 0.5)
+            pixel[2] = np.uint8(blue / (k * k) + 0.5)
 
 
 @register_jitable
