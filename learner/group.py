@@ -237,6 +237,12 @@ class LearnerGroup:
                 raise
         return self.learner.state_dict()
 
+    def replace(self, make: MakeReplica) -> None:
+        """Ends the learners; the next call that needs any starts others, which `make` makes, with the same state."""
+        self.state_dict()
+        self.make = make
+        self._stop()
+
     def _load(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state)
         self.newest = None

@@ -38,7 +38,7 @@ LINES = {
     ("commands",): 1_520,
     ("benchmarks",): 3_030,
     ("tests",): 15_440,
-    tuple(ALLOWED): 18_480,
+    tuple(ALLOWED): 18_760,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 
