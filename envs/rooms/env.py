@@ -40,6 +40,27 @@ def draw(scene, plan, state, i, start, stride, view):
     hud.draw(plan, state, i, style, start, stride, view)
 
 
+@register_jitable
+def average(view, start, stride, image):
+    """Writes means of blocks of a view [k H, k W, 3] into image [H, W, 3] uint8, rounded to integers, halves upward.
+
+    Of the image's columns only start, start + stride and so on.
+    """
+    k = view.shape[0] // image.shape[0]
+    for row in range(image.shape[0]):
+        for column in range(start, image.shape[1], stride):
+            red, green, blue = 0, 0, 0
+            for r in range(k * row, k * row + k):
+                for q in range(k * column, k * column + k):
+                    red += int(view[r, q, 0])
+                    green += int(view[r, q, 1])
+                    blue += int(view[r, q, 2])
+            pixel = image[row, column]
+            pixel[0] = np.uint8(red / (k * k) + 0.5)
+            pixel[1] = np.uint8(green / (k * k) + 0.5)
+            pixel[2] = np.uint8(blue / (k * k) + 0.5)
+
+
 def _compile():
     """The compiled step: advances or begins every environment, then draws it.
 
@@ -64,7 +85,7 @@ def _compile():
             view = views[i] if averaged else images[i]
             draw(scene, plan, state, i, 0, 1, view)
             if averaged:
-                render.average(view, 0, 1, images[i])
+                average(view, 0, 1, images[i])
 
     return run
 

@@ -9,8 +9,7 @@ import numba
 import torch
 from torch import Tensor
 
-from envs.rooms.env import act, draw
-from envs.rooms.render import average
+from envs.rooms.env import act, average, draw
 
 SIMULATED = bool(numba.config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 #: Threads of a block, where a view has as many columns.

@@ -395,27 +395,6 @@ def draw_view(scene, plan, state, i, style, start, stride, image):
 
 
 @register_jitable
-def average(view, start, stride, image):
-    """Writes means of blocks of a view [k H, k W, 3] into image [H, W, 3] uint8, rounded to integers, halves upward.
-
-    Of the image's columns only start, start + stride and so on.
-    """
-    k = view.shape[0] // image.shape[0]
-    for row in range(image.shape[0]):
-        for column in range(start, image.shape[1], stride):
-            red, green, blue = 0, 0, 0
-            for r in range(k * row, k * row + k):
-                for q in range(k * column, k * column + k):
-                    red += int(view[r, q, 0])
-                    green += int(view[r, q, 1])
-                    blue += int(view[r, q, 2])
-            pixel = image[row, column]
-            pixel[0] = np.uint8(red / (k * k) + 0.5)
-            pixel[1] = np.uint8(green / (k * k) + 0.5)
-            pixel[2] = np.uint8(blue / (k * k) + 0.5)
-
-
-@register_jitable
 def _blur(texels):
     """The degree of blur, below LEVELS, for a texture of which one pixel covers this many texels."""
     return int(texels > 0.75) + int(texels > 1.5) + int(texels > 3.0) + int(texels > 6.0)

@@ -199,7 +199,9 @@ def test_stages_of_resident_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("changes", [{}, {"resident": True, "learners": 2}, {"learners": 2}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"resident": True, "learners": 2}, pytest.param({"learners": 2}, marks=pytest.mark.slow)]
+)
 def test_stages_on_ray(changes: dict[str, Any], cluster: None, tmp_path: Path) -> None:
     """Also of learners that act, which are replaced, and in a resumed run."""
     config = dataclasses.replace(RECALL, frames=600, **changes)
