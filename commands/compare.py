@@ -92,12 +92,12 @@ def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
 
             if not options.remote_actors and config.actors.max_actors is not None:
                 raise UserError(f"actors: expected one number without --remote-actors, got {config.actors.count}")
-            Trainer(config, Run(""), local=not options.remote_actors)
+            Trainer(config, Run(""), local=not options.remote_actors).initialize()
     return trials
 
 
 def _envs(trials: dict[str, Any]) -> list[str]:
-    return [config.env for config in trials.values() if config.kind == "launch"]
+    return [env for config in trials.values() if config.kind == "launch" for env in config.environments]
 
 
 def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, console: Console) -> dict[str, str]:

@@ -46,7 +46,11 @@ def launch(options: LaunchOptions) -> None:
         if left_out := set(tasks(config.env)) - set(tasks(env)):
             say(console, f"left out, because they cannot be played here: {', '.join(sorted(left_out))}")
         config = dataclasses.replace(config, env=env)
+        for earlier in config.environments[:-1]:
+            prepare(earlier)
         trainer = Trainer(config, run, options.in_process)
+        if not options.resume:
+            trainer.initialize(options.allow_env)
     with (
         run.claim(options.new_folder, lambda: bool(trainer.saved)),
         trainer.advising(options.again, functools.partial(say, console)),
@@ -92,6 +96,8 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
     where = f"on {trainer.learner.device}" if config.resident else "in this process" if options.local else "on Ray"
     lines = {
         "run": str(run),
+        **({"from": config.from_run} if config.from_run else {}),
+        **{f"stage {number}": stage for number, stage in enumerate(config.stages, 1)},
         "environment": f"{config.env} ({f'{count} tasks, ' if count > 1 else ''}{image}), {repeat}",
         "agent": f"{core_name(config)} core, {quantity(parameters)} parameters, {learning}",
         "actors": f"{actors} {where}",

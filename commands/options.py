@@ -40,10 +40,10 @@ class TrainingOptions(Checked):
 
     @property
     def config(self) -> Any:
-        """What belongs to the run rather than to this launch of it, with absolute paths of data."""
+        """What belongs to the run rather than to this launch of it, with absolute paths."""
         kind = next(kind for kind in type(self).__mro__ if kind in CONFIGS.values())
         config = kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
-        return config if kind is RunConfig else config.located(absolute)
+        return config.located(absolute)
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class LaunchOptions(RunConfig, TrainingOptions):
 
       compressive launch --core lstm --seed 1               another memory
       compressive launch --resume runs/NAME                 resume a run
+      compressive launch --from-run runs/NAME --env rooms:small,glow_pulse=1    a new run with its weights
+      compressive launch --stages 'rooms:small,object_scale=2.5 until correct 0.9' --env rooms:small    a curriculum
       compressive launch --resume s3://bucket/run           the same, if its folder is lost
       compressive launch --actors 4..16                     4 actors, and up to 16 as the cluster has room for them
       compressive launch --learners 2                       two learners, each with half of every batch
@@ -75,9 +77,9 @@ class LaunchOptions(RunConfig, TrainingOptions):
     ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """Join the Ray cluster at this address instead of starting one on this machine."""
     allow_env: AllowEnv = None
-    """With --resume: run the code of this environment, such as dm:my_module:Env, if the run names it."""
+    """With --resume or --from-run: run the code of this environment, such as dm:my_module:Env, if that run names it."""
     skip_missing_levels: bool = False
-    """Of several levels of DeepMind Lab, train on those that can be played here; else a missing one is an error."""
+    """Of several levels of DeepMind Lab (--env), train on those that can be played; else a missing one is an error."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,7 +107,7 @@ class LaunchOptions(RunConfig, TrainingOptions):
     def again(self, run: Path | str) -> str:
         """The command that resumes a run."""
         where = f" --ray-address {shlex.quote(self.ray_address)}" if self.ray_address else " --local" * self.local
-        return f"{program()} launch --resume {shlex.quote(str(run))}{where}{permissions(self.env)}"
+        return f"{program()} launch --resume {shlex.quote(str(run))}{where}{permissions(*self.environments)}"
 
 
 def permissions(*envs: str) -> str:

@@ -20,7 +20,7 @@ from commands.options import OPTIONS, CompareOptions, LaunchOptions, TrainingOpt
 from learner.errors import StorageError
 from learner.files import is_url
 from training import UserError
-from training.config import RENAMED, core_name, differences, read_config, read_url, to_plain
+from training.config import RENAMED, RunConfig, core_name, differences, read_config, read_url, to_plain
 from training.kinds import CONFIGS, PRESETS
 from training.run import Run
 
@@ -80,24 +80,41 @@ def parse_train(kind: str, words: Sequence[str]) -> Any:
     command, base = "launch" if kind == "launch" else f"{kind} train", CONFIGS[kind]
     prog, options = f"compressive {command}", OPTIONS[command]
     known = [word for word in words if word not in ("-h", "--help")]
-    start: TrainingOptions = parse(TrainingOptions, prog, known, return_unknown_args=True)[0]
+    start: Any = parse(_LaunchStart if kind == "launch" else TrainingOptions, prog, known, return_unknown_args=True)[0]
+    origin = None if start.resume or kind != "launch" else start.from_run
     with user_errors():
-        if not start.resume:
+        if origin:
+            default = _with_network(start.preset, read_config(Run(origin)))
+        elif not start.resume:
             default = PRESETS[kind](start.preset, start.core)
         elif kind == "launch" and is_url(start.resume):
             default = read_url(start.resume)
         else:
             default = read_config(Run(start.resume), base)
-    core = core_name(default) if start.resume else start.core
+    core = core_name(default) if start.resume or origin else start.core
     fields = {field.name: getattr(default, field.name) for field in dataclasses.fields(base)}
     found = parse(options, prog, words, default=options(**fields, core=core))
+    if found.core != core and (found.resume or origin):
+        raise UserError(f"core: expected {core} as in {found.resume or origin}, got {found.core}")
     if found.resume:
-        if found.core != core:
-            raise UserError(f"core: expected {core} as in {found.resume}, got {found.core}")
         for name, old, new in differences(to_plain(default), to_plain(found.config)):
             if name.startswith(base.fixed):
                 raise UserError(f"{name}: expected {old} as in {found.resume}, got {new}")
     return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _LaunchStart(TrainingOptions):
+    """What decides the defaults of `launch`."""
+
+    from_run: str | None = None
+
+
+def _with_network(preset: str, other: RunConfig) -> RunConfig:
+    """A preset with the network of a run, and with unrolls as long, since they hold whole segments of the core."""
+    config = PRESETS["launch"](preset, core_name(other))
+    actors = dataclasses.replace(config.actors, unroll_length=other.actors.unroll_length)
+    return dataclasses.replace(config, agent=other.agent, actors=actors)
 
 
 ON_RAY = {f"actors.{name}" for name in ("in_flight", "threads", "cpus", "resources", "labels", "placement")}
@@ -115,9 +132,12 @@ def parse_launch(words: Sequence[str]) -> LaunchOptions:
     if options.resume:
         from envs import require_consent
 
-        typed = any(word.partition("=")[0] == "--env" for word in words)
+        typed = {word.partition("=")[0] for word in words}
+        allowed = [options.allow_env, options.env if "--env" in typed else None]
+        allowed += options.environments[:-1] if "--stages" in typed else ()
         with user_errors():
-            require_consent(options.env, options.allow_env, options.env if typed else None)
+            for env in options.environments:
+                require_consent(env, *allowed)
     return options
 
 

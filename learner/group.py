@@ -237,6 +237,15 @@ class LearnerGroup:
                 raise
         return self.learner.state_dict()
 
+    def replace(self, make: MakeReplica) -> None:
+        """Ends the learners; the next call that needs any starts others, which `make` makes, with the same state.
+
+        Episodes that nobody has read yet are forgotten, since they are those of other environments.
+        """
+        self.state_dict()
+        self.make, self.episodes = make, []
+        self._stop()
+
     def _load(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state)
         self.newest = None

@@ -20,7 +20,7 @@ from actors.recording import Recording
 from learner.files import read_json
 from reports.pages import mean, points, rounded
 from reports.tables import evaluation_rows, number, progress_rows
-from training.config import core_name, differences, read_config, to_plain
+from training.config import RunConfig, core_name, differences, read_config, to_plain
 from training.console import quantity
 from training.evaluation import SCALES
 from training.kinds import CONFIGS, PRESETS
@@ -97,6 +97,7 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "preset": config.preset,
         "changed": {name: [str(old), str(new)] for name, old, new in changed},
         "config": json.dumps(to_plain(config), indent=2, allow_nan=False),
+        "stages": stages(config, rows, counter) if kind == "launch" else [],
         "charts": [
             {"title": title, "unit": unit, "series": series}
             for title, (unit, metrics) in CHARTS.items()
@@ -116,6 +117,17 @@ def curves(rows: list[dict[str, Any]], names: list[str], counter: str) -> list[d
         if known:
             title = name.replace("valid/", "validation ").rpartition("/")[2].replace("_", " ")
             found.append({"name": title, **points(*np.array(known, dtype=float).T)})
+    return found
+
+
+def stages(config: RunConfig, rows: list[dict[str, Any]], counter: str) -> list[dict[str, Any]]:
+    """The stages that a run has begun: what they are, and from how many frames to how many; none if it has one."""
+    found: list[dict[str, Any]] = []
+    for stage, text in enumerate((*config.stages, config.env), 1):
+        frames = [row[counter] for row in rows if row.get("stage") == stage and row.get(counter, math.nan) >= 0]
+        if config.stages and frames:
+            begin = found[-1]["to"] if found else 0.0
+            found.append({"name": text, "from": begin, "to": max(frames), "span": quantity(max(frames) - begin)})
     return found
 
 

@@ -90,6 +90,7 @@ def progress_rows(config: RunConfig, row: Mapping[str, Any]) -> dict[str, str]:
     ago = duration(max(time.time() - row.get("time", math.nan), 0.0))  # this way round NaN stays
     return {
         "frames": f"{quantity(frames)} of {quantity(config.frames)} ({100 * min(1, frames / config.frames):.1f} %)",
+        **({"stage": f"{number(row, 'stage', '.0f')} of {len(config.stages) + 1}"} if config.stages else {}),
         "frames/s": quantity(row.get("speed/frames_per_second", math.nan)),
         "return": number(row, "episode/return") + over,
         "correct choices": number(row, "episode/correct_choices", factor=100, unit=" %"),

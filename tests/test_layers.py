@@ -28,17 +28,17 @@ RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/re
 RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 2_730,
-    ("envs",): 3_840,
+    ("agent",): 2_740,
+    ("envs",): 3_890,
     ("actors",): 1_240,
-    ("learner",): 3_440,
-    ("training",): 3_010,
+    ("learner",): 3_450,
+    ("training",): 3_230,
     ("text", "speech"): 2_190,
-    ("reports",): 1_320,
-    ("commands",): 1_560,
+    ("reports",): 1_340,
+    ("commands",): 1_590,
     ("benchmarks",): 3_050,
-    ("tests",): 15_710,
-    tuple(ALLOWED): 19_320,
+    ("tests",): 16_070,
+    tuple(ALLOWED): 19_640,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

@@ -8,9 +8,9 @@ it configures (`agent`, `actors`, `learner`, `envs`); presets are in `presets`.
 import dataclasses
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from actors import ActorsConfig
 from actors.config import pairs
@@ -18,8 +18,9 @@ from agent import AgentConfig
 from agent.core import CORES, CoreConfig
 from agent.fields import AtLeast0, Checked, Count, Positive, Several
 from learner.config import LearnerConfig, ReplayConfig
-from learner.files import abbreviate, require_no_secret
+from learner.files import abbreviate, is_url, require_no_secret
 from training.run import KINDS, Run
+from training.stages import read_stage
 
 RENAMED = {
     "optimiser": "optimizer",
@@ -40,7 +41,7 @@ class RunConfig(Checked):
 
     kind = "launch"
     cores = CORES
-    fixed = ("preset", "env", "seed", "agent.", "learner.optimizer", "checkpoint_url")
+    fixed = ("preset", "env", "from_run", "seed", "agent.", "learner.optimizer", "checkpoint_url")
 
     preset: str = "cpu"
     """Where all other defaults come from: cpu (a small level, two CPU cores), memory (a task that asks for a longer
@@ -51,6 +52,13 @@ class RunConfig(Checked):
     (any gymnasium id), dm:MODULE:CLASS (any dm_env.Environment), diagnostic:recall or diagnostic:tmaze.
     Its fields are changed behind the name, as in rooms:full,hud=False. Several, joined by commas, are tasks that the
     actors share; dmlab:dmlab30 is the thirty of DMLab-30."""
+    stages: tuple[str, ...] = ()
+    """Environments to learn before --env, in this order, each with the condition that ends it, as in 'rooms:small until
+    correct 0.9': correct SHARE (of choices) or return SCORE, over the last 200 episodes, or frames NUMBER; several are
+    joined by "or". All need the observations, actions and frames a step of --env."""
+    from_run: str | None = None
+    """Start with the weights of the last readable checkpoint of this run, whose network the new run has; everything
+    else, the optimizer included, starts anew. Observations and actions must be the same."""
     frames: Positive = 10_000_000
     """Environment frames to train for (agent steps times the action repeat)."""
     seed: Count = 0
@@ -121,9 +129,10 @@ class RunConfig(Checked):
                 f"learners: expected a divisor of the {rows} rows of a batch (unrolls_per_update x envs_per_actor), "
                 f"got {self.learners}"
             )
+        environments = self.environments  # an error if a stage has another form
         if self.resident:
-            if len(tasks := self.env.split(":")) > 2:
-                raise ValueError(f"env: expected one task for resident actors, got {len(tasks) - 1}")
+            if (most := max(env.count(":") for env in environments)) > 1:
+                raise ValueError(f"env: expected one task for resident actors, got {most}")
             if self.actors.max_actors is not None:
                 raise ValueError(f"actors: expected one number for resident actors, got {self.actors.count}")
             if self.actors.num_actors % self.unrolls_per_update:
@@ -138,6 +147,17 @@ class RunConfig(Checked):
     def core_config(self) -> CoreConfig:
         """The configuration of the core."""
         return self.agent.core
+
+    @property
+    def environments(self) -> tuple[str, ...]:
+        """The environments of all stages; the last is `env`."""
+        return (*(read_stage(stage).env for stage in self.stages), self.env)
+
+    def located(self, absolute: Callable[[str], str]) -> Self:
+        """The same with an absolute path of the run to start from."""
+        if self.from_run is None or is_url(self.from_run):
+            return self
+        return dataclasses.replace(self, from_run=absolute(self.from_run))
 
 
 def core_name(config: Any) -> str:

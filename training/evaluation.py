@@ -16,7 +16,7 @@ from agent import Agent
 from envs import held_out, limit_calls, make_vector, mean_normalised, prepare, require_consent, tasks
 from learner import checkpoints
 from training.config import RunConfig, read_config
-from training.factories import interface, make_agent
+from training.factories import interface, make_agent, require_interface
 from training.run import Run
 
 EVALUATION_SEED = 2
@@ -63,9 +63,7 @@ def load_player(
     limit_calls(config.actors.step_seconds)
     env = env or held_out(config.env)
     prepare(env)
-    expected, actual = interface(config.env), interface(env)
-    if expected._replace(action_repeat=0) != actual._replace(action_repeat=0):
-        raise ValueError(f"env: expected {expected} as in {config.env}, got {actual} in {env}")
+    require_interface(env, like=config.env)
     agent = make_agent(config)
     checkpoint = checkpoints.load_latest(config.checkpoint_url or run.path)
     try:

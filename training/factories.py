@@ -74,6 +74,13 @@ def interface(env: str) -> Interface:
         close(envs, env)
 
 
+def require_interface(env: str, like: str) -> None:
+    """Raises a ValueError if observations or actions of two environments differ; frames a step may."""
+    expected, actual = interface(like), interface(env)
+    if expected._replace(action_repeat=0) != actual._replace(action_repeat=0):
+        raise ValueError(f"env: expected {expected} as in {like}, got {actual} in {env}")
+
+
 def make_agent(config: RunConfig) -> Agent:
     """The run's network with new weights, drawn from torch's global generator."""
     shape, num_actions, _, vocabulary = interface(tasks(config.env)[0])  # the trainer compares all tasks, once
@@ -85,7 +92,7 @@ def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: i
     """A training actor, which plays one of the run's tasks. No two actors, restarts or resumed runs share a seed.
 
     Args:
-        generation: 0 for a new run, one more at every resumption.
+        generation: 0 for a new run, one more at every resumption; 64 times as much for every stage.
         actor_id: which actor; of n tasks it plays number `actor_id` modulo n.
         incarnation: how often it was replaced.
     """

@@ -4,33 +4,29 @@
 Ray the next batch is received, and weights are published, in threads beside the updates; see `batches`.
 """
 
-import dataclasses
 import logging
 import math
 import os
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from actors import ClusterError, Episode, Pool, Unroll
 from actors.config import pairs
-from actors.evaluation import correct_fraction
 from agent import Trajectory
 from agent.core import concatenate_states, index_state
-from envs import limit_calls, mean_normalised, prepare, tasks
+from envs import limit_calls, prepare
 from learner.checkpoints import LEARNER
 from learner.diagnostics import attention_mass
 from learner.errors import BatchLost, NotFinite, PeerLost
-from learner.files import abbreviate, write_json
+from learner.files import write_json
 from learner.learner import Learner, split
 from learner.loading import load
 from learner.storage import UrlStore
@@ -39,7 +35,8 @@ from training.batches import Background, Batch, wait_for, write_trajectory
 from training.charts import CHARTS
 from training.config import RunConfig, to_plain
 from training.console import quantity
-from training.factories import interface, make_agent, make_learner, make_pool, make_replay, resolve_precisions
+from training.curriculum import EPISODE, Curriculum, inherit
+from training.factories import make_agent, make_learner, make_pool, make_replay, resolve_precisions
 from training.loop import Training
 from training.progress import Progress
 from training.resident import replicate, require_resident
@@ -50,8 +47,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NUMBERS = dict.fromkeys(("steps", "environment", "actor_id", "version"), int)
-EPISODE: dict[str, Any] = {"score": float, **NUMBERS, "metrics": {str: float}, "task": str}
 ACTORS = {"num_actors": int, "envs_per_actor": int}
 
 
@@ -65,6 +60,7 @@ class Trainer(Training):
     Attributes:
         learner: the learner of this process; it follows several learners on Ray, if there are any.
         replay: what is learned from again, or None.
+        curriculum: the stages, and the last episodes.
         batch, learned: the batch that is, or was last, learned from, and what it was for the learner.
 
     Raises:
@@ -80,15 +76,13 @@ class Trainer(Training):
     learner: Learner
 
     def __init__(self, config: RunConfig, run: Run, local: bool) -> None:
-        names = tasks(config.env)
-        if config.actors.num_actors < len(names):
-            raise ValueError(f"num_actors: expected at least {len(names)}, one a task, got {config.actors.num_actors}")
         if local and config.actors.gpus and not torch.cuda.is_available():
             raise ValueError(f"gpus: expected 0 for actors in this process, which has no GPU, got {config.actors.gpus}")
         require_resident(config)
         config = resolve_precisions(config)
+        self.curriculum = Curriculum(config)
         torch.manual_seed(config.seed)
-        self.local, self.action_repeat = local, interface(config.env).action_repeat
+        self.local, self.action_repeat = local, self.curriculum.action_repeat
         self.agent = make_agent(config)
         super().__init__(config, run, make_learner(config, self.agent), on_ray=not local)
         self.replay = make_replay(config, self.learner, local)
@@ -100,7 +94,7 @@ class Trainer(Training):
         self.ahead: Future[Batch] | None = None
         self.publication: Future[None] | None = None
         self.episodes = self.dropped = self.generation = self.logged = 0
-        self.recent: dict[str, deque[Episode]] = {task: deque(maxlen=200) for task in names}
+        self.acting = ExitStack()
         self.place = config.checkpoint_url or run.path
         self.remote = UrlStore(config.checkpoint_url) if config.checkpoint_url else None
         self.claimed: str | None = None
@@ -126,12 +120,12 @@ class Trainer(Training):
         self.remote.claim(self.claimed)
 
     def unpack(self, state: dict[str, Any]) -> None:
-        episodes = [Episode(**{name: episode[name] for name in EPISODE}) for episode in state["recent"]]
-        if others := {episode.task for episode in episodes} - {"", *self.recent}:
-            expected, got = ", ".join(self.recent), abbreviate(min(others))
-            raise ValueError(f"state: recent: expected episodes of {expected}, got one of {got}")
+        self.curriculum.unpack(state)
         self.episodes, self.generation = state["episodes"], state["generation"] + 1
-        self._remember(episodes)
+
+    def initialize(self, allow_env: str | None = None) -> None:
+        """Gives a new run the weights of the run that it starts from, if any; see `inherit`."""
+        self.config = inherit(self.config, self.agent, allow_env)
 
     def _restore_actors(self, pool: Pool) -> None:
         """Gives the actors the state that they had in the checkpoint, if there are as many of them."""
@@ -152,20 +146,40 @@ class Trainer(Training):
 
     def make_replica(self) -> "MakeReplica":
         if self.config.resident:
-            return replicate(self.agent, self.config, self.learner.total_steps)
+            return replicate(self.agent, self.curriculum.present, self.learner.total_steps)
         return self.learner.replicate()
 
     def start(self, stack: ExitStack, **placing: Any) -> None:
         labels = pairs("learner_labels", self.config.learner_labels)
         super().start(stack, placement=self.config.learner_placement, labels=labels)
-        self.pool = stack.enter_context(make_pool(self.config, self.generation, self.local, self.updater))
-        stack.callback(setattr, self, "pool", None)
+        stack.callback(self._stop_actors)
+        self.pool = self._start_actors()
         self.logged = self.learner.version
         if self.restored:
             self._restore_actors(self.pool)
         if not self.local:
             self.ahead = self.publication = None
             self.receiver, self.publisher = (stack.enter_context(Background()) for _ in range(2))
+
+    def _start_actors(self) -> Pool:
+        """Starts the actors of the present stage."""
+        config, stream = self.curriculum.present, self.curriculum.stream(self.generation)
+        return self.acting.enter_context(make_pool(config, stream, self.local, self.updater))
+
+    def _stop_actors(self) -> None:
+        self.pool = None
+        self.acting.close()
+
+    def _next_stage(self) -> None:
+        """Ends the actors, and starts those of the next stage with the weights as they are."""
+        self._finish_publication()
+        self._stop_actors()
+        self.curriculum.enter(self.curriculum.number + 1, self.learner.steps)
+        self.generation = 0  # so that a resumed run with --local goes on as if it had not been interrupted
+        if self.updater is not self.learner and self.config.resident:
+            self.updater.replace(self.make_replica())
+        self.pool = self._start_actors()
+        self.publish()
 
     def publish(self) -> None:
         """Gives the actors the weights; on Ray in a thread, at most one version at a time."""
@@ -195,8 +209,10 @@ class Trainer(Training):
         """Learns from one batch, and gives the actors the new weights. A batch that is not finite is kept in a file."""
         while True:
             with self.clock.waiting():
+                if self.ahead is None and self.curriculum.ended(self.learner.steps):
+                    self._next_stage()
                 batch = self._next_batch()
-            self._remember(batch.episodes)
+            self.curriculum.remember(batch.episodes)
             self.episodes += len(batch.episodes)
             self.dropped += batch.dropped
             self.batch, self.learned, version = batch, batch.ready(), self.learner.version
@@ -206,16 +222,13 @@ class Trainer(Training):
                 logger.warning("%s; the batch is dropped", error)
                 continue
             except NotFinite as error:
-                kept = (
-                    "" if self.learned is None else f" The batch is kept in {self._keep_batch(error.number, version)}"
-                )
-                raise FloatingPointError(f"{error}{kept}") from error
+                raise FloatingPointError(f"{error}{self._keep_batch(error.number, version)}") from error
             self.publish()
             self.clock.mark(self.clocked)
             return metrics
 
     def _next_batch(self) -> Batch:
-        """Waits for the batch that is next, and on Ray begins to receive the one after it."""
+        """Waits for the batch that is next, and on Ray begins to receive the one after it, if the stage goes on."""
         version = self.learner.version
         if self.local or self.config.resident:
             return self._receive(version, self.check)
@@ -227,7 +240,8 @@ class Trainer(Training):
         ahead, self.ahead = self.ahead, None
         batch = wait_for(ahead, self._check_all)
         following = version + (self.replay.updates if self.replay else 1)
-        self.ahead = receiver.start(lambda: self._receive(following, receiver.check))
+        if not self.curriculum.ended(self.learner.steps):
+            self.ahead = receiver.start(lambda: self._receive(following, receiver.check))
         return batch
 
     def _check_all(self) -> None:
@@ -273,11 +287,6 @@ class Trainer(Training):
         replay = self.replay
         return (lambda: replay.mix(ready())) if replay else ready
 
-    def _remember(self, episodes: list[Episode]) -> None:
-        """Keeps episodes by task, for the means that are shown; those without a task belong to the first."""
-        for episode in episodes:
-            self.recent[episode.task or next(iter(self.recent))].append(episode)
-
     def _trajectories(self) -> Iterator[Trajectory]:
         """Those of the batch, each fetched when it is asked for if the learners fetched them."""
         yield from map(Unroll.load, self.batch.unrolls) if self.batch.unrolls else [self.learned]
@@ -298,8 +307,7 @@ class Trainer(Training):
         if self.remote and self.claimed and (owner := self.remote.owner()) not in (None, self.claimed):
             raise UserError(f"{self.place} was taken over by {owner}; this run ends with {self.saved}")
         actors = self.pool.state_dict() if self.pool and not rescue else None
-        recent = [dataclasses.asdict(episode) for episodes in self.recent.values() for episode in episodes]
-        counters = {"episodes": self.episodes, "generation": self.generation, "recent": recent}
+        counters = {"episodes": self.episodes, "generation": self.generation, **self.curriculum.pack()}
         kept = {"actors": actors, "replay": actors and self.replay and self.replay.state_dict()}
         return {name: tensors for name, tensors in kept.items() if tensors}, counters
 
@@ -310,37 +318,19 @@ class Trainer(Training):
         texts = (
             f"{quantity(self.learner.steps)} steps",
             f"{quantity(rate * self.action_repeat)} frames/s",
-            self._score_text(),
+            *self.curriculum.texts(),
             f"{status.alive} actor{'s' * (status.alive > 1)}{restarts}",
         )
         return Progress(self.frames, self.config.frames, "frames", rate * self.action_repeat, texts)
-
-    def _scores(self) -> dict[str, float]:
-        """Mean return over the last episodes of each task that has had any."""
-        return {task: float(np.mean([e.score for e in episodes])) for task, episodes in self.recent.items() if episodes}
-
-    def _correct(self) -> float:
-        return correct_fraction([episode for episodes in self.recent.values() for episode in episodes])
-
-    def _score_text(self) -> str:
-        scores, correct = self._scores(), self._correct()
-        if not scores:
-            return "no episode finished yet"
-        over = f" over {len(scores)} of {len(self.recent)} tasks" if len(self.recent) > 1 else ""
-        chosen = "" if math.isnan(correct) else f"  correct {100 * correct:.1f} %"
-        return f"return {np.mean(list(scores.values())):.1f}{over}{chosen}"
 
     def log(self, metrics: dict[str, float]) -> None:
         logged, self.logged, every = self.logged, self.learner.version, self.config.log_every
         if self.logged // every == logged // every and not self.done:  # an unroll can be several updates
             return
         assert self.pool
-        scores, status, rate = self._scores(), self.pool.status(), self.clock.rate
-        row = {
-            "episode/return": float(np.mean(list(scores.values()))) if scores else math.nan,
-            "episode/correct_choices": self._correct(),
+        status, rate = self.pool.status(), self.clock.rate
+        row = self.curriculum.metrics() | {
             "episode/count": float(self.episodes),
-            **{f"episode/{name}": value for name, value in mean_normalised(scores).items()},
             "speed/steps_per_second": rate,
             "speed/frames_per_second": rate * self.action_repeat,
             "learner/frames": float(self.frames),
@@ -350,11 +340,6 @@ class Trainer(Training):
             "actors/unrolls_waiting": float(status.waiting),
             "actors/unrolls_dropped": float(self.dropped),
         }
-        if len(self.recent) > 1:
-            row |= {"tasks/seen": float(len(scores)), "tasks/count": float(len(self.recent))}
-            for task, score in scores.items():
-                measured = {"return": score, "correct_choices": correct_fraction(list(self.recent[task]))}
-                row |= {f"{task}/{name}": value for name, value in (measured | mean_normalised({task: score})).items()}
         known = {name: value for name, value in row.items() if not math.isnan(value)}
         self.writer.write(self.learner.steps, metrics | self._attention() | known)
 
@@ -386,12 +371,15 @@ def train_run(
         patience: seconds to wait for another process to leave the folder.
     """
     limit_calls(config.actors.step_seconds)
-    prepare(config.env)
+    for env in config.environments:
+        prepare(env)
     trainer = Trainer(config, run, local)
     resumable = run.has_checkpoints
     with run.claim(not resumable, lambda: bool(trainer.saved), patience):
         if resumable:
             trainer.restore()
+        else:
+            trainer.initialize()
         run.write_config(to_plain(trainer.config))
         trainer.train(show, stop)
         run.require()

@@ -28,7 +28,8 @@ def require_resident(config: RunConfig) -> None:
     if config.learners == 1 and device.type == "cpu" and config.learner.device == "auto":
         expected = "a GPU, and torch finds none here; --learner.device cpu does the same on the CPU, slowly"
         raise ValueError(f"resident: expected {expected}")
-    make_device(config.env, 1, str(device))
+    for env in config.environments:
+        make_device(env, 1, str(device))
 
 
 def make_pool(config: RunConfig, agent: Agent, seed: int, device: torch.device) -> ResidentPool:

@@ -25,6 +25,7 @@ RANGES: dict[str, tuple[float, float]] = {
         ("delay_frames", "visit_frames", "hover_height", "bob_height", "throw_seconds", "drop_height"), (0, MOST)
     ),
     **dict.fromkeys(("run_speed", "throw_speed"), (0, 2000)),
+    "shrink": (1, 8),
     "fov_degrees": (10, 150),
     "examples": (1, 10_000),
     "object_scale": (0.1, 8),
@@ -47,6 +48,7 @@ class RoomsConfig:
 
     image_height: int = 72  # pixels
     image_width: int = 96  # pixels
+    shrink: int = 1  # the view is drawn this many times as high and wide, and means of so many pixels are observed
     fov_degrees: float = 90.0  # horizontal field of view
     hud: bool = True  # draw health, armour, the clock and the score over the view
     randomise: bool = False  # draw textures, light, sizes, display, view and pace anew for every episode; see `look`
@@ -94,9 +96,11 @@ class RoomsConfig:
                 low, high = RANGES.get(name, (-MOST, MOST))
                 check(name, low <= value <= high, f"{low} to {high}")
                 check(name, value > 0 or name not in POSITIVE, "more than 0")
-        large = self.image_height >= 40 and self.image_width >= 64
-        size = f"{self.image_height} x {self.image_width}"
-        check("hud", large or not self.hud, f"False for images smaller than 40 x 64 such as {size}")
+        height, width, _ = self.view_shape
+        largest = RANGES["image_height"][1]
+        check("shrink", max(height, width) <= largest, f"a view of at most {largest} x {largest} pixels")
+        large = height >= 40 and width >= 64
+        check("hud", large or not self.hud, f"False for images smaller than 40 x 64 such as {height} x {width}")
         check("redraw_match", self.redraw_match or self.examples == 1, f"True with examples={self.examples}")
         most = max(self.delay_frames.bit_length() - 1, 0)
         halvings = f"0 to {most}, since delay_frames={self.delay_frames}"
@@ -116,6 +120,16 @@ class RoomsConfig:
         zones = f"pickup zones that touch neither each other nor the arrival at distance_scale={self.distance_scale}"
         check("pickup_scale", apart, zones)
         check("wall_height", self.wall_height > self.eye_height, f"more than eye_height={self.eye_height}")
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Shape of an observation: height, width and 3."""
+        return self.image_height, self.image_width, 3
+
+    @property
+    def view_shape(self) -> tuple[int, int, int]:
+        """Shape of the view that is drawn, before it is averaged."""
+        return self.shrink * self.image_height, self.shrink * self.image_width, 3
 
     @property
     def num_objects(self) -> int:
@@ -164,14 +178,16 @@ _SMALL_RECALL = dataclasses.replace(
 )
 
 #: The named variants. "full" is the level, and "transfer" the same with random looks, for agents that are meant to play
-#: in the real one; "small" has the same structure and can be learned on a CPU in minutes:
-#: shorter ways, larger and more saturated objects that differ in colour alone, and no head-up display.
+#: in the real one. "full-half" is "full" at 36 x 48 pixels, each the mean of four of the level's. "small" has the same
+#: structure and can be learned on a CPU in minutes: shorter ways, larger and more saturated objects that differ in
+#: colour alone, and no head-up display.
 #: A number at the end is the number of steps that a memory has to bridge (`envs.rooms.memory_spans`): "full-recall-N"
 #: shows many examples before the choices. "small-recall" shows one of two objects; after a delay of 2, 4, 8, 16, 32 or
 #: 64 steps the player is thrown between the choices, so that one step to the correct side is the answer.
 VARIANTS: dict[str, RoomsConfig] = {
     "full": _FULL,
     "transfer": dataclasses.replace(_FULL, randomise=True),
+    "full-half": dataclasses.replace(_FULL, image_height=36, image_width=48, shrink=2),
     **{
         f"full-recall-{span}": dataclasses.replace(
             _FULL, redraw_match=True, examples=examples, visit_frames=80, episode_frames=2 * 80 * examples

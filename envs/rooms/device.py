@@ -35,11 +35,10 @@ class DeviceRooms(DeviceEnv):
         self.config = config = resolve(config)
         host = level.allocate(num_envs, config.examples)._asdict()
         state = {name: torch.from_numpy(own).to(device) for name, own in host.items()}
-        shape = num_envs, config.image_height, config.image_width, 3
         super().__init__(
             num_envs,
             len(NINE),
-            torch.zeros(shape, dtype=torch.uint8, device=device),
+            torch.zeros(num_envs, *config.image_shape, dtype=torch.uint8, device=device),
             state,
             {"correct_choices": state["correct"], "wrong_choices": state["wrong"]},
             config.action_repeat,
@@ -52,7 +51,8 @@ class DeviceRooms(DeviceEnv):
 
             self._run, self._array = functools.partial(kernels.run, self.device), kernels.array
         tuples: Any = level.build(config), render.build(config), level.State(**state)  # type: ignore[arg-type]
-        self._arguments = self._arrays((*tuples, self.begin, self.action, self.reward, self.observation))
+        views = torch.zeros(num_envs if config.shrink > 1 else 1, *config.view_shape, dtype=torch.uint8, device=device)
+        self._arguments = self._arrays((*tuples, self.begin, self.action, self.reward, views, self.observation))
         self.launch()  # compiles
 
     def _arrays(self, value: Any) -> Any:

@@ -33,11 +33,32 @@ def act(plan, state, i, begin, actions, rewards):
 
 
 @register_jitable(forceinline=True)
-def draw(scene, plan, state, i, start, stride, image):
-    """Draws the columns start, start + stride and so on of environment i's observation [H, W, 3]."""
+def draw(scene, plan, state, i, start, stride, view):
+    """Draws the columns start, start + stride and so on of environment i's view [H, W, 3] with the display."""
     style = look.drawn(scene, state, i)
-    render.draw_view(scene, plan, state, i, style, start, stride, image)
-    hud.draw(plan, state, i, style, start, stride, image)
+    render.draw_view(scene, plan, state, i, style, start, stride, view)
+    hud.draw(plan, state, i, style, start, stride, view)
+
+
+@register_jitable
+def average(view, start, stride, image):
+    """Writes means of blocks of a view [k H, k W, 3] into image [H, W, 3] uint8, rounded to integers, halves upward.
+
+    Of the image's columns only start, start + stride and so on.
+    """
+    k = view.shape[0] // image.shape[0]
+    for row in range(image.shape[0]):
+        for column in range(start, image.shape[1], stride):
+            red, green, blue = 0, 0, 0
+            for r in range(k * row, k * row + k):
+                for q in range(k * column, k * column + k):
+                    red += int(view[r, q, 0])
+                    green += int(view[r, q, 1])
+                    blue += int(view[r, q, 2])
+            pixel = image[row, column]
+            pixel[0] = np.uint8(red / (k * k) + 0.5)
+            pixel[1] = np.uint8(green / (k * k) + 0.5)
+            pixel[2] = np.uint8(blue / (k * k) + 0.5)
 
 
 def _compile():
@@ -52,12 +73,19 @@ def _compile():
     sources = int(digest.hexdigest()[:12], 16)
 
     @numba.njit(cache=True, fastmath=False, nogil=True, _nrt=False)  # type: ignore[call-overload]
-    def run(plan, scene, state, begin, actions, rewards, images):
-        """Fills rewards [N] and images [N, H, W, 3]: begins an episode where begin [N], else acts (not for -1)."""
+    def run(plan, scene, state, begin, actions, rewards, views, images):
+        """Fills rewards [N] and images [N, H, W, 3]: begins an episode where begin [N], else acts (not for -1).
+
+        Views [N, k H, k W, 3] are averaged into images, but for k = 1, where they are not used.
+        """
         version = sources  # noqa: F841
         for i in range(actions.shape[0]):
             act(plan, state, i, begin, actions, rewards)
-            draw(scene, plan, state, i, 0, 1, images[i])
+            averaged = views.shape[1] > images.shape[1]
+            view = views[i] if averaged else images[i]
+            draw(scene, plan, state, i, 0, 1, view)
+            if averaged:
+                average(view, 0, 1, images[i])
 
     return run
 
@@ -84,10 +112,9 @@ class RoomsVectorEnv(BatchedEnv):
         self.render_mode = render_mode
         self.level, self.scene = level.build(config), render.build(config)
         self.state = level.allocate(num_envs, config.examples)
-        shape = (config.image_height, config.image_width, 3)
         super().__init__(
             num_envs,
-            spaces.Box(0, 255, shape, np.uint8),
+            spaces.Box(0, 255, config.image_shape, np.uint8),
             len(NINE),
             arrays=self.state._asdict(),
             over=self.state.done,
@@ -98,7 +125,8 @@ class RoomsVectorEnv(BatchedEnv):
             action_names=NINE,
             floor_plan=level.floor_plan(config),
         )
-        self._images = np.zeros((num_envs, *shape), np.uint8)
+        self._images = np.zeros((num_envs, *config.image_shape), np.uint8)
+        self._views = np.zeros((num_envs if config.shrink > 1 else 1, *config.view_shape), np.uint8)
         self._rewards = np.zeros(num_envs)
 
     def entropy(self, seed: int, row: int) -> tuple[int, int]:
@@ -108,7 +136,7 @@ class RoomsVectorEnv(BatchedEnv):
         self.advance(np.full(self.num_envs, -1), rows)
 
     def advance(self, actions: NDArray[np.int64], begin: NDArray[np.bool_]) -> Step:
-        _run(self.level, self.scene, self.state, begin, actions, self._rewards, self._images)
+        _run(self.level, self.scene, self.state, begin, actions, self._rewards, self._views, self._images)
         return self._rewards.copy(), self.state.done.copy(), np.zeros(self.num_envs, bool)
 
     def observe(self) -> NDArray[np.uint8]:

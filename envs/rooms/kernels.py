@@ -9,7 +9,7 @@ import numba
 import torch
 from torch import Tensor
 
-from envs.rooms.env import act, draw
+from envs.rooms.env import act, average, draw
 
 SIMULATED = bool(numba.config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 #: Threads of a block, where a view has as many columns.
@@ -29,13 +29,18 @@ except (ImportError, RuntimeError) as error:
 
 
 @cuda.jit
-def step(plan, scene, state, begin, actions, rewards, images):
+def step(plan, scene, state, begin, actions, rewards, views, images):
     """`run` of `env.py` for one environment a block, whose threads share the columns of the view."""
     i, thread = cuda.blockIdx.x, cuda.threadIdx.x
     if thread == 0:
         act(plan, state, i, begin, actions, rewards)
     cuda.syncthreads()  # type: ignore[call-arg]
-    draw(scene, plan, state, i, thread, cuda.blockDim.x, images[i])
+    averaged = views.shape[1] > images.shape[1]
+    view = views[i] if averaged else images[i]
+    draw(scene, plan, state, i, thread, cuda.blockDim.x, view)
+    if averaged:
+        cuda.syncthreads()
+        average(view, thread, cuda.blockDim.x, images[i])
 
 
 def array(tensor: Tensor) -> Any:
@@ -48,7 +53,7 @@ def array(tensor: Tensor) -> Any:
 
 def run(device: torch.device, *arguments: Any) -> None:
     """`step` with its arguments, in order with torch's operations on the device's present stream."""
-    images = arguments[-1]
-    threads = min(-(-images.shape[2] // 32) * 32, THREADS)
+    *_, views, images = arguments
+    threads = min(-(-views.shape[2] // 32) * 32, THREADS)
     stream = 0 if SIMULATED else cuda.external_stream(torch.cuda.current_stream(device).cuda_stream)
     step[images.shape[0], threads, stream](*arguments)

@@ -124,7 +124,7 @@ def build(config: RoomsConfig) -> Scene:
         colours=np.stack([c * min(kind[4], 1.0) + (300.0 - c) * max(kind[4] - 1.0, 0.0) for kind in kinds]),
         kinds=np.array([k[0] for k in kinds]),
         bounds=np.array([(*k[1:4], k[5]) for k in kinds], float),
-        focal=config.image_width / 2 / math.tan(math.radians(config.fov_degrees) / 2),
+        focal=config.view_shape[1] / 2 / math.tan(math.radians(config.fov_degrees) / 2),
         unit=UNIT * config.object_scale,
         spin=2 * math.pi / config.spin_seconds * FRAME_SECONDS,
         scale=float(scale),

@@ -52,6 +52,7 @@ COMMANDS = [
     "compare --from RUN --folder NEW",
     "compare --resume SWEEP",
     "launch --local --resume RUN --frames=9000",
+    "launch --local --from-run RUN --run NEW --frames=9000",
     "launch --local --resume URL --run NEW --frames=9000",
 ]
 
@@ -72,6 +73,20 @@ def test_the_code_of_a_foreign_run_does_not_run(command: str, forged, tmp_path: 
     assert saved_steps(folder) == before
 
 
+def test_stages_of_a_foreign_run_need_a_permission(copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:
+    """To resume it, but not to play, which happens in the last environment."""
+    folder, evil = copied("run"), f"dm:os:system,command=touch {tmp_path}/executed"
+    config = json.loads((folder / "config.json").read_text()) | {"stages": [f"{evil} until frames 9"]}
+    Run(folder).write_config(config)
+    told = f"the run's environment {evil!r} runs code of its own choice"
+    for typed in ([], ["--env=rooms:small"], ["--allow-env=dm:other:Env"]):
+        cli.refuse("launch", "--local", "--resume", folder, "--frames=9000", *typed, words=told)
+    sweep.begin(tmp_path / "sweep", {"a": read_config(Run(folder), RunConfig)}, "compressive compare")
+    cli.refuse("compare", "--resume", tmp_path / "sweep", words=told)
+    cli.run("evaluate", folder, "--episodes=1")
+    assert not (tmp_path / "executed").exists()
+
+
 def test_code_that_the_user_allows_by_name(tmp_path: Path, cli: Commands) -> None:
     run, more = tmp_path / "run", tmp_path / "more"
     cli.run("launch", "--local", "--run", run, "--env", f"{WALK},cells=4", *SMALL, "--frames=64")
@@ -81,6 +96,9 @@ def test_code_that_the_user_allows_by_name(tmp_path: Path, cli: Commands) -> Non
     cli.run("evaluate", run, "--episodes=2", "--allow-env", WALK)
     cli.run("evaluate", run, "--episodes=2", "--env", f"{WALK},cells=4,limit=7")
     cli.run("report", run, "--allow-env", WALK)
+    new = ["launch", "--local", "--from-run", run, "--frames=64", *SMALL[1:]]
+    cli.refuse(*new, "--run", tmp_path / "new", "--env=rooms:small", words=f"--allow-env {WALK!r}")
+    cli.run(*new, "--run", tmp_path / "typed", "--env", f"{WALK},cells=4,limit=7")
     cli.run("compare", "--from", run, "--folder", tmp_path / "new", "--allow-env", WALK)
     resume = ["launch", "--local", "--resume", more]
     assert f"compressive evaluate {more} --allow-env {WALK}\n" in cli.run(*resume, "--frames=128", "--allow-env", WALK)

@@ -80,6 +80,7 @@ def test_numbers_out_of_their_range_are_named(field):
         ({"colours": ((1, 2, 300),)}, "colours: expected .*got"),
         ({"examples": 3}, "redraw_match: expected True with examples=3, got False"),
         ({"delay_frames": 7, "delay_halvings": 3}, "delay_halvings: expected .*delay_frames=7.* got 3"),
+        ({"image_height": 300, "shrink": 4}, "shrink: expected a view of at most 1024 x 1024 pixels, got 4"),
         ({"image_height": 24, "image_width": 32}, "hud: expected False for images smaller than 40 x 64"),
     ],
 )

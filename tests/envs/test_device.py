@@ -16,6 +16,7 @@ SPECS = (
     "rooms:small,episode_frames=50",
     "rooms:full,image_height=40,image_width=64,episode_frames=150",
     "rooms:transfer,image_height=40,image_width=64,episode_frames=130,examples=2,delay_frames=30,redraw_match=True",
+    "rooms:full-half,episode_frames=150",
     "rooms:small-recall,episode_frames=700",
     "diagnostic:recall,delay=5",
     "diagnostic:recall,delay=1,symbols=7",
@@ -28,6 +29,7 @@ SIMULATED = {
     "rooms:small,episode_frames=30": (20, 1),
     "rooms:full,image_height=40,image_width=64,episode_frames=120": (35, 4),
     "rooms:transfer,image_height=40,image_width=64,episode_frames=120": (35, 4),
+    "rooms:full-half,image_height=20,image_width=32,episode_frames=120": (35, 4),
 }
 
 

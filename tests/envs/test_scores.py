@@ -11,7 +11,11 @@ UNKNOWN = {"human": None, "random": None, "oracle": None}
 
 
 def test_the_level_itself():
-    for spec, oracle in (("rooms:full", 66.0), ("dmlab:rooms_select_nonmatching_object", 66.0)):
+    for spec, oracle in (
+        ("rooms:full", 66.0),
+        ("rooms:full-half", 66.0),
+        ("dmlab:rooms_select_nonmatching_object", 66.0),
+    ):
         assert envs.reference_scores(spec) == {"human": 65.9, "random": 0.312, "oracle": oracle}
         for score, scale, percent in ((65.9, "human", 100.0), (0.312, "human", 0.0), (oracle, "oracle", 100.0)):
             assert envs.mean_normalised({spec: score})[f"{scale}_normalised"] == pytest.approx(percent)
@@ -19,7 +23,8 @@ def test_the_level_itself():
 
 def test_variants_of_the_level():
     for variant in VARIANTS:
-        assert envs.reference_scores(f"rooms:{variant}")["human"] is None or variant == "full"
+        known = variant in ("full", "full-half")
+        assert (envs.reference_scores(f"rooms:{variant}")["human"] is not None) == known
         assert MEASURED[variant]["oracle"] > MEASURED[variant]["random"] >= 0
     for spec in ("rooms:small,object_scale=2.0", "dmlab:lt_chasm", "dmlab:elsewhere/rooms_watermaze"):
         assert envs.reference_scores(spec) == UNKNOWN

@@ -82,7 +82,7 @@ def test_stopping_anywhere_changes_nothing(core: str, tmp_path: Path) -> None:
         assert stopped.learner.version == straight.learner.version == 8
         assert state(folder) == state(tmp_path / "straight")
         assert stopped.episodes == straight.episodes > 0
-        assert stopped.recent == straight.recent
+        assert stopped.curriculum.recent == straight.curriculum.recent
         assert timeless(folder) == timeless(tmp_path / "straight")
     actors = dataclasses.replace(config.actors, num_actors=3, envs_per_actor=4)
     after = train(dataclasses.replace(config, actors=actors), folder, 3, resume=True)

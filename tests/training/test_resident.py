@@ -57,7 +57,7 @@ def test_an_unroll_is_several_updates_and_stopping_changes_nothing(tmp_path: Pat
         stopped = train(CONFIG, tmp_path / "stopped", updates, resume=part > 0)
     assert state(tmp_path / "stopped") == state(tmp_path / "straight")
     assert timeless(tmp_path / "stopped") == timeless(tmp_path / "straight")
-    assert stopped.recent == straight.recent
+    assert stopped.curriculum.recent == straight.curriculum.recent
     local = dataclasses.replace(CONFIG, resident=False)
     assert train(local, tmp_path / "stopped", 1, resume=True).learner.version == 13, "elsewhere with new episodes"
 
@@ -110,7 +110,9 @@ def test_several_learners_act_for_themselves(cluster: None, tmp_path: Path) -> N
     config = dataclasses.replace(CONFIG, learners=2, frames=CONFIG.actors.unroll_length * 12 * 4 * 4)
     trainer = train(config, tmp_path, local=False)
     assert trainer.learner.version >= 12
-    assert {episode.environment for episode in trainer.recent[CONFIG.env]} == set(range(6)), "six of each learner"
+    assert {episode.environment for episode in trainer.curriculum.recent[CONFIG.env]} == set(range(6)), (
+        "six of each learner"
+    )
     assert trainer.episodes >= 24
     assert "loss/policy" in read_metrics(tmp_path)[-1]
     again = train(dataclasses.replace(config, frames=2 * config.frames), tmp_path, 1, resume=True, local=False)

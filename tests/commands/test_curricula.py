@@ -1,0 +1,69 @@
+"""Curricula on the command line: runs in stages, and runs that start from another run's weights."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from learner import checkpoints
+from learner.metrics import read_metrics
+from tests.commands.cli import SMALL, TINY, Commands, saved_steps
+from tests.commands.pages import embedded
+from training.run import Run
+
+RECALL = ["launch", "--local", *SMALL, "--env=diagnostic:recall,delay=5"]
+
+
+def test_a_run_in_stages(tmp_path: Path, cli: Commands) -> None:
+    """It says so when it starts, in its status and in its report, and is resumed where it was."""
+    folder, stage = tmp_path / "run", "diagnostic:recall,delay=2 until correct 0.9 or frames 100"
+    said = cli.run(*RECALL, "--stages", stage, "--frames=60", "--run", folder)
+    assert f"stage 1      {stage}\n" in said
+    assert "1 of 2" in cli.run("status", folder)
+    assert {row["stage"] for row in read_metrics(folder)} == {1}
+    cli.run("launch", "--local", "--resume", folder, "--frames=240")
+    assert "2 of 2" in cli.run("status", folder)
+    assert {row["stage"] for row in read_metrics(folder)} == {1, 2}
+    assert json.loads((folder / "evaluation.json").read_text())["environment"] == "diagnostic:recall,delay=5"
+    cli.run("report", folder, "--episodes=0")
+    first, second = embedded(folder / "report.html")["stages"]
+    assert (first["name"], second["name"]) == (stage, "diagnostic:recall,delay=5")
+    assert 0 == first["from"] < 100 <= first["to"] == second["from"] < second["to"]
+    assert f"<td>{stage}</td>" in (folder / "report.html").read_text()
+
+
+def test_stages_that_differ_are_refused_before_there_is_a_run(tmp_path: Path, cli: Commands) -> None:
+    for stage, words in (
+        ("diagnostic:tmaze until frames 9", "stages: expected observations [5], 4 actions and 1 frame"),
+        ("diagnostic:recall,delay=2", "stages: expected 'ENV until CONDITION'"),
+        ("diagnostic:recal until frames 9", "no diagnostic task 'recal'"),
+    ):
+        cli.refuse(*RECALL, "--stages", stage, "--run", tmp_path / "run", words=words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_from_another(copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:
+    """The network is that of the other run, whatever the preset's; the other run is named, and may be lost later."""
+    source, folder, env = copied("source"), tmp_path / "run", "rooms:small,object_scale=2.5"
+    launch = ["launch", "--local", "--from-run", source, "--frames=128", *TINY[3:]]
+    last = checkpoints.load_latest(source).path
+    assert f"from         {last}\n" in cli.run(*launch, "--env", env, "--run", folder)
+    config, other = (json.loads((run / "config.json").read_text()) for run in (folder, source))
+    assert (config["from_run"], config["env"], config["agent"]) == (str(last), env, other["agent"])
+    assert saved_steps(folder)[0] == 0
+    first = checkpoints.load_latest(source).parts["weights"]
+    begun = checkpoints.read(checkpoints.open_store(folder), f"{0:012d}").parts["weights"]
+    assert all((begun[name] == first[name]).all() for name in first)
+    (last.parent.parent / "config.json").unlink()
+    cli.run("launch", "--local", "--resume", folder, "--frames=256")
+    cli.refuse("launch", "--resume", folder, "--from-run", tmp_path, words=f"from_run: expected {last} as in {folder}")
+
+
+def test_what_a_run_cannot_start_from(copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:
+    source, new = copied("source"), tmp_path / "new"
+    launch = ["launch", "--local", "--from-run", source, "--run", new]
+    cli.refuse(*launch, "--core=lstm", words=f"core: expected compressive as in {source}, got lstm")
+    cli.refuse(*launch, "--agent.torso-size=32", words=f"agent.torso_size: expected 16 as in {source}, got 32")
+    cli.refuse(*launch, "--env=rooms:full", words="expected observations [24, 32, 3]")
+    cli.refuse("launch", "--local", "--from-run", new, "--run", new, words=f"{new} is not a run")
+    assert not new.exists()
+    assert Run(source).has_checkpoints

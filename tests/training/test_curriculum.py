@@ -1,0 +1,255 @@
+"""Stages: when one ends, what goes on, exact resumption; runs that start from another run's weights."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors import Episode
+from agent.core import LSTMConfig
+from learner import checkpoints
+from learner.config import LearnerConfig
+from learner.metrics import read_metrics
+from tests.commands.cli import state
+from tests.training.test_impala import AGENT, CONFIG, timeless, train
+from training import curriculum
+from training.config import RunConfig, to_plain
+from training.curriculum import Curriculum
+from training.impala import Trainer
+from training.run import Run
+from training.stages import read_stage
+
+STAGED = dataclasses.replace(
+    CONFIG,
+    stages=("rooms:small,episode_frames=40 until frames 250", "rooms:small,episode_frames=80 until return -100"),
+    log_every=1,
+)
+"""Of up to 160 frames an update; the second stage ends with its fourth episode (see `few`)."""
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curriculum, "EPISODES", 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("rooms:small until correct 0.9", {"correct": 0.9}),
+        ("rooms:small until return -3.5 or frames 2M", {"return": -3.5, "frames": 2e6}),
+        ("rooms:small  until frames 1e6", {"frames": 1e6}),
+    ],
+)
+def test_stages_as_they_are_written(text: str, limits: dict[str, float]) -> None:
+    assert read_stage(text) == ("rooms:small", limits)
+
+
+@pytest.mark.parametrize(
+    "text", ["rooms:small", "rooms:small until 0.9", "until correct 0.9", "rooms:small until correct 0.9 or", "a until"]
+)
+def test_other_texts_are_no_stages(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^stages: expected 'ENV until CONDITION', .*, got '.*'$"):
+        RunConfig(stages=(text,))
+
+
+@pytest.mark.parametrize("limit", ["correct 90", "correct 0", "frames 0"])
+def test_impossible_limits(limit: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"^stages: expected a share of correct choices in \(0, 1\] and frames above 0"
+    ):
+        RunConfig(stages=(f"rooms:small until {limit}",))
+
+
+def episodes(count: int, right: float = 0, wrong: float = 0, score: float = 0.0, task: str = "") -> list[Episode]:
+    return [Episode(score, 30, 0, 0, 0, {"correct_choices": right, "wrong_choices": wrong}, task)] * count
+
+
+def test_what_ends_a_stage() -> None:
+    limits = "correct 0.75 or return 10 or frames 400"
+    found = Curriculum(dataclasses.replace(CONFIG, stages=(f"rooms:small until {limits}",)))
+    assert not found.ended(99)
+    assert found.ended(100), "400 frames"
+    found.remember(episodes(199, right=3, wrong=1))
+    assert not found.ended(0), "too few episodes"
+    found.remember(episodes(1, right=2, wrong=2))
+    assert not found.ended(0)
+    found.remember(episodes(1, right=4))
+    assert found.ended(0)
+    found.enter(0, 50)
+    assert not found.ended(149), "frames and episodes of the stage alone"
+    assert found.ended(150)
+    found.remember(episodes(200, score=10.0))
+    assert found.ended(50)
+    found.enter(1, 150)
+    found.remember(episodes(200, right=1, score=100.0))
+    assert not found.ended(10**9), "the last one goes on"
+
+
+def test_all_tasks_of_a_stage_need_their_episodes() -> None:
+    tasks = "rooms:small", "rooms:small,glow_pulse=1"
+    found = Curriculum(dataclasses.replace(CONFIG, stages=(f"{','.join(tasks)} until return 5",)))
+    found.remember(episodes(200, score=20.0, task=tasks[0]) + episodes(199, score=0.0, task=tasks[1]))
+    assert not found.ended(0)
+    found.remember(episodes(1, score=0.0, task=tasks[1]))
+    assert found.ended(0), "the mean over tasks is 10"
+
+
+def test_a_run_goes_through_its_stages(few: None, tmp_path: Path) -> None:
+    """Everything but the actors goes on; evaluation and agent are those of the last environment."""
+    seen, trainer = list[Any](), Trainer(STAGED, Run(tmp_path), local=True)
+
+    def show(progress: Any) -> None:
+        assert trainer.pool
+        played = {actor.task for actor in trainer.pool.actors}  # type: ignore[attr-defined]
+        seen.append((trainer.learner.version, progress.texts[3], *played))
+
+    trainer.train(show, lambda: trainer.learner.version == 8)
+    first, second, last = (
+        [(*one, f"rooms:small,episode_frames={frames}") for one in which]
+        for which, frames in (
+            ([(1, "stage 1 of 3"), (2, "stage 1 of 3")], 40),
+            ([(3, "stage 2 of 3"), (4, "stage 2 of 3")], 80),
+            ([(number, "stage 3 of 3") for number in (5, 6, 7, 8)], 120),
+        )
+    )
+    assert seen == first + second + last
+    rows = read_metrics(tmp_path)
+    assert [row["stage"] for row in rows] == [1, 1, 2, 2, 3, 3, 3, 3]
+    assert [row["learner/frames"] for row in rows] == sorted({row["learner/frames"] for row in rows})
+    assert rows[-1]["episode/count"] > len(trainer.curriculum.recent["rooms:small,episode_frames=120"]) > 0
+    assert checkpoints.load_latest(tmp_path).state["stage"]["number"] == 2
+
+
+def test_stopping_anywhere_in_the_stages_changes_nothing(few: None, tmp_path: Path) -> None:
+    """Also between the update that ends a stage and the next, and more than once in a stage."""
+    train(STAGED, tmp_path / "straight", 8)
+    for stops in ((1, 1, 1, 1, 4), (2, 6), (3, 2, 3), (8,)):
+        folder = tmp_path / "-".join(map(str, stops))
+        for part, updates in enumerate(stops):
+            train(STAGED, folder, updates, resume=part > 0)
+        assert state(folder) == state(tmp_path / "straight")
+        assert timeless(folder) == timeless(tmp_path / "straight")
+
+
+def test_actors_of_stages_are_seeded_apart(few: None, tmp_path: Path) -> None:
+    """The same environment in two stages has other episodes in each."""
+    config = dataclasses.replace(STAGED, stages=(f"{CONFIG.env},hud=False until frames 160",))
+    observed = list[torch.Tensor]()
+    trainer = Trainer(config, Run(tmp_path), local=True)
+    trainer.train(lambda _: observed.append(trainer.learned.observation[:, 0].clone()), lambda: len(observed) == 2)
+    assert trainer.curriculum.number == 1
+    assert not torch.equal(*observed)
+
+
+def test_conditions_may_change_in_a_resumed_run_but_not_where_it_is(few: None, tmp_path: Path) -> None:
+    train(STAGED, tmp_path, 3)
+    longer = dataclasses.replace(STAGED, stages=(STAGED.stages[0], STAGED.stages[1].replace("-100", "1000")))
+    assert train(longer, tmp_path, 4, resume=True).curriculum.number == 1
+    for stages in (STAGED.stages[:1], STAGED.stages[::-1], ()):
+        with pytest.raises(
+            ValueError, match=r"does not fit .*: stages: expected number 2 to be 'rooms:small,epis.*80'"
+        ):
+            train(dataclasses.replace(STAGED, stages=stages), tmp_path, 1, resume=True)
+
+
+def test_checkpoints_without_a_stage_are_those_of_runs_without_stages(tmp_path: Path) -> None:
+    train(CONFIG, tmp_path, 2)
+    last = checkpoints.load_latest(tmp_path)
+    del last.state["stage"]
+    checkpoints.save(tmp_path, last.step, last.parts, last.state)
+    assert train(CONFIG, tmp_path, 1, resume=True).learner.version == 3
+    with pytest.raises(ValueError, match="stages: expected number 1 to be"):
+        train(STAGED, tmp_path, 1, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ("rooms:small,image_height=30", r"observations \[30, 32, 3\]"),
+        ("rooms:small,action_repeat=2", "2 frames a step"),
+        ("rooms:small,rooms:small,hud=False,rooms:small,glow_pulse=1", "num_actors: expected at least 3, one a task"),
+    ],
+)
+def test_stages_that_do_not_fit(env: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Trainer(dataclasses.replace(CONFIG, stages=(f"{env} until frames 9",)), Run(""), local=True)
+
+
+RECALL = dataclasses.replace(
+    CONFIG,
+    env="diagnostic:recall,delay=5",
+    stages=("diagnostic:recall,delay=2 until frames 160",),
+    learner=LearnerConfig(device="cpu"),
+    log_every=1,
+)
+
+
+def test_stages_of_resident_runs(tmp_path: Path) -> None:
+    config = dataclasses.replace(RECALL, resident=True)
+    train(config, tmp_path / "straight", 4)
+    assert {row["stage"] for row in read_metrics(tmp_path / "straight")} == {1, 2}
+    for part, updates in enumerate((1, 3)):
+        train(config, tmp_path / "stopped", updates, resume=part > 0)
+    assert state(tmp_path / "stopped") == state(tmp_path / "straight")
+    for env, words in (("diagnostic:tmaze", "expected .*rooms"), ("rooms:small,rooms:full", "expected one task .*2")):
+        with pytest.raises(ValueError, match=words):
+            Trainer(dataclasses.replace(config, stages=(f"{env} until frames 9",)), Run(""), local=True)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    "changes", [{}, {"resident": True, "learners": 2}, pytest.param({"learners": 2}, marks=pytest.mark.slow)]
+)
+def test_stages_on_ray(changes: dict[str, Any], cluster: None, tmp_path: Path) -> None:
+    """Also of learners that act, which are replaced, and in a resumed run."""
+    config = dataclasses.replace(RECALL, frames=600, **changes)
+    trainer = train(config, tmp_path, local=False)
+    stages = [row["stage"] for row in read_metrics(tmp_path)]
+    assert stages == sorted(stages)
+    assert set(stages) == {1, 2}
+    assert {episode.steps for episode in trainer.curriculum.recent[config.env]} == {6}, "of the last environment only"
+    again = train(dataclasses.replace(config, frames=900), tmp_path, resume=True, local=False)
+    assert again.curriculum.number == 1
+    assert again.learner.version > trainer.learner.version
+
+
+def inheriting(source: Path, **changes: Any) -> Trainer:
+    return Trainer(dataclasses.replace(CONFIG, from_run=str(source), **changes), Run(""), local=True)
+
+
+def test_a_run_starts_with_the_weights_of_another(tmp_path: Path) -> None:
+    """With a new optimizer, in another environment, and reading the other run only once."""
+    source = train(CONFIG, tmp_path / "source", 2)
+    trainer = inheriting(tmp_path / "source", env="rooms:small,object_scale=2.5,action_repeat=2")
+    before = trainer.learner.weights()
+    trainer.initialize()
+    weights, expected = trainer.learner.weights(), source.learner.weights()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert any(not torch.equal(weights[name], before[name]) for name in expected)
+    fresh = Trainer(CONFIG, Run(""), local=True).learner.state_dict()["optimizer"]
+    assert str(trainer.learner.state_dict()["optimizer"]) == str(fresh)
+    assert trainer.learner.version == trainer.learner.steps == 0
+    assert trainer.config.from_run == str(source.saved)
+    trainer.run = Run(tmp_path / "new")
+    trainer.place = trainer.run.path
+    trainer.train(lambda _: None, lambda: trainer.learner.version == 1)
+    (tmp_path / "source").rename(tmp_path / "gone")
+    assert train(trainer.config, tmp_path / "new", 1, resume=True).learner.version == 2
+
+
+def test_what_a_run_cannot_start_from(tmp_path: Path) -> None:
+    train(CONFIG, tmp_path / "source", 1)
+    Run(tmp_path / "source").write_config(to_plain(CONFIG))
+    wider = dataclasses.replace(AGENT, torso_size=9)
+    for changes, words in (
+        ({"agent": wider}, r"^agent\.torso_size: expected 8 as in .*source, got 9$"),
+        ({"agent": dataclasses.replace(AGENT, core=LSTMConfig(9))}, r"^agent\.core\.model_size: expected 8 as in"),
+        ({"env": "rooms:small,image_width=40"}, r"^env: expected observations \[24, 32, 3\].* got .*\[24, 40, 3\]"),
+        ({"env": "gym:CartPole-v1"}, "^env: expected .*9 actions.*, got .*2 actions"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            inheriting(tmp_path / "source", **changes).initialize()
+    with pytest.raises(FileNotFoundError, match="is not a run"):
+        inheriting(tmp_path / "nothing").initialize()

@@ -1,0 +1,170 @@
+"""What a run learns one after the other: its stages, the episodes of the present one, and the run it starts from."""
+
+import dataclasses
+import math
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from actors import Episode
+from actors.evaluation import correct_fraction
+from agent import Agent
+from envs import mean_normalised, require_consent, tasks
+from learner import checkpoints
+from learner.files import abbreviate, require_schema
+from training.config import RunConfig, differences, read_config, to_plain
+from training.factories import interface, require_interface
+from training.run import Run
+from training.stages import Stage, read_stage
+
+EPISODES = 200
+"""Episodes of each task over which scores are means. A score ends no stage before there are as many."""
+NUMBERS = dict.fromkeys(("steps", "environment", "actor_id", "version"), int)
+EPISODE: dict[str, Any] = {"score": float, **NUMBERS, "metrics": {str: float}, "task": str}
+STAGE = {"number": int, "begin": int, "env": str}
+
+
+class Curriculum:
+    """The stages of a run, the last of which is its environment, and where the run is in them.
+
+    Attributes:
+        number: of the present stage, from 0.
+        begin: agent steps that were learned from before it.
+        recent: the last episodes of the stage by task.
+
+    Raises:
+        ValueError: if the environments differ in observations, actions or frames a step, or have more tasks than there
+            are actors.
+        ImportError: if one needs a package that is not installed.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.stages = [*map(read_stage, config.stages), Stage(config.env, {})]
+        for env in config.environments:
+            if config.actors.num_actors < (count := len(tasks(env))):
+                raise ValueError(f"num_actors: expected at least {count}, one a task, got {config.actors.num_actors}")
+            if (other := interface(env)) != (last := interface(config.env)):
+                raise ValueError(f"stages: expected {last} as in {config.env}, got {other} in {env}")
+        self.action_repeat = last.action_repeat
+        self.enter(0, 0)
+
+    def enter(self, number: int, begin: int) -> None:
+        """Goes to a stage, which has had no episodes yet."""
+        self.number, self.begin = number, begin
+        names = tasks(self.stages[number].env)
+        self.recent: dict[str, deque[Episode]] = {task: deque(maxlen=EPISODES) for task in names}
+
+    @property
+    def present(self) -> RunConfig:
+        """The run's configuration with the environment of the present stage."""
+        return dataclasses.replace(self.config, env=self.stages[self.number].env, stages=())
+
+    def ended(self, steps: int) -> bool:
+        """Whether the present stage has reached one of its limits after so many agent steps of the run."""
+        full = all(len(episodes) == EPISODES for episodes in self.recent.values())
+        measured = {"frames": float((steps - self.begin) * self.action_repeat)}
+        measured |= {"correct": self.correct(), "return": self.mean_return()} if full else {}
+        return any(measured.get(name, math.nan) >= limit for name, limit in self.stages[self.number].limits.items())
+
+    def stream(self, generation: int) -> int:
+        """What separates the episodes of stages and resumptions; see `factories.make_actor`."""
+        return 64 * self.number + generation
+
+    def remember(self, episodes: list[Episode]) -> None:
+        """Keeps episodes by task; those without a task belong to the first."""
+        for episode in episodes:
+            self.recent[episode.task or next(iter(self.recent))].append(episode)
+
+    def scores(self) -> dict[str, float]:
+        """Mean return over the last episodes of each task that has had any."""
+        return {task: float(np.mean([e.score for e in episodes])) for task, episodes in self.recent.items() if episodes}
+
+    def mean_return(self) -> float:
+        """Mean over tasks of their scores; NaN without episodes."""
+        scores = self.scores()
+        return float(np.mean(list(scores.values()))) if scores else math.nan
+
+    def correct(self) -> float:
+        """Share of correct choices over the last episodes of all tasks; NaN without choices."""
+        return correct_fraction([episode for episodes in self.recent.values() for episode in episodes])
+
+    def texts(self) -> tuple[str, ...]:
+        """Scores, and the stage if there are several, for a display."""
+        stage = (f"stage {self.number + 1} of {len(self.stages)}",) if len(self.stages) > 1 else ()
+        scores, correct = self.scores(), self.correct()
+        if not scores:
+            return ("no episode finished yet", *stage)
+        over = f" over {len(scores)} of {len(self.recent)} tasks" if len(self.recent) > 1 else ""
+        chosen = "" if math.isnan(correct) else f"  correct {100 * correct:.1f} %"
+        return (f"return {self.mean_return():.1f}{over}{chosen}", *stage)
+
+    def metrics(self) -> dict[str, float]:
+        """Scores over all tasks and of each, if there are several, and the stage from 1; what is unknown is NaN."""
+        scores = self.scores()
+        row = {"episode/return": self.mean_return(), "episode/correct_choices": self.correct()}
+        row |= {f"episode/{name}": value for name, value in mean_normalised(scores).items()}
+        if len(self.recent) > 1:
+            row |= {"tasks/seen": float(len(scores)), "tasks/count": float(len(self.recent))}
+            for task, score in scores.items():
+                measured = {"return": score, "correct_choices": correct_fraction(list(self.recent[task]))}
+                row |= {f"{task}/{name}": value for name, value in (measured | mean_normalised({task: score})).items()}
+        return row | ({"stage": self.number + 1.0} if len(self.stages) > 1 else {})
+
+    def pack(self) -> dict[str, Any]:
+        """The state for a checkpoint, which JSON can hold."""
+        recent = [dataclasses.asdict(episode) for episodes in self.recent.values() for episode in episodes]
+        stage = {"number": self.number, "begin": self.begin, "env": self.stages[self.number].env}
+        return {"recent": recent, "stage": stage}
+
+    def unpack(self, state: dict[str, Any]) -> None:
+        """Restores what `pack` returned; a state without a stage is that of a run without several.
+
+        Raises:
+            ValueError: if the stage or an episode is not one of this run.
+        """
+        stage = state.get("stage", {"number": 0, "begin": 0, "env": self.config.env})
+        require_schema(stage, STAGE, "state: stage")
+        number = stage["number"]
+        own = self.stages[number].env if number < len(self.stages) else "none"
+        if own != stage["env"]:
+            raise ValueError(f"stages: expected number {number + 1} to be {abbreviate(stage['env'])}, got {own}")
+        self.enter(number, stage["begin"])
+        episodes = [Episode(**{name: episode[name] for name in EPISODE}) for episode in state["recent"]]
+        if others := {episode.task for episode in episodes} - {"", *self.recent}:
+            expected, got = ", ".join(self.recent), abbreviate(min(others))
+            raise ValueError(f"state: recent: expected episodes of {expected}, got one of {got}")
+        self.remember(episodes)
+
+
+def inherit(config: RunConfig, agent: Agent, allow_env: str | None = None) -> RunConfig:
+    """Gives a new run's network the weights of the last readable checkpoint of the run `config.from_run`, if any.
+
+    The optimizer and all counters start anew. The environments may differ, also in frames a step.
+
+    Args:
+        agent: the run's network; changed in place.
+        allow_env: environments whose code that run may name; see `envs.require_consent`.
+
+    Returns:
+        the configuration with the checkpoint in place of the run.
+
+    Raises:
+        FileNotFoundError, ValueError, ImportError, StorageError: if there is no such run or checkpoint; if its network,
+            observations or actions differ; or if its environment needs a permission.
+    """
+    if config.from_run is None:
+        return config
+    source = Run(config.from_run)
+    other = read_config(source)
+    for name, expected, got in differences(to_plain(other)["agent"], to_plain(config)["agent"], "agent"):
+        raise ValueError(f"{name}: expected {expected} as in {source}, got {got}")
+    require_consent(other.env, allow_env, *config.environments)
+    require_interface(config.env, other.env)
+    checkpoint = checkpoints.load_latest(other.checkpoint_url or source.path)
+    try:
+        agent.load_state_dict(checkpoint.parts["weights"])
+    except (RuntimeError, KeyError) as error:
+        raise ValueError(f"{checkpoint.path} does not fit {source.config_file}: {error}") from error
+    return dataclasses.replace(config, from_run=str(checkpoint.path))

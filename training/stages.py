@@ -1,0 +1,36 @@
+"""Stages of a run as they are written: an environment, and the conditions of which one ends it."""
+
+import re
+from typing import NamedTuple
+
+MEASURES = ("correct", "return", "frames")
+_CONDITION = re.compile(rf"({'|'.join(MEASURES)}) (-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)([kMG]?)")
+_SIZES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+
+
+class Stage(NamedTuple):
+    """An environment that is trained on until a measure reaches its limit; without limits until the run's end.
+
+    Measures: "correct", the share of correct choices (0 to 1), and "return", the mean score, both over the last
+    episodes of the stage; "frames", learned from in the stage.
+    """
+
+    env: str
+    limits: dict[str, float]
+
+
+def read_stage(text: str) -> Stage:
+    """The stage of a text such as "rooms:small until correct 0.9 or frames 2M".
+
+    Raises:
+        ValueError: if the text has another form.
+    """
+    env, _, conditions = text.rpartition(" until ")
+    found = [_CONDITION.fullmatch(condition.strip()) for condition in conditions.split(" or ")]
+    limits = {match[1]: float(match[2]) * _SIZES[match[3]] for match in found if match}
+    if not env.strip() or len(limits) < len(found):
+        expected = "'ENV until CONDITION', the conditions being correct SHARE, return SCORE or frames NUMBER, as in"
+        raise ValueError(f"stages: expected {expected} 'rooms:small until correct 0.9 or frames 2M', got {text!r}")
+    if not 0 < limits.get("correct", 1.0) <= 1.0 or limits.get("frames", 1.0) <= 0:
+        raise ValueError(f"stages: expected a share of correct choices in (0, 1] and frames above 0, got {text!r}")
+    return Stage(env.strip(), limits)
