@@ -127,7 +127,7 @@ class Curriculum:
         stage = state.get("stage", {"number": 0, "begin": 0, "env": self.config.env})
         require_schema(stage, STAGE, "state: stage")
         number = stage["number"]
-        own = self.stages[number].env if number < len(self.stages) else "none"
+        own = self.stages[number].env if 0 <= number < len(self.stages) else "none"
         if own != stage["env"]:
             raise ValueError(f"stages: expected number {number + 1} to be {abbreviate(stage['env'])}, got {own}")
         self.enter(number, stage["begin"])
