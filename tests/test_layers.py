@@ -28,17 +28,17 @@ RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/re
 RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 2_170,
+    ("agent",): 2_240,
     ("envs",): 3_840,
     ("actors",): 1_240,
-    ("learner",): 3_440,
-    ("training",): 3_000,
+    ("learner",): 3_470,
+    ("training",): 3_010,
     ("text", "speech"): 2_190,
     ("reports",): 1_320,
     ("commands",): 1_490,
     ("benchmarks",): 3_030,
-    ("tests",): 15_330,
-    tuple(ALLOWED): 18_660,
+    ("tests",): 15_540,
+    tuple(ALLOWED): 18_800,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

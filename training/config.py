@@ -40,7 +40,7 @@ class RunConfig(Checked):
 
     kind = "launch"
     cores = CORES
-    fixed = ("preset", "env", "seed", "agent.", "learner.optimizer", "checkpoint_url")
+    fixed = ("preset", "env", "seed", "agent.", "learner.optimizer", "learner.popart", "checkpoint_url")
 
     preset: str = "cpu"
     """Where all other defaults come from: cpu (a small level, two CPU cores), memory (a task that asks for a longer
