@@ -101,7 +101,10 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
             if resets:
                 continue
             weights, slots, mass = _attention(core, before, output.attention, len(steps))
-            value, reward = float(output.value[0, 0]), float(actor.env_output.reward[0])
+            value, reward = (
+                float(output.value[0, 0].flatten()[0]),
+                float(actor.env_output.reward[0]),
+            )  # of the first task
             steps.append((observation, int(action[0]), value, reward, weights, slots, mass, pose))
             for episode in ended:
                 if episode.environment == 0:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from agent.config import AgentConfig
 from agent.core import Mean, State, make_core
 from agent.encoders import INSTRUCTION_SIZE, InstructionEncoder, Reconstruction, make_torso
+from agent.popart import PopArt
 from agent.trajectory import Observation
 
 WIDE = 256
@@ -18,7 +19,8 @@ class AgentOutput(NamedTuple):
     """The output for B rows and T steps; `state`, `losses` and `attention` are those of `agent.core.CoreOutput`.
 
     policy_logits: [B, T, A].
-    value: [B, T], in units of the (clipped, scaled) reward that the learner trains on.
+    value: [B, T], in units of the (clipped, scaled) reward that the learner trains on; with PopArt for K > 1 tasks,
+        [B, T, K].
     losses: also "reconstruction", if the config asks for it.
     """
 
@@ -34,11 +36,17 @@ class Agent(nn.Module):
 
     Under autocast the torso computes in bfloat16, and so does the core where that is faster; the heads do not.
     `observation_shape` is that of an image or a vector; `vocabulary` is the number of word ids of instructions, 0 if
-    the environment has none. Raises ValueError if the network does not fit the environment.
+    the environment has none; `popart_tasks` the number of tasks whose values are normalized, 0 for a plain head (see
+    `agent.popart`). Raises ValueError if the network does not fit the environment.
     """
 
     def __init__(
-        self, config: AgentConfig, observation_shape: tuple[int, ...], num_actions: int, vocabulary: int = 0
+        self,
+        config: AgentConfig,
+        observation_shape: tuple[int, ...],
+        num_actions: int,
+        vocabulary: int = 0,
+        popart_tasks: int = 0,
     ) -> None:
         super().__init__()
         if config.instruction != bool(vocabulary):
@@ -53,7 +61,7 @@ class Agent(nn.Module):
         self.joint = nn.Linear(config.torso_size + num_actions + 1 + language_size, model_size)
         self.core = make_core(config.core)
         self.policy = nn.Linear(model_size, num_actions)
-        self.value = nn.Linear(model_size, 1)
+        self.value = PopArt(model_size, popart_tasks) if popart_tasks else nn.Linear(model_size, 1)
         reconstructs = config.reconstruction_cost > 0 and len(observation_shape) == 3
         self.reconstruction = Reconstruction(model_size, observation_shape[-1]) if reconstructs else None
         # Near-uniform first policy and near-zero first values, whatever the core's scale.

@@ -46,19 +46,19 @@ class Recall(DiagnosticEnv):
     """Delayed recall: one of K symbols is shown and asked for `delay` steps later. +1 for it; then the episode ends.
 
     Observations are [symbol, one-hot K; 1 where it is asked for]. An action names one of K `symbols` and counts only
-    there.
+    there. `reward` takes the place of +1.
     """
 
     variables = ("symbol", "time")
     symbol: NDArray[np.int64]
     time: NDArray[np.int64]
 
-    def __init__(self, num_envs: int, delay: int = 20, symbols: int = 4) -> None:
+    def __init__(self, num_envs: int, delay: int = 20, symbols: int = 4, reward: float = 1.0) -> None:
         _require(1, delay=delay)
         _require(2, symbols=symbols)
-        self.delay, self.symbols = delay, symbols
+        self.delay, self.symbols, self.reward = delay, symbols, reward
         super().__init__(num_envs, spaces.Box(0, 1, (symbols + 1,), np.float32), symbols)
-        self.scores = {"oracle": 1.0, "random": 1 / symbols}
+        self.scores = {"oracle": reward, "random": reward / symbols}
 
     def begin(self, rows: NDArray[np.bool_]) -> None:
         self.symbol[rows] = draw(self, rows, self.symbols)
@@ -67,7 +67,7 @@ class Recall(DiagnosticEnv):
     def act(self, actions: NDArray[np.int64]) -> Step:
         asked = self.time == self.delay
         self.time += 1
-        return (asked & (actions == self.symbol)).astype(float), asked, np.zeros_like(asked)
+        return self.reward * (asked & (actions == self.symbol)), asked, np.zeros_like(asked)
 
     def observe(self) -> NDArray[np.float32]:
         seen = np.zeros((self.num_envs, self.symbols + 1), np.float32)

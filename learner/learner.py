@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from agent.core.state import detach_state, index_state, leaves, state_to
+from agent.popart import PopArt
 from agent.precision import autocast, resolve_precision
 from agent.trajectory import Trajectory, loss_mask, validate
 from learner import losses
@@ -70,6 +71,9 @@ class Learner:
         self._comm, self._fused = comm or Communicator(), fused
         make_optimizer = functools.partial(_make_optimizer, config, self.device.type == "cuda", fused)
         self._optimization = Optimization(self.agent, make_optimizer, config.max_gradient_norm, self._comm)
+        value = getattr(agent, "value", None)
+        self._popart = value if isinstance(value, PopArt) else None
+        self._targets: Tensor | None = None  # of the present update, see `PopArt.sums`
         self._unread: list[tuple[Measured, dict[str, float]]] = []  # of each update, with its schedules
 
     @property
@@ -132,12 +136,19 @@ class Learner:
         if read and not self._unread:
             describe = functools.partial(self._not_finite_fields, trajectory)
             metrics = self._optimization.step(sums, self.learning_rate, "update", self.version + 1, describe, others)
+            self._follow()
             self.version += 1
             self.steps += round(metrics.pop("steps"))
             return metrics | schedules
         self._unread.append((self._optimization.step_unread(sums, self.learning_rate, others), schedules))
+        self._follow()
         self.version += 1
         return self.settle() if read else {}
+
+    def _follow(self) -> None:
+        """Moves PopArt's statistics after a step, on all learners alike."""
+        if self._popart and self._targets is not None:
+            self._popart.follow(self._targets, self.config.popart_rate, self._optimization.skipped)
 
     def settle(self) -> dict[str, float]:
         """Reads, at once, the updates that were not read, so that `version` and `steps` are exact.
@@ -217,19 +228,24 @@ class Learner:
         if logits.shape != trajectory.policy_logits.shape:
             expected, actual = list(trajectory.policy_logits.shape), list(logits.shape)
             raise ValueError(f"policy_logits of the agent: expected {expected} as the trajectory's, got {actual}")
-        if output.value.shape != trajectory.reward.shape:
-            expected, actual = list(trajectory.reward.shape), list(output.value.shape)
+        value, head = output.value, self._popart
+        scale: Tensor | float = 1.0
+        if head:
+            task = trajectory.actor_id % head.out_features  # actor i plays task i modulo their number
+            value, scale = head.of_task(value, task), head.scale[task][:, None].to(value.dtype)
+        if value.shape != trajectory.reward.shape:
+            expected, actual = list(trajectory.reward.shape), list(value.shape)
             raise ValueError(f"value of the agent: expected {expected}, got {actual}")
 
         mask = loss_mask(trajectory)
-        values, actions = output.value[:, :-1], trajectory.action
+        values, actions = value[:, :-1], trajectory.action
         steps = mask.sum()
         # Turns a mean over the masked steps of the shard into its share of the mean over those of the batch.
         share = steps.clamp(min=1).to(values.dtype) / self._comm.sum(steps).clamp(min=1)
         weight = share if config.reduction == "mean" else 1.0
-        returns = self._returns(trajectory, logits, output.value, mask)
-        policy = losses.policy_gradient_loss(logits, actions, returns.pg_advantages, mask, config.reduction)
-        baseline = losses.baseline_loss(values, returns.vs, mask, config.reduction)
+        returns = self._returns(trajectory, logits, value, mask)
+        policy = losses.policy_gradient_loss(logits, actions, returns.pg_advantages / scale, mask, config.reduction)
+        baseline = losses.baseline_loss(values / scale, returns.vs / scale, mask, config.reduction)
         entropy = losses.entropy_loss(logits, mask, config.reduction)
         auxiliary = losses.reduce_losses(output.losses, self._comm.sum)
         parts = {
@@ -239,6 +255,8 @@ class Learner:
             **{f"loss/{name}": value for name, value in auxiliary.items()},
         }
         parts["loss/total"] = torch.stack([value.float() for value in parts.values()]).sum()
+        if head:
+            self._targets = self._comm.sum(head.sums(returns.vs, mask, task))
         with torch.no_grad():
             age, fresh = self.version - trajectory.version, _fresh(trajectory)
             parts |= {

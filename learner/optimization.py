@@ -63,6 +63,11 @@ class Optimization:
         """Whether `step_unread` is possible."""
         return bool(self.optimizer.defaults.get("fused"))
 
+    @property
+    def skipped(self) -> Tensor | None:
+        """A scalar on the device: 1 if the last `step_unread` was skipped, else 0. None after `step`."""
+        return getattr(self.optimizer, "found_inf", None)
+
     def step(
         self,
         sums: dict[str, Tensor],

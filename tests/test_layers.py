@@ -28,17 +28,17 @@ RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/re
 RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 2_740,
+    ("agent",): 2_810,
     ("envs",): 3_890,
-    ("actors",): 1_240,
-    ("learner",): 3_450,
+    ("actors",): 1_250,
+    ("learner",): 3_480,
     ("training",): 3_230,
     ("text", "speech"): 2_190,
     ("reports",): 1_340,
     ("commands",): 1_590,
     ("benchmarks",): 3_050,
-    ("tests",): 16_070,
-    tuple(ALLOWED): 19_640,
+    ("tests",): 16_290,
+    tuple(ALLOWED): 19_750,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

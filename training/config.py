@@ -6,6 +6,7 @@ it configures (`agent`, `actors`, `learner`, `envs`); presets are in `presets`.
 """
 
 import dataclasses
+import math
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +42,7 @@ class RunConfig(Checked):
 
     kind = "launch"
     cores = CORES
-    fixed = ("preset", "env", "from_run", "seed", "agent.", "learner.optimizer", "checkpoint_url")
+    fixed = ("preset", "env", "from_run", "seed", "agent.", "learner.optimizer", "learner.popart", "checkpoint_url")
 
     preset: str = "cpu"
     """Where all other defaults come from: cpu (a small level, two CPU cores), memory (a task that asks for a longer
@@ -120,9 +121,10 @@ class RunConfig(Checked):
         if self.replay.share and (self.resident or self.learners > 1):
             found = "resident actors" if self.resident else f"{self.learners} learners"
             raise ValueError(f"replay.share: expected 0 with {found}, got {self.replay.share}")
-        if self.replay.share and unrolls < self.unrolls_per_update:
-            expected = f"at least unrolls_per_update = {self.unrolls_per_update}"
-            raise ValueError(f"replay.unrolls: expected {expected}, got {unrolls}")
+        share = self.replay.share
+        least = self.unrolls_per_update * max(1, math.ceil(share / (1 - share)))  # of which a batch can be drawn
+        if share and unrolls < least:
+            raise ValueError(f"replay.unrolls: expected at least {least} for this share, got {unrolls}")
         rows = self.unrolls_per_update * self.actors.envs_per_actor
         if rows % self.learners:
             raise ValueError(

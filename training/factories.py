@@ -83,8 +83,10 @@ def require_interface(env: str, like: str) -> None:
 
 def make_agent(config: RunConfig) -> Agent:
     """The run's network with new weights, drawn from torch's global generator."""
-    shape, num_actions, _, vocabulary = interface(tasks(config.env)[0])  # the trainer compares all tasks, once
-    build = functools.partial(Agent, config.agent, shape, num_actions, vocabulary)
+    names = tasks(config.env)
+    shape, num_actions, _, vocabulary = interface(names[0])  # the trainer compares all tasks, once
+    popart_tasks = len(names) if config.learner.popart else 0
+    build = functools.partial(Agent, config.agent, shape, num_actions, vocabulary, popart_tasks)
     return build_network(build, config.agent, config.actors.envs_per_actor)
 
 

@@ -1,6 +1,7 @@
 """The buffer of replayed rows against lists, burn-in against the whole unroll, and what replayed rows count for."""
 
 import collections
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from learner.learner import Learner, split
 from learner.replay import Replay, burn_in, mark
 from tests.agent import agents
 from tests.capture import Capturable
-from tests.learner.conftest import random_trajectory
 
 ROWS = 6
 
@@ -22,10 +22,15 @@ def make_learner(agent: Any, **fields: Any) -> Learner:
     return Learner(agent, LearnerConfig(device="cpu", learning_rate=0.01), 1000, rows=ROWS, **fields)
 
 
-def batch(number: int, rows: int = ROWS) -> Trajectory:
-    """Rows that `actor_id` tells apart, over all batches."""
-    made = random_trajectory(rows, 3, seed=number)
-    return made._replace(actor_id=torch.arange(rows) + number * rows, version=torch.full((rows,), number))
+@pytest.fixture
+def batch(trajectory: Any) -> Callable[..., Trajectory]:
+    """Makes rows that `actor_id` tells apart, over all batches."""
+
+    def make(number: int, rows: int = ROWS) -> Trajectory:
+        made = trajectory(rows, 3, seed=number)
+        return made._replace(actor_id=torch.arange(rows) + number * rows, version=torch.full((rows,), number))
+
+    return make
 
 
 def equal(first: Any, second: Any) -> bool:
@@ -33,7 +38,7 @@ def equal(first: Any, second: Any) -> bool:
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.25, 2), (0.5, 6), (0.75, 18)])
-def test_batches_are_fresh_rows_and_some_of_the_newest(tiny_agent, share, count):
+def test_batches_are_fresh_rows_and_some_of_the_newest(tiny_agent, share, count, batch):
     """In a ring that is not a multiple of a batch; all fields of a row stay together."""
     learner = make_learner(tiny_agent())
     replay, batches = Replay(ReplayConfig(share), learner, 20, seed=0), [batch(number) for number in range(8)]
@@ -62,7 +67,7 @@ def pick(batches: list[Trajectory], rows: list[int]) -> Trajectory:
     return index_state(concatenate_states(batches), rows)
 
 
-def test_rows_are_drawn_uniformly_and_anew(tiny_agent):
+def test_rows_are_drawn_uniformly_and_anew(tiny_agent, batch):
     learner, counts = make_learner(tiny_agent()), collections.Counter[int]()
     replay = Replay(ReplayConfig(0.5), learner, 4 * ROWS, seed=0)
     for number in range(400):
@@ -81,7 +86,7 @@ def test_parts_are_as_equal_as_possible(count, most, sizes):
     assert [index for part in parts for index in range(count)[part]] == list(range(count))
 
 
-def test_a_restored_buffer_continues_as_the_first(tiny_agent):
+def test_a_restored_buffer_continues_as_the_first(tiny_agent, batch, trajectory):
     """Though its ring begins elsewhere; a smaller one has the newest rows, and rows of another length are forgotten."""
     learner = make_learner(tiny_agent())
     first, second, small, other = (Replay(ReplayConfig(0.5), learner, rows, seed=3) for rows in (20, 20, 12, 20))
@@ -99,7 +104,7 @@ def test_a_restored_buffer_continues_as_the_first(tiny_agent):
         assert equal(second.mix(fresh), expected)
         few = small.mix(fresh)
         assert few.actor_id.min() >= (number - 2) * ROWS
-        assert (other.mix(random_trajectory(ROWS, 4)).replayed is None) == (number == 5)
+        assert (other.mix(trajectory(ROWS, 4)).replayed is None) == (number == 5)
     assert all(value.equal(second.state_dict()[name]) for name, value in first.state_dict().items())
     assert Replay(ReplayConfig(0.5), learner, 20, seed=3).state_dict() == {}
 
@@ -128,7 +133,7 @@ def test_burn_in_is_a_shorter_unroll_from_the_middle(core):
     torch.testing.assert_close({name: part[name] for name in names}, {name: full[name] for name in names})
 
 
-def test_burn_in_uses_the_present_weights(tiny_agent):
+def test_burn_in_uses_the_present_weights(tiny_agent, batch):
     learner = make_learner(tiny_agent())
     replay, old = Replay(ReplayConfig(0.5, burn_in=2), learner, ROWS, seed=0), batch(0)
     replay.mix(old)
@@ -141,7 +146,7 @@ def test_burn_in_uses_the_present_weights(tiny_agent):
     assert not rows.core_state.hidden.allclose(before.core_state.hidden[rows.actor_id])
 
 
-def test_replayed_rows_are_learned_from_and_not_counted(tiny_agent):
+def test_replayed_rows_are_learned_from_and_not_counted(tiny_agent, batch):
     """Weights are those of the same rows unmarked."""
     first, second, fresh, old = make_learner(tiny_agent()), make_learner(tiny_agent()), batch(9, 2), batch(3, 4)
     for learner in (first, second):
@@ -157,7 +162,7 @@ def test_replayed_rows_are_learned_from_and_not_counted(tiny_agent):
     assert plain.keys() == metrics.keys() - {"replay/age", "replay/share"}
 
 
-def test_nothing_waits_for_the_device(tiny_agent):
+def test_nothing_waits_for_the_device(tiny_agent, batch):
     learner, mixed = (
         make_learner(tiny_agent(), fused=True),
         concatenate_states([mark(batch(0), False), mark(batch(1), True)]),
@@ -167,6 +172,6 @@ def test_nothing_waits_for_the_device(tiny_agent):
     assert mode.forbidden == {}
 
 
-def test_the_mark_is_checked():
+def test_the_mark_is_checked(batch):
     with pytest.raises(ValueError, match=r"replayed: expected torch.bool \[6\], got torch.int64 \[6\]"):
         validate(batch(0)._replace(replayed=torch.zeros(ROWS, dtype=torch.int64)))

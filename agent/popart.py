@@ -1,0 +1,67 @@
+"""PopArt (van Hasselt et al. 2016; by task: Hessel et al. 2019): a value head whose weights learn normalized values."""
+
+import torch
+from torch import Tensor, nn
+
+LEAST_SCALE, MOST_SCALE = 1e-4, 1e6
+"""Limits of a task's standard deviation; those of Hessel et al."""
+
+
+class PopArt(nn.Linear):
+    """A linear value head with a column for each of K tasks, which returns values in units of the reward.
+
+    Column k computes (v - mean_k) / scale_k of the value v, where mean and scale are those of the task's value targets.
+
+    Buffers:
+        mean, second_moment: [K] float64, running moments of the targets.
+    """
+
+    mean: Tensor
+    second_moment: Tensor
+
+    def __init__(self, size: int, tasks: int) -> None:
+        super().__init__(size, tasks)
+        self.register_buffer("mean", torch.zeros(tasks, dtype=torch.float64))
+        self.register_buffer("second_moment", torch.ones(tasks, dtype=torch.float64))
+
+    @property
+    def scale(self) -> Tensor:
+        """[K] float64, the standard deviations within their limits."""
+        return (self.second_moment - self.mean.square()).clamp(LEAST_SCALE**2, MOST_SCALE**2).sqrt()
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Values [..., K] of features [..., size]."""
+        normalized = super().forward(features)
+        return normalized * self.scale.to(normalized.dtype) + self.mean.to(normalized.dtype)
+
+    def of_task(self, values: Tensor, task: Tensor) -> Tensor:
+        """The values [B, T] of tasks [B] int64, out of [B, T, K], or of [B, T] for K = 1."""
+        if values.ndim == 2:
+            return values
+        return values.gather(2, task[:, None, None].expand(-1, values.shape[1], 1)).squeeze(2)
+
+    def sums(self, targets: Tensor, mask: Tensor, task: Tensor) -> Tensor:
+        """What `follow` takes, of targets [B, T] where `mask` [B, T] is true, of tasks [B]."""
+        targets = torch.where(mask, targets, 0.0).double()
+        rows = torch.stack([mask.double().sum(1), targets.sum(1), targets.square().sum(1)])
+        return rows @ (task[:, None] == torch.arange(self.out_features, device=task.device)).double()
+
+    @torch.no_grad()
+    def follow(self, sums: Tensor, rate: float, skipped: Tensor | None = None) -> None:
+        """Moves the statistics towards those of a batch, and changes the weights so that all values stay.
+
+        Reads nothing from the device.
+
+        Args:
+            sums: [3, K] float64: number, sum and sum of squares of the targets of each task; those of a task without
+                any stay.
+            rate: share of the batch in the new moments, beta in the papers.
+            skipped: scalar, 1 to change nothing, bit for bit.
+        """
+        count, total, squares = sums
+        known = (count > 0) if skipped is None else (count > 0) & (skipped == 0)
+        mean, scale = self.mean.clone(), self.scale
+        for moment, batch in ((self.mean, total), (self.second_moment, squares)):
+            moment.copy_(torch.where(known, moment + rate * (batch / count.clamp(min=1) - moment), moment))
+        self.weight.copy_(self.weight.double() * (scale / self.scale)[:, None])
+        self.bias.copy_((scale * self.bias.double() + mean - self.mean) / self.scale)

@@ -1,0 +1,86 @@
+"""PopArt's value head: exact preservation of values, its statistics, and what depends on the task."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from agent import Agent
+from agent.popart import LEAST_SCALE, PopArt
+from tests.agent import agents
+
+TASKS = 3
+
+
+def make_head(seed: int = 0) -> PopArt:
+    torch.manual_seed(seed)
+    return PopArt(8, TASKS)
+
+
+def batch(head: PopArt, task: Tensor, size: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Targets [B, 5] of tasks [B] with means and deviations of a size by task, and a mask."""
+    generator = torch.Generator().manual_seed(seed)
+    targets = size[task][:, None] * (3 + torch.randn(len(task), 5, generator=generator))
+    return targets, torch.rand(targets.shape, generator=generator) < 0.7
+
+
+def test_values_stay_when_the_statistics_move():
+    head, features, task = make_head(), torch.randn(100, 8), torch.tensor([0, 1, 2, 1])
+    size = torch.tensor([1.0, 1e-2, 1e3])
+    before = head(features)
+    for step in range(200):
+        targets, mask = batch(head, task, size, step)
+        head.follow(head.sums(targets, mask, task), 0.1)
+        now = head(features)
+        torch.testing.assert_close(now, before, rtol=1e-6, atol=1e-6 * float(head.scale.max()))
+        before = now
+    torch.testing.assert_close(head.scale, size.double(), rtol=0.5, atol=0.0)
+    torch.testing.assert_close(head.mean, 3 * size.double(), rtol=0.3, atol=0.0)
+
+
+def test_values_stay_to_1e_6_in_one_step():
+    """Of a head whose values, means and deviations are all of one size."""
+    head, features, task = make_head(), torch.randn(1000, 8), torch.arange(TASKS)
+    before = head(features)
+    targets, mask = batch(head, task, torch.full((TASKS,), 2.0))
+    head.follow(head.sums(targets, mask, task), 0.5)
+    assert not head.weight.allclose(make_head().weight)
+    torch.testing.assert_close(head(features), before, rtol=1e-6, atol=1e-6)
+
+
+def test_statistics_are_moving_moments_of_each_task():
+    """Against the formula of the papers; a task without targets keeps its own, and masked targets do not count."""
+    head, task, rate = make_head(), torch.tensor([2, 0, 2, 0]), 0.25
+    targets, mask = batch(head, task, torch.ones(TASKS))
+    targets[~mask] = torch.nan
+    head.follow(head.sums(targets, mask, task), rate)
+    for index in range(TASKS):
+        own = targets[task == index][mask[task == index]].double()
+        mean, second = (rate * own.mean(), 1 - rate + rate * own.square().mean()) if len(own) else (0.0, 1.0)
+        expected = torch.tensor([mean, second, (second - mean**2) ** 0.5], dtype=torch.float64)
+        torch.testing.assert_close(torch.stack([head.mean, head.second_moment, head.scale])[:, index], expected)
+
+
+def test_the_scale_has_limits_and_a_skipped_batch_changes_nothing():
+    head, task = make_head(), torch.arange(TASKS)
+    constant, mask = torch.full((TASKS, 4), 5.0), torch.ones(TASKS, 4, dtype=torch.bool)
+    head.follow(head.sums(constant, mask, task), 1.0)
+    assert head.scale.tolist() == [LEAST_SCALE] * TASKS
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    head.follow(head.sums(constant * torch.nan, mask, task), 1.0, skipped=torch.tensor(1.0))
+    assert all(value.equal(before[name]) for name, value in head.state_dict().items())
+
+
+@pytest.mark.parametrize("tasks", [1, TASKS])
+def test_the_task_reaches_nothing_but_its_column(tasks):
+    plain = agents.make_agent()
+    agent = Agent(plain.config, agents.IMAGE, agents.ACTIONS, popart_tasks=tasks).eval()
+    missing, _ = agent.load_state_dict({k: v for k, v in plain.state_dict().items() if k[:5] != "value"}, strict=False)
+    assert set(missing) == {"value.weight", "value.bias", "value.mean", "value.second_moment"}
+    inputs, task = agents.agent_inputs(2, 6), torch.tensor([0, tasks - 1])
+    output, expected = (each(**inputs, state=each.initial_state(2)) for each in (agent, plain))
+    assert output.policy_logits.equal(expected.policy_logits)
+    assert output.value.shape == ((2, 6, tasks) if tasks > 1 else (2, 6))
+    values = agent.value.of_task(output.value, task)
+    assert values[1].equal(output.value[1].reshape(6, tasks)[:, -1])
+    (gradient,) = torch.autograd.grad(values[1].sum(), agent.value.weight)
+    assert gradient.abs().sum(1).nonzero().flatten().tolist() == [tasks - 1]

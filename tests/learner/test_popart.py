@@ -1,0 +1,123 @@
+"""Updates with PopArt: the loss against its formula, several learners, updates that are not read, and resumption."""
+
+import copy
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from agent import Agent, Trajectory
+from agent.core import LSTMConfig, map_state
+from learner.config import LearnerConfig
+from learner.errors import NotFinite
+from learner.learner import Learner
+from tests.agent import agents
+from tests.capture import Capturable
+from tests.learner.test_group import shard, together
+from tests.learner.test_vtrace import literal
+
+TASKS, CORE = 2, LSTMConfig(16)
+CONFIG = LearnerConfig(device="cpu", popart=True, popart_rate=0.1, learning_rate=0.01)
+
+
+def make_agent() -> Agent:
+    """In float64, with statistics of its own by task."""
+    plain = agents.make_agent(CORE)
+    agent = Agent(plain.config, agents.IMAGE, agents.ACTIONS, popart_tasks=TASKS).double()
+    agent.value.mean.copy_(torch.tensor([2.0, -1.0]))
+    agent.value.second_moment.copy_(torch.tensor([8.0, 5.0]))
+    return agent
+
+
+def make_batch(seed: int = 0, rows: int = 6) -> Trajectory:
+    """Rows of both tasks; the second has rewards that are 100 times as large."""
+    batch = agents.make_trajectory(rows, 6, seed, CORE)
+    large = (batch.actor_id % TASKS == 1)[:, None]
+    reward = torch.where(large, 100 * batch.reward, batch.reward).masked_fill(batch.reset, 0.0)
+    return batch._replace(reward=reward, core_state=map_state(torch.Tensor.double, batch.core_state))
+
+
+def same(first: Learner, second: Learner, **tolerance: float) -> None:
+    torch.testing.assert_close(first.weights(), second.weights(), **(tolerance or {"rtol": 0, "atol": 0}))
+
+
+def test_losses_are_those_of_normalized_values():
+    """V-trace in units of the reward; errors of values and advantages divided by the scale of their task."""
+    agent, batch = make_agent(), make_batch()
+    reference, learner = copy.deepcopy(agent), Learner(agent, CONFIG, 1000)
+    metrics = learner.update(batch)
+    output = reference(batch.observation, batch.last_action, batch.reward, batch.reset, batch.core_state)
+    task, mask = batch.actor_id % TASKS, ~batch.reset[:, 1:]
+    assert set(task.tolist()) == {0, 1}
+    value = torch.stack([output.value[row, :, number] for row, number in enumerate(task)]).detach()
+    log_pi = output.policy_logits[:, :-1].detach().log_softmax(-1)
+    rhos = log_pi - batch.policy_logits.log_softmax(-1)
+    chosen, log_rhos = (each.gather(2, batch.action[..., None])[..., 0] for each in (log_pi, rhos))
+    discounts = CONFIG.discount * batch.discount[:, 1:]
+    arguments = log_rhos, discounts, batch.reward[:, 1:], value[:, :-1], value[:, -1], mask
+    vs, advantages, *_ = literal(*arguments, rho_bar=1.0, c_bar=1.0, pg_bar=1.0, lambda_=1.0)
+    scale = torch.tensor([2.0, 2.0])[task][:, None]
+    normalized = ((vs - value[:, :-1]) / scale).square() / 2
+    assert metrics["loss/baseline"] == pytest.approx(0.5 * normalized[mask].mean().item(), rel=1e-4)
+    expected = -(chosen * advantages / scale)[mask].mean().item()
+    assert metrics["loss/policy"] == pytest.approx(expected, rel=1e-4)
+    for number in range(TASKS):
+        own = vs[task == number][mask[task == number]]
+        mean = 0.9 * reference.value.mean[number] + 0.1 * own.mean()
+        torch.testing.assert_close(agent.value.mean[number], mean, rtol=1e-4, atol=1e-6)
+
+
+def test_learners_that_share_a_batch_have_the_statistics_of_the_whole():
+    """One has rows of one task only."""
+    batches = [make_batch(seed) for seed in range(3)]
+    batches = [batch._replace(actor_id=torch.tensor([0, 0, 0, 1, 1, 0])) for batch in batches]
+    alone, replicas = Learner(make_agent(), CONFIG, 1000), [make_agent(), make_agent()]
+    for batch in batches:
+        alone.update(batch)
+
+    def learn(comm: Any, rank: int) -> Learner:
+        learner = Learner(replicas[rank], CONFIG, 1000, comm)
+        for batch in batches:
+            learner.update(shard(batch, rank))
+        return learner
+
+    first, second = together(learn)
+    same(first, second)
+    same(first, alone, rtol=1e-9, atol=1e-9)
+
+
+def test_nothing_waits_for_the_device_and_skipped_updates_change_nothing():
+    learner, twin = (Learner(make_agent(), CONFIG, 1000, fused=True) for _ in range(2))
+    bad = make_batch(1)
+    bad.reward[0, 3] = math.nan
+    with Capturable() as mode:
+        for batch in (make_batch(0), bad, make_batch(2)):
+            learner.update(batch, read=False)
+    assert mode.forbidden == {}
+    for batch in (make_batch(0), make_batch(2)):
+        twin.update(batch)
+    with pytest.raises(NotFinite):
+        learner.settle()
+    same(learner, twin)
+    with pytest.raises(NotFinite):
+        learner.update(bad)
+    same(learner, twin)
+    assert learner.update(make_batch(3)) == twin.update(make_batch(3))
+    same(learner, twin)
+
+
+def test_statistics_are_restored_with_the_weights():
+    learner, other = Learner(make_agent(), CONFIG, 1000), Learner(make_agent(), CONFIG, 1000)
+    learner.update(make_batch(0))
+    other.load_state_dict(learner.state_dict())
+    assert other.agent.value.mean.tolist() != make_agent().value.mean.tolist()
+    assert learner.update(make_batch(1)) == other.update(make_batch(1))
+    same(learner, other)
+
+
+def test_the_option_is_off_and_checked():
+    assert not LearnerConfig().popart
+    with pytest.raises(ValueError, match="popart_rate: expected a positive number, got 0"):
+        dataclasses.replace(CONFIG, popart_rate=0.0)
