@@ -1,6 +1,7 @@
 """Shared by all tests: threads, hypothesis profiles, one Ray cluster, and groups of tests for pytest-xdist."""
 
 import os
+import sys
 
 import pytest
 from hypothesis import settings
@@ -20,6 +21,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     for shared in ("finished", "straight"):
         if shared in fixtures:
             item.add_marker(pytest.mark.xdist_group(shared))
+
+
+@pytest.fixture(autouse=True)
+def _own_cluster(request: pytest.FixtureRequest) -> None:
+    """A test that starts a cluster of its own does not find the shared one of earlier tests in its process."""
+    ray = sys.modules.get("ray")
+    if ray and request.node.get_closest_marker("ray") and not {"cluster", "make_pool"} & set(request.fixturenames):
+        ray.shutdown()
 
 
 @pytest.fixture
