@@ -240,7 +240,7 @@ class LearnerGroup:
     def replace(self, make: MakeReplica) -> None:
         """Ends the learners; the next call that needs any starts others, which `make` makes, with the same state.
 
-        Episodes that nobody has read yet are forgotten, since they are those of other environments.
+        Episodes that were not read yet are forgotten, since they are those of other environments.
         """
         self.state_dict()
         self.make, self.episodes = make, []

@@ -1,6 +1,6 @@
 """What all transformers with a memory share: segments, a memory of layer inputs, resets, caches and the loop over them.
 
-Slots of a layer are [older | memory | segment]. A subclass says what becomes of the steps that leave memory: they are
+Slots of a layer are [older | memory | segment]. A subclass says where the steps that leave memory go: they are
 compressed (`compressive_transformer.py`) or filed by content (`routing.py`). docs/core.md has drawings.
 
 Axes: B batch, T time, L layers, S slots, H heads, K features of a head, D features (model_size).
