@@ -93,7 +93,9 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
     image, count = " x ".join(map(str, seen.observation_shape)), len(tasks(config.env))
     repeat = f"{seen.action_repeat} frame{'s' * (seen.action_repeat > 1)} a step"
     actors = f"{config.actors.count} x {config.actors.envs_per_actor} environments"
-    where = f"on {trainer.learner.device}" if config.resident else "in this process" if options.local else "on Ray"
+    where = "in this process" if options.local else "on Ray"
+    if config.resident:
+        where = f"on {trainer.learner.device}" if config.learners == 1 else "on the devices of the learners"
     lines = {
         "run": str(run),
         **({"from": config.from_run} if config.from_run else {}),

@@ -1,7 +1,7 @@
 """Runs whose environments, actor and unrolls are on the learner's device; with several learners, on the device of each.
 
 The single learner is fed by a `ResidentPool`. Several learners, each in its own process (`learner.group`), act for
-themselves; only gradients and episodes leave their devices.
+themselves; only gradients, episodes and, once an unroll, the first learner's weights leave their devices.
 """
 
 import dataclasses
