@@ -62,8 +62,8 @@ class Agent(nn.Module):
         self.core = make_core(config.core)
         self.policy = nn.Linear(model_size, num_actions)
         self.value = PopArt(model_size, popart_tasks) if popart_tasks else nn.Linear(model_size, 1)
-        reconstructs = config.reconstruction_cost > 0 and len(observation_shape) == 3
-        self.reconstruction = Reconstruction(model_size, observation_shape[-1]) if reconstructs else None
+        reconstructs = config.reconstruction_cost > 0
+        self.reconstruction = Reconstruction(model_size, observation_shape) if reconstructs else None
         # Near-uniform first policy and near-zero first values, whatever the core's scale.
         for head in (self.policy, self.value):
             nn.init.normal_(head.weight, std=0.01)

@@ -17,7 +17,8 @@ class AgentConfig(Checked):
     core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
     """The recurrent core."""
     reconstruction_cost: AtLeast0 = 0.0
-    """Weight of an auxiliary loss: to predict the image, at 6 x 8 pixels, from the core's features; 0 for none. A mean
-    over steps for both reductions of the learner. Vectors have no such loss."""
+    """Weight of an auxiliary loss: to predict the observation from the core's features; 0 for none. Of an image 6 x 8
+    pixels are predicted, and the error is a mean; of a vector it is a sum. A mean over steps for both reductions of the
+    learner."""
     instruction: bool = False
     """Encode the environment's instructions with IMPALA's LSTM; set if and only if the environment has instructions."""

@@ -109,8 +109,12 @@ class VectorTorso(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         """float32 vectors [N, vector_size] to features [N, size]."""
         _check_observation(vectors, torch.float32, (self.vector_size,))
-        squashed = vectors.sign() * vectors.abs().log1p()
-        return self.layers(squashed.to(next(self.layers.parameters()).dtype))
+        return self.layers(squash(vectors).to(next(self.layers.parameters()).dtype))
+
+
+def squash(vectors: Tensor) -> Tensor:
+    """sign(x) log(1 + |x|), elementwise."""
+    return vectors.sign() * vectors.abs().log1p()
 
 
 def _check_observation(observation: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -157,19 +161,28 @@ class InstructionEncoder(nn.Module):
 
 
 class Reconstruction(nn.Module):
-    """Predicts a small version of the image from the core's features: an auxiliary loss for vision and core.
+    """Predicts the observation from the core's features: an auxiliary loss for torso and core.
 
     MERLIN (Wayne et al. 2018) and RMA (Hung et al. 2019) train their memory agents with the reconstruction of
-    observations too; here the decoder is one linear layer.
+    observations too; here the decoder is one linear layer. Of images it predicts a small version, of vectors what the
+    torso sees.
     """
 
-    def __init__(self, model_size: int, channels: int, height: int = 6, width: int = 8) -> None:
+    def __init__(self, model_size: int, observation_shape: Sequence[int], height: int = 6, width: int = 8) -> None:
         super().__init__()
         self.size = (height, width)
-        self.decoder = nn.Linear(model_size, channels * height * width)
+        image = len(observation_shape) == 3
+        self.decoder = nn.Linear(model_size, observation_shape[-1] * (height * width if image else 1))
 
-    def forward(self, features: Tensor, images: Tensor) -> Mean:
-        """The squared error over all pixels; features [N, D], images uint8 [N, height, width, channels]."""
-        pictures = F.adaptive_avg_pool2d(scale(images, features.dtype), self.size).flatten(1)
-        total = F.mse_loss(self.decoder(features), pictures, reduction="sum")
-        return Mean(total[None], torch.full((1,), pictures.numel(), device=total.device))
+    def forward(self, features: Tensor, observations: Tensor) -> Mean:
+        """The mean squared error over steps and pixels, or over steps of the sum over the elements of a vector.
+
+        Most elements of a vector may be constant, as those of one-hot codes are, so that a mean would hide the others.
+        Features [N, D], observations uint8 [N, height, width, channels] or float32 [N, elements].
+        """
+        if image := observations.ndim == 4:
+            target = F.adaptive_avg_pool2d(scale(observations, features.dtype), self.size).flatten(1)
+        else:
+            target = squash(observations).to(features.dtype)
+        total = F.mse_loss(self.decoder(features), target, reduction="sum")
+        return Mean(total[None], torch.full((1,), target.numel() if image else len(target), device=total.device))

@@ -14,15 +14,18 @@ class PopArt(nn.Linear):
 
     Buffers:
         mean, second_moment: [K] float64, running moments of the targets.
+        batches: [K] int64, batches with targets of each task.
     """
 
     mean: Tensor
     second_moment: Tensor
+    batches: Tensor
 
     def __init__(self, size: int, tasks: int) -> None:
         super().__init__(size, tasks)
         self.register_buffer("mean", torch.zeros(tasks, dtype=torch.float64))
         self.register_buffer("second_moment", torch.ones(tasks, dtype=torch.float64))
+        self.register_buffer("batches", torch.zeros(tasks, dtype=torch.int64))
 
     @property
     def scale(self) -> Tensor:
@@ -55,13 +58,16 @@ class PopArt(nn.Linear):
         Args:
             sums: [3, K] float64: number, sum and sum of squares of the targets of each task; those of a task without
                 any stay.
-            rate: share of the batch in the new moments, beta in the papers.
+            rate: share of the batch in the new moments, beta in the papers. The first 1 / rate batches of a task have
+                equal shares instead, since moments that begin at 0 and 1 would be wrong for many updates.
             skipped: scalar, 1 to change nothing, bit for bit.
         """
         count, total, squares = sums
         known = (count > 0) if skipped is None else (count > 0) & (skipped == 0)
         mean, scale = self.mean.clone(), self.scale
+        self.batches += known
+        share = (1 / self.batches.clamp(min=1).double()).clamp(min=rate)
         for moment, batch in ((self.mean, total), (self.second_moment, squares)):
-            moment.copy_(torch.where(known, moment + rate * (batch / count.clamp(min=1) - moment), moment))
+            moment.copy_(torch.where(known, moment + share * (batch / count.clamp(min=1) - moment), moment))
         self.weight.copy_(self.weight.double() * (scale / self.scale)[:, None])
         self.bias.copy_((scale * self.bias.double() + mean - self.mean) / self.scale)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from actors import ActorsConfig
 from agent import AgentConfig
 from agent.core import CORES, matched_cores
-from learner.config import LearnerConfig
+from learner.config import LearnerConfig, ReplayConfig
 from learner.config import make_preset as find_preset
 from training.config import RunConfig
 
@@ -107,12 +107,49 @@ def memory(core: str = "compressive") -> RunConfig:
     )
 
 
+def minigrid(core: str = "compressive") -> RunConfig:
+    """MiniGrid-Memory by its symbols, on a CPU core: S9 in about a million steps; others of the family with --env.
+
+    Episodes of the training end after 96 steps, as in CleanRL's ppo_trxl; evaluate with the environment itself.
+    """
+    config = cpu(core)
+    return dataclasses.replace(
+        config,
+        preset="minigrid",
+        env="gym:MiniGrid-MemoryS9-v0,max_episode_steps=96",
+        frames=2_000_000,
+        agent=dataclasses.replace(config.agent, torso_size=128, reconstruction_cost=0.04),
+        learner=dataclasses.replace(
+            config.learner, discount=0.98, lambda_=0.95, entropy_cost=2e-2, reward_clipping="none", reward_scale=5.0
+        ),
+        replay=ReplayConfig(share=0.75, unrolls=16),
+        actors=dataclasses.replace(config.actors, num_actors=1),
+    )
+
+
+def popgym(core: str = "compressive") -> RunConfig:
+    """POPGym's tasks of memory, chosen with --env, on a CPU core; RepeatPreviousEasy takes 0.2 million steps.
+
+    Rewards add up to at most 1 in an episode of 50 to 200 steps, so they are scaled to about 1 a step.
+    """
+    config = minigrid(core)
+    return dataclasses.replace(
+        config,
+        preset="popgym",
+        env="gym:popgym-RepeatPreviousEasy-v0",
+        frames=1_000_000,
+        learner=dataclasses.replace(config.learner, discount=0.9, reward_scale=50.0),
+    )
+
+
 PRESETS: dict[str, Callable[[str], RunConfig]] = {
     "cpu": cpu,
     "memory": memory,
     "paper": paper,
     "paper-recall": paper_recall,
     "dmlab30": dmlab30,
+    "minigrid": minigrid,
+    "popgym": popgym,
 }
 
 

@@ -97,8 +97,22 @@ def test_the_reconstruction_cost_and_agents_without_reconstruction() -> None:
     agent = make_agent(CORES["lstm"])
     assert agent(**inputs, state=agent.initial_state(2)).losses == {}
     assert not any("reconstruction" in name for name in agent.state_dict())
-    agent = make_agent(CORES["lstm"], shape=(5,), reconstruction_cost=1.0)
-    assert agent(**{**inputs, "observation": torch.randn(2, 5, 5)}, state=agent.initial_state(2)).losses == {}
+
+
+def test_vectors_are_reconstructed_as_the_torso_sees_them() -> None:
+    agent, vectors = make_agent(CORES["lstm"], shape=(7,), reconstruction_cost=0.5), 3 * torch.randn(2, 5, 7)
+    features = []
+    hook = agent.core.register_forward_hook(lambda core, inputs, output: features.append(output.features))
+    inputs = {**agent_inputs(2, 5), "observation": vectors}
+    loss = agent(**inputs, state=agent.initial_state(2)).losses["reconstruction"].value
+    hook.remove()
+    predicted = agent.reconstruction.decoder(features[0])
+    error = sum(
+        ((predicted - torch.sign(vectors) * torch.log(1 + vectors.abs()))[b, t] ** 2).sum()
+        for b in range(2)
+        for t in range(5)
+    )
+    torch.testing.assert_close(loss, 0.5 * error / 10)
 
 
 def test_instructions_matter_and_are_trained() -> None:

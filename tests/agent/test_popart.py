@@ -31,7 +31,7 @@ def test_values_stay_when_the_statistics_move():
         targets, mask = batch(head, task, size, step)
         head.follow(head.sums(targets, mask, task), 0.1)
         now = head(features)
-        torch.testing.assert_close(now, before, rtol=1e-6, atol=1e-6 * float(head.scale.max()))
+        torch.testing.assert_close(now, before, rtol=1e-6, atol=1e-6 * float((head.scale + head.mean.abs()).max()))
         before = now
     torch.testing.assert_close(head.scale, size.double(), rtol=0.5, atol=0.0)
     torch.testing.assert_close(head.mean, 3 * size.double(), rtol=0.3, atol=0.0)
@@ -50,6 +50,7 @@ def test_values_stay_to_1e_6_in_one_step():
 def test_statistics_are_moving_moments_of_each_task():
     """Against the formula of the papers; a task without targets keeps its own, and masked targets do not count."""
     head, task, rate = make_head(), torch.tensor([2, 0, 2, 0]), 0.25
+    head.batches.fill_(10)
     targets, mask = batch(head, task, torch.ones(TASKS))
     targets[~mask] = torch.nan
     head.follow(head.sums(targets, mask, task), rate)
@@ -58,6 +59,23 @@ def test_statistics_are_moving_moments_of_each_task():
         mean, second = (rate * own.mean(), 1 - rate + rate * own.square().mean()) if len(own) else (0.0, 1.0)
         expected = torch.tensor([mean, second, (second - mean**2) ** 0.5], dtype=torch.float64)
         torch.testing.assert_close(torch.stack([head.mean, head.second_moment, head.scale])[:, index], expected)
+
+
+def test_the_first_batches_have_equal_shares():
+    head, task, rate = make_head(), torch.tensor([0, 1]), 0.3
+    batches = 100 * torch.randn(5, 2, 4)
+    mean = second = 0.0
+    for number, targets in enumerate(batches, 1):
+        head.follow(head.sums(targets, torch.ones(2, 4, dtype=torch.bool), task), rate)
+        share = max(rate, 1 / number)
+        mean = mean + share * (targets.double().mean(1) - mean)
+        second = second + share * (targets.double().square().mean(1) - second)
+        torch.testing.assert_close(head.mean[:2], mean)
+        torch.testing.assert_close(head.second_moment[:2], second)
+        if number == 3:  # the plain mean of all targets so far
+            torch.testing.assert_close(head.mean[:2], batches[:3].double().mean((0, 2)))
+    assert head.batches.tolist() == [5, 5, 0]
+    assert (head.mean[2], head.second_moment[2]) == (0, 1)
 
 
 def test_the_scale_has_limits_and_a_skipped_batch_changes_nothing():
@@ -75,7 +93,7 @@ def test_the_task_reaches_nothing_but_its_column(tasks):
     plain = agents.make_agent()
     agent = Agent(plain.config, agents.IMAGE, agents.ACTIONS, popart_tasks=tasks).eval()
     missing, _ = agent.load_state_dict({k: v for k, v in plain.state_dict().items() if k[:5] != "value"}, strict=False)
-    assert set(missing) == {"value.weight", "value.bias", "value.mean", "value.second_moment"}
+    assert set(missing) == {"value.weight", "value.bias", "value.mean", "value.second_moment", "value.batches"}
     inputs, task = agents.agent_inputs(2, 6), torch.tensor([0, tasks - 1])
     output, expected = (each(**inputs, state=each.initial_state(2)) for each in (agent, plain))
     assert output.policy_logits.equal(expected.policy_logits)

@@ -28,6 +28,7 @@ def make_agent() -> Agent:
     agent = Agent(plain.config, agents.IMAGE, agents.ACTIONS, popart_tasks=TASKS).double()
     agent.value.mean.copy_(torch.tensor([2.0, -1.0]))
     agent.value.second_moment.copy_(torch.tensor([8.0, 5.0]))
+    agent.value.batches.fill_(100)
     return agent
 
 
