@@ -37,7 +37,7 @@ LINES = {
     ("reports",): 1_340,
     ("commands",): 1_590,
     ("benchmarks",): 3_050,
-    ("tests",): 16_300,
+    ("tests",): 16_500,
     tuple(ALLOWED): 19_750,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
