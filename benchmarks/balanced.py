@@ -11,9 +11,10 @@ Both are measured here, on sequences that were not trained on. The causal core i
 Axes: B batch, H heads, n steps, D features, R = D / H, k clusters, w window.
 """
 
+import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -61,36 +62,40 @@ class BalancedConfig:
     """Lambda of the centroids' moving average (0.999 in the paper, for longer trainings)."""
 
 
-def balanced_attention(vectors: Tensor, values: Tensor, centroids: Tensor, window: int) -> Tensor:
-    """Algorithm 1 with left-to-right mask, lines 12 to 25: [B, H, n, R].
+def balanced_weights(vectors: Tensor, centroids: Tensor, window: int) -> Tensor:
+    """The weights [B, H, n, n] of Algorithm 1 with left-to-right mask, lines 12 to 23, scattered to all pairs of steps.
 
     Two details are choices, because the text leaves them open: scores are divided by sqrt(R), and a step that is in
-    several clusters gets the mean of its outputs. A step that is in none gets zeros. Its own key is seen.
+    several clusters gets the mean of its outputs. A step that is in none gets zeros. Its own key is seen. The scatter
+    is for clarity: it costs n^2, which the paper's layer does not.
 
     Args:
         vectors: [B, H, n, R] queries, which are the keys as well (line 5), after `unit`.
-        values: [B, H, n, R].
         centroids: [H, k, R].
         window: w; all n steps if there are fewer.
     """
     steps, size = vectors.shape[2:]
     # Sorted: only then is the triangular mask of line 22 one of time.
     index = (centroids @ vectors.mT).topk(min(window, steps), dim=-1).indices.sort(dim=-1).values  # [B, H, k, w]
-    flat = index.flatten(2)[..., None].expand(-1, -1, -1, size)
-    keys, held = (each.gather(2, flat).unflatten(2, index.shape[2:]) for each in (vectors, values))
+    members = vectors.gather(2, index.flatten(2)[..., None].expand(-1, -1, -1, size)).unflatten(2, index.shape[2:])
     # Vectors of `unit` have length 1, those of the paper's layer norm sqrt(R).
-    scores = (keys @ keys.mT) * size**0.5
+    scores = (members @ members.mT) * size**0.5
     later = torch.ones(index.shape[3], index.shape[3], dtype=torch.bool, device=index.device).triu(1)
-    found = scores.masked_fill(later, -torch.inf).softmax(dim=-1) @ held
-    total = torch.zeros_like(values).scatter_add(2, flat, found.flatten(2, 3))
-    count = torch.zeros_like(values).scatter_add(2, flat, torch.ones_like(found).flatten(2, 3))
-    return total / count.clamp(min=1)
+    weights = scores.masked_fill(later, -torch.inf).softmax(dim=-1)
+    pairs = (index[..., :, None] * steps + index[..., None, :]).flatten(2)
+    total = vectors.new_zeros(*vectors.shape[:2], steps * steps).scatter_add(2, pairs, weights.flatten(2))
+    total = total.unflatten(2, (steps, steps))
+    return total / total.sum(dim=-1, keepdim=True).clamp(min=1)  # the number of clusters that a step is in
 
 
 class BalancedLayer(nn.Module):
-    """Pre-norm attention, of which the last `routing` heads route, and an MLP."""
+    """Pre-norm attention, of which the last `routing` heads route, and an MLP.
+
+    `weights` are those of the last call, [B, H, n, n].
+    """
 
     centroids: Tensor
+    weights: Tensor
 
     def __init__(self, config: BalancedConfig, routing: int) -> None:
         super().__init__()
@@ -106,14 +111,15 @@ class BalancedLayer(nn.Module):
         query, key, value = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
         near = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril().triu(1 - config.local)
         local = heads - self.routing
-        outputs = F.scaled_dot_product_attention(query[:, :local], key[:, :local], value[:, :local], near)
+        scores = query[:, :local] @ key[:, :local].mT * key.shape[-1] ** -0.5
+        weights = scores.masked_fill(~near, -torch.inf).softmax(dim=-1)
         if self.routing:
             vectors = unit(query[:, local:])
-            routed = balanced_attention(vectors, value[:, local:], self.centroids, config.window)
-            outputs = torch.cat([outputs, routed], dim=1)
+            weights = torch.cat([weights, balanced_weights(vectors, self.centroids, config.window)], dim=1)
             if self.training:
                 self._move_centroids(vectors.detach())
-        x = x + self.merge(outputs.transpose(1, 2).flatten(2))
+        self.weights = weights.detach()
+        x = x + self.merge((weights @ value).transpose(1, 2).flatten(2))
         return x + self.mlp(self.norms[1](x))
 
     def _move_centroids(self, vectors: Tensor) -> None:
@@ -133,9 +139,10 @@ class BalancedTransformer(Core):
         self.config = config
         self.positions = nn.Parameter(0.1 * torch.randn(config.longest, config.model_size))
         first = config.num_layers - config.routing_layers
-        self.layers = nn.ModuleList(
+        layers = nn.ModuleList(
             BalancedLayer(config, config.routing_heads * (layer >= first)) for layer in range(config.num_layers)
         )
+        self.layers: Sequence[BalancedLayer] = layers  # type: ignore[assignment]
         self.norm = nn.LayerNorm(config.model_size)
 
     def initial_state(self, batch_size: int) -> State:
@@ -169,6 +176,26 @@ def prefix_only(model: SequenceModel, tokens: Tensor) -> Tensor:
     return torch.stack([teacher_forced(model, tokens[:, : end + 1])[:, -1] for end in range(1, tokens.shape[1])], dim=1)
 
 
+def divergence(first: Tensor, second: Tensor) -> float:
+    """Jensen-Shannon divergence in nats (Table 6) of two heads' weights [B, n, n].
+
+    The mean over all steps that both heads give weights to; at most ln 2.
+    """
+    both = (first.sum(dim=-1) > 0) & (second.sum(dim=-1) > 0)
+    p, q = first[both], second[both]
+    entropy = torch.special.entr(torch.stack([(p + q) / 2, p, q])).sum(dim=-1)
+    return float((entropy[0] - (entropy[1] + entropy[2]) / 2).mean())
+
+
+def divergences(layer: BalancedLayer) -> dict[str, float]:
+    """The mean divergence of two heads of the last call, by their kinds."""
+    found: dict[str, list[float]] = {}
+    kinds = ["local"] * (layer.config.num_heads - layer.routing) + ["routing"] * layer.routing
+    for (a, kind), (b, other) in itertools.combinations(enumerate(kinds), 2):
+        found.setdefault(f"{kind}-{other}", []).append(divergence(layer.weights[:, a], layer.weights[:, b]))
+    return {name: round(sum(values) / len(values), 3) for name, values in found.items()}
+
+
 def train(model: SequenceModel, draw: Callable[[int], Tensor], updates: int, rows: int, learning_rate: float) -> None:
     """Adam, with a tenth of linear warm-up and a cosine to zero, on `rows` sequences from `draw` an update."""
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, betas=(0.9, 0.98))
@@ -192,19 +219,20 @@ def sequences(data: str, split: str, steps: int, generator: torch.Generator) -> 
     if data == "bits":
         return lambda rows: torch.randint(2, (rows, steps + 1), generator=generator), 2
     found = open_data(PRESETS[data]("cpu", "lstm"))
-    tokens = found.splits[split].tokens
+    tokens, vocabulary = found.splits[split].tokens, found.make_model().vocabulary
+    tokens = tokens[tokens < vocabulary]  # without the starts of images, which are given
     whole = torch.from_numpy(tokens[: len(tokens) // steps * steps].astype("int64")).view(-1, steps)
 
     def draw(rows: int) -> Tensor:
         return F.pad(whole[torch.randint(len(whole), (rows,), generator=generator)], (1, 0))
 
-    return draw, found.make_model().vocabulary
+    return draw, vocabulary
 
 
 @dataclass
 class Options:
-    data: tyro.conf.Positional[Literal["bits", "text", "speech"]] = "bits"
-    """Fair bits, or the corpus of a preset `cpu`."""
+    data: tyro.conf.Positional[Literal["bits", "text", "speech", "images"]] = "bits"
+    """Fair bits, or the corpus of a preset `cpu`; with 768 steps, whole images."""
     steps: int = 32
     """Steps of a sequence."""
     updates: int = 400
@@ -224,7 +252,10 @@ class Options:
 
 
 def main(options: Options) -> dict[str, Any]:
-    """Trains a full, a local, a mixed and an all-routing network, and measures both likelihoods in bits a token."""
+    """Trains a full, a local, a mixed and an all-routing network.
+
+    Returns both likelihoods in bits a token, and the divergence of heads by layer.
+    """
     base = replace(options.network, window=options.window, local=options.window, longest=options.steps)
     heads, layers = base.num_heads, base.num_layers
     variants = {
@@ -239,16 +270,18 @@ def main(options: Options) -> dict[str, Any]:
     for name, config in variants.items():
         draw, vocabulary = sequences(options.data, "train", options.steps, torch.Generator().manual_seed(options.seed))
         torch.manual_seed(options.seed)
-        model = SequenceModel(BalancedTransformer(config), vocabulary, tied=False)
+        model = SequenceModel(core := BalancedTransformer(config), vocabulary, tied=False)
         begin = time.process_time()
         train(model, draw, options.updates, options.rows, options.learning_rate)
         seconds = time.process_time() - begin
         with torch.no_grad():
             parts = tokens.split(options.rows)
+            teacher_forced(model, parts[0])
+            apart = [divergences(layer) for layer in core.layers]
             both = [torch.cat([measure(model, part).mean(dim=1) for part in parts]) for measure in MEASURES.values()]
         both = [each / math.log(2) for each in both]
         values = {**dict(zip(MEASURES, both)), "difference": both[1] - both[0]}
-        found[name] = {"cpu_seconds": round(seconds, 1)} | {
+        found[name] = {"cpu_seconds": round(seconds, 1), "divergence_by_layer": apart} | {
             part: {"bits": round(float(each.mean()), 5), "error": round(float(each.std() / len(each) ** 0.5), 5)}
             for part, each in values.items()
         }

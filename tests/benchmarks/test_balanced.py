@@ -13,7 +13,8 @@ from agent.language_model import SequenceModel
 from benchmarks.balanced import (
     BalancedConfig,
     BalancedTransformer,
-    balanced_attention,
+    balanced_weights,
+    divergence,
     prefix_only,
     sequences,
     teacher_forced,
@@ -39,7 +40,7 @@ def test_attention_is_algorithm_1_written_out() -> None:
     torch.manual_seed(0)
     vectors, values = unit(torch.randn(2, 3, 10, 4).double()), torch.randn(2, 3, 10, 4).double()
     centroids, left_out = unit(torch.randn(3, 2, 4).double()), 0
-    found = balanced_attention(vectors, values, centroids, 3)
+    found = balanced_weights(vectors, centroids, 3) @ values
     for row in range(2):
         for head in range(3):
             outputs: dict[int, list[Tensor]] = {step: [] for step in range(10)}
@@ -89,6 +90,19 @@ def test_training_finds_the_leak() -> None:
     (leaking, error), (honest, other) = ((float(each.mean()), float(each.std()) / 64) for each in measured)
     assert leaking < 1 - 4 * error
     assert honest > 1 + 4 * other
+
+
+def test_divergence_of_heads_is_the_literal_one() -> None:
+    """Sums of p log p; 0 for equal heads, ln 2 for heads that see different steps."""
+    p, q = torch.rand(2, 1, 3, 3).double().softmax(dim=-1)
+    total = 0.0
+    for a, b in zip(p[0].tolist(), q[0].tolist()):
+        middle = [(x + y) / 2 for x, y in zip(a, b)]
+        total += sum((x * math.log(x / m) + y * math.log(y / m)) / 2 for x, y, m in zip(a, b, middle))
+    assert divergence(p, q) == pytest.approx(total / 3)
+    assert divergence(p, p) == pytest.approx(0)
+    assert divergence(torch.eye(3)[None], torch.eye(3).roll(1, 0)[None]) == pytest.approx(math.log(2))
+    assert divergence(torch.eye(3)[None], torch.diag(torch.tensor([1.0, 0, 0]))[None]) == 0, "steps in no cluster"
 
 
 def test_centroids_move_in_training_only_and_to_the_means() -> None:
