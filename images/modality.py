@@ -164,7 +164,7 @@ def contact_sheet(groups: list[np.ndarray], columns: int = 16, least: int = 64) 
 
     Small images are enlarged to `least` pixels; each group begins a row, with a white gap above it.
     """
-    bands = []
+    bands = list[np.ndarray]()
     for images in groups:
         scale = max(1, least // images.shape[1])
         images = np.pad(images.repeat(scale, axis=1).repeat(scale, axis=2), ((0, 0), (2, 2), (2, 2), (0, 0)))
