@@ -13,6 +13,7 @@ from actors.actor import Actor, Episode
 from actors.config import MAX_EPISODE_STEPS
 from actors.evaluation import check_length
 from agent.core import State, Transformer
+from agent.core.config import RoutedSizes
 from agent.trajectory import image_of
 
 
@@ -22,11 +23,13 @@ class Attention(NamedTuple):
     sizes: numbers of slots of each of the core's kinds, which are in this order, oldest first.
     weights: [T, H, S] float32, with sum 1 over the slots.
     steps: [T, S, 2] int64, the first and the last step of the episode in a slot; -1 if there is none.
+    rings: groups, clusters and window of the routed slots, which are first; None if the layer has none.
     """
 
     sizes: tuple[int, int, int]
     weights: np.ndarray
     steps: np.ndarray
+    rings: tuple[int, int, int] | None = None
 
     def by_step(self) -> np.ndarray:
         """Mean over heads of the attention of each step to each step of the episode, [T, T].
@@ -133,7 +136,9 @@ def _join(steps: list[tuple[Any, ...]], episode: Episode, actor: Actor) -> Recor
     observations, actions, values, rewards, weights, slots, mass, poses = zip(*steps)
     if isinstance(core, Transformer):
         for layer, layer_weights, layer_slots in zip(core.layers, zip(*weights), zip(*slots)):
-            attention.append(Attention(layer.sizes.by_kind, np.stack(layer_weights), np.stack(layer_slots)))
+            sizes = layer.sizes
+            rings = sizes[2:] if isinstance(sizes, RoutedSizes) and sizes.window else None
+            attention.append(Attention(sizes.by_kind, np.stack(layer_weights), np.stack(layer_slots), rings))
     return Recording(
         episode=episode,
         observations=np.stack(observations),

@@ -1,4 +1,4 @@
-"""Language models of any discrete sequence, text or quantized sound: embedding, recurrent core, softmax.
+"""Language models of any discrete sequence, text, quantized sound or pixels: embedding, recurrent core, softmax.
 
 Large vocabularies have the adaptive input of Baevski and Auli (2019) and the adaptive softmax of Grave et al. (2017).
 
@@ -6,6 +6,7 @@ Axes: B batch, T time, V vocabulary, D features (model_size).
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -153,6 +154,10 @@ class SequenceModel(nn.Module):
         """The core's state before a stream."""
         return self.core.initial_state(batch_size)
 
+    def with_cache(self, state: State) -> State:
+        """See `agent.core.Core`."""
+        return self.core.with_cache(state)
+
     def compression_parameters(self) -> list[nn.Parameter]:
         """The parameters that only the compression loss trains."""
         return self.core.compression_parameters()
@@ -183,11 +188,22 @@ class SequenceModel(nn.Module):
         Raises:
             ValueError: names the argument, the expected and the actual shape or dtype.
         """
+        self.check(tokens, targets)
+        return self.predict(self.embedding(tokens), reset, state, targets, return_attention)
+
+    @staticmethod
+    def check(tokens: Tensor, targets: Tensor | None) -> None:
+        """Raises a ValueError if tokens or targets have another rank, shape or dtype than `forward` says."""
         if tokens.ndim != 2 or tokens.dtype != torch.int64:
             raise ValueError(f"tokens: expected int64 [B, T], got {tokens.dtype} {list(tokens.shape)}")
         if targets is not None and (targets.shape != tokens.shape or targets.dtype != torch.int64):
             raise ValueError(f"targets: expected int64 {list(tokens.shape)}, got {targets.dtype} {list(targets.shape)}")
-        inputs = F.dropout(self.embedding(tokens), self.dropout, self.training)
+
+    def predict(
+        self, inputs: Tensor, reset: Tensor, state: State, targets: Tensor | None, return_attention: bool
+    ) -> SequenceOutput:
+        """The part of a call behind the embedding of its tokens, [B, T, D]."""
+        inputs = F.dropout(inputs, self.dropout, self.training)
         features, state, losses, attention = self.core(inputs, reset, state, return_attention)
         features = F.dropout(features, self.dropout, self.training)
         table = self.embedding if self.outputs is None else self.outputs
@@ -195,8 +211,15 @@ class SequenceModel(nn.Module):
             return SequenceOutput(None, self.softmax.log_probs(features, table), state, losses, attention)
         ignored = targets == IGNORE
         nll = self.softmax.nll(features.flatten(0, 1), targets.masked_fill(ignored, 0).flatten(), table)
-        nll = nll.view(tokens.shape).masked_fill(ignored, 0.0)
+        nll = nll.view(targets.shape).masked_fill(ignored, 0.0)
         return SequenceOutput(nll, None, state, losses, attention)
+
+
+def smooth_vectors(levels: int, size: int) -> Tensor:
+    """Vectors [levels, size] that are similar where levels are: random mixtures of cosines of the level."""
+    places = (torch.arange(levels) + 0.5) / levels
+    waves = torch.cos(math.pi * torch.arange(1, 33) * places[:, None])
+    return (waves / torch.arange(1, 33) ** 0.5) @ torch.randn(32, size)
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
   status     show the progress of a run: scores, actors, policy lag, last checkpoint
   text       train, evaluate and sample language models on the same core
   speech     train, evaluate and sample models of raw waveforms on the same core
+  images     train, evaluate and sample models of pixels on the same core
   completion print a script for the completion of commands and options in bash and zsh
 
 `compressive COMMAND --help` explains a command's options. To begin:
@@ -43,7 +44,7 @@ Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as me
 COMMANDS = {
     name: name for name in ("launch", "evaluate", "visualize", "report", "compare", "export", "status", "completion")
 }
-COMMANDS |= {"text": "sequence", "speech": "sequence"}
+COMMANDS |= dict.fromkeys(("text", "speech", "images"), "sequence")
 """Modules of commands by the name of the command; each has a function of its own name."""
 
 

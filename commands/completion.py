@@ -1,7 +1,7 @@
 """`compressive completion`: prints a script with which bash and zsh complete commands and options."""
 
 from commands import COMMANDS
-from commands.options import OPTIONS, CompletionOptions
+from commands.options import OPTIONS, PARTS, CompletionOptions
 from commands.parsing import option_names
 
 SCRIPT = """# Completion for compressive. bash: source <(compressive completion)
@@ -19,7 +19,7 @@ complete -o default -F _compressive compressive
 
 def completion(options: CompletionOptions) -> None:
     """Runs the command."""
-    cases = {"''": COMMANDS, "text|speech": ("train", "evaluate", "sample")}
+    cases = {"''": COMMANDS, "text|speech|images": PARTS}
     cases |= {f'"{name}"*': [f"--{option}" for option in option_names(kind)] for name, kind in OPTIONS.items()}
     lines = [f"    {pattern}) words='{' '.join(words)}' ;;" for pattern, words in cases.items()]
     print(SCRIPT.format(cases="\n".join(lines)), end="")

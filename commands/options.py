@@ -10,40 +10,22 @@ import tyro
 
 from actors import ActorsConfig
 from agent.fields import Above0, AtLeast0, Checked, Count, Positive, Range, Threads
+from commands.shared_options import (
+    PARTS,
+    AllowEnv,
+    DrawingOptions,
+    ModelOptions,
+    NewFolder,
+    RunOptions,
+    TrainingOptions,
+    Words,
+)
+from images.config import ImagesConfig, ImagesEvaluation, ImagesSampling
 from learner.files import is_url
 from speech.config import SpeechConfig, SpeechEvaluation, SpeechSampling
 from text.config import TextConfig, TextEvaluation, TextSampling
 from training.config import RunConfig
 from training.console import program
-from training.kinds import CONFIGS
-from training.run import absolute
-
-Words = tuple[str, ...]
-RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-NewFolder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
-AllowEnv = Annotated[str | None, tyro.conf.arg(metavar="ENV")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingOptions(Checked):
-    """What belongs to one launch of a training rather than to the run; with the preset, it decides other defaults."""
-
-    preset: str = "cpu"
-    core: str = "compressive"
-    """Recurrent core; a wrong name lists those that exist."""
-    run: NewFolder = None
-    """Folder of the run, new or empty; if not given, a new one in runs/, named after date, time and core."""
-    resume: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Resume the run in this folder from its last readable checkpoint; most values may be changed."""
-    threads: Threads = 1
-    """CPU threads of a learner."""
-
-    @property
-    def config(self) -> Any:
-        """What belongs to the run rather than to this launch of it, with absolute paths."""
-        kind = next(kind for kind in type(self).__mro__ if kind in CONFIGS.values())
-        config = kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
-        return config.located(absolute)
 
 
 @dataclass(frozen=True)
@@ -146,12 +128,15 @@ class SpeechTraining(SpeechConfig, TrainingOptions):
     """CPU threads of a learner."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(Checked):
-    """What is common to commands that use a run."""
+@dataclass(frozen=True)
+class ImagesTraining(ImagesConfig, TrainingOptions):
+    """Trains a model of images as sequences of bytes, measures it on the test split and draws samples.
 
-    run: RunFolder
-    """Folder of the run; its last readable checkpoint is used."""
+    Every number has an option. The defaults below are those of the preset and the core that are named beside --help.
+
+      compressive images train --corpus.path ~/pictures          a folder of PNG or JPEG files
+      compressive images train --core routing                    another core at equal attention cost
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +234,7 @@ class StatusOptions(RunOptions):
 
 @dataclass(frozen=True)
 class CompareOptions(Checked):
-    """Trains variants of an agent, or of a model of text or speech, with several seeds each, and compares them.
+    """Trains variants of an agent, or of a model of text, speech or images, with several seeds each, and compares them.
 
     As many runs are trained at a time as there is room for. All options of the command that trains one hold for every
     run (--frames, --env, --learner.discount, ...). The same command again resumes the sweep: finished runs are kept,
@@ -264,8 +249,8 @@ class CompareOptions(Checked):
       compressive compare --from runs/A runs/B runs/C                   only compare finished runs
     """
 
-    kind: Literal["launch", "text", "speech"] = "launch"
-    """Which command trains a run: launch (agents), text train or speech train."""
+    kind: Literal["launch", "text", "speech", "images"] = "launch"
+    """Which command trains a run: launch (agents), or train of text, speech or images."""
     preset: str = "cpu"
     """Where all other defaults come from; see --help of the command that trains."""
     cores: Annotated[Words, tyro.conf.arg(metavar="CORE [CORE ...]")] = ()
@@ -316,18 +301,6 @@ class CompareOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions(RunOptions):
-    """What commands that use a trained sequence model have in common."""
-
-    path: str | None = None
-    """Where the data are, if they have moved."""
-    device: str = "auto"
-    """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
-    threads: Threads = 1
-    """CPU threads."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TextEvaluateOptions(TextEvaluation, ModelOptions):
     """Measures a trained model on held-out text, which is read once, in order, with memory."""
 
@@ -341,6 +314,11 @@ class SpeechEvaluateOptions(SpeechEvaluation, ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImagesEvaluateOptions(ImagesEvaluation, ModelOptions):
+    """Measures a trained model: bits a dimension, beside those of a uniform distribution and of PNG files."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextSampleOptions(TextSampling, ModelOptions):
     """Continues a prompt; the text appears as it is drawn."""
 
@@ -348,15 +326,17 @@ class TextSampleOptions(TextSampling, ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeechSampleOptions(SpeechSampling, ModelOptions):
+class SpeechSampleOptions(SpeechSampling, DrawingOptions):
     """Draws waveforms, each after a prompt of real sound.
 
     Each clip is written as WAV, twice: the prompt with what the model drew, and the real clip that the prompt is cut
     from; all of them as spectrograms in one picture, and to TensorBoard.
     """
 
-    out: NewFolder = None
-    """Where to write; if not given, the folder samples in the run's."""
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesSampleOptions(ImagesSampling, DrawingOptions):
+    """Draws images, or completes held-out ones, and writes them to the picture sheet.png below the held-out ones."""
 
 
 @dataclass(frozen=True)
@@ -364,6 +344,11 @@ class CompletionOptions(Checked):
     """Prints a script for the completion of commands and options; in bash: source <(compressive completion)"""
 
 
+_SEQUENCES = {
+    "text": (TextTraining, TextEvaluateOptions, TextSampleOptions),
+    "speech": (SpeechTraining, SpeechEvaluateOptions, SpeechSampleOptions),
+    "images": (ImagesTraining, ImagesEvaluateOptions, ImagesSampleOptions),
+}
 OPTIONS: dict[str, Any] = {
     "launch": LaunchOptions,
     "evaluate": EvaluateOptions,
@@ -373,11 +358,6 @@ OPTIONS: dict[str, Any] = {
     "export": ExportOptions,
     "status": StatusOptions,
     "completion": CompletionOptions,
-    "text train": TextTraining,
-    "text evaluate": TextEvaluateOptions,
-    "text sample": TextSampleOptions,
-    "speech train": SpeechTraining,
-    "speech evaluate": SpeechEvaluateOptions,
-    "speech sample": SpeechSampleOptions,
+    **{f"{kind} {part}": each for kind, parts in _SEQUENCES.items() for part, each in zip(PARTS, parts)},
 }
 """Options by command."""

@@ -1,6 +1,6 @@
-"""`compressive text` and `compressive speech`: train, evaluate and sample sequence models.
+"""`compressive text`, `compressive speech` and `compressive images`: train, evaluate and sample sequence models.
 
-What is particular to a modality is in `text.modality` and `speech.modality`.
+What is particular to a modality is in `text.modality`, `speech.modality` and `images.modality`.
 """
 
 import functools
@@ -21,7 +21,7 @@ from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from agent.language_model import SequenceModel
-from commands.options import ModelOptions, SpeechSampleOptions, TextSampleOptions, TrainingOptions
+from commands.options import ModelOptions, TextSampleOptions, TrainingOptions
 from commands.parsing import user_errors
 from learner.checkpoints import Checkpoint
 from learner.config import SequenceConfig
@@ -40,7 +40,7 @@ from training.signals import stop_on_signals
 
 
 def sequence(kind: str, part: str, options: Any) -> None:
-    """Runs a part of `compressive text` or `compressive speech`: train, evaluate or sample."""
+    """Runs a part of `compressive text` or another kind: train, evaluate or sample."""
     torch.set_num_threads(options.threads)
     if part == "train":
         _train(kind, options)
@@ -49,7 +49,7 @@ def sequence(kind: str, part: str, options: Any) -> None:
     elif kind == "text":
         _sample_text(options)
     else:
-        _sample_speech(options)
+        _draw_samples(kind, options)
 
 
 def _train(kind: str, options: TrainingOptions) -> None:
@@ -168,16 +168,16 @@ def _sample_text(options: TextSampleOptions) -> None:
     print()
 
 
-def _sample_speech(options: SpeechSampleOptions) -> None:
+def _draw_samples(kind: str, options: Any) -> None:
     console, run = Console(), Run(options.run)
     data: Any
-    data, model, checkpoint = _open_run("speech", options, console)
+    data, model, checkpoint = _open_run(kind, options, console)
     out, begin = options.out or run.samples, time.monotonic()
     with user_errors():
         out.parent.mkdir(parents=True, exist_ok=True)
         picture = data.draw(model, options, out, run.path, checkpoint.step, functools.partial(counting, console))
-    speed = options.clips * options.seconds * data.sample_rate / (time.monotonic() - begin)
-    say_all(console, {"folder": str(out), "picture": str(picture), "speed": f"{quantity(speed)} samples/s"})
+    speed = data.drawn(options) / (time.monotonic() - begin)
+    say_all(console, {"folder": str(out), "picture": str(picture), "speed": f"{quantity(speed)} tokens/s"})
 
 
 def _print_tables(tables: Iterable[Table], console: Console) -> None:

@@ -37,7 +37,7 @@ def status(options: StatusOptions) -> None:
 
 
 def _sequence_rows(run: Run, config: Any, row: dict[str, Any]) -> dict[str, str]:
-    """The last rows of metrics of a run of text or speech, in words; a token of speech is a sample of sound."""
+    """The last rows of metrics of a run of a sequence model, in words; a token of speech is a sample of sound."""
     lines, valid, total = {}, run.last_row("valid/nll"), config.learner.steps
     if row:
         lines = {

@@ -1,7 +1,7 @@
 """What every kind of sequence (modality) shares: data that are prepared once, batches, and tables of its measures.
 
-A modality is a subclass of `SequenceConfig` and one of `Modality`, as in `text` and `speech`. Its training is in
-`training.sequence`.
+A modality is a subclass of `SequenceConfig` and one of `Modality`, as in `text`, `speech` and `images`. Its training is
+in `training.sequence`.
 """
 
 from abc import ABC, abstractmethod
@@ -131,6 +131,17 @@ class Modality(ABC):
 
     def _starts(self, part: Any) -> Any:
         return part.starts if self.config.reset_at_starts else None
+
+
+def resized(model: SequenceModel, options: Any) -> tuple[SequenceModel, dict[str, int]]:
+    """A model with the `memory_size` and `compressed_size` that options give, and those that are given.
+
+    Raises:
+        ValueError: if the model has no memory.
+    """
+    given = {name: getattr(options, name) for name in ("memory_size", "compressed_size")}
+    sizes = {name: size for name, size in given.items() if size is not None}
+    return (model.resized(**sizes) if sizes else model), sizes
 
 
 def _rows(name: str, found: Any) -> list[dict[str, Any]]:

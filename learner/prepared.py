@@ -3,13 +3,37 @@
 They are written once, as a whole, with `learner.files.build_once`.
 """
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from learner.files import flush, read_json
+
+
+def divide(sizes: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, list[str]]:
+    """Names by split, for data without splits of their own.
+
+    Names are taken in the order of their digests, which is the same everywhere: for each split of `shares` until it has
+    that share of the sum of `sizes`, but at least one; the others, at least one, are the split "train".
+    """
+    left, total = sorted(sizes, key=digest_of), sum(sizes.values())
+    parts: dict[str, list[str]] = {}
+    for number, (split, share) in enumerate(shares.items()):
+        parts[split] = []
+        # At least one is left for each of the splits that follow.
+        while len(left) > len(shares) - number and (
+            not parts[split] or sum(sizes[name] for name in parts[split]) < share * total
+        ):
+            parts[split].append(left.pop(0))
+    return parts | {"train": left}
+
+
+def digest_of(name: str) -> str:
+    """SHA-256 of a name."""
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def write_split(folder: Path, split: str, parts: Iterable[np.ndarray], vocabulary: int) -> dict[str, Any]:

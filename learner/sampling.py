@@ -44,7 +44,7 @@ def sample(
     """
     model.eval()
     generator = torch.Generator().manual_seed(seed)
-    state = model.core.with_cache(model.initial_state(len(prompts)))
+    state = model.with_cache(model.initial_state(len(prompts)))
     prompts = prompts.to(next(model.parameters()).device)
     for tokens in prompts[:, :-1].split(chunk, dim=1) if prompts.shape[1] > 1 else ():
         # With targets (any) the model does not compute a large vocabulary's probabilities for each token.

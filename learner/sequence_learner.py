@@ -184,7 +184,7 @@ def predict(
             with torch.set_grad_enabled(gradients), autocast(device, precision):
                 if state is None:
                     state = model.initial_state(len(tokens))
-                    state = model.core.with_cache(state) if cached else state
+                    state = model.with_cache(state) if cached else state
                 output = model(tokens, reset, state, targets, return_attention)
             state = detach_state(output.state) if gradients else output.state
             yield batch, output

@@ -105,6 +105,15 @@ KIND = {
         details={name: name for name in ("bits", "validation", "parameters")},
         references={"linear predictor": "linear", "frequencies": "order_0"},
     ),
+    "images": Kind(
+        unit="steps",
+        speed="tokens",
+        data="corpus",
+        over="on the split valid",
+        scales=(Scale("bits_per_dim", "bits a dimension", "valid/bits_per_dim", "bits_per_dim", lower=True),),
+        details={name: name for name in ("nats", "validation", "parameters")},
+        references={"PNG files": "png", "uniform": "uniform"},
+    ),
 }
 
 
@@ -162,7 +171,7 @@ def read_run(path: Path, allow_env: str | None = None) -> FinishedRun:
         if kind == "launch":
             data = config.env
             require_consent(data, allow_env)
-        elif kind == "speech":
+        elif kind in ("speech", "images"):
             plain = read_json(run.corpus_file)
             require_schema(plain, {"name": str, "digest": str}, str(run.corpus_file))
             data, digest = plain["name"], plain["digest"]

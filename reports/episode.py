@@ -76,6 +76,7 @@ def _episode(recording: Recording, steps: int) -> tuple[dict[str, Any], int]:
             "sizes": layer.sizes,
             "heads": layer.weights.shape[1],
             "slots": layer.weights.shape[2],
+            "rings": layer.rings and dict(zip(("groups", "clusters", "window"), layer.rings)),
             # Square roots: a byte then tells small weights from each other, and rows still add up to 1.
             "weights": packed(np.rint(255 * np.sqrt(layer.weights[:steps])).astype(np.uint8)),
             "steps": packed(layer.steps[:steps].astype(np.int32)),

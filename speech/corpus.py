@@ -20,7 +20,7 @@ import numpy as np
 
 from agent.fields import Checked, Range
 from learner.files import build_once, write_json
-from learner.prepared import open_splits, write_split
+from learner.prepared import digest_of, divide, open_splits, write_split
 from speech import audio, synthetic
 
 SYNTHETIC = "synthetic"
@@ -157,22 +157,11 @@ def _divide(sources: list[_Source], config: CorpusConfig) -> dict[str, list[_Sou
             f"corpus: expected at least {len(SPLITS)} {config.split_by}s in {config.path} for training, validation and "
             f"test, got {len(units)}: {', '.join(units) or 'none'}"
         )
-    shuffled = [units[name] for name in sorted(units, key=_digest)]
-    total = sum(source.seconds for source in sources)
-    parts: dict[str, list[_Source]] = {}
-    for split, share in (("validation", config.validation_share), ("test", config.test_share)):
-        parts[split] = []
-        # At least one is left for each of the splits that follow.
-        while len(shuffled) > len(SPLITS) - len(parts) and (
-            not parts[split] or sum(source.seconds for source in parts[split]) < share * total
-        ):
-            parts[split] += shuffled.pop(0)
-    parts["train"] = sorted((source for unit in shuffled for source in unit), key=lambda source: _digest(source.name))
+    shares = {"validation": config.validation_share, "test": config.test_share}
+    names = divide({name: sum(source.seconds for source in unit) for name, unit in units.items()}, shares)
+    parts = {split: [source for name in names[split] for source in units[name]] for split in SPLITS}
+    parts["train"].sort(key=lambda source: digest_of(source.name))
     return parts
-
-
-def _digest(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def _synthetic(config: CorpusConfig) -> tuple[list[_Source], int, dict[str, Any]]:

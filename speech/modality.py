@@ -10,10 +10,10 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from agent.core import Core, make_core
-from agent.language_model import SequenceModel
+from agent.language_model import SequenceModel, smooth_vectors
 from agent.memory_check import build_network
 from learner.files import cache_folder
-from learner.modality import Counting, Modality, Table, quiet
+from learner.modality import Counting, Modality, Table, quiet, resized
 from learner.sampling import sample
 from learner.sequence_learner import Total, evaluate_by
 from learner.streams import one_pass
@@ -61,9 +61,7 @@ class Speech(Modality):
         self, model: SequenceModel, options: SpeechEvaluation | None = None, count: Counting = quiet
     ) -> Iterator[dict[str, Any]]:
         options = options or SpeechEvaluation()
-        given = {"memory_size": options.memory_size, "compressed_size": options.compressed_size}
-        sizes = {name: size for name, size in given.items() if size is not None}
-        model = model.resized(**sizes) if sizes else model
+        model, sizes = resized(model, options)
         part = self.held_out(options.split, options.samples)
         measured = self.measure(model, part, count, f"measuring {options.split}")
         fitted = baselines.predictors(self.splits["train"].tokens, part.tokens)
@@ -115,6 +113,10 @@ class Speech(Modality):
         each = {str(name): float(loss / count) for name, loss, count in zip(names, losses, counts) if count}
         return {"nats": total.mean, "bits": total.mean / math.log(2), "samples": total.count, "files": each}
 
+    def drawn(self, options: SpeechSampling) -> float:
+        """Samples that `draw` draws."""
+        return options.clips * options.seconds * self.sample_rate
+
     def draw(
         self, model: SequenceModel, options: SpeechSampling, out: Path, run: Path, step: int, count: Counting = quiet
     ) -> Path:
@@ -163,13 +165,6 @@ def make_model(config: SpeechCoreConfig) -> SequenceModel:
     with torch.no_grad():
         for table in (model.embedding, model.outputs):
             assert table is not None
-            smooth = _smooth_vectors(config.model_size)
+            smooth = smooth_vectors(audio.LEVELS, config.model_size)
             table.vectors[0].copy_(smooth * table.vectors[0].std() / smooth.std())
     return model
-
-
-def _smooth_vectors(size: int) -> torch.Tensor:
-    """Vectors [256, size] that are similar where levels are: random mixtures of cosines of the level."""
-    levels = (torch.arange(audio.LEVELS) + 0.5) / audio.LEVELS
-    waves = torch.cos(math.pi * torch.arange(1, 33) * levels[:, None])
-    return (waves / torch.arange(1, 33) ** 0.5) @ torch.randn(32, size)

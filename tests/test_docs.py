@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 CODE = re.compile(r"^```.*?^```|^(?: {4}|\t).*?$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
-FOLDERS = "agent|envs|actors|learner|training|text|speech|reports|commands|benchmarks|tests|docker|docs|examples"
+FOLDERS = "agent|envs|actors|learner|training|text|speech|images|reports|commands|benchmarks|tests|docker|docs|examples"
 
 
 def anchors(page: Path) -> set[str]:

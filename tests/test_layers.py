@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BELOW_TRAINING = {"agent", "envs", "actors", "learner", "text", "speech"}
+BELOW_TRAINING = {"agent", "envs", "actors", "learner", "text", "speech", "images"}
 ALLOWED: dict[str, set[str]] = {
     "agent": set(),
     "envs": set(),
@@ -20,6 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "learner": {"agent"},
     "text": {"agent", "learner"},
     "speech": {"agent", "learner"},
+    "images": {"agent", "envs", "learner"},
     "training": BELOW_TRAINING,
     "reports": BELOW_TRAINING | {"training"},
     "commands": BELOW_TRAINING | {"training", "reports"},
@@ -28,17 +29,18 @@ RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/re
 RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 2_810,
+    ("agent",): 2_830,
     ("envs",): 3_890,
     ("actors",): 1_250,
-    ("learner",): 3_480,
-    ("training",): 3_230,
-    ("text", "speech"): 2_190,
-    ("reports",): 1_340,
-    ("commands",): 1_590,
-    ("benchmarks",): 3_050,
-    ("tests",): 16_300,
-    tuple(ALLOWED): 19_750,
+    ("learner",): 3_500,
+    ("training",): 3_240,
+    ("text", "speech"): 2_170,
+    ("images",): 600,
+    ("reports",): 1_350,
+    ("commands",): 1_640,
+    ("benchmarks",): 3_350,
+    ("tests",): 16_900,
+    tuple(ALLOWED): 20_440,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

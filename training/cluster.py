@@ -22,7 +22,7 @@ from training import UserError
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = ("agent", "envs", "actors", "learner", "text", "speech", "training", "reports", "commands")
+PACKAGES = ("agent", "envs", "actors", "learner", "text", "speech", "images", "training", "reports", "commands")
 RAY_SECONDS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """Environment variable of Ray: how long it waits for the head before it ends a process."""
 PROBE_SECONDS = 1.0

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from images.config import ImagesConfig
+from images.config import make_preset as images_preset
 from speech.config import SpeechConfig
 from speech.config import make_preset as speech_preset
 from text.config import TextConfig
@@ -10,6 +12,11 @@ from text.config import make_preset as text_preset
 from training.config import RunConfig
 from training.presets import make_preset
 
-CONFIGS: dict[str, Any] = {"launch": RunConfig, "text": TextConfig, "speech": SpeechConfig}
-PRESETS: dict[str, Callable[[str, str], Any]] = {"launch": make_preset, "text": text_preset, "speech": speech_preset}
+CONFIGS: dict[str, Any] = {"launch": RunConfig, "text": TextConfig, "speech": SpeechConfig, "images": ImagesConfig}
+PRESETS: dict[str, Callable[[str, str], Any]] = {
+    "launch": make_preset,
+    "text": text_preset,
+    "speech": speech_preset,
+    "images": images_preset,
+}
 """Functions from the names of a preset and a core to a configuration."""

@@ -22,6 +22,7 @@ KINDS = {
     "launch": ("compressive launch", "compressive evaluate, visualize, report, compare --from or launch --resume"),
     "text": ("compressive text train", "compressive text evaluate, sample or train --resume"),
     "speech": ("compressive speech train", "compressive speech evaluate, sample or train --resume"),
+    "images": ("compressive images train", "compressive images evaluate, sample or train --resume"),
 }
 """Kinds of runs: the command that creates one, and the commands that accept it. `config.json` names the kind, except
 for `launch`."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from agent.language_model import SequenceModel
+from images.modality import Images
 from learner import checkpoints
 from learner.checkpoints import Checkpoint
 from learner.communicator import Communicator
@@ -34,7 +35,7 @@ from training.run import KINDS, Run
 if TYPE_CHECKING:
     from learner.group import MakeReplica
 
-MODALITIES: dict[str, type[Modality]] = {"text": Text, "speech": Speech}
+MODALITIES: dict[str, type[Modality]] = {"text": Text, "speech": Speech, "images": Images}
 """Modalities by kind of run."""
 
 

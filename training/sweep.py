@@ -35,13 +35,13 @@ STOP = ".stop"
 """File in the sweep's folder: trials write a checkpoint and end as soon as it exists."""
 OWN = ("--core", "--seed", "--run", "--resume", "--local", "--ray-address", "--threads", "--checkpoint-url")
 """Options of training commands that a sweep decides itself."""
-CORE_FIELDS = {"launch": "agent.core", "text": "model.core", "speech": "model"}
+CORE_FIELDS = {"launch": "agent.core", "text": "model.core", "speech": "model", "images": "model"}
 """The field of the core in a configuration, by kind of run."""
 DATA = {"env", "corpus", "path", "corpus.path"}
 """Fields that say what is learned; variants are compared on equal data."""
 IGNORED = {"kind", "preset", "seed", "log_every", "checkpoint_seconds", "keep_checkpoints", "checkpoint_url"}
 IGNORED |= {"eval_episodes", "video_episodes", "actors.step_seconds", "actors.max_episode_steps"}
-IGNORED |= {"evaluate_every", "evaluate_tokens", "sample_seconds", *DATA}
+IGNORED |= {"evaluate_every", "evaluate_tokens", "sample_seconds", "samples", *DATA}
 """Fields that do not make another variant."""
 SHORT = {"compression_rate": "rate", "compression": "", "compression_loss": "loss"}
 """Names of fields in labels, where they differ from the field's own."""

@@ -1,4 +1,4 @@
-"""The recurrent cores of agents, text and speech, behind one contract. docs/core.md describes how to add a core."""
+"""The recurrent cores of agents and sequence models, behind one contract. docs/core.md describes how to add a core."""
 
 # ruff: noqa: F403 (names are re-exported)
 import importlib

@@ -8,6 +8,7 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "") + readable(Math.abs(value));
 const percent = (value) => `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)} %`;
 const span = (first, last) => (first === last ? `${first}` : `${first}–${last}`);
+const inCluster = ({ cluster, group }) => (cluster === undefined ? "" : `cluster ${cluster}${group === undefined ? "" : ` of group ${group}`}`);
 
 // A canvas as large as it is shown, in the screen's own pixels; returns its context in CSS pixels.
 function prepared(canvas, height) {
@@ -38,7 +39,7 @@ function image(source) {
 function attention(at) {
   const choice = get("layer").value, head = get("head").value;
   const chosen = choice === MEAN ? layers : [layers[Number(choice)]];
-  const { heads, slots, steps, sizes } = chosen[0];
+  const { heads, slots, steps, sizes, rings } = chosen[0];
   const weights = new Float64Array(slots);
   let total = 0;
   for (const layer of chosen) {
@@ -56,7 +57,14 @@ function attention(at) {
   for (let slot = 0; slot < slots; slot++) {
     const first = steps[2 * (at * slots + slot)], last = steps[2 * (at * slots + slot) + 1];
     const kind = episode.kinds[slot < sizes[0] ? 0 : slot < sizes[0] + sizes[1] ? 1 : 2];
-    if (first >= 0) found.push({ kind, first, last, weight: weights[slot] / total });
+    if (first < 0) continue;
+    const slotted = { kind, first, last, weight: weights[slot] / total };
+    if (rings && slot < sizes[0]) {  // group by group, and in each cluster by cluster
+      const ring = Math.floor(slot / rings.window);
+      slotted.cluster = (ring % rings.clusters) + 1;
+      if (rings.groups > 1) slotted.group = Math.floor(ring / rings.clusters) + 1;
+    }
+    found.push(slotted);
   }
   return found;
 }
@@ -219,6 +227,7 @@ function look() {
     const weight = mass.slice(visit[0], visit[1] + 1).reduce((sum, entry) => sum + entry.weight, 0);
     get("looks").textContent = `${percent(weight)} of it goes to the latest stay in the ${DATA.plan.rooms[0]}, steps ${span(...visit)}.`;
   }
+  get("rings").replaceChildren(...clusters(slots).map((text) => element("div", {}, text)));
   const largest = Math.max(...slots.map((slot) => slot.weight));
   const best = [...slots].sort((a, b) => b.weight - a.weight).slice(0, SHOWN).sort((a, b) => a.first - b.first);
   get("strip").replaceChildren(...best.map((slot) => thumbnail(slot, largest)));
@@ -226,8 +235,27 @@ function look() {
   get("rest").textContent = rest > 0 ? `The other ${rest} slots together: ${percent(Math.max(0, left))}.` : "";
 }
 
+// The clusters whose routed slots are attended to, each with its steps.
+function clusters(slots) {
+  const rings = new Map();
+  for (const slot of slots.filter((each) => inCluster(each))) {
+    rings.set(inCluster(slot), [...(rings.get(inCluster(slot)) ?? []), slot]);
+  }
+  return [...rings].flatMap(([name, ring]) => {
+    const weight = ring.reduce((sum, slot) => sum + slot.weight, 0);
+    if (!weight) return [];
+    const runs = [];
+    for (const { first } of ring) {
+      if (runs.length && runs[runs.length - 1][1] === first - 1) runs[runs.length - 1][1] = first;
+      else runs.push([first, first]);
+    }
+    return [`${percent(weight)} goes to ${name}, which holds ${ring.length > 1 ? "steps" : "step"} ${runs.map(([from, to]) => span(from, to)).join(", ")}.`];
+  });
+}
+
 // One slot: its frames side by side, in a picture whose area is its weight.
-function thumbnail({ kind, first, last, weight }, largest) {
+function thumbnail(slot, largest) {
+  const { kind, first, last, weight } = slot, cluster = inCluster(slot);
   const count = last - first + 1, columns = Math.ceil(Math.sqrt(count)), rows = Math.ceil(count / columns);
   const height = Math.max(SMALLEST, LARGEST * Math.sqrt(weight / largest));
   const width = (height * DATA.sheet.width) / DATA.sheet.height;
@@ -243,13 +271,14 @@ function thumbnail({ kind, first, last, weight }, largest) {
   for (let index = 0; index < count; index++) {
     paint(context, first + index, (index % columns) * across, Math.floor(index / columns) * down, across - gap, down - gap);
   }
-  const name = now ? "now" : span(first, last);
+  const name = now ? "now" : span(first, last), title = `${NAMES[kind]}${cluster && `, ${cluster}`}, step ${span(first, last)}`;
   const button = element("button", {
-    class: "slot", style: `border-bottom-color: var(--${kind})`, title: `${NAMES[kind]}, step ${span(first, last)}: go there`,
-    "aria-label": `${NAMES[kind]}, step ${span(first, last)}, ${percent(weight)}: go there`,
-    "data-kind": kind, "data-first": first, "data-last": last, "data-weight": weight.toFixed(4),
+    class: "slot", style: `border-bottom-color: var(--${kind})`, title: `${title}: go there`,
+    "aria-label": `${title}, ${percent(weight)}: go there`,
+    "data-kind": kind, "data-first": first, "data-last": last, "data-weight": weight.toFixed(4), "data-cluster": cluster,
   });
   button.append(canvas, element("b", {}, percent(weight)), element("span", {}, name));
+  if (cluster) button.append(element("br"), element("span", {}, cluster));
   button.addEventListener("click", () => go(first));
   return button;
 }
@@ -317,7 +346,8 @@ function start() {
   get("above").hidden = !DATA.plan;
   const known = DATA.episodes[0].layers;
   if (known.length) {
-    const alike = known.every((layer) => String(layer.sizes) === String(known[0].sizes));
+    // Only slots that hold the same steps in all layers have a mean: routed slots do not.
+    const alike = DATA.episodes.every(({ layers }) => layers.every((layer) => layer.steps === layers[0].steps));
     options(get("layer"), [...(alike && known.length > 1 ? [[MEAN, "mean of all"]] : []), ...known.map((_, index) => [index, `${index + 1}`])]);
     options(get("head"), [...(known[0].heads > 1 ? [[MEAN, "mean of all"]] : []), ...Array.from({ length: known[0].heads }, (_, index) => [index, `${index + 1}`])]);
     get("place").textContent = "From above: the agent, its path, and in colour where it was at the steps it attends to.";

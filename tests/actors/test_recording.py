@@ -124,6 +124,7 @@ def test_most_used_and_routed_memories_trace_to_one_step_each(kind):
     core = routing if kind == "routed" else compressive(compression="most-used")
     (recording,) = record_episodes(make_actor(core), 1)
     assert recording.kinds == (kind, "memory", "segment")
+    assert [layer.rings for layer in recording.attention] == 2 * [(1, 1, 2) if kind == "routed" else None]
     for layer in recording.attention:
         np.testing.assert_array_equal(layer.steps[..., 0], layer.steps[..., 1])
         present = layer.steps[-1, : layer.sizes[0], 0] >= 0

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from commands import main
 from learner import checkpoints
@@ -38,6 +40,13 @@ TINY_SPEECH = [
     "--sample-seconds=0.01", "--keep-checkpoints=9",
 ]  # fmt: skip
 """Options of version 0.1, which still work."""
+TINY_IMAGES = [
+    "--corpus.height=8", "--corpus.width=8", "--model.model-size=16", "--model.num-layers=1", "--model.mlp-size=16",
+    "--model.segment-size=8", "--model.memory-size=8", "--model.compressed-size=8", "--learner.batch-size=4",
+    "--learner.sequence-length=16", "--learner.steps=6", "--learner.warmup-steps=1", "--evaluate-every=3",
+    "--evaluate-tokens=200", "--log-every=1", "--checkpoint-seconds=0", "--samples=1", "--keep-checkpoints=9",
+]  # fmt: skip
+TINY_SEQUENCE = {"speech": TINY_SPEECH, "images": TINY_IMAGES}
 ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 PATIENCE = 300.0
 """Seconds to wait for what takes five on an idle machine."""
@@ -49,12 +58,15 @@ def frames(updates: int) -> int:
 
 
 def write_corpus(kind: str, root: Path) -> Path:
-    """Thirty short programs, or four sounds of a quarter of a second."""
+    """Thirty short programs, four sounds of a quarter of a second, or six pictures."""
     root.mkdir()
     for index in range(30 if kind == "text" else 0):
         (root / f"{index}.txt").write_text(f"def function_{index}(x):\n    return x + {index}\n" * 20)
     for number in range(4 if kind == "speech" else 0):
         audio.write_wav(root / f"{number}.wav", synthetic.utterance(0, number)[:1000], 4000)
+    for number in range(6 if kind == "images" else 0):
+        pixels = np.random.default_rng(number).integers(0, 256, (10, 12, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(root / f"{number}.png")
     return root
 
 

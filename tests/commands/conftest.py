@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from actors import Actor
+from actors.recording import Recording, record_episodes
+from agent import Agent, AgentConfig
+from agent.core import RoutingTransformerConfig
+from envs import make_vector
 from envs.guard import STEP_SECONDS, limit_calls
+from reports.episode import page_data
+from reports.pages import write_page
 from tests.commands.cli import ENVIRONMENT, TINY, Commands, frames, run
 
 
@@ -31,6 +38,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     return folder, result.stdout
+
+
+@pytest.fixture(scope="session")
+def routed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recording]:
+    """The page of an episode with routed memory, and the episode: two layers, two groups of three clusters of four."""
+    torch.manual_seed(0)
+    envs = make_vector("rooms:small,episode_frames=160", 1)
+    core = RoutingTransformerConfig(8, 2, 2, 8, segment_size=4, memory_size=4, window=(4, 0), clusters=3, groups=2)
+    agent = Agent(AgentConfig(torso="small", torso_size=8, core=core), envs.single_observation_space.shape, 7)
+    (recording,) = record_episodes(Actor(envs, agent, actor_id=0, seed=3), 1)
+    page = tmp_path_factory.mktemp("routed") / "page.html"
+    return write_page(page, "episode", page_data([recording], "routed", "routing")), recording
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,6 +124,30 @@ def test_slider_keys_layers_heads_and_playing(tab: Any, finished: tuple[Path, st
     assert tab.locator("#play").inner_text() == "Pause"
     tab.keyboard.press(" ")
     assert tab.locator("#play").inner_text() == "Play"
+
+
+def test_routed_slots_name_their_cluster_and_its_steps(tab: Any, routed: tuple[Path, Any]) -> None:
+    (episode,) = show(tab, routed[0])["episodes"]
+    assert "mean of all" not in tab.locator("#layer").inner_text(), "clusters of layers are not the same"
+    step, layer = len(episode["actions"]) - 1, episode["layers"][0]
+    tab.keyboard.press("End")
+    steps = unpacked(layer["steps"], "<i4").reshape(step + 1, -1, 2)[step, :, 0]
+    read = unpacked(layer["weights"], "u1").reshape(step + 1, 2, -1)[step] > 0
+    for head in (0, 1):
+        tab.select_option("#head", index=1 + head)
+        slots = [slot for slot in range(24) if read[head, slot]]
+        (ring,) = {slot // 4 for slot in slots}
+        cluster = f"cluster {ring % 3 + 1} of group {ring // 3 + 1}"
+        shown = tab.evaluate(SHOWN)["slots"]
+        found = {int(slot["first"]): slot["cluster"] for slot in shown if slot["kind"] == "routed"}
+        assert found == dict.fromkeys(steps[slots].tolist(), cluster)
+        assert {slot["cluster"] for slot in shown if slot["kind"] != "routed"} == {""}
+        line = tab.locator("#rings").inner_text()
+        assert f"goes to {cluster}, which holds step" in line
+        named = re.findall(r"(\d+)(?:–(\d+))?", line.partition("holds")[2])
+        assert {at for a, b in named for at in range(int(a), int(b or a) + 1)} == found.keys()
+    tab.select_option("#layer", index=1)
+    assert tab.locator("#rings").inner_text() == ""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

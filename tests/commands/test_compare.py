@@ -278,11 +278,17 @@ def test_a_trial_with_a_damaged_evaluation_is_not_finished(make_run: MakeRun) ->
 
 
 def make_sequence_run(run: Path, config: Any, losses: list[float], summary: Any, digest: str = "a") -> Path:
-    """The folder of a finished run of text or speech; losses are two steps apart."""
+    """The folder of a finished run of sequences; losses are two steps apart."""
     steps = 2 * len(losses)
     config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, steps=steps))
     rows = (
-        {"step": step, "speed/tokens_per_second": 9.0, "valid/nll": loss, "valid/bits_per_byte": loss}
+        {
+            "step": step,
+            "speed/tokens_per_second": 9.0,
+            "valid/nll": loss,
+            "valid/bits_per_byte": loss,
+            "valid/bits_per_dim": loss,
+        }
         for step, loss in zip(range(2, steps + 1, 2), losses)
     )
     write_run(run, to_plain(config), rows, summary)
@@ -290,10 +296,21 @@ def make_sequence_run(run: Path, config: Any, losses: list[float], summary: Any,
     return run
 
 
-@pytest.mark.parametrize("kind", ["text", "speech"])
+MEASURES = {
+    "text": ("bits_per_byte", {"word_perplexity": 9.0}, {}),
+    "speech": (
+        "nats",
+        {"bits": 1.0, "linear": 2.7, "order_0": 5.1},
+        {"linear predictor": 2.7, "frequencies": 5.1},
+    ),
+    "images": ("bits_per_dim", {"png": 7.0, "uniform": 8.0}, {"PNG files": 7.0, "uniform": 8.0}),
+}
+"""By kind: the measure that is compared, others in the evaluation, and the lines that these become."""
+
+
+@pytest.mark.parametrize("kind", MEASURES)
 def test_runs_of_sequences_are_compared_by_their_loss(kind: str, tmp_path: Path, cli: Commands) -> None:
-    name, out, options = "nats" if kind == "speech" else "bits_per_byte", tmp_path / "out", ["--threshold", 1.5]
-    extra = {"bits": 1.0, "linear": 2.7, "order_0": 5.1} if kind == "speech" else {"word_perplexity": 9.0}
+    (name, extra, references), out, options = MEASURES[kind], tmp_path / "out", ["--threshold", 1.5]
     runs = [
         make_sequence_run(
             tmp_path / f"{core}{seed}",
@@ -311,12 +328,11 @@ def test_runs_of_sequences_are_compared_by_their_loss(kind: str, tmp_path: Path,
     assert float(rows["compressive"]["probability"]) == 1
     reached = [row["steps_to_threshold"] for row in table(out / "report" / "runs.csv")]
     assert reached == ["", "", "4.0", "4.0"]
-    assert ("linear predictor" in printed) == (kind == "speech")
-    references = {"linear predictor": 2.7, "frequencies": 5.1} if kind == "speech" else {}
+    assert all(line in printed for line in references)
     assert {line["name"]: line["value"] for line in page["lines"]} == references | {"threshold 1.5": 1.5}
 
     (runs[0] / "evaluation.json").write_text('{"return": {"mean": 3.0}}')
-    cli.refuse("compare", "--from", *runs, words=f"expected {'nats' if kind == 'speech' else 'word_perplexity'} in it")
+    cli.refuse("compare", "--from", *runs, words=f"expected {'word_perplexity' if kind == 'text' else name} in it")
     other = PRESETS[kind]("cpu", "lstm")
     other = dataclasses.replace(other, corpus="enwik8") if kind == "text" else other
     another = make_sequence_run(tmp_path / "other", other, [2.0], {name: 2.0} | extra, digest="b")

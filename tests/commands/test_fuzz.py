@@ -41,6 +41,9 @@ COMMANDS = {
     "speech train": [*cli.TINY_SPEECH, "--corpus.path=VOICES", "--run=NEW", "--keep-checkpoints=1"],
     "speech evaluate": ["SPEECH"],
     "speech sample": ["SPEECH", *SAMPLE],
+    "images train": [*cli.TINY_IMAGES, "--corpus.path=PICTURES", "--run=NEW", "--keep-checkpoints=1"],
+    "images evaluate": ["IMAGES"],
+    "images sample": ["IMAGES", "--images=1"],
 }
 """Arguments with which each command ends soon; names in capitals are those of `place`."""
 READERS = {
@@ -48,6 +51,7 @@ READERS = {
             "launch --local --resume", "compare --folder=NEW --from"],
     "TEXT": ["status", "text evaluate", "text sample --length=5", "text train --resume"],
     "SPEECH": ["status", "speech evaluate", " ".join(["speech sample", *SAMPLE]), "speech train --resume"],
+    "IMAGES": ["status", "images evaluate", "images sample --images=1", "images train --resume"],
 }  # fmt: skip
 """Commands that read a run, by its kind."""
 
@@ -58,8 +62,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("fuzz")
     cli.write_corpus("text", root / "TEXTS")
     cli.write_corpus("speech", root / "VOICES")
+    cli.write_corpus("images", root / "PICTURES")
     os.mkfifo(root / "FIFO")
-    for command, kind in (("launch", "RUN"), ("text train", "TEXT"), ("speech train", "SPEECH")):
+    for kind in READERS:
+        command = "launch" if kind == "RUN" else f"{kind.lower()} train"
         outcome = run_case([*command.split(), *(word.replace("NEW", kind) for word in COMMANDS[command])], root)
         assert outcome.status == 0, outcome.err
     return root
@@ -68,7 +74,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def place(runs: Path, tmp_path: Path) -> Path:
     """A folder where cases run, with links to the content of `runs`."""
-    for name in ("RUN", "TEXT", "SPEECH", "TEXTS", "VOICES", "FIFO"):
+    for name in ("RUN", "TEXT", "SPEECH", "IMAGES", "TEXTS", "VOICES", "PICTURES", "FIFO"):
         (tmp_path / name).symlink_to(runs / name)
     return tmp_path
 
@@ -182,7 +188,11 @@ def test_run_folders(kind: str, runs: Path, place: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "corpus", "option", "odd"),
-    [("text train", "TEXTS", "--path", "7.txt"), ("speech train", "VOICES", "--corpus.path", "1.wav")],
+    [
+        ("text train", "TEXTS", "--path", "7.txt"),
+        ("speech train", "VOICES", "--corpus.path", "1.wav"),
+        ("images train", "PICTURES", "--corpus.path", "1.png"),
+    ],
 )
 def test_corpora(command: str, corpus: str, option: str, odd: str, runs: Path, place: Path) -> None:
     """One damaged file, beside others or alone."""
@@ -192,7 +202,7 @@ def test_corpora(command: str, corpus: str, option: str, odd: str, runs: Path, p
         for how in [*CORPUS_DAMAGES, "half", "header", "three channels"]:
             for alone in (False, True):
                 shutil.rmtree(place / "COPY", ignore_errors=True)
-                others = shutil.ignore_patterns("*.txt", "*.wav") if alone else None
+                others = shutil.ignore_patterns("*.txt", "*.wav", "*.png") if alone else None
                 shutil.copytree(runs / corpus, place / "COPY", ignore=others)
                 shutil.copy(runs / corpus / odd, place / "COPY" / odd)
                 if how == "header":

@@ -57,6 +57,25 @@ def test_the_page_of_a_run_holds_the_episode_as_it_was_played(page: Path, record
         np.testing.assert_array_equal(unpacked(layer["steps"], "<i4").reshape(played.steps.shape), played.steps)
 
 
+def test_routed_slots_have_a_cluster(routed: tuple[Path, Recording]) -> None:
+    """Rings come group by group and cluster by cluster; a head reads one ring of its group, oldest step first."""
+    page, played = routed
+    data, rings = embedded(page), {"groups": 2, "clusters": 3, "window": 4}
+    layer, plain = data["episodes"][0]["layers"]
+    assert (layer["rings"], plain["rings"]) == (rings, None)
+    weights = unpacked(layer["weights"], "u1").reshape(len(played.actions), 2, -1)[:, :, :24].reshape(-1, 2, 6, 4)
+    steps = unpacked(layer["steps"], "<i4").reshape(len(played.actions), -1, 2)[:, :24, 0].reshape(-1, 6, 4)
+    assert (steps[-1] >= 0).any(axis=1).sum() > 2
+    read = (weights > 0).any(axis=3)
+    for head in (0, 1):
+        assert read[:, head].any()
+        assert (read[:, head].sum(axis=1) <= 1).all()
+        assert not read[:, head, 3 * (1 - head) : 3 * (1 - head) + 3].any()
+    for ring in steps.reshape(-1, 4):
+        held = ring[ring >= 0]
+        assert (np.diff(held) > 0).all()
+
+
 def test_what_does_not_fit_is_left_out_and_said(recording: Recording) -> None:
     whole = page_data([recording], "a", "compressive")
     assert whole["note"] == ""

@@ -27,7 +27,7 @@ from tests.commands.cli import (
     COMPRESSIVE_TEXT,
     ENVIRONMENT,
     TINY,
-    TINY_SPEECH,
+    TINY_SEQUENCE,
     Commands,
     frames,
     saved_steps,
@@ -58,13 +58,13 @@ class Kind(NamedTuple):
         return f"{self.length}={updates * self.updates}"
 
 
-@pytest.fixture(scope="module", params=["agent", "text", "speech"])
+@pytest.fixture(scope="module", params=["agent", "text", "speech", "images"])
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kind:
     if request.param == "agent":
         return Kind(LAUNCH, RESUME, "--frames", frames(1))
     corpus = write_corpus(request.param, tmp_path_factory.mktemp(request.param) / "corpus")
     new = [*COMPRESSIVE_TEXT, f"--path={corpus}", "--checkpoint-seconds=0"]
-    new = new if request.param == "text" else [*TINY_SPEECH, f"--corpus.path={corpus}"]
+    new = new if request.param == "text" else [*TINY_SEQUENCE[request.param], f"--corpus.path={corpus}"]
     train = [request.param, "train", "--threads=1"]
     return Kind([*train, *new], [*train, "--resume"], "--learner.steps", 1)
 

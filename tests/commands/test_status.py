@@ -101,8 +101,8 @@ def test_folders_and_links_instead_of_files(
     cli.refuse(*reader, run, words=["expected a regular file", "metrics.jsonl"])
 
 
-@pytest.mark.parametrize("kind", ["text", "speech"])
-def test_runs_of_text_and_speech(kind: str, tmp_path: Path, cli: Commands) -> None:
+@pytest.mark.parametrize("kind", ["text", "speech", "images"])
+def test_runs_of_sequences(kind: str, tmp_path: Path, cli: Commands) -> None:
     run, config = Run(tmp_path / "run"), PRESETS[kind]("cpu", "lstm")
     run.checkpoints.mkdir(parents=True)
     run.write_config(to_plain(dataclasses.replace(config, learner=dataclasses.replace(config.learner, steps=200))))

@@ -1,0 +1,296 @@
+"""The published layer of the Routing Transformer (Roy et al. 2020, Algorithm 1), and what its leak is worth.
+
+    python -m benchmarks.balanced bits           (independent fair bits: no causal model has less than 1 bit)
+    python -m benchmarks.balanced text --steps 256 --window 32 --updates 500 --rows 8
+
+Each centroid takes the `window` steps of the whole sequence that are nearest to it. So later steps decide which earlier
+ones are members, and change their outputs, although nobody attends to the future. The likelihood as published, of all
+steps at once (teacher-forced), is therefore not that of the model which could be sampled, step by step from prefixes.
+Both are measured here, on sequences that were not trained on. The causal core is `--core routing`.
+
+Axes: B batch, H heads, n steps, D features, R = D / H, k clusters, w window.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+import tyro
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from agent.core import Core, CoreOutput, State
+from agent.core.routing import unit
+from agent.language_model import SequenceModel
+from benchmarks.common import run
+from training.kinds import PRESETS
+from training.sequence import open_data
+
+REFUSAL = (
+    "the published routing layer can neither act nor sample: which steps are members of a cluster is decided with "
+    "later steps in view, so it has no state; expected whole sequences, or the causal core (--core routing)"
+)
+
+
+@dataclass(frozen=True)
+class BalancedConfig:
+    """A network of whole sequences: local heads, and routing heads in the top layers (section 4.1)."""
+
+    model_size: int = 32
+    """Features (D)."""
+    num_layers: int = 2
+    """Layers."""
+    num_heads: int = 4
+    """Heads of each layer (H)."""
+    routing_heads: int = 2
+    """Heads that route, in layers that do; the others are local."""
+    routing_layers: int = 1
+    """Layers, the top ones, with routing heads."""
+    clusters: int = 8
+    """Centroids of a routing head (k)."""
+    window: int = 8
+    """Steps that each centroid takes (w)."""
+    local: int = 8
+    """Steps that a local head sees, its own included."""
+    longest: int = 64
+    """Most steps of a sequence."""
+    decay: float = 0.99
+    """Lambda of the centroids' moving average (0.999 in the paper, for longer trainings)."""
+
+
+def balanced_weights(vectors: Tensor, centroids: Tensor, window: int) -> Tensor:
+    """The weights [B, H, n, n] of Algorithm 1 with left-to-right mask, lines 12 to 23, scattered to all pairs of steps.
+
+    Two details are choices, because the text leaves them open: scores are divided by sqrt(R), and a step that is in
+    several clusters gets the mean of its outputs. A step that is in none gets zeros. Its own key is seen. The scatter
+    is for clarity: it costs n^2, which the paper's layer does not.
+
+    Args:
+        vectors: [B, H, n, R] queries, which are the keys as well (line 5), after `unit`.
+        centroids: [H, k, R].
+        window: w; all n steps if there are fewer.
+    """
+    steps, size = vectors.shape[2:]
+    # Sorted: only then is the triangular mask of line 22 one of time.
+    index = (centroids @ vectors.mT).topk(min(window, steps), dim=-1).indices.sort(dim=-1).values  # [B, H, k, w]
+    members = vectors.gather(2, index.flatten(2)[..., None].expand(-1, -1, -1, size)).unflatten(2, index.shape[2:])
+    # Vectors of `unit` have length 1, those of the paper's layer norm sqrt(R).
+    scores = (members @ members.mT) * size**0.5
+    later = torch.ones(index.shape[3], index.shape[3], dtype=torch.bool, device=index.device).triu(1)
+    weights = scores.masked_fill(later, -torch.inf).softmax(dim=-1)
+    pairs = (index[..., :, None] * steps + index[..., None, :]).flatten(2)
+    total = vectors.new_zeros(*vectors.shape[:2], steps * steps).scatter_add(2, pairs, weights.flatten(2))
+    total = total.unflatten(2, (steps, steps))
+    return total / total.sum(dim=-1, keepdim=True).clamp(min=1)  # the number of clusters that a step is in
+
+
+class BalancedLayer(nn.Module):
+    """Pre-norm attention, of which the last `routing` heads route, and an MLP.
+
+    `weights` are those of the last call, [B, H, n, n].
+    """
+
+    centroids: Tensor
+    weights: Tensor
+
+    def __init__(self, config: BalancedConfig, routing: int) -> None:
+        super().__init__()
+        self.config, self.routing, size = config, routing, config.model_size
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(2))
+        self.project, self.merge = nn.Linear(size, 3 * size), nn.Linear(size, size)
+        self.mlp = nn.Sequential(nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size))
+        self.register_buffer("centroids", unit(torch.randn(routing, config.clusters, size // config.num_heads)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        config, heads = self.config, self.config.num_heads
+        parts = self.project(self.norms[0](x)).chunk(3, dim=-1)
+        query, key, value = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
+        near = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril().triu(1 - config.local)
+        local = heads - self.routing
+        scores = query[:, :local] @ key[:, :local].mT * key.shape[-1] ** -0.5
+        weights = scores.masked_fill(~near, -torch.inf).softmax(dim=-1)
+        if self.routing:
+            vectors = unit(query[:, local:])
+            weights = torch.cat([weights, balanced_weights(vectors, self.centroids, config.window)], dim=1)
+            if self.training:
+                self._move_centroids(vectors.detach())
+        self.weights = weights.detach()
+        x = x + self.merge((weights @ value).transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norms[1](x))
+
+    def _move_centroids(self, vectors: Tensor) -> None:
+        """The moving average of the vectors that are nearest to each centroid: means, where eq. 9 has sums."""
+        nearest = (self.centroids @ vectors.mT).argmax(dim=2)
+        member = (nearest[:, :, None] == torch.arange(self.config.clusters, device=vectors.device)[:, None]).to(vectors)
+        count = member.sum(dim=(0, 3))[..., None]
+        means = torch.einsum("bhkn,bhnr->hkr", member, vectors) / count.clamp(min=1)
+        self.centroids.lerp_(torch.where(count > 0, means, self.centroids), 1 - self.config.decay)
+
+
+class BalancedTransformer(Core):
+    """The published network as a core of whole sequences: its state is None, and it refuses to make one."""
+
+    def __init__(self, config: BalancedConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.positions = nn.Parameter(0.1 * torch.randn(config.longest, config.model_size))
+        first = config.num_layers - config.routing_layers
+        layers = nn.ModuleList(
+            BalancedLayer(config, config.routing_heads * (layer >= first)) for layer in range(config.num_layers)
+        )
+        self.layers: Sequence[BalancedLayer] = layers  # type: ignore[assignment]
+        self.norm = nn.LayerNorm(config.model_size)
+
+    def initial_state(self, batch_size: int) -> State:
+        """Raises a ValueError: there is no state to act or sample with."""
+        raise ValueError(REFUSAL)
+
+    def forward(self, inputs: Tensor, reset: Tensor, state: State, return_attention: bool = False) -> CoreOutput:
+        """Features [B, n, D] of whole sequences.
+
+        Raises:
+            ValueError: if a state is given, or an episode starts inside a sequence.
+        """
+        if state is not None or reset[:, 1:].any():
+            raise ValueError(REFUSAL)
+        x = inputs + self.positions[: inputs.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        return CoreOutput(self.norm(x), None, {})
+
+
+def teacher_forced(model: SequenceModel, tokens: Tensor) -> Tensor:
+    """Negative log-likelihoods [B, n] of tokens [B, n + 1] after the first, of all steps at once: as published."""
+    inputs = tokens[:, :-1]
+    nll = model(inputs, torch.zeros_like(inputs, dtype=torch.bool), None, tokens[:, 1:]).nll
+    assert nll is not None
+    return nll
+
+
+def prefix_only(model: SequenceModel, tokens: Tensor) -> Tensor:
+    """The same, each from its own prefix: n calls. These are the probabilities that sampling would draw from."""
+    return torch.stack([teacher_forced(model, tokens[:, : end + 1])[:, -1] for end in range(1, tokens.shape[1])], dim=1)
+
+
+def divergence(first: Tensor, second: Tensor) -> float:
+    """Jensen-Shannon divergence in nats (Table 6) of two heads' weights [B, n, n].
+
+    The mean over all steps that both heads give weights to; at most ln 2.
+    """
+    both = (first.sum(dim=-1) > 0) & (second.sum(dim=-1) > 0)
+    p, q = first[both], second[both]
+    entropy = torch.special.entr(torch.stack([(p + q) / 2, p, q])).sum(dim=-1)
+    return float((entropy[0] - (entropy[1] + entropy[2]) / 2).mean())
+
+
+def divergences(layer: BalancedLayer) -> dict[str, float]:
+    """The mean divergence of two heads of the last call, by their kinds."""
+    found: dict[str, list[float]] = {}
+    kinds = ["local"] * (layer.config.num_heads - layer.routing) + ["routing"] * layer.routing
+    for (a, kind), (b, other) in itertools.combinations(enumerate(kinds), 2):
+        found.setdefault(f"{kind}-{other}", []).append(divergence(layer.weights[:, a], layer.weights[:, b]))
+    return {name: round(sum(values) / len(values), 3) for name, values in found.items()}
+
+
+def train(model: SequenceModel, draw: Callable[[int], Tensor], updates: int, rows: int, learning_rate: float) -> None:
+    """Adam, with a tenth of linear warm-up and a cosine to zero, on `rows` sequences from `draw` an update."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, betas=(0.9, 0.98))
+    model.train()
+    for update in range(updates):
+        share = min(10 * (update + 1) / updates, (1 + math.cos(math.pi * update / updates)) / 2)
+        optimizer.param_groups[0]["lr"] = learning_rate * share
+        loss = teacher_forced(model, draw(rows)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    model.eval()
+
+
+def sequences(data: str, split: str, steps: int, generator: torch.Generator) -> tuple[Callable[[int], Tensor], int]:
+    """A function that draws so many sequences [rows, steps + 1] int64, and the size of the vocabulary.
+
+    Those of a corpus begin at multiples of the number of steps, after a separator 0 in place of what came before.
+    """
+    if data == "bits":
+        return lambda rows: torch.randint(2, (rows, steps + 1), generator=generator), 2
+    found = open_data(PRESETS[data]("cpu", "lstm"))
+    tokens, vocabulary = found.splits[split].tokens, found.make_model().vocabulary
+    tokens = tokens[tokens < vocabulary]  # without the starts of images, which are given
+    whole = torch.from_numpy(tokens[: len(tokens) // steps * steps].astype("int64")).view(-1, steps)
+
+    def draw(rows: int) -> Tensor:
+        return F.pad(whole[torch.randint(len(whole), (rows,), generator=generator)], (1, 0))
+
+    return draw, vocabulary
+
+
+@dataclass
+class Options:
+    data: tyro.conf.Positional[Literal["bits", "text", "speech", "images"]] = "bits"
+    """Fair bits, or the corpus of a preset `cpu`; with 768 steps, whole images."""
+    steps: int = 32
+    """Steps of a sequence."""
+    updates: int = 400
+    """Gradient steps of each variant."""
+    rows: int = 64
+    """Sequences of an update."""
+    measured: int = 2_048
+    """Sequences on which both likelihoods are measured."""
+    learning_rate: float = 3e-3
+    """Adam's, after warm-up."""
+    window: int = 8
+    """Steps that a centroid takes, and that a local head sees."""
+    seed: int = 0
+    """Of weights and sequences."""
+    network: BalancedConfig = BalancedConfig()  # frozen
+    """Sizes; `window`, `local`, `longest` and the numbers of routing heads and layers are set by the variants."""
+
+
+def main(options: Options) -> dict[str, Any]:
+    """Trains a full, a local, a mixed and an all-routing network.
+
+    Returns both likelihoods in bits a token, and the divergence of heads by layer.
+    """
+    base = replace(options.network, window=options.window, local=options.window, longest=options.steps)
+    heads, layers = base.num_heads, base.num_layers
+    variants = {
+        "full": replace(base, routing_heads=0, local=options.steps),
+        "local": replace(base, routing_heads=0),
+        "half of the heads of the top layer route": replace(base, routing_heads=heads // 2, routing_layers=1),
+        "all heads route": replace(base, routing_heads=heads, routing_layers=layers),
+    }
+    held_out, _ = sequences(options.data, "test", options.steps, torch.Generator().manual_seed(options.seed + 10**6))
+    tokens = torch.cat([held_out(1) for _ in range(options.measured)])
+    found: dict[str, Any] = {}
+    for name, config in variants.items():
+        draw, vocabulary = sequences(options.data, "train", options.steps, torch.Generator().manual_seed(options.seed))
+        torch.manual_seed(options.seed)
+        model = SequenceModel(core := BalancedTransformer(config), vocabulary, tied=False)
+        begin = time.process_time()
+        train(model, draw, options.updates, options.rows, options.learning_rate)
+        seconds = time.process_time() - begin
+        with torch.no_grad():
+            parts = tokens.split(options.rows)
+            teacher_forced(model, parts[0])
+            apart = [divergences(layer) for layer in core.layers]
+            both = [torch.cat([measure(model, part).mean(dim=1) for part in parts]) for measure in MEASURES.values()]
+        both = [each / math.log(2) for each in both]
+        values = {**dict(zip(MEASURES, both)), "difference": both[1] - both[0]}
+        found[name] = {"cpu_seconds": round(seconds, 1), "divergence_by_layer": apart} | {
+            part: {"bits": round(float(each.mean()), 5), "error": round(float(each.std() / len(each) ** 0.5), 5)}
+            for part, each in values.items()
+        }
+    return {"data": options.data, "steps": options.steps, "updates": options.updates, "variants": found}
+
+
+MEASURES = {"teacher_forced": teacher_forced, "prefix_only": prefix_only}
+"""The two likelihoods. Their difference is leak and mismatch together."""
+
+
+if __name__ == "__main__":
+    run(main, Options)

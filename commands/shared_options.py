@@ -1,0 +1,69 @@
+"""Options that several commands share; see `commands.options`. Nothing here imports torch."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from agent.fields import Checked, Threads
+from training.kinds import CONFIGS
+from training.run import absolute
+
+PARTS = ("train", "evaluate", "sample")
+"""What each kind of sequence model has as commands."""
+Words = tuple[str, ...]
+RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+NewFolder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
+AllowEnv = Annotated[str | None, tyro.conf.arg(metavar="ENV")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(Checked):
+    """What belongs to one launch of a training rather than to the run; with the preset, it decides other defaults."""
+
+    preset: str = "cpu"
+    core: str = "compressive"
+    """Recurrent core; a wrong name lists those that exist."""
+    run: NewFolder = None
+    """Folder of the run, new or empty; if not given, a new one in runs/, named after date, time and core."""
+    resume: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Resume the run in this folder from its last readable checkpoint; most values may be changed."""
+    threads: Threads = 1
+    """CPU threads of a learner."""
+
+    @property
+    def config(self) -> Any:
+        """What belongs to the run rather than to this launch of it, with absolute paths."""
+        kind = next(kind for kind in type(self).__mro__ if kind in CONFIGS.values())
+        config = kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
+        return config.located(absolute)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Checked):
+    """What is common to commands that use a run."""
+
+    run: RunFolder
+    """Folder of the run; its last readable checkpoint is used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(RunOptions):
+    """What commands that use a trained sequence model have in common."""
+
+    path: str | None = None
+    """Where the data are, if they have moved."""
+    device: str = "auto"
+    """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
+    threads: Threads = 1
+    """CPU threads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawingOptions(ModelOptions):
+    """What commands that draw sound or images have in common."""
+
+    out: NewFolder = None
+    """Where to write; if not given, the folder samples in the run's."""

@@ -1,0 +1,135 @@
+"""The published routing layer: it is Algorithm 1 written out, it leaks the future, and so it cannot act or sample."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from agent import Agent, AgentConfig
+from agent.core.config import CORES
+from agent.core.routing import unit
+from agent.language_model import SequenceModel
+from benchmarks.balanced import (
+    BalancedConfig,
+    BalancedTransformer,
+    balanced_weights,
+    divergence,
+    prefix_only,
+    sequences,
+    teacher_forced,
+    train,
+)
+from learner.sampling import sample
+
+STEPS = 24
+
+
+def make_model(routing_heads: int, **sizes: int) -> SequenceModel:
+    torch.manual_seed(0)
+    sizes = {"clusters": 4, "window": 6, "local": 6, "longest": STEPS, "routing_layers": 2, **sizes}
+    config = BalancedConfig(16, routing_heads=routing_heads, **sizes)
+    return SequenceModel(BalancedTransformer(config), 5, tied=False).double().eval()
+
+
+def draw(rows: int, seed: int = 0) -> Tensor:
+    return torch.randint(5, (rows, STEPS + 1), generator=torch.Generator().manual_seed(seed))
+
+
+def test_attention_is_algorithm_1_written_out() -> None:
+    torch.manual_seed(0)
+    vectors, values = unit(torch.randn(2, 3, 10, 4).double()), torch.randn(2, 3, 10, 4).double()
+    centroids, left_out = unit(torch.randn(3, 2, 4).double()), 0
+    found = balanced_weights(vectors, centroids, 3) @ values
+    for row in range(2):
+        for head in range(3):
+            outputs: dict[int, list[Tensor]] = {step: [] for step in range(10)}
+            for centroid in centroids[head]:
+                ordered = sorted(range(10), key=lambda step: -float(vectors[row, head, step] @ centroid))
+                members = sorted(ordered[:3])
+                for step in members:
+                    seen = [other for other in members if other <= step]
+                    scores = [math.exp(2 * float(vectors[row, head, step] @ vectors[row, head, s])) for s in seen]
+                    mixed = sum(score * values[row, head, s] for score, s in zip(scores, seen)) / sum(scores)
+                    outputs[step].append(mixed)
+            for step, each in outputs.items():
+                expected = torch.stack(each).mean(dim=0) if each else torch.zeros(4).double()
+                torch.testing.assert_close(found[row, head, step], expected)
+                left_out += not each
+    assert left_out, "steps in no cluster are part of the test"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("routing_heads", [0, 2, 4])
+def test_later_steps_change_earlier_outputs(routing_heads: int) -> None:
+    """The leak. With local heads alone there is none, and a likelihood from prefixes never has one."""
+    model, tokens = make_model(routing_heads), draw(8)
+    edited = torch.cat([tokens[:, :17], draw(8, seed=1)[:, 17:]], dim=1)
+    # 16 steps predict tokens that both have; the steps that follow differ.
+    before, after = (teacher_forced(model, each)[:, :16] for each in (tokens, edited))
+    changed = ((before - after).abs() > 1e-9).double().mean()
+    assert (changed > 0.2) if routing_heads else (changed == 0)
+    alone, whole = (prefix_only(model, each) for each in (tokens[:, :17], tokens))
+    torch.testing.assert_close(alone, whole[:, :16])
+    torch.testing.assert_close(alone, prefix_only(model, edited)[:, :16], rtol=0, atol=0)
+    if not routing_heads:
+        torch.testing.assert_close(whole, teacher_forced(model, tokens))
+
+
+@pytest.mark.slow
+def test_training_finds_the_leak() -> None:
+    """No causal model has less than 1 bit on independent fair bits; the published likelihood has, sampling has more."""
+    bits, _ = sequences("bits", "train", 16, torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    config = BalancedConfig(routing_heads=4, routing_layers=2, clusters=4, window=4, longest=16)
+    model = SequenceModel(BalancedTransformer(config), 2, tied=False)
+    train(model, bits, updates=250, rows=256, learning_rate=3e-3)
+    with torch.no_grad():
+        fresh = bits(4096)
+        measured = [each(model, fresh).mean(dim=1) / math.log(2) for each in (teacher_forced, prefix_only)]
+    (leaking, error), (honest, other) = ((float(each.mean()), float(each.std()) / 64) for each in measured)
+    assert leaking < 1 - 4 * error
+    assert honest > 1 + 4 * other
+
+
+def test_divergence_of_heads_is_the_literal_one() -> None:
+    """Sums of p log p; 0 for equal heads, ln 2 for heads that see different steps."""
+    p, q = torch.rand(2, 1, 3, 3).double().softmax(dim=-1)
+    total = 0.0
+    for a, b in zip(p[0].tolist(), q[0].tolist()):
+        middle = [(x + y) / 2 for x, y in zip(a, b)]
+        total += sum((x * math.log(x / m) + y * math.log(y / m)) / 2 for x, y, m in zip(a, b, middle))
+    assert divergence(p, q) == pytest.approx(total / 3)
+    assert divergence(p, p) == pytest.approx(0)
+    assert divergence(torch.eye(3)[None], torch.eye(3).roll(1, 0)[None]) == pytest.approx(math.log(2))
+    assert divergence(torch.eye(3)[None], torch.diag(torch.tensor([1.0, 0, 0]))[None]) == 0, "steps in no cluster"
+
+
+def test_centroids_move_in_training_only_and_to_the_means() -> None:
+    model = make_model(4).train()
+    (layer, _), before = model.core.layers, model.core.layers[0].centroids.clone()
+    inputs = torch.randn(3, STEPS, 16).double()
+    layer.eval()(inputs)
+    torch.testing.assert_close(layer.centroids, before, rtol=0, atol=0)
+    layer.train()(inputs)
+    query = layer.project(layer.norms[0](inputs))[..., :16].unflatten(-1, (4, 4))
+    for head in range(4):
+        vectors = unit(query[:, :, head]).reshape(-1, 4)
+        nearest = (vectors @ before[head].T).argmax(dim=1)
+        for cluster in range(4):
+            mine = vectors[nearest == cluster]
+            mean = mine.mean(dim=0) if len(mine) else before[head, cluster]
+            torch.testing.assert_close(layer.centroids[head, cluster], 0.99 * before[head, cluster] + 0.01 * mean)
+
+
+def test_acting_and_sampling_are_refused_with_the_reason() -> None:
+    assert not {name for name, (_, path) in CORES.items() if "alanced" in path + name}
+    model, words = make_model(2), "can neither act nor sample: which steps are members"
+    with pytest.raises(ValueError, match=words):
+        next(sample(model, draw(1), 1))
+    with pytest.raises(ValueError, match=words):
+        model(draw(1), torch.zeros(1, STEPS + 1, dtype=torch.bool), ())
+    agent = Agent(AgentConfig(torso="small", torso_size=16), (24, 32, 3), 4)
+    agent.core = model.core
+    with pytest.raises(ValueError, match=words):
+        agent.initial_state(1)

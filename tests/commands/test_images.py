@@ -1,0 +1,90 @@
+"""`compressive images`: from files to a sheet of samples, and bad input. Interruptions: test_resume.py."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from commands import main
+from images.config import ImagesConfig
+from images.modality import Images
+from learner.metrics import read_metrics
+from tests.commands.cli import TINY_IMAGES, Commands, write_corpus
+from training.config import read_config
+from training.run import Run
+
+TRAIN = ["images", "train", *TINY_IMAGES]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus("images", tmp_path_factory.mktemp("corpora") / "pictures")
+
+
+@pytest.fixture(scope="module")
+def trained(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of six steps."""
+    run = tmp_path_factory.mktemp("runs") / "trained"
+    main([*TRAIN, "--run", str(run), "--corpus.path", str(pictures)])
+    return run
+
+
+@pytest.fixture
+def copied(trained: Path, tmp_path: Path) -> Callable[[], Path]:
+    return lambda: shutil.copytree(trained, tmp_path / "run")
+
+
+def test_training_leaves_a_run_with_samples(trained: Path) -> None:
+    assert [row["step"] for row in read_metrics(trained) if "valid/nll" in row] == [3, 6]
+    summary = json.loads((trained / "evaluation.json").read_text())
+    assert summary["bits_per_dim"] == pytest.approx(summary["nats"] / np.log(2))
+    assert {"uniform", "png", "channel", "half", "validation", "parameters"} <= summary.keys()
+    assert summary["drawn"] == str(trained / "samples" / "sheet.png")
+    assert np.asarray(Image.open(trained / "samples" / "sheet.png")).shape == (2 * 68 + 8, 68, 3)
+    assert "samples" in EventAccumulator(str(trained)).Reload().Tags()["images"]
+
+
+def test_evaluate_and_sample(trained: Path, copied: Callable[[], Path], cli: Commands) -> None:
+    run, finished = copied(), json.loads((trained / "evaluation.json").read_text())
+    out = cli.run("images", "evaluate", run)
+    again = json.loads((run / "evaluation-test.json").read_text())
+    assert again["bits_per_dim"] == pytest.approx(finished["bits_per_dim"], abs=1e-5)
+    assert all(word in out for word in ("bits per dim", "uniform", "png", "red", "second"))
+    cli.run("images", "sample", run, "--images=2", "--rows=5", "--split=train", "--out", run / "more")
+    sheet = np.asarray(Image.open(run / "more" / "sheet.png"))
+    data = Images.prepare(read_config(Run(run), ImagesConfig))
+    real = data.splits["train"].thin(2).images(data.shape)
+    for number in range(2):
+        above, below = (sheet[top : top + 64 : 8, 2 + 68 * number :][:, :64:8] for top in (2, 78))
+        np.testing.assert_array_equal(above, real[number])
+        np.testing.assert_array_equal(below[:5], real[number][:5])
+        assert (below[5:] != real[number][5:]).any()
+
+
+def test_bad_input_is_refused_in_one_line(
+    trained: Path, pictures: Path, copied: Callable[[], Path], tmp_path: Path, cli: Commands
+) -> None:
+    (tmp_path / "bad").mkdir()
+    for number in range(3):
+        (tmp_path / "bad" / f"{number}.png").write_bytes(b"\x89PNG")
+    other, run = write_corpus("images", tmp_path / "other"), copied()
+    Image.new("RGB", (9, 9)).save(other / "new.png")
+    train, resume = [*TRAIN[1:], "--run", tmp_path / "new"], ["train", "--resume", run]
+    for *arguments, words in (
+        [*train, "--corpus.path", tmp_path / "none", "there is no folder"],
+        [*train, "--corpus.path", tmp_path / "bad", ".png: expected a whole PNG or JPEG"],
+        [*train, "--corpus.path", pictures, "--learner.batch-size=64", "tokens: expected more than"],
+        [*train, "--corpus.height=7", "corpus: height: expected 8 or more, got 7"],
+        [*resume, "--corpus.height=9", "corpus.height: expected 8"],
+        [*resume, "--corpus.path", other, "expected the data that"],
+        ["sample", trained, "--rows=8", "rows: expected fewer than the 8 of an image, got 8"],
+        ["sample", trained, "--rows=1", "--images=99", "images: expected at most the 1 of the valid split"],
+        ["evaluate", trained, "--compressed-size=-1", "compressed_size: expected 0 or more"],
+    ):
+        cli.refuse("images", *arguments, words=words)
+    assert not (tmp_path / "new").exists()
