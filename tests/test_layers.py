@@ -37,7 +37,7 @@ LINES = {
     ("reports",): 1_340,
     ("commands",): 1_590,
     ("benchmarks",): 3_050,
-    ("tests",): 16_300,
+    ("tests",): 16_700,
     tuple(ALLOWED): 19_750,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
@@ -85,6 +85,8 @@ def test_imports_follow_the_layers(package: str) -> None:
     if package == "agent":
         others = {name for path in sources(package) for name in tops(path)} - {*sys.stdlib_module_names}
         assert others == {"agent", "torch"}
+        core = {name for path in sources("agent/core") for name in imported(path) if name.startswith("agent")}
+        assert all(name.startswith("agent.core") for name in core), "the folder agent/core can be copied elsewhere"
 
 
 def test_imported_modules_exist() -> None:

@@ -4,15 +4,15 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agent.core.config import *
+from .config import *
 
 if TYPE_CHECKING:
-    from agent.core.compressive_transformer import *
-    from agent.core.contract import *
-    from agent.core.recurrent import *
-    from agent.core.routing import *
-    from agent.core.state import *
-    from agent.core.transformer import *
+    from .compressive_transformer import *
+    from .contract import *
+    from .recurrent import *
+    from .routing import *
+    from .state import *
+    from .transformer import *
 
 
 def __getattr__(name: str) -> Any:
