@@ -28,7 +28,7 @@ RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/re
 RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 2_810,
+    ("agent",): 2_890,
     ("envs",): 3_890,
     ("actors",): 1_250,
     ("learner",): 3_480,
@@ -37,8 +37,8 @@ LINES = {
     ("reports",): 1_340,
     ("commands",): 1_590,
     ("benchmarks",): 3_050,
-    ("tests",): 16_700,
-    tuple(ALLOWED): 19_750,
+    ("tests",): 16_730,
+    tuple(ALLOWED): 19_820,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

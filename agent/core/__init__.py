@@ -9,6 +9,7 @@ from .config import *
 if TYPE_CHECKING:
     from .compressive_transformer import *
     from .contract import *
+    from .flat import *
     from .recurrent import *
     from .routing import *
     from .state import *
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Imports what needs torch on first use."""
-    for module in ("contract", "state", "transformer", "compressive_transformer", "routing", "recurrent"):
+    for module in ("contract", "state", "transformer", "compressive_transformer", "routing", "recurrent", "flat"):
         if not name.startswith("_") and hasattr(found := importlib.import_module(f"{__name__}.{module}"), name):
             return getattr(found, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
