@@ -18,7 +18,7 @@ from torch import Tensor
 
 from agent import Agent, AgentOutput, Observation, Trajectory
 from agent.core import leaves, map_state, state_to
-from agent.fields import Precision
+from agent.core.fields import Precision
 from agent.precision import autocast, resolve_precision
 from envs import guard
 

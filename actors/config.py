@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agent.fields import Above0, AtLeast0, Checked, Positive, Precision, Several, Size, Threads
+from agent.core.fields import Above0, AtLeast0, Checked, Positive, Precision, Several, Size, Threads
 from envs.guard import STEP_SECONDS
 
 MAX_EPISODE_STEPS = 100_000

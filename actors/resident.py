@@ -15,7 +15,7 @@ from actors.actor import Episode, Unroll, sample_actions
 from actors.pool import Pool, PoolStatus
 from agent import Agent, Trajectory
 from agent.core import leaves, map_state
-from agent.fields import Precision
+from agent.core.fields import Precision
 from agent.precision import autocast, resolve_precision
 from envs.device import DeviceEnv
 

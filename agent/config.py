@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from agent.core.config import CompressiveTransformerConfig, CoreConfig
-from agent.fields import AtLeast0, Checked, Size
+from agent.core.fields import AtLeast0, Checked, Size
 
 
 @dataclass(frozen=True)

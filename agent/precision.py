@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from agent.fields import Precision
+from agent.core.fields import Precision
 
 _CPU_FEATURES = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "sve_bf16": "SVE-BF16", "bf16": "ARM BF16"}
 """Capabilities of CPUs, as torch names them, with which bfloat16 is faster than float32."""

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from actors import ActorsConfig
-from agent.fields import Precision
+from agent.core.fields import Precision
 from benchmarks.common import cpu_seconds, local_ray, ray_psutil, rounded, run
 from envs import prepare
 from training.config import RunConfig

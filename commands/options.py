@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from actors import ActorsConfig
-from agent.fields import Above0, AtLeast0, Checked, Count, Positive, Range, Threads
+from agent.core.fields import Above0, AtLeast0, Checked, Count, Positive, Range, Threads
 from commands.shared_options import (
     PARTS,
     AllowEnv,

@@ -15,7 +15,7 @@ from typing import Any
 
 import tyro
 
-from agent.fields import Checked, Count, Several
+from agent.core.fields import Checked, Count, Several
 from commands.options import OPTIONS, CompareOptions, LaunchOptions, TrainingOptions, Words
 from learner.errors import StorageError
 from learner.files import is_url

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from agent.fields import Checked, Threads
+from agent.core.fields import Checked, Threads
 from training.kinds import CONFIGS
 from training.run import absolute
 

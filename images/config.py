@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 from agent.core.config import CORES, CompressiveTransformerConfig, CoreConfig, matched_cores
-from agent.fields import AtLeast0, Checked, Count, Positive, Range, Several, Slots
+from agent.core.fields import AtLeast0, Checked, Count, Positive, Range, Several, Slots
 from learner.config import SequenceConfig, SequenceLearnerConfig
 from learner.config import make_preset as find_preset
 

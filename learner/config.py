@@ -5,7 +5,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from agent.fields import Above0, AtLeast0, Checked, Count, Decay, Fraction, Positive, Precision, Range, Several, Size
+from agent.core.fields import (
+    Above0,
+    AtLeast0,
+    Checked,
+    Count,
+    Decay,
+    Fraction,
+    Positive,
+    Precision,
+    Range,
+    Several,
+    Size,
+)
 
 Config = TypeVar("Config")
 

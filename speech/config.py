@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 from agent.core.config import CORES, CompressiveTransformerConfig, LSTMConfig, TransformerXLConfig
-from agent.fields import Checked, Count, Layers, Range, Several, Size, Slots
+from agent.core.fields import Checked, Count, Layers, Range, Several, Size, Slots
 from learner.config import SequenceConfig, SequenceLearnerConfig
 from learner.config import make_preset as find_preset
 from speech.corpus import SYNTHETIC, CorpusConfig

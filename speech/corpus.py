@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from agent.fields import Checked, Range
+from agent.core.fields import Checked, Range
 from learner.files import build_once, write_json
 from learner.prepared import digest_of, divide, open_splits, write_split
 from speech import audio, synthetic

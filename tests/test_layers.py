@@ -87,6 +87,8 @@ def test_imports_follow_the_layers(package: str) -> None:
     if package == "agent":
         others = {name for path in sources(package) for name in tops(path)} - {*sys.stdlib_module_names}
         assert others == {"agent", "torch"}
+        core = {name for path in sources("agent/core") for name in imported(path) if name.startswith("agent")}
+        assert all(name.startswith("agent.core") for name in core), "the folder agent/core can be copied elsewhere"
 
 
 def test_imported_modules_exist() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 from agent.core.config import CORES, CompressiveTransformerConfig, CoreConfig, TransformerXLConfig, matched_cores
-from agent.fields import Above0, AtLeast0, Checked, Count, Decay, Positive, Range, Several, Size
+from agent.core.fields import Above0, AtLeast0, Checked, Count, Decay, Positive, Range, Several, Size
 from learner.config import SequenceConfig, SequenceLearnerConfig
 from learner.config import make_preset as find_preset
 from text.corpora import CORPORA

@@ -17,7 +17,7 @@ from actors import ActorsConfig
 from actors.config import pairs
 from agent import AgentConfig
 from agent.core import CORES, CoreConfig
-from agent.fields import AtLeast0, Checked, Count, Positive, Several
+from agent.core.fields import AtLeast0, Checked, Count, Positive, Several
 from learner.config import LearnerConfig, ReplayConfig
 from learner.files import abbreviate, is_url, require_no_secret
 from training.run import KINDS, Run

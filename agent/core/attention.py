@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
-from agent.core.cache import KVCache
+from .cache import KVCache
 
 
 def sinusoids(distances: Tensor, size: int) -> Tensor:

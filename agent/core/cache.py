@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from agent.core.config import LayerSizes
+from .config import LayerSizes
 
 
 @dataclass(eq=False)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.core.attention import RelativeAttention
-from agent.core.config import LayerSizes
+from .attention import RelativeAttention
+from .config import LayerSizes
 
 
 class Compression(nn.Module):

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.core.attention import sinusoids
-from agent.core.cache import KVCache
-from agent.core.compression import COMPRESSIONS, Compression, attention_loss, autoencoding_loss
-from agent.core.config import CompressiveTransformerConfig, LayerSizes, Sizes
-from agent.core.contract import Mean
-from agent.core.transformer import Transformer, TransformerLayer
+from .attention import sinusoids
+from .cache import KVCache
+from .compression import COMPRESSIONS, Compression, attention_loss, autoencoding_loss
+from .config import CompressiveTransformerConfig, LayerSizes, Sizes
+from .contract import Mean
+from .transformer import Transformer, TransformerLayer
 
 
 class CompressiveState(NamedTuple):

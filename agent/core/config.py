@@ -3,7 +3,7 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, NamedTuple
 
-from agent.fields import Checked, Decay, Layers, Size, Slots
+from .fields import Checked, Decay, Layers, Size, Slots
 
 Sizes = Slots | tuple[Slots, ...]
 """One number for all layers, or one for each layer."""
@@ -251,16 +251,16 @@ CoreConfig = (
 )
 
 CORES: dict[str, tuple[type, str]] = {
-    "compressive": (CompressiveTransformerConfig, "agent.core.compressive_transformer:CompressiveTransformer"),
-    "transformer-xl": (TransformerXLConfig, "agent.core.compressive_transformer:CompressiveTransformer"),
-    "gated-transformer-xl": (GatedTransformerXLConfig, "agent.core.compressive_transformer:CompressiveTransformer"),
-    "routing": (RoutingTransformerConfig, "agent.core.routing:RoutingTransformer"),
-    "lstm": (LSTMConfig, "agent.core.recurrent:LSTM"),
-    "gru": (GRUConfig, "agent.core.recurrent:GRU"),
-    "mingru": (MinGRUConfig, "agent.core.recurrent:MinGRU"),
-    "memoryless": (MemorylessConfig, "agent.core.recurrent:Memoryless"),
+    "compressive": (CompressiveTransformerConfig, ".compressive_transformer:CompressiveTransformer"),
+    "transformer-xl": (TransformerXLConfig, ".compressive_transformer:CompressiveTransformer"),
+    "gated-transformer-xl": (GatedTransformerXLConfig, ".compressive_transformer:CompressiveTransformer"),
+    "routing": (RoutingTransformerConfig, ".routing:RoutingTransformer"),
+    "lstm": (LSTMConfig, ".recurrent:LSTM"),
+    "gru": (GRUConfig, ".recurrent:GRU"),
+    "mingru": (MinGRUConfig, ".recurrent:MinGRU"),
+    "memoryless": (MemorylessConfig, ".recurrent:Memoryless"),
 }
-"""Cores by name: the type of the configuration, and the module and class of the core."""
+"""Cores by name: the type of the configuration, and the module (relative to this package, or absolute) and class."""
 
 
 def matched_cores(

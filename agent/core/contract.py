@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from agent.core.config import CORES
-from agent.core.state import State, leaves
+from .config import CORES
+from .state import State, leaves
 
 
 class Mean(NamedTuple):
@@ -120,5 +120,5 @@ def make_core(config: Any, cores: Mapping[str, tuple[type, str]] = CORES) -> Cor
     for kind, place in cores.values():
         if type(config) is kind:
             module, _, name = place.partition(":")
-            return getattr(importlib.import_module(module), name)(config)
+            return getattr(importlib.import_module(module, __package__), name)(config)
     raise ValueError(f"core: expected a config of {', '.join(cores)}, got {type(config).__name__}")

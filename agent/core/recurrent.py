@@ -5,8 +5,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from agent.core.config import LSTMConfig, MemorylessConfig, MinGRUConfig
-from agent.core.contract import Core, CoreOutput, check_call, finite, mark_broken
+from .config import LSTMConfig, MemorylessConfig, MinGRUConfig
+from .contract import Core, CoreOutput, check_call, finite, mark_broken
 
 
 class LSTMState(NamedTuple):
@@ -59,7 +59,7 @@ class LSTM(Recurrent):
         self.cells = nn.ModuleList(self.cell_type(size, size) for _ in range(config.num_layers))
 
     def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
-        """See `agent.core.contract.Core`."""
+        """See `Core`."""
         self.check(inputs, reset, state)
         stream, after = finite(inputs), []
         keep = (~reset).to(inputs.dtype)[:, :, None].unbind(dim=1)
@@ -104,7 +104,7 @@ class MinGRU(Recurrent):
         self.final_norm = nn.LayerNorm(size)
 
     def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
-        """See `agent.core.contract.Core`."""
+        """See `Core`."""
         self.check(inputs, reset, state)
         stream, hidden = finite(inputs), []
         for recurrence, block, before in zip(self.recurrences, self.blocks, state.hidden):
@@ -154,7 +154,7 @@ class Memoryless(Recurrent):
         self.final_norm = nn.LayerNorm(config.model_size)
 
     def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
-        """See `agent.core.contract.Core`."""
+        """See `Core`."""
         self.check(inputs, reset, state)
         stream = finite(inputs)
         for block in self.blocks:

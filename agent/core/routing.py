@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.core.cache import KVCache
-from agent.core.config import RoutedSizes, RoutingTransformerConfig, Sizes
-from agent.core.contract import Mean
-from agent.core.transformer import Transformer, TransformerLayer, additive
+from .cache import KVCache
+from .config import RoutedSizes, RoutingTransformerConfig, Sizes
+from .contract import Mean
+from .transformer import Transformer, TransformerLayer, additive
 
 TEMPERATURE = 0.3
 """Of the softmax over clusters in the router's loss. At 0.1 few pairs of query and key find a common cluster."""

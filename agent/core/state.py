@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent.core.cache import KVCache
+from .cache import KVCache
 
 State = Any
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.core.attention import RelativeAttention, sinusoids
-from agent.core.cache import KVCache
-from agent.core.config import LayerSizes, RoutedSizes, Sizes, TransformerConfig
-from agent.core.contract import Core, CoreOutput, Mean, check_call, finite, mark_broken
+from .attention import RelativeAttention, sinusoids
+from .cache import KVCache
+from .config import LayerSizes, RoutedSizes, Sizes, TransformerConfig
+from .contract import Core, CoreOutput, Mean, check_call, finite, mark_broken
 
 
 class GRUGate(nn.Module):
@@ -219,7 +219,7 @@ class Transformer(Core):
         return torch.stack(by_layer)
 
     def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
-        """See `agent.core.contract.Core`."""
+        """See `Core`."""
         check_call(inputs, reset, state, self.config.model_size, self.state_type)
         names = ("segment", "memory", self.attention_kinds[0])
         expected = [layer.sizes.stored for layer in self.layers]

@@ -11,7 +11,7 @@ import torch
 
 from agent import memory_check
 from agent.core import GatedTransformerXLConfig, LSTMConfig, TransformerXLConfig, make_core
-from agent.fields import Above0, Checked, Decay, Positive, Size
+from agent.core.fields import Above0, Checked, Decay, Positive, Size
 from agent.memory_check import build_network
 from tests.agent.tiny import SIZE, config_of, normal, resets
 

@@ -12,7 +12,7 @@ import pytest
 
 import commands
 from agent.core import CORES
-from agent.fields import Checked
+from agent.core.fields import Checked
 from envs import tasks
 from training.config import RENAMED, RunConfig, core_name, from_plain, to_plain
 from training.presets import PRESETS, make_preset

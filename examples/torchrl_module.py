@@ -1,0 +1,197 @@
+"""A core of `agent.core` in TorchRL: a module beside LSTMModule and GRUModule, learned with the library's own PPO loss.
+
+    pip install -e '.[torchrl]'
+    python -m examples.torchrl_module                   delayed recall over 10 steps, some minutes on one CPU core
+    python -m examples.torchrl_module --core library    the library's own LSTM
+
+The contract: the state is an entry of the TensorDict. A primer adds its initial value (zeros) to each reset, the module
+writes the next one under "next", and `is_init` marks the first step of an episode. In recurrent mode the module reads
+whole windows [B, T] and the state of their first step alone, so that `keep_first` may drop all others.
+
+Axes: N environments, T steps of a window, B windows of a minibatch, D features.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from torch import Tensor, nn
+from torch.distributions import Categorical
+from torchrl.collectors import Collector
+from torchrl.data import Unbounded
+from torchrl.envs import (
+    Compose,
+    EnvBase,
+    GymWrapper,
+    InitTracker,
+    RewardSum,
+    SerialEnv,
+    TensorDictPrimer,
+    TransformedEnv,
+)
+from torchrl.modules import LSTMModule, ProbabilisticActor, ValueOperator, recurrent_mode, set_recurrent_mode
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value.functional import generalized_advantage_estimate
+
+from agent.core import Core, FlatCore, make_core, matched_cores
+from examples.single import Single
+
+
+class MemoryModule(TensorDictModuleBase):
+    """Any core, with the keys and the two modes of TorchRL's recurrent modules."""
+
+    def __init__(self, core: Core, in_key: str, out_key: str, state_key: str = "memory") -> None:
+        super().__init__()
+        self.core, self.state_key = FlatCore(core), state_key
+        self.in_keys: Any = [in_key, state_key, "is_init"]
+        self.out_keys: Any = [out_key, ("next", state_key)]
+
+    def make_tensordict_primer(self) -> TensorDictPrimer:
+        """The transform that adds the initial state to what an environment returns from `reset`."""
+        return TensorDictPrimer({self.state_key: Unbounded(shape=(self.core.state_size,))}, expand_specs=True)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """One step of entries of any batch shape; in recurrent mode, windows [B, T]."""
+        inputs, state, reset = (tensordict[key] for key in self.in_keys)
+        if recurrent_mode():
+            features, _ = self.core(inputs, reset[..., 0], state[:, 0])
+            return tensordict.set(self.out_keys[0], features)
+        flat = inputs.reshape(-1, 1, inputs.shape[-1]), reset.reshape(-1, 1), state.reshape(-1, state.shape[-1])
+        features, after = self.core(*flat)
+        tensordict.set(self.out_keys[0], features.reshape(*tensordict.shape, -1))
+        return tensordict.set(self.out_keys[1], after.reshape(state.shape))
+
+
+def keep_first(data: TensorDictBase, key: str) -> TensorDictBase:
+    """Windows [N, T] with the states of their first steps alone: a view in which time has stride 0."""
+    first = data[key][:, :1].clone()
+    return data.exclude(("next", key)).set(key, first.expand(data[key].shape))
+
+
+def rows_of(data: TensorDictBase, rows: Tensor, key: str) -> TensorDictBase:
+    """Some windows of `keep_first`'s, whose states are a view again."""
+    batch = data.exclude(key)[rows]
+    return batch.set(key, data[key][rows, :1].expand(*batch.shape, -1))
+
+
+@dataclass
+class Args:
+    """Sizes and constants."""
+
+    env: str = "diagnostic:recall,delay=10"
+    core: str = "compressive"
+    """A name of `agent.core.CORES`, or library for its own LSTM."""
+    steps: int = 200_000
+    num_envs: int = 32
+    window: int = 32
+    """Steps of a window, a multiple of the core's segment."""
+    minibatches: int = 4
+    epochs: int = 2
+    learning_rate: float = 1e-3
+    gamma: float = 0.95
+    gae_lambda: float = 0.95
+    seed: int = 0
+
+
+class Agent:
+    """The modules: encoder, memory, and the heads of policy and value on its features [.., D]."""
+
+    def __init__(self, encoder: nn.Module, memory: TensorDictModuleBase, size: int, action_spec: Any) -> None:
+        self.memory = memory
+        self.trunk = TensorDictSequential(TensorDictModule(encoder, ["observation"], ["embedding"]), memory)
+        head = TensorDictModule(nn.Linear(size, action_spec.space.n), ["features"], ["logits"])
+        self.policy = ProbabilisticActor(
+            head, in_keys=["logits"], spec=action_spec, distribution_class=Categorical, return_log_prob=True
+        )
+        self.value = ValueOperator(nn.Linear(size, 1), in_keys=["features"])
+        self.acting = TensorDictSequential(self.trunk, self.policy, self.value)
+
+    @torch.no_grad()
+    def next_values(self, data: TensorDictBase) -> Tensor:
+        """Values [N, T, 1] of what follows each step; where a window or an episode ends, of the last observation."""
+        values = data["state_value"]
+        found = torch.cat([values[:, 1:], values[:, -1:]], dim=1)
+        ends = data["next", "done"][..., 0].clone()
+        ends[:, -1] = True
+        after = data["next"][ends].set("is_init", torch.zeros(int(ends.sum()), 1, dtype=torch.bool))
+        found[ends] = self.value(self.trunk(after))["state_value"]
+        return found
+
+
+def make_agent(env: EnvBase, args: Args) -> Agent:
+    """The modules for an environment with vectors as observations."""
+    size, inputs = 64, env.observation_spec["observation"].shape[-1]
+    sizes = {"model_size": size, "num_layers": 1, "num_heads": 4, "mlp_size": 128, "segment_size": 8, "norm": "pre"}
+    if args.core == "library":
+        memory = LSTMModule(size, size, in_key="embedding", out_key="features")
+    else:
+        memory = MemoryModule(make_core(matched_cores(sizes, 8, 4)[args.core]), "embedding", "features")
+    encoder = nn.Sequential(nn.Linear(inputs, size), nn.ReLU(), nn.Linear(size, size))
+    return Agent(encoder, memory, size, env.action_spec)
+
+
+def make_envs(args: Args) -> TransformedEnv:
+    """N environments, stepped one after the other, which report returns and the first steps of episodes."""
+    batch = SerialEnv(args.num_envs, lambda: GymWrapper(Single(args.env), categorical_action_encoding=True))
+    return TransformedEnv(batch, Compose(InitTracker(), RewardSum()))
+
+
+def learn(agent: Agent, loss: ClipPPOLoss, optimizer: torch.optim.Optimizer, data: TensorDictBase, args: Args) -> None:
+    """PPO's epochs over the windows [N, T] of one batch of the collector."""
+    values, after = data["state_value"], data["next"]
+    data["advantage"], data["value_target"] = generalized_advantage_estimate(
+        args.gamma,
+        args.gae_lambda,
+        values,
+        agent.next_values(data),
+        after["reward"],
+        after["done"],
+        after["terminated"],
+    )
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    once = isinstance(agent.memory, MemoryModule)
+    data = keep_first(data, "memory") if once else data
+    for _ in range(args.epochs):
+        for rows in torch.randperm(len(data)).chunk(args.minibatches):
+            batch = rows_of(data, rows, "memory") if once else data[rows]
+            with set_recurrent_mode(True):
+                batch = agent.trunk(batch)
+            parts = loss(batch)
+            optimizer.zero_grad()
+            (parts["loss_objective"] + parts["loss_critic"] + parts["loss_entropy"]).backward()
+            nn.utils.clip_grad_norm_(parameters, 0.5)
+            optimizer.step()
+
+
+def main(args: Args) -> list[tuple[int, float]]:
+    """Trains; returns the steps and the mean return of the episodes that ended in each batch."""
+    torch.manual_seed(args.seed)
+    envs = make_envs(args)
+    envs.set_seed(args.seed)
+    agent = make_agent(envs, args)
+    envs.append_transform(agent.memory.make_tensordict_primer())
+    loss = ClipPPOLoss(
+        agent.policy, agent.value, clip_epsilon=0.2, entropy_coeff=0.01, critic_coeff=0.5, normalize_advantage=True
+    )
+    optimizer = torch.optim.Adam([*loss.parameters(), *agent.trunk.parameters()], lr=args.learning_rate)
+    collector = Collector(envs, agent.acting, frames_per_batch=args.num_envs * args.window, total_frames=args.steps)
+    returns, steps, start = list[tuple[int, float]](), 0, time.perf_counter()
+    for data in collector:
+        steps += data.numel()
+        scores = data["next", "episode_reward"][data["next", "done"]]
+        returns.append((steps, scores.mean().item()))
+        learn(agent, loss, optimizer, data, args)
+        if len(returns) % 10 == 0:
+            mean, speed = np.nanmean([score for _, score in returns[-10:]]), steps / (time.perf_counter() - start)
+            print(f"{steps} steps  return {mean:.2f}  {speed:.0f} steps/s", flush=True)
+    collector.shutdown()
+    return returns
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

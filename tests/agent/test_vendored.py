@@ -1,0 +1,45 @@
+"""The folder agent/core can be copied into another project: under another name it passes its contract suite."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from agent.core import CORES
+
+TESTS = Path(__file__).parent
+SPEECH = """
+SPEECH_CORES = {}
+class WaveNetConfig:  # a core of `speech`, whose cases are deselected
+    def __init__(self, *sizes, **fields): pass
+"""
+ALONE = """
+import sys
+def test_nothing_else_was_imported():
+    assert not {"agent", "envs", "actors", "learner", "training", "numba", "ray"} & sys.modules.keys()
+"""
+CASES = "/post] or /default] or /one-layer] or /two-blocks]"
+PROMISES = "any_cutting or with_a_cache or before_a_reset or every_parameter"
+
+
+def test_a_copy_under_another_name_passes_the_suite(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(TESTS.parents[1] / "agent" / "core", tmp_path / "memory" / "core", ignore=ignored)
+    shutil.copy(TESTS.parent / "conftest.py", tmp_path)  # the profiles of hypothesis
+    suite = {
+        name: (TESTS / name).read_text().replace("tests.agent", "suite").replace("agent.core", "memory.core")
+        for name in ("cores.py", "conftest.py", "tiny.py", "test_core_contract.py")
+    }
+    for name, text in {**suite, "test_last.py": ALONE, "../speech/config.py": SPEECH}.items():
+        (path := tmp_path / "suite" / name).parent.mkdir(exist_ok=True, parents=True)
+        (path.parent / "__init__.py").touch()
+        path.write_text(text)
+    selected = f"(({PROMISES}) and ({CASES})) or nothing_else"
+    options = ["-q", "-c", "/dev/null", "--rootdir=.", "--import-mode=importlib", "-o", "pythonpath=.", "-k", selected]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "suite"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]
+    passed = re.search(r"(\d+) passed", result.stdout)
+    assert passed, result.stdout
+    assert int(passed[1]) > 4 * len(CORES)

@@ -1,0 +1,248 @@
+"""Examples compute the features of our own actor in other libraries, acting and learning alike."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from actors import Actor
+from agent import Agent, AgentConfig
+from agent.core import FlatCore, matched_cores
+from envs import make_vector
+from examples import cleanrl_ppo
+
+SIZE, ROWS, WINDOW, WINDOWS = 16, 3, 8, 6
+SIZES = {"model_size": SIZE, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "segment_size": 4, "norm": "pre"}
+SPACES = gymnasium.spaces.Box(0, 1, (3,), np.float32), gymnasium.spaces.Discrete(3)
+
+
+class Recorded:
+    """What our actor saw in a T-maze, and the features of its core: all [B, T, ...]; and its encoder and core."""
+
+    def __init__(self, core: str) -> None:
+        torch.manual_seed(0)
+        config = AgentConfig(torso="small", torso_size=SIZE, core=matched_cores(SIZES, 4, 2, rate=2)[core])
+        agent, features = Agent(config, (3,), 3), list[Tensor]()
+        with torch.no_grad():
+            agent.joint.weight[:, SIZE:] = 0  # the last action and reward, which other libraries do not show
+        actor = Actor(make_vector("diagnostic:tmaze,length=3", ROWS), agent, 0, seed=0)
+        handle = agent.core.register_forward_hook(lambda _, __, output: features.append(output.features))
+        unrolls = [actor.unroll(WINDOW).trajectory for _ in range(WINDOWS)]
+        handle.remove()
+        self.observation, self.reset = (
+            torch.cat([getattr(unroll, name)[:, :WINDOW] for unroll in unrolls], dim=1)
+            for name in ("observation", "reset")
+        )
+        self.features = torch.cat(features, dim=1)
+        assert self.features.shape[:2] == self.reset.shape
+        assert 2 * ROWS < self.reset.sum() < 0.5 * self.reset.numel()
+        assert (self.reset[:, 1:].any(dim=0) & ~self.reset[:, 1:].all(dim=0)).any(), "rows reset at different steps"
+        joint = nn.Linear(SIZE, SIZE)
+        joint.weight, joint.bias = nn.Parameter(agent.joint.weight[:, :SIZE].detach()), agent.joint.bias
+        self.encoder, self.core, self.config = Encoder(agent.vision, joint), agent.core, config.core
+
+    def windows(self) -> list[slice]:
+        """The steps of each window."""
+        return [slice(begin, begin + WINDOW) for begin in range(0, self.reset.shape[1], WINDOW)]
+
+
+class Encoder(nn.Module):
+    def __init__(self, torso: nn.Module, joint: nn.Module) -> None:
+        super().__init__()
+        self.torso, self.joint = torso, joint
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return self.joint(self.torso(vectors.reshape(-1, 3))).reshape(*vectors.shape[:-1], SIZE)
+
+
+def cleanrl(recorded: Recorded) -> tuple[Tensor, Tensor]:
+    agent = cleanrl_ppo.Agent(recorded.encoder, recorded.core, SIZE, 3)
+    state, acting, learning = agent.core.initial_state(ROWS), [], []
+    for window in recorded.windows():
+        begin, state = state, agent.core.with_cache(state)
+        with torch.no_grad():
+            for step in range(window.start, window.stop):
+                features, state, _ = agent(recorded.observation[:, [step]], recorded.reset[:, [step]], state)
+                acting.append(features)
+        state = agent.core.without_cache(state)
+        learning.append(agent(recorded.observation[:, window], recorded.reset[:, window], begin)[0])
+    return torch.cat(acting, dim=1), torch.cat(learning, dim=1)
+
+
+def torchrl(recorded: Recorded) -> tuple[Tensor, Tensor]:
+    pytest.importorskip("torchrl")
+    from tensordict import TensorDict
+    from torchrl.data import Categorical
+    from torchrl.modules import set_recurrent_mode
+
+    from examples import torchrl_module
+
+    memory = torchrl_module.MemoryModule(recorded.core, "embedding", "features")
+    agent = torchrl_module.Agent(recorded.encoder, memory, SIZE, Categorical(3))
+    state, learning, steps = memory.core.initial_state(ROWS), [], []
+    for step in range(recorded.reset.shape[1]):
+        reset = recorded.reset[:, step, None]
+        state = state.masked_fill(reset, 0)  # as the primer does
+        found = {"observation": recorded.observation[:, step], "is_init": reset, "memory": state}
+        with torch.no_grad():
+            steps.append(agent.acting(TensorDict(found, [ROWS])))
+        state = steps[-1]["next", "memory"]
+    data = torch.stack(steps, dim=1)
+    for window in recorded.windows():
+        kept = torchrl_module.keep_first(data[:, window].exclude("features"), "memory")
+        assert kept["memory"].untyped_storage().nbytes() == ROWS * memory.core.state_size * 4
+        with set_recurrent_mode(True):
+            learning.append(agent.trunk(torchrl_module.rows_of(kept, torch.arange(ROWS), "memory"))["features"])
+    return data["features"], torch.cat(learning, dim=1)
+
+
+def sb3(recorded: Recorded, once: bool = True) -> tuple[Tensor, Tensor]:
+    pytest.importorskip("sb3_contrib")
+    from sb3_contrib.common.recurrent.buffers import RecurrentRolloutBuffer
+    from sb3_contrib.common.recurrent.type_aliases import RNNStates
+
+    from examples import sb3_policy
+
+    policy = sb3_policy.MemoryPolicy(*SPACES, lambda _: 1e-3, core=recorded.config)
+    memory = policy.lstm_actor
+    memory.inputs, memory.core = recorded.encoder, FlatCore(recorded.core)
+    found: list[Tensor] = []
+    memory.register_forward_hook(lambda _, __, output: found.append(output[0]))
+    zeros = torch.zeros(1, ROWS, memory.hidden_size)
+    states, acting, learning = RNNStates((zeros, zeros), (zeros, zeros)), [], []
+    kind = sb3_policy.SequenceBuffer if once else RecurrentRolloutBuffer
+    for window in recorded.windows():
+        buffer = kind(WINDOW, *SPACES, (WINDOW, 1, ROWS, memory.hidden_size), "cpu", n_envs=ROWS)
+        found.clear()
+        for step in range(window.start, window.stop):
+            observation, starts = recorded.observation[:, step], recorded.reset[:, step].float()
+            with torch.no_grad():
+                action, _, log_prob, after = policy(observation, states, starts)
+            # As its value each step keeps its place, by which the library's order is told.
+            place = torch.arange(ROWS) * WINDOW + step - window.start
+            record = observation.numpy(), action.numpy()[:, None], np.zeros(ROWS), starts.numpy()
+            buffer.add(*record, place[:, None].float(), log_prob, lstm_states=states)
+            states = after
+        acting.append(torch.cat(found, dim=1))
+        found.clear()
+        learned = torch.empty(ROWS * WINDOW, SIZE)
+        for batch in buffer.get(WINDOW):
+            policy.evaluate_actions(
+                batch.observations, batch.actions.long().flatten(), batch.lstm_states, batch.episode_starts
+            )
+            mask = batch.mask > 0
+            learned[batch.old_values.long()[mask]] = found.pop().flatten(0, 1)[mask].detach()
+        learning.append(learned.unflatten(0, (ROWS, WINDOW)))
+    return torch.cat(acting, dim=1), torch.cat(learning, dim=1)
+
+
+def sb3_every_step(recorded: Recorded) -> tuple[Tensor, Tensor]:
+    return sb3(recorded, once=False)
+
+
+def rllib(recorded: Recorded) -> tuple[Tensor, Tensor]:
+    pytest.importorskip("ray.rllib.algorithms.ppo", exc_type=ImportError)
+    from ray.rllib.core.columns import Columns
+
+    from examples import rllib_module
+
+    config = {"core": recorded.config, "max_seq_len": WINDOW}
+    module = rllib_module.MemoryModule(observation_space=SPACES[0], action_space=SPACES[1], model_config=config)
+    module.encoder, module.core = recorded.encoder, FlatCore(recorded.core)
+    found: list[Tensor] = []
+    module.core.register_forward_hook(lambda _, __, output: found.append(output[0]))
+    state, pieces = torch.zeros(ROWS, module.core.state_size), list[dict[str, Any]]()
+    open_pieces: list[dict[str, Any]] = [{} for _ in range(ROWS)]
+    for step in range(recorded.reset.shape[1]):
+        reset = recorded.reset[:, step]
+        state = state.masked_fill(reset[:, None], 0)  # RLlib gives the initial state
+        batch = {Columns.OBS: recorded.observation[:, [step]], Columns.STATE_IN: {"memory": state}}
+        with torch.no_grad():
+            output = module.forward_exploration(batch)
+        for row in range(ROWS):
+            if reset[row] or len(open_pieces[row]["steps"]) == WINDOW:
+                open_pieces[row] = {"row": row, "steps": [], "counts": [], "state": state[row]}
+                pieces.append(open_pieces[row])
+            open_pieces[row]["steps"].append(step)
+            open_pieces[row]["counts"].append(output[rllib_module.COUNT][row, 0])
+        state = output[Columns.STATE_OUT]["memory"]
+    acting = torch.cat(found, dim=1)
+    batch = {Columns.STATE_IN: {"memory": torch.stack([piece["state"] for piece in pieces])}}
+    batch[Columns.OBS] = torch.zeros(len(pieces), WINDOW, 3)
+    batch[rllib_module.COUNT] = torch.zeros(len(pieces), WINDOW)
+    for index, piece in enumerate(pieces):
+        length = len(piece["steps"])
+        batch[Columns.OBS][index, :length] = recorded.observation[piece["row"], piece["steps"]]
+        batch[rllib_module.COUNT][index, :length] = torch.stack(piece["counts"])
+    features, learning = module.forward_train(batch)[Columns.EMBEDDINGS], torch.empty_like(acting)
+    for index, piece in enumerate(pieces):
+        learning[piece["row"], piece["steps"]] = features[index, : len(piece["steps"])].detach()
+    return acting, learning
+
+
+@pytest.mark.parametrize("core", ["compressive", "lstm"])
+@pytest.mark.parametrize("example", [cleanrl, torchrl, sb3, sb3_every_step, rllib])
+def test_features_equal_those_of_our_actor(example: Any, core: str) -> None:
+    recorded = Recorded(core)
+    for found in example(recorded):
+        torch.testing.assert_close(found.detach(), recorded.features, rtol=0, atol=1e-5)
+
+
+def test_cleanrl_ppo_learns() -> None:
+    returns = cleanrl_ppo.main(cleanrl_ppo.Args(env_id="diagnostic:recall,delay=4", total_timesteps=30_000))
+    assert np.mean(returns[:200]) < 0.5
+    assert np.mean(returns[-200:]) > 0.8
+
+
+def test_cleanrl_ppo_bootstraps_after_a_truncation_alone() -> None:
+    args = cleanrl_ppo.Args(gamma=0.5, gae_lambda=1.0)
+    zeros, no = torch.zeros(1, 4), torch.zeros(1, 4, dtype=torch.bool)
+    valid = torch.tensor([[True, True, False, True]])  # the episode ended after step 1
+    rewards = torch.tensor([[1.0, 2.0, 0.0, 4.0]])
+    values = torch.tensor([[1.0, 1.0, 8.0, 1.0]])
+    rollout = cleanrl_ppo.Rollout((), zeros, no, zeros, zeros, values, rewards, no, valid)
+    # Step 1: 2 + 0.5 x 8 - 1 = 5; step 0: (1 + 0.5 x 1 - 1) + 0.5 x 5 = 3; step 3: 4 + 0.5 x 2 - 1 = 4.
+    assert cleanrl_ppo.advantages(rollout, torch.tensor([2.0]), args).tolist() == [[3.0, 5.0, 0.0, 4.0]]
+    ended = rollout._replace(next_terminated=torch.tensor([[False, True, False, False]]))
+    assert cleanrl_ppo.advantages(ended, torch.tensor([2.0]), args).tolist() == [[1.0, 1.0, 0.0, 4.0]]
+
+
+@pytest.mark.parametrize("core", ["compressive", "library"])
+@pytest.mark.parametrize(("library", "example"), [("torchrl", "torchrl_module"), ("sb3_contrib", "sb3_policy")])
+def test_the_other_examples_run(library: str, example: str, core: str) -> None:
+    pytest.importorskip(library)
+    module = pytest.importorskip(f"examples.{example}")
+    returns = module.main(module.Args(env="diagnostic:recall,delay=3", core=core, steps=2_048))
+    assert returns[-1][0] == 2_048
+    assert 0 <= returns[-1][1] <= 1
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("core", ["compressive", "library"])
+def test_the_example_of_rllib_runs(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In RLlib's own pipeline the learner's first logits are those that acted."""
+    pytest.importorskip("ray.rllib.algorithms.ppo", exc_type=ImportError)
+    from ray.rllib.core.columns import Columns
+
+    from examples import rllib_module
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    first: list[Tensor] = []
+    forward_train = rllib_module.MemoryModule._forward_train
+
+    def compare(module: Any, batch: dict[str, Any], **options: Any) -> dict[str, Any]:
+        found = forward_train(module, batch, **options)
+        difference = (found[Columns.ACTION_DIST_INPUTS] - batch[Columns.ACTION_DIST_INPUTS]).abs().amax(dim=-1)
+        first.append(difference[batch[Columns.LOSS_MASK]].detach())
+        return found
+
+    monkeypatch.setattr(rllib_module.MemoryModule, "_forward_train", compare)
+    returns = rllib_module.main(rllib_module.Args(env="diagnostic:recall,delay=3", core=core, steps=3_000))
+    assert returns[-1][0] >= 3_000
+    if core != "library":
+        assert first[0].numel() > 200
+        assert first[0].max() < 1e-5
+        assert first[8].max() > 1e-5, "and after some updates they are others"
