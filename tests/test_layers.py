@@ -29,16 +29,16 @@ RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
     ("agent",): 2_810,
-    ("envs",): 3_890,
+    ("envs",): 3_910,
     ("actors",): 1_250,
     ("learner",): 3_480,
-    ("training",): 3_230,
+    ("training",): 3_380,
     ("text", "speech"): 2_190,
-    ("reports",): 1_340,
-    ("commands",): 1_590,
+    ("reports",): 1_945,
+    ("commands",): 1_660,
     ("benchmarks",): 3_050,
-    ("tests",): 16_300,
-    tuple(ALLOWED): 19_750,
+    ("tests",): 16_600,
+    tuple(ALLOWED): 20_600,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

@@ -2,8 +2,11 @@
 
 import base64
 import io
+import itertools
 import json
+import re
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 from PIL import Image
 
 from commands import main
+from reports.server import Watch
 from tests.commands.pages import embedded, shown_frames, unpacked
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, which is in the extra dev")
@@ -34,21 +38,17 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture
-def tab(browser: Any) -> Iterator[Any]:
+@pytest.fixture(params=[r"(data|blob):|file:.*\.html$"])
+def tab(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     """An empty tab, in which errors and requests beyond the page itself fail the test."""
     page = browser.new_page(viewport={"width": 1280, "height": 860})
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("request", lambda request: None if inside(request.url) else problems.append(request.url))
+    page.on("request", lambda sent: None if re.match(request.param, sent.url) else problems.append(sent.url))
     yield page
     page.close()
     assert problems == []
-
-
-def inside(url: str) -> bool:
-    return url.startswith(("data:", "blob:")) or (url.startswith("file:") and url.endswith(".html"))
 
 
 def show(tab: Any, path: Path) -> dict[str, Any]:
@@ -142,6 +142,53 @@ def test_pages_on_a_telephone_and_charts(tab: Any, finished: tuple[Path, str], t
     assert all(title.split("\n")[0].startswith(chart["title"]) for title, chart in zip(titles, data["charts"]))
     assert tab.locator("#buckets rect").count() == len(data["buckets"]["bars"])
     assert tab.locator("#bylayer rect").count() == 2
-    before = tab.locator("#charts .legend").first.inner_text()
+    legend = tab.locator("#charts .legend").first
+    before = legend.inner_text()
     tab.locator("#charts svg").first.hover()
-    assert "at " in tab.locator("#charts .legend").first.inner_text() != before
+    assert "at " in legend.inner_text() != before
+    tab.mouse.move(0, 0)
+    tab.locator("#charts svg").first.press("ArrowRight")
+    assert "frames" in legend.inner_text()
+    tab.select_option("#controls select", "time")
+    assert "seconds" in tab.locator("#charts svg").first.text_content()
+    lines = tab.locator("#charts path").count()
+    tab.locator("#controls input").fill("0")
+    assert tab.locator("#charts path").count() < lines, "one line a curve without smoothing"
+
+
+def test_a_comparison_is_filtered(tab: Any, finished: tuple[Path, str], tmp_path: Path) -> None:
+    config, runs = json.loads((finished[0] / "config.json").read_text()), []
+    for discount, seed in itertools.product((0.9, 0.95), (0, 1)):
+        runs.append(shutil.copytree(finished[0], tmp_path / f"{discount} {seed}"))
+        changed = config | {"seed": seed, "learner": config["learner"] | {"discount": discount}}
+        (runs[-1] / "config.json").write_text(json.dumps(changed))
+    main(["compare", "--folder", str(tmp_path / "out"), "--from", *map(str, runs)])
+    show(tab, tmp_path / "out" / "report.html")
+    rows = tab.locator("tr[data-variant]:visible").count()
+    lines = tab.locator("#panels path").count()
+    tab.select_option("#controls select", "0.95")
+    assert tab.locator("tr[data-variant]:visible").count() == rows / 2
+    assert tab.locator("#panels path").count() < lines
+    assert "0.9)" not in tab.locator("#scores").text_content()
+    assert tab.locator("#controls select").input_value() == "0.95"
+
+
+@pytest.mark.parametrize("tab", [r"(data|blob):|http://127\.0\.0\.1:"], indirect=True)
+def test_a_watched_run_is_updated(tab: Any, finished: tuple[Path, str], tmp_path: Path) -> None:
+    run = shutil.copytree(finished[0], tmp_path / "runs" / "run")
+    with Watch(tmp_path / "runs", 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        tab.goto(server.url)
+        tab.click("td a, th a")
+        tab.wait_for_selector("body[data-ready] #charts svg")
+        tab.select_option("#controls select", "steps")
+        with (run / "metrics.jsonl").open("a") as metrics:
+            metrics.write('{"step": 1000000, "time": 2e9, "learner/frames": 4000000.0, "episode/return": 77.0}\n')
+        tab.wait_for_function("get('charts').textContent.includes('77')", timeout=20_000)
+        assert tab.locator("#controls select").input_value() == "steps", "what was chosen stays"
+        assert tab.locator("video").get_attribute("src") == "videos/final.mp4"
+        tab.click("text=final.html")
+        tab.wait_for_selector("body[data-ready]", timeout=60_000)
+        server.shutdown()
+        thread.join()
