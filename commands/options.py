@@ -233,7 +233,7 @@ class ReportOptions(PlayOptions, RunOptions):
 
 @dataclass(frozen=True)
 class ExportOptions(RunOptions):
-    """Writes a trained agent, in half precision, to a small folder that evaluate, visualize, report and compare take."""
+    """Writes a trained agent in half precision to a small folder that evaluate, visualize, report and compare take."""
 
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="NEW")]
     """The new folder."""

@@ -21,7 +21,7 @@ from reports.tables import print_table
 from training.config import to_plain
 from training.console import quantity
 from training.run import Run
-from training.sweep import flatten, goal
+from training.sweep import CORE_FIELDS, IGNORED, flatten, goal
 
 FOLDER = "report"
 
@@ -151,12 +151,17 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
 
 
 def filters(comparison: Comparison) -> dict[str, list[str]]:
-    """By field of the configuration its value in each variant, if it differs between variants and not within."""
+    """By field of the configuration its value in each variant ("-" without), if variants differ in it and not within.
+
+    Fields of a core count if variants of the same core differ in them; see `training.sweep.label`.
+    """
     flats = [[flatten(to_plain(run.config)) for run in variant.runs] for variant in comparison.variants]
-    found = {}
-    for name in dict.fromkeys(name for runs in flats for flat in runs for name in flat):
+    core, found = CORE_FIELDS[comparison.runs[0].config.kind], dict[str, list[str]]()
+    cores = [runs[0][f"{core}.name"] for runs in flats]
+    for name in dict.fromkeys(name for runs in flats for flat in runs for name in flat if name not in IGNORED):
         values = [{str(flat.get(name, "-")) for flat in runs} for runs in flats]
-        if max(map(len, values)) == 1 and len(set.union(*values)) > 1:
+        alone = [of if name.startswith(f"{core}.") and name != f"{core}.name" else "" for of in cores]
+        if max(map(len, values)) == 1 and len({(of, *each) for of, each in zip(alone, values)}) > len(set(alone)):
             found[name] = [min(each) for each in values]
     return found
 

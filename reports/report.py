@@ -39,8 +39,6 @@ TASKS = 64
 """Most charts of single tasks."""
 DAMAGE = OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError
 """What reading files that others wrote, or that are damaged, raises."""
-EVALUATED = {"launch": "evaluation/return", "text": "valid/nll", "speech": "valid/nll"}
-"""The metric that rows of an evaluation during training have, by kind of run."""
 
 
 class Chart(NamedTuple):
@@ -160,8 +158,13 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
 def read_rows(run: Run) -> list[dict[str, Any]]:
     """The metrics of a run for its page: a sample, and all evaluations; empty if nothing was measured yet."""
     with contextlib.suppress(FileNotFoundError):
-        return sample_metrics(run.path, EVALUATED.get(run.read_kind()[0], ""))
+        return sample_metrics(run.path, evaluated(run.read_kind()[0]))
     return []
+
+
+def evaluated(kind: str) -> str:
+    """The metric that rows of an evaluation during training have, for a kind of run."""
+    return "evaluation/return" if kind == "launch" else "valid/nll"
 
 
 def column(rows: list[dict[str, Any]], name: str) -> np.ndarray:
@@ -220,7 +223,7 @@ def lines_of(specs: Sequence[str]) -> list[dict[str, Any]]:
 
 def evaluations(kind: str, rows: list[dict[str, Any]], counter: str) -> dict[str, Any]:
     """A table of the evaluations during training, each with its intervals."""
-    prefix, found = EVALUATED[kind].partition("/")[0] + "/", [row for row in rows if EVALUATED[kind] in row]
+    prefix, found = evaluated(kind).partition("/")[0] + "/", [row for row in rows if evaluated(kind) in row]
     names = list(dict.fromkeys(name for row in found for name in row if name.startswith(prefix)))
     names = [name for name in names if not name.endswith(("_low", "_high"))]
     body = []

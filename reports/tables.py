@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -79,7 +80,8 @@ def print_table(
         for number, row in enumerate(rows, 1):
             cells = [str(number), *(cell.replace("  [", "\n[") for cell in row[texts:])] if narrow else row
             built.add_row(*(Text(cell, no_wrap=not narrow) for cell in cells))
-        if narrow or console.measure(built).maximum <= console.width:
+        wide = console.options.update(max_width=10_000)
+        if narrow or Measurement.get(console, wide, built).maximum <= console.width:
             break
         narrow = True
     console.print(built)

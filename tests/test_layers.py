@@ -30,14 +30,14 @@ RAY |= {"training/sweep.py"}
 LINES = {
     ("agent",): 2_810,
     ("envs",): 3_910,
-    ("actors",): 1_250,
+    ("actors",): 1_270,
     ("learner",): 3_480,
     ("training",): 3_380,
     ("text", "speech"): 2_190,
-    ("reports",): 1_945,
+    ("reports",): 1_960,
     ("commands",): 1_660,
     ("benchmarks",): 3_050,
-    ("tests",): 16_600,
+    ("tests",): 16_620,
     tuple(ALLOWED): 20_600,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""

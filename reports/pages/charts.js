@@ -98,7 +98,7 @@ function smoothed(line, share) {
 }
 
 // On a page of `compressive watch`: reads the page again every few seconds, and shows what has changed.
-function follow(render) {
+function stayLive(render) {
   if (!DATA.live) return;
   setInterval(async () => {
     let text = "";
@@ -252,9 +252,12 @@ class LineChart {
     }
     if (inset === undefined) {
       const marks = ticks(from, to, Math.max(2, Math.floor(width / 110)));
+      const name = options.xLabel || "", apart = name.length > 12; // a long name has a place of its own
+      if (apart) this.svg.append(shape("text", { x: box.right, y: height - 6, "text-anchor": "end" }, name));
       marks.forEach((tick, index) => {
         const last = index === marks.length - 1;
-        const text = readable(tick) + (last && options.xLabel ? ` ${options.xLabel}` : "");
+        if (apart && this.x(tick) > box.right - 7 * name.length - 20) return;
+        const text = readable(tick) + (last && name && !apart ? ` ${name}` : "");
         const anchor = this.x(tick) > box.right - 40 ? "end" : "middle";
         const x = anchor === "end" ? box.right : this.x(tick);
         this.svg.append(shape("text", { x, y: height - 6, "text-anchor": anchor }, text));

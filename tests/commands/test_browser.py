@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ import pytest
 from PIL import Image
 
 from commands import main
-from reports.server import Watch
 from tests.commands.pages import embedded, shown_frames, unpacked
+from tests.commands.test_watch import serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, which is in the extra dev")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -93,6 +92,7 @@ def test_slider_keys_layers_heads_and_playing(tab: Any, finished: tuple[Path, st
         assert (shown["step"], shown["slider"]) == (step, step), key
         assert f"{step} of {last}" in shown["facts"]
         assert data["actions"][episode["actions"][step]] in shown["facts"]
+        assert tab.locator("#policy .chosen").first.inner_text() == data["actions"][episode["actions"][step]]
         assert step != last or (shown["frame"] != first["frame"] and shown["map"] != first["map"])
     views = []
     for choose, layers, chosen in (
@@ -106,6 +106,13 @@ def test_slider_keys_layers_heads_and_playing(tab: Any, finished: tuple[Path, st
         assert {slot["kind"] for slot in views[-1]["slots"]} <= {"compressed", "memory", "segment"}
     assert len({json.dumps([view["slots"], view["ribbon"]]) for view in views}) == 3
     assert len({view["frame"] for view in views}) == 1
+    tab.goto(f"{(finished[0] / 'videos' / 'final.html').as_uri()}{tab.locator('#here').get_attribute('href')}")
+    tab.wait_for_function("document.body.dataset.step === '150'")
+    wrong = [step for step, choice in enumerate(episode["choices"]) if choice < 0]
+    assert tab.locator("#mistake").is_visible() == bool(wrong)
+    tab.keyboard.press("m")
+    assert tab.evaluate(SHOWN)["step"] == next((step for step in wrong if step > 150), (wrong or [150])[0])
+    tab.evaluate("go(150)")
     slot = tab.locator(".slot").first
     target = int(slot.get_attribute("data-first"))
     slot.click()
@@ -176,19 +183,16 @@ def test_a_comparison_is_filtered(tab: Any, finished: tuple[Path, str], tmp_path
 @pytest.mark.parametrize("tab", [r"(data|blob):|http://127\.0\.0\.1:"], indirect=True)
 def test_a_watched_run_is_updated(tab: Any, finished: tuple[Path, str], tmp_path: Path) -> None:
     run = shutil.copytree(finished[0], tmp_path / "runs" / "run")
-    with Watch(tmp_path / "runs", 0) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(tmp_path / "runs") as server:
         tab.goto(server.url)
         tab.click("td a, th a")
         tab.wait_for_selector("body[data-ready] #charts svg")
         tab.select_option("#controls select", "steps")
+        tab.locator("#controls input").fill("0")
         with (run / "metrics.jsonl").open("a") as metrics:
             metrics.write('{"step": 1000000, "time": 2e9, "learner/frames": 4000000.0, "episode/return": 77.0}\n')
-        tab.wait_for_function("get('charts').textContent.includes('77')", timeout=20_000)
+        tab.wait_for_selector("#charts .legend:has-text('77')", timeout=20_000)
         assert tab.locator("#controls select").input_value() == "steps", "what was chosen stays"
         assert tab.locator("video").get_attribute("src") == "videos/final.mp4"
         tab.click("text=final.html")
         tab.wait_for_selector("body[data-ready]", timeout=60_000)
-        server.shutdown()
-        thread.join()
