@@ -259,7 +259,6 @@ function thumbnail({ kind, first, last, weight }, largest) {
   const name = now ? "now" : span(first, last);
   const button = element("button", {
     class: "slot", style: `border-bottom-color: var(--${kind})`, title: `${NAMES[kind]}, step ${span(first, last)}: go there`,
-    "aria-label": `${NAMES[kind]}, step ${span(first, last)}, ${percent(weight)}: go there`,
     "data-kind": kind, "data-first": first, "data-last": last, "data-weight": weight.toFixed(4),
   });
   button.append(canvas, element("b", {}, percent(weight)), element("span", {}, name));
