@@ -96,6 +96,7 @@ class Player:
         self.over = np.zeros(envs.num_envs, dtype=bool)
         self.scores = np.zeros(envs.num_envs)
         self.lengths = np.zeros(envs.num_envs, dtype=np.int64)
+        self.infos: dict[str, Any] = {}
 
     def acting(self) -> AbstractContextManager[None]:
         """The context of calls of `play`."""
@@ -119,6 +120,7 @@ class Player:
         was_over, self.last_action = self.over, action
         with guard.calling(self.name, "in step", action):
             observation, reward, terminated, truncated, infos = self.envs.step(action)
+            self.infos = infos
             if not (np.abs(reward) <= np.finfo(np.float32).max).all():  # false for NaN, too
                 raise ValueError(f"expected finite rewards, got {reward}")
             self.over = np.logical_or(terminated, truncated)

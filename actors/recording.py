@@ -16,6 +16,9 @@ from agent.core import State, Transformer
 from agent.core.config import RoutedSizes
 from agent.trajectory import image_of
 
+COUNTERS = ("correct_choices", "wrong_choices")
+"""Counters of an episode that environments with right and wrong choices have."""
+
 
 class Attention(NamedTuple):
     """Attention of one layer at each step of an episode. T steps, H heads, S key slots.
@@ -56,6 +59,8 @@ class Recording:
     observations: before each action: [T, D] float32, or [T, height, width, channels] uint8.
     actions, values, rewards: [T] the action, the value before it (in the learner's units) and the reward after it (in
         the environment's).
+    probabilities: [T, A] of the actions, by the policy.
+    choices: [T] 1 where the action led to a correct choice, -1 to a wrong one, by the environment's counters; else 0.
     attention: one per layer; empty for cores without attention.
     mass: [T, L, H, 3] the attention on each of `kinds`.
     kinds: the core's kinds of slots, such as compressed, memory and segment; empty for cores without attention.
@@ -70,6 +75,8 @@ class Recording:
     actions: np.ndarray
     values: np.ndarray
     rewards: np.ndarray
+    probabilities: np.ndarray
+    choices: np.ndarray
     attention: tuple[Attention, ...]
     mass: np.ndarray
     kinds: tuple[str, ...]
@@ -100,6 +107,8 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
             pose = None if poses is None else poses()[0]
             action, output = actor.act(return_attention=True)
             ended = actor.step(action)
+            probabilities = torch.softmax(output.policy_logits[0, 0].float(), dim=-1).cpu().numpy()
+            counts = [float(actor.infos[name][0]) if name in actor.episode_metrics else 0.0 for name in COUNTERS]
             check_length(actor, np.arange(actor.envs.num_envs) == 0, max_steps)
             if resets:
                 continue
@@ -108,7 +117,11 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
                 float(output.value[0, 0].flatten()[0]),
                 float(actor.env_output.reward[0]),
             )  # of the first task
-            steps.append((observation, int(action[0]), value, reward, weights, slots, mass, pose))
+            former = steps[-1][-1] if steps else (0.0, 0.0)
+            choice = int(counts[0] - former[0]) - int(counts[1] - former[1])
+            steps.append(
+                (observation, int(action[0]), value, reward, probabilities, choice, weights, slots, mass, pose, counts)
+            )
             for episode in ended:
                 if episode.environment == 0:
                     recordings.append(_join(steps, episode, actor))
@@ -133,7 +146,7 @@ def _attention(
 
 def _join(steps: list[tuple[Any, ...]], episode: Episode, actor: Actor) -> Recording:
     metadata, core, attention = actor.envs.metadata, actor.agent.core, []
-    observations, actions, values, rewards, weights, slots, mass, poses = zip(*steps)
+    observations, actions, values, rewards, probabilities, choices, weights, slots, mass, poses, _ = zip(*steps)
     if isinstance(core, Transformer):
         for layer, layer_weights, layer_slots in zip(core.layers, zip(*weights), zip(*slots)):
             sizes = layer.sizes
@@ -145,6 +158,8 @@ def _join(steps: list[tuple[Any, ...]], episode: Episode, actor: Actor) -> Recor
         actions=np.array(actions),
         values=np.array(values, np.float32),
         rewards=np.array(rewards, np.float32),
+        probabilities=np.stack(probabilities),
+        choices=np.array(choices),
         attention=tuple(attention),
         mass=np.stack(mass),
         kinds=core.attention_kinds if isinstance(core, Transformer) else (),

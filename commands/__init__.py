@@ -17,32 +17,40 @@ from pathlib import Path
 
 from training import UserError
 
-USAGE = """usage: compressive COMMAND [OPTIONS]
+USAGE = """compressive: agents that remember. IMPALA on Ray, with a Compressive Transformer.
 
-Trains agents that remember: IMPALA on Ray, with a Compressive Transformer as memory.
+train   launch      an agent, here or on a Ray cluster; then evaluate and film it
+        text        a language model on the same core; also evaluate, sample
+        speech      a model of raw waveforms on the same core
+        images      a model of pixels on the same core
+        compare     variants with several seeds each, and compare them in a report
+look    runs        the runs of a folder: state, score, and what to type next
+        status      one run: scores, actors, policy lag, last checkpoint
+        report      one page about a run: curves, evaluation, memory, provenance
+        visualize   what an agent attends to, step by step: a video and a page
+        watch       these pages in the browser, live while runs train
+use     evaluate    scores of trained agents, of an oracle, or of random actions
+        export      a trained agent in a small folder, to share it
+        completion  commands and options for bash and zsh
 
-  launch     train an agent, on this machine or on a Ray cluster, then evaluate and film it
-  evaluate   play episodes with trained agents, an oracle or at random, and report the scores
-  visualize  play episodes and show what the agent attends to: a video, and a page for the browser
-  report     one page about a run: configuration, curves, memory, evaluation
-  compare    train variants of a model with several seeds each, and compare them in a report
-  export     write a trained agent to a small folder, to share it
-  status     show the progress of a run: scores, actors, policy lag, last checkpoint
-  text       train, evaluate and sample language models on the same core
-  speech     train, evaluate and sample models of raw waveforms on the same core
-  images     train, evaluate and sample models of pixels on the same core
-  completion print a script for the completion of commands and options in bash and zsh
-
-`compressive COMMAND --help` explains a command's options. To begin:
-
-  compressive launch                 train on two CPU cores, under 10 minutes
-  compressive evaluate runs/NAME     evaluate the agent of that run again
-  compressive visualize runs/NAME    what it remembers, step by step
-
-  compressive --version              the version of this program
+begin   compressive launch              two CPU cores, under 10 minutes
+        compressive COMMAND --help      the options of a command
+        compressive --version
 """
 COMMANDS = {
-    name: name for name in ("launch", "evaluate", "visualize", "report", "compare", "export", "status", "completion")
+    name: name
+    for name in (
+        "launch",
+        "evaluate",
+        "visualize",
+        "report",
+        "compare",
+        "export",
+        "status",
+        "runs",
+        "watch",
+        "completion",
+    )
 }
 COMMANDS |= dict.fromkeys(("text", "speech", "images"), "sequence")
 """Modules of commands by the name of the command; each has a function of its own name."""

@@ -15,7 +15,7 @@ from commands.options import CompareOptions, permissions
 from commands.parsing import parse_train, user_errors
 from envs import require_consent
 from reports.comparison import Comparison, FinishedRun, read_run
-from reports.comparison_page import score_table, write_report
+from reports.comparison_page import print_scores, write_report
 from training import UserError, sweep
 from training.console import LiveLine, program, say, say_all
 from training.kinds import CONFIGS
@@ -160,7 +160,7 @@ def _report(
     comparison = Comparison(runs, options.threshold)
     with console.status("drawing"):
         page = write_report(folder, comparison, missing, command)
-    console.print(score_table(comparison))
+    print_scores(console, comparison)
     for caution in comparison.cautions:
         say(console, caution, "yellow")
     say_all(console, {"report": str(page)})

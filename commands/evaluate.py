@@ -10,9 +10,9 @@ from commands.options import EvaluateOptions, PlayOptions
 from commands.parsing import user_errors
 from envs import limit_calls, prepare, tasks
 from learner.files import format_json, require_output
-from reports.tables import evaluation_rows, evaluation_table, table
+from reports.tables import evaluation_rows, print_evaluations
 from training.config import core_name
-from training.console import counting, say_skipped
+from training.console import counting, say_all, say_skipped
 from training.evaluation import Player, load_player, play, play_script, record, summarize
 from training.run import Run
 
@@ -75,7 +75,7 @@ def _print(evaluated: list[dict[str, Any]], options: EvaluateOptions, console: C
         print(format_json(evaluated, indent=2))
         return
     if len(evaluated) > 1:
-        console.print(evaluation_table(evaluated))
+        print_evaluations(console, evaluated)
         return
     (summary,) = evaluated
     rows: dict[str, str] = {name: summary[name] for name in ("policy", "checkpoint", "environment") if name in summary}
@@ -83,5 +83,5 @@ def _print(evaluated: list[dict[str, Any]], options: EvaluateOptions, console: C
     if options.video:
         rows["video"] = str(options.video)
     if "tasks" in summary:
-        console.print(evaluation_table(summary["tasks"]))
-    console.print(table("evaluation", rows))
+        print_evaluations(console, summary["tasks"])
+    say_all(console, rows)

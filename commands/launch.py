@@ -22,11 +22,11 @@ from commands.parsing import user_errors
 from envs import held_out, limit_calls, prepare, tasks
 from learner.files import write_json
 from learner.learner import resolve_device
-from reports.tables import evaluation_rows, evaluation_table, table
+from reports.tables import evaluation_rows, print_evaluations
 from training import UserError
 from training.config import core_name, to_plain
 from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
-from training.evaluation import play, record, summarize
+from training.evaluation import evaluate, record
 from training.factories import acting_device, interface, unroll_bytes
 from training.impala import Trainer
 from training.run import Run
@@ -139,8 +139,9 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     rows["training"] = f"{seconds / 60:.1f} min"
     rows |= {**shown, "checkpoint": str(trainer.saved), "metrics": str(run.path / "metrics.jsonl")}
     if "tasks" in summary:
-        console.print(evaluation_table(summary["tasks"]))
-    console.print(table("finished", rows))
+        print_evaluations(console, summary["tasks"])
+    say(console, "finished", "bold")
+    say_all(console, rows)
     folder = shlex.quote(str(run))
     lines = {name: f"{program()} {name} {folder}{allowed}" for name in ("evaluate", "report")}
     say_all(console, {"curves": f"{program('tensorboard')} --logdir {folder}"} | lines)
@@ -149,15 +150,14 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
 def evaluate_and_film(trainer: Trainer, console: Console) -> tuple[dict[str, Any], dict[str, str]]:
     """Evaluates a trained agent and films it: the evaluation's summary, and where video and page are."""
     config, run, shown = trainer.config, trainer.run, dict[str, str]()
-    agent, env = copy.deepcopy(trainer.agent).to("cpu"), held_out(trainer.config.env)  # a copy is not compiled
-    with counting(console, "evaluating", config.eval_episodes * len(tasks(env)), "episodes") as progress:
-        episodes = play(config, agent, config.eval_episodes, progress=progress)
-    summary = summarize(episodes, env)
+    count = config.eval_episodes * len(tasks(held_out(config.env)))
+    with counting(console, "evaluating", count, "episodes") as progress:
+        summary = evaluate(config, trainer.agent, progress)
     if config.video_episodes and interface(config.env).filmable:
         from reports.episode import show
         from reports.tensorboard import log_recordings
 
-        recordings = record(config, agent, config.video_episodes)
+        recordings = record(config, copy.deepcopy(trainer.agent).to("cpu"), config.video_episodes)
         run.require()
         title = f"{run.name}, {quantity(trainer.learner.steps)} steps"
         shown = show(recordings, run.videos / "final", title, core_name(config))

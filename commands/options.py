@@ -198,8 +198,7 @@ class EvaluateOptions(PlayOptions):
 
 @dataclass(frozen=True)
 class VisualizeOptions(PlayOptions, RunOptions):
-    """Plays episodes of a trained agent and shows what it sees, does, expects and attends to: a video, and a page for
-    the browser with every step, layer and head."""
+    """Plays episodes of a trained agent and shows what it sees, does, expects and attends to: a video and a page."""
 
     episodes: Positive = 2
     """Episodes to play; if there are several tasks, of the first."""
@@ -209,8 +208,7 @@ class VisualizeOptions(PlayOptions, RunOptions):
 
 @dataclass(frozen=True)
 class ReportOptions(PlayOptions, RunOptions):
-    """Writes one page about a run, which may still be training: configuration, curves, throughput, compression loss by
-    layer, attention by bucket of memory, evaluation and video."""
+    """Writes one page about a run, which may still be training: scores, curves, memory, configuration, provenance."""
 
     episodes: Count = 8
     """Episodes to play for the attention by bucket of memory; 0 for none. Only agents play."""
@@ -220,8 +218,7 @@ class ReportOptions(PlayOptions, RunOptions):
 
 @dataclass(frozen=True)
 class ExportOptions(RunOptions):
-    """Writes a trained agent to a small folder, to share it: weights in half precision, configuration, evaluation and
-    curves. The folder is a run for evaluate, visualize, report and compare, but cannot be resumed."""
+    """Writes a trained agent in half precision to a small folder that evaluate, visualize, report and compare take."""
 
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="NEW")]
     """The new folder."""
@@ -230,6 +227,25 @@ class ExportOptions(RunOptions):
 @dataclass(frozen=True)
 class StatusOptions(RunOptions):
     """Shows the progress of a run, its scores or losses, actors, policy lag and its last readable checkpoint."""
+
+
+@dataclass(frozen=True)
+class RunsOptions(Checked):
+    """Lists the runs below a folder, the newest last: state, progress, score, and what to type next."""
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[DIR]")] = Path("runs")
+    """Where to look, three folders deep; links are not followed."""
+
+
+@dataclass(frozen=True)
+class WatchOptions(RunsOptions):
+    """Shows the runs below a folder in the browser, with reports and comparisons, live while they train. Only this
+    machine can open the pages; nothing is written."""
+
+    port: Annotated[int, Range(0, 65535)] = 8765
+    """Port on 127.0.0.1; 0 for any that is free."""
+    allow_env: AllowEnv = None
+    """Compare runs that name this environment with code of its own; several are joined by commas."""
 
 
 @dataclass(frozen=True)
@@ -280,8 +296,7 @@ class CompareOptions(Checked):
     ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """Join the Ray cluster at this address; all its nodes must share the folder."""
     allow_env: AllowEnv = None
-    """With --from or --resume: run the code of this environment, such as dm:my_module:Env, if runs name it; several
-    are joined by commas."""
+    """With --from or --resume: run the code of this environment, if runs name it; several are joined by commas."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -357,6 +372,8 @@ OPTIONS: dict[str, Any] = {
     "compare": CompareOptions,
     "export": ExportOptions,
     "status": StatusOptions,
+    "runs": RunsOptions,
+    "watch": WatchOptions,
     "completion": CompletionOptions,
     **{f"{kind} {part}": each for kind, parts in _SEQUENCES.items() for part, each in zip(PARTS, parts)},
 }

@@ -1,6 +1,5 @@
 """`compressive report`: one page about a run, which may still be training."""
 
-import contextlib
 from typing import Any
 
 from rich.console import Console
@@ -10,32 +9,29 @@ from commands.options import ReportOptions
 from commands.parsing import user_errors
 from envs import EnvironmentFailed
 from learner.files import require_output
-from learner.metrics import sample_metrics
 from reports.pages import write_page
-from reports.report import attention_by_bucket, media, page_data
-from reports.tables import say_how_to_resume, table
+from reports.report import attention_by_bucket, media, page_data, read_rows
+from reports.tables import say_how_to_resume
 from training import UserError
 from training.config import core_name
-from training.console import say
+from training.console import say, say_all
 from training.evaluation import record
 from training.run import Run
 
 
 def report(options: ReportOptions) -> None:
     """Runs the command."""
-    run, console, rows = Run(options.run), Console(), list[dict[str, Any]]()
+    run, console = Run(options.run), Console()
     page = options.output or run.report
     with user_errors():
-        with contextlib.suppress(FileNotFoundError):  # nothing was measured yet
-            rows = sample_metrics(run.path)
-        data = page_data(run, rows)
+        data = page_data(run, read_rows(run))
     with user_errors("output"):
         require_output(page)
     data["buckets"] = _buckets(run, options, console) if data["kind"] == "launch" else {"why": ""}
     data["media"] = media(run, page)
     with user_errors("output"):
         write_page(page, "report", data)
-    console.print(table("report", data["facts"]))
+    say_all(console, data["facts"])
     say(console, f"page  {page}  (open it in a browser)")
     say_how_to_resume(console, run, data["kind"], data["facts"]["state"])
 

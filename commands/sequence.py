@@ -16,9 +16,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Column
-from rich.table import Table as RichTable
-from rich.text import Text as RichText
 
 from agent.language_model import SequenceModel
 from commands.options import ModelOptions, TextSampleOptions, TrainingOptions
@@ -28,6 +25,7 @@ from learner.config import SequenceConfig
 from learner.files import read_json, write_json
 from learner.modality import Modality, Table
 from learner.sampling import sample
+from reports.tables import print_table
 from text import tokenization
 from text.config import TextConfig
 from text.modality import make_model
@@ -181,8 +179,5 @@ def _draw_samples(kind: str, options: Any) -> None:
 
 
 def _print_tables(tables: Iterable[Table], console: Console) -> None:
-    for header, *rows in tables:
-        table = RichTable(*(Column(RichText(name), overflow="fold") for name in header))
-        for row in rows:
-            table.add_row(*map(RichText, row))
-        console.print(table)
+    for head, *rows in tables:
+        print_table(console, head, rows, 1)

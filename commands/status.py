@@ -11,9 +11,9 @@ from commands.options import StatusOptions
 from commands.parsing import user_errors
 from learner import checkpoints
 from learner.errors import StorageError
-from reports.tables import number, progress_rows, say_how_to_resume, table
+from reports.tables import number, progress_rows, say_how_to_resume
 from training.config import core_name, read_config
-from training.console import duration, quantity
+from training.console import duration, quantity, say_all
 from training.kinds import CONFIGS
 from training.run import Run
 from training.sweep import goal
@@ -32,7 +32,7 @@ def status(options: StatusOptions) -> None:
         else:
             lines |= {"kind": kind, "core": core_name(config)} | _sequence_rows(run, config, row)
         lines |= _last_checkpoint(getattr(config, "checkpoint_url", None) or run.path)
-    console.print(table(str(run), lines))
+    say_all(console, {"run": str(run), **lines})
     say_how_to_resume(console, run, kind, lines["state"])
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         require_consent,
         tasks,
     )
-    from envs.scores import mean_normalised, reference_scores
+    from envs.scores import chance_of_choice, mean_normalised, reference_scores
 
 __all__ = ["EnvironmentFailed", "EnvironmentLost", "limit_calls"]
 __all__ += [
@@ -34,12 +34,12 @@ __all__ += [
     "require_consent",
     "tasks",
 ]
-__all__ += ["mean_normalised", "reference_scores"]
+__all__ += ["chance_of_choice", "mean_normalised", "reference_scores"]
 
 
 def __getattr__(name: str) -> Any:
     """Imports the registry and the scores on first use: they need numba, which takes 60 MB."""
     if name not in __all__:
         raise AttributeError(f"module 'envs' has no attribute {name!r}")
-    module = "envs.scores" if name in ("mean_normalised", "reference_scores") else "envs.registry"
+    module = "envs.scores" if name in ("chance_of_choice", "mean_normalised", "reference_scores") else "envs.registry"
     return getattr(importlib.import_module(module), name)

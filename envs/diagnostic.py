@@ -16,11 +16,10 @@ class DiagnosticEnv(BatchedEnv):
     """N environments of a task, which names its `variables` and defines `begin`, `act`, `observe`, `oracle_actions`.
 
     Variables are attributes, arrays [N] int64 that are changed in place. `counters` are names of
-    those that the infos carry; `scores` are the exact mean scores of "oracle" and "random".
+    those that the infos carry; `scores` gives the exact mean scores of "oracle" and "random" by its fields.
     """
 
     variables: ClassVar[tuple[str, ...]]
-    scores: dict[str, float]
 
     def __init__(
         self, num_envs: int, observation_space: spaces.Box, num_actions: int, counters: tuple[str, ...] = ()
@@ -58,7 +57,10 @@ class Recall(DiagnosticEnv):
         _require(2, symbols=symbols)
         self.delay, self.symbols, self.reward = delay, symbols, reward
         super().__init__(num_envs, spaces.Box(0, 1, (symbols + 1,), np.float32), symbols)
-        self.scores = {"oracle": reward, "random": reward / symbols}
+
+    @staticmethod
+    def scores(symbols: int = 4, reward: float = 1.0, **_: Any) -> dict[str, float]:
+        return {"oracle": reward, "random": reward / symbols}
 
     def begin(self, rows: NDArray[np.bool_]) -> None:
         self.symbol[rows] = draw(self, rows, self.symbols)
@@ -88,7 +90,6 @@ class TMaze(DiagnosticEnv):
     """
 
     variables = ("side", "place", "time")
-    scores = {"oracle": 1.0, "random": 0.0}  # noqa: RUF012
     side: NDArray[np.int64]
     place: NDArray[np.int64]
     time: NDArray[np.int64]
@@ -97,6 +98,10 @@ class TMaze(DiagnosticEnv):
         _require(1, length=length)
         self.length = length
         super().__init__(num_envs, spaces.Box(0, 1, (3,), np.float32), 3)
+
+    @staticmethod
+    def scores(**_: Any) -> dict[str, float]:
+        return {"oracle": 1.0, "random": 0.0}
 
     def begin(self, rows: NDArray[np.bool_]) -> None:
         self.side[rows] = draw(self, rows, 2)

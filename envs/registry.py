@@ -90,11 +90,17 @@ def _dmlab(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
     return dmlab.make(name, num_envs, **_literals(overrides))
 
 
-def _diagnostic(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
+def diagnostic_task(name: str, overrides: dict[str, str]) -> tuple[type[Any], dict[str, Any]]:
+    """The class of a diagnostic task and its fields."""
     if name not in TASKS:
         raise ValueError(f"no diagnostic task {name!r}; there are: {', '.join(TASKS)}")
     _check_fields(f"diagnostic:{name}", overrides, list(inspect.signature(TASKS[name]).parameters)[1:])
-    return TASKS[name](num_envs, **_literals(overrides))
+    return TASKS[name], _literals(overrides)
+
+
+def _diagnostic(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
+    task, fields = diagnostic_task(name, overrides)
+    return task(num_envs, **fields)
 
 
 def _copies(

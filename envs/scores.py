@@ -7,7 +7,7 @@ Those of DMLab-30 are in `dmlab30.py`; those of the re-created level come from `
 from collections.abc import Mapping
 
 from envs.dmlab30 import BY_NAME, find
-from envs.registry import make_vector, parse_spec
+from envs.registry import diagnostic_task, parse_spec
 from envs.rooms.config import VARIANTS
 
 #: The level of DMLab-30 that is re-created, and an oracle's measured score per episode there, the same for every seed.
@@ -34,7 +34,7 @@ MEASURED: dict[str, dict[str, float]] = {
 
 
 def reference_scores(spec: str) -> dict[str, float | None]:
-    """{"human", "random", "oracle"}: mean scores per episode, None where none was measured.
+    """{"human", "random", "oracle"}: mean scores per episode, None where none was measured. Makes no environment.
 
     On the levels of DMLab-30, with any observations and actions, and on the re-created one, "human" and "random" are
     the published scores that define human-normalised ones; elsewhere "random" is from `MEASURED`.
@@ -42,7 +42,8 @@ def reference_scores(spec: str) -> dict[str, float | None]:
     kind, name, overrides = parse_spec(spec)
     known: dict[str, float | None] = {"human": None, "random": None, "oracle": None}
     if kind == "diagnostic":
-        return known | make_vector(spec, 1).scores  # type: ignore[attr-defined]
+        task, fields = diagnostic_task(name, overrides)
+        return known | task.scores(**fields)
     if kind == "dmlab" and (level := find(name)):
         return {"human": level.human, "random": level.random, "oracle": ORACLE if level is LEVEL else None}
     if kind != "rooms":
@@ -54,6 +55,12 @@ def reference_scores(spec: str) -> dict[str, float | None]:
         if name in ("full", "full-half"):
             known |= {"human": LEVEL.human, "random": LEVEL.random}
     return known
+
+
+def chance_of_choice(spec: str) -> float | None:
+    """Share of correct choices without memory: one of two objects is right. None where choices are not counted."""
+    kind, name, _ = parse_spec(spec)
+    return 0.5 if kind == "rooms" or (kind == "dmlab" and find(name) is LEVEL) else None
 
 
 def mean_normalised(scores: Mapping[str, float]) -> dict[str, float]:

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -101,14 +100,16 @@ def read_metrics(run: Path | str, name: str = "step") -> list[dict[str, Any]]:
         return [row for line in _lines(file) if (row := _parse(line, name))]
 
 
-def sample_metrics(run: Path | str) -> list[dict[str, Any]]:
-    """Like `read_metrics`, but about `SAMPLE` rows at equal distances, the first and the last included; takes about two
-    seconds per gigabyte."""
+def sample_metrics(run: Path | str, kept: str = "") -> list[dict[str, Any]]:
+    """Like `read_metrics`, but about `SAMPLE` rows at equal distances, the first and the last included, and all rows
+    that have the metric `kept`; takes about two seconds per gigabyte."""
     with _open(run) as file:
-        count = sum(1 for _ in _lines(file))
+        count = sum(block.count(b"\n") for block in iter(lambda: file.read(_REACH >> 4), b""))
+        name = json.dumps(kept).encode()
         file.seek(0)
-        lines = islice(_lines(file), 0, None, math.ceil(count / SAMPLE) or 1)
-        rows = [row for line in lines if (row := _parse(line))]
+        stride = math.ceil(count / SAMPLE) or 1
+        chosen = (line for index, line in enumerate(_lines(file)) if index % stride == 0 or name in line)
+        rows = [row for line in chosen if (row := _parse(line))]
     last = last_metrics(run)
     return rows if rows[-1:] == [last] or not last else [*rows, last]
 

@@ -24,6 +24,7 @@ from agent.core import MemorylessConfig, make_core, state_bytes
 from envs import require_consent
 from learner.files import read_json, require_schema
 from learner.metrics import sample_metrics
+from reports import statistics
 from reports.statistics import Scores, bootstrap_interval, interquartile_mean, mean_curve, probability_of_improvement
 from training import UserError
 from training.config import read_config
@@ -154,12 +155,13 @@ class FinishedRun:
         return float(np.median(speeds or [math.nan]))
 
 
-def read_run(path: Path, allow_env: str | None = None) -> FinishedRun:
+def read_run(path: Path, allow_env: str | None = None, live: bool = False) -> FinishedRun:
     """A finished run.
 
     Args:
         path: its folder.
         allow_env: environments whose code the run may name; see `envs.require_consent`.
+        live: take a run that is not finished by the last scores of its curves.
 
     Raises:
         UserError: if the folder is not a run, or the run is not finished, damaged, or needs a permission.
@@ -184,6 +186,14 @@ def read_run(path: Path, allow_env: str | None = None) -> FinishedRun:
     again = f"resume with: {KINDS[kind][0]} --resume {shlex.quote(str(path))}"
     counter, total = goal(config)
     done = rows[-1].get(counter, 0) if rows else 0
+    if live and not (done >= total and run.evaluation_file().is_file()):
+        measured = {
+            scale.final: [row[scale.curve] for row in rows if scale.curve in row] for scale in KIND[kind].scales
+        }
+        last = {name: values[-1] for name, values in measured.items() if values and math.isfinite(values[-1])}
+        if KIND[kind].scales[-1].final not in last:
+            raise UserError(f"{path}: expected a run with scores, got none yet")
+        return FinishedRun(path, config, data, rows, last, digest=digest)
     if not done >= total:
         raise UserError(f"{path}: expected a finished run, got {done:.0f} of {total} {KIND[kind].unit}; {again}")
     try:
@@ -218,9 +228,14 @@ class Estimate(NamedTuple):
     high: float
 
 
+def repeated(*samples: Scores) -> bool:
+    """Whether there are several runs of each task, without which nothing says how much runs differ."""
+    return all(len(task) > 1 for scores in samples for task in scores)
+
+
 def estimate(statistic: Callable[..., float], *samples: Scores) -> Estimate:
     """A statistic of one or more algorithms' scores; see `bootstrap_interval`."""
-    known = all(len(task) > 1 for scores in samples for task in scores)
+    known = repeated(*samples)
     return Estimate(statistic(*samples), *(bootstrap_interval(statistic, *samples) if known else (math.nan, math.nan)))
 
 
@@ -295,14 +310,34 @@ class Comparison:
 
     @functools.cached_property
     def improvements(self) -> dict[tuple[str, str], Estimate]:
-        """Probability that a run of the first of two variants is better than one of the second, for each pair."""
+        """Probability that a run of the first of two variants is better than one of the second, for each pair; NaN if
+        one of them has a single run of a task."""
         found: dict[tuple[str, str], Estimate] = {}
         sign = -1 if self.scale.lower else 1
         for pair in itertools.combinations(self.names, 2):
             scores = [[sign * task for task in self.scores(name)] for name in pair]
-            value, low, high = found[pair] = estimate(probability_of_improvement, *scores)
+            value, low, high = found[pair] = (
+                estimate(probability_of_improvement, *scores) if repeated(*scores) else Estimate(*(math.nan,) * 3)
+            )
             found[pair[::-1]] = Estimate(1 - value, 1 - high, 1 - low)  # the complement, not from other draws
         return found
+
+    @functools.cached_property
+    def aggregates(self) -> dict[str, dict[str, Estimate]]:
+        """Statistics of final scores over runs and tasks by variant and name, as `rliable` has them."""
+        found = {"median": statistics.median, "interquartile mean": interquartile_mean, "mean": statistics.mean}
+        if self.scale.name.endswith("_normalised"):  # 100 is the score of people or an oracle
+            found["optimality gap"] = statistics.optimality_gap
+        return {name: {text: estimate(of, self.scores(name)) for text, of in found.items()} for name in self.names}
+
+    def profile(self, name: str) -> tuple[NDArray[np.float64], ...]:
+        """Scores, and the share of a variant's runs that are better, with its interval; see `performance_profile`."""
+        sign = -1 if self.scale.lower else 1
+        scores = [[sign * task for task in self.scores(each)] for each in self.names]
+        every = np.concatenate([task for each in scores for task in each])
+        room = 0.05 * float(np.ptp(every)) or 1.0
+        places = np.linspace(every.min() - room, every.max() + room, 101)
+        return sign * places, *statistics.performance_profile(scores[self.names.index(name)], places)
 
     @functools.cached_property
     def references(self) -> dict[str, float]:
@@ -335,7 +370,7 @@ class Comparison:
             name=name,
             runs=runs,
             score=estimate(interquartile_mean, scores),
-            mean=float(np.mean([task.mean() for task in scores])),
+            mean=statistics.mean(scores),
             correct=float(np.mean(correct)) if correct else None,
             reached=[run.reached(self.threshold, self.scale) for run in runs],
             speed=float(np.mean([run.speed for run in runs])),

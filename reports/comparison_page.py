@@ -5,19 +5,23 @@ import csv
 import importlib.util
 import io
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Column, Table
-from rich.text import Text
+from rich.console import Console
 
 from learner.files import replacing
 from reports.comparison import CORRECT, Comparison, Estimate
 from reports.pages import points, rounded, write_page
+from reports.report import lines_of, pages_of
+from reports.tables import print_table
+from training.config import to_plain
 from training.console import quantity
-from training.sweep import goal
+from training.run import Run
+from training.sweep import CORE_FIELDS, IGNORED, flatten, goal
 
 FOLDER = "report"
 
@@ -90,21 +94,32 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
     kind, scale = comparison.kind, comparison.scale
     seeds = sorted({run.config.seed for run in comparison.runs})
     totals = sorted({goal(run.config)[1] for run in comparison.runs})
-    lines = dict(comparison.references)
+    lines = [{"name": name, "value": value} for name, value in comparison.references.items()]
     if comparison.threshold is not None:
-        lines[f"threshold {comparison.threshold:g}"] = comparison.threshold
+        lines.append({"name": "threshold", "value": comparison.threshold})
+    normalised = scale.name.endswith("_normalised")
+    if normalised:
+        lines += [{"name": "random", "value": 0.0}, {"name": scale.name.partition("_")[0], "value": 100.0}]
     panels: list[dict[str, Any]] = []
     for data in comparison.data:
         series: list[dict[str, Any]] = []
         for index, name in enumerate(comparison.names):
             style = {"name": name, "index": index, "dash": not name.startswith("compressive")}
             curves = [run.curve(scale) for run in comparison.of(name, data)]
-            series += [{**style, "thin": True, **points(*curve)} for curve in curves if len(curve[0])]
+            series += [{**style, "thin": True, **points(curve[1], x=curve[0])} for curve in curves if len(curve[0])]
             x, mean, low, high = comparison.curve(name, data)
             if len(x):
                 line = {"x": rounded(x, 6), "y": rounded(mean), "low": rounded(low), "high": rounded(high)}
                 series.append({**style, **line})
-        panels += [{"title": data, "series": series}] if series else []
+        known = [] if normalised or kind.unit != "frames" else lines_of([data])
+        include = (0.0, 100.0) if normalised else None if scale.lower else (0.0, 0.0)
+        panels.append({"title": data, "series": series, "lines": lines + known, "include": include})
+    profiles = []
+    for index, name in enumerate(comparison.names if len(comparison.runs) > len(comparison.names) else ()):
+        places, *shares = comparison.profile(name)
+        order = slice(None, None, -1 if scale.lower else 1)
+        drawn = zip(("x", "y", "low", "high"), (places, *shares))
+        profiles.append({"name": name, "index": index} | {axis: rounded(values[order], 5) for axis, values in drawn})
     return {
         "title": ", ".join(comparison.data),
         "about": f"{len(comparison.runs)} runs: {len(comparison.names)} variants, seeds {', '.join(map(str, seeds))}, "
@@ -116,7 +131,12 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "scale": scale.text,
         "over": kind.over,
         "lower": scale.lower,
-        "lines": [{"name": name, "value": value} for name, value in lines.items()],
+        "fewest": min(len(comparison.of(name, data)) for name in comparison.names for data in comparison.data),
+        "lines": lines,
+        "filters": filters(comparison),
+        "profiles": profiles,
+        "aggregates": _aggregates(comparison),
+        "extremes": extremes(comparison, folder),
         "panels": panels,
         "scores": [
             {"name": variant.name, "index": index, "points": [run.summary[scale.final] for run in variant.runs]}
@@ -130,15 +150,45 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
     }
 
 
-def score_table(comparison: Comparison) -> Table:
-    """The final scores for the terminal: the variants' table of the page up to the speed."""
+def filters(comparison: Comparison) -> dict[str, list[str]]:
+    """By field of the configuration its value in each variant ("-" without), if variants differ in it and not within.
+
+    Fields of a core count if variants of the same core differ in them; see `training.sweep.label`.
+    """
+    flats = [[flatten(to_plain(run.config)) for run in variant.runs] for variant in comparison.variants]
+    core, found = CORE_FIELDS[comparison.runs[0].config.kind], dict[str, list[str]]()
+    cores = [runs[0][f"{core}.name"] for runs in flats]
+    for name in dict.fromkeys(name for runs in flats for flat in runs for name in flat if name not in IGNORED):
+        values = [{str(flat.get(name, "-")) for flat in runs} for runs in flats]
+        alone = [of if name.startswith(f"{core}.") and name != f"{core}.name" else "" for of in cores]
+        if max(map(len, values)) == 1 and len({(of, *each) for of, each in zip(alone, values)}) > len(set(alone)):
+            found[name] = [min(each) for each in values]
+    return found
+
+
+def extremes(comparison: Comparison, folder: Path) -> list[dict[str, Any]]:
+    """The best and the worst run with the pages of their episodes."""
+    final, lower = comparison.scale.final, comparison.scale.lower
+    ordered = sorted(comparison.runs, key=lambda run: run.summary[final], reverse=not lower)
+    chosen = {"best": ordered[0], "worst": ordered[-1]} if len(ordered) > 1 else {}
+    return [
+        {
+            "rank": rank,
+            "text": f"{run.variant}, seed {run.config.seed}, {significant(run.summary[final])}",
+            "pages": pages_of(Run(run.path), folder / "report.html"),
+            "command": f"compressive visualize {shlex.quote(str(run.path))}",
+        }
+        for rank, run in chosen.items()
+    ]
+
+
+def print_scores(console: Console, comparison: Comparison) -> None:
+    """Prints the final scores: the variants' table of the page up to the speed."""
     found = variant_table(comparison)
     count = found["head"].index(f"{comparison.kind.speed}/s") + 1
-    built = Table(*(Column(name, overflow="fold") for name in found["head"][:count]), title=comparison.scale.text)
-    for row in found["rows"]:
-        cells = [cell if isinstance(cell, dict) else {"text": str(cell)} for cell in row[:count]]
-        built.add_row(*(Text(f"{cell['text']}  {cell.get('small', '')}".rstrip()) for cell in cells))
-    return built
+    rows = [[cell if isinstance(cell, dict) else {"text": str(cell)} for cell in row[:count]] for row in found["rows"]]
+    texts = [[f"{cell['text']}  {cell.get('small', '')}".rstrip() for cell in row] for row in rows]
+    print_table(console, found["head"][:count], texts, 1, comparison.scale.text)
 
 
 def verdict(comparison: Comparison) -> str:
@@ -177,7 +227,8 @@ def _list(names: list[str]) -> str:
 
 
 def _key(comparison: Comparison, name: str) -> dict[str, Any]:
-    return {"text": name, "colour": f"var(--s{comparison.names.index(name) % 8})"}
+    index = comparison.names.index(name)
+    return {"text": name, "colour": f"var(--s{index % 8})", "variant": index}
 
 
 def variant_table(comparison: Comparison) -> dict[str, Any]:
@@ -202,13 +253,21 @@ def variant_table(comparison: Comparison) -> dict[str, Any]:
     return {"head": head, "rows": rows}
 
 
+def _aggregates(comparison: Comparison) -> dict[str, Any]:
+    rows = [
+        [_key(comparison, name), *({"text": significant(one.value), "small": interval(one)} for one in found.values())]
+        for name, found in comparison.aggregates.items()
+    ]
+    return {"head": ["variant", *next(iter(comparison.aggregates.values()))], "rows": rows}
+
+
 def _improvements(comparison: Comparison) -> dict[str, Any]:
     rows = []
     for ours in comparison.names:
         row: list[Any] = [_key(comparison, ours)]
         for theirs in comparison.names:
-            if ours == theirs:
-                row.append("")
+            if ours == theirs or math.isnan(comparison.improvements[ours, theirs].value):
+                row.append("" if ours == theirs else "unknown")
                 continue
             p = comparison.improvements[ours, theirs]
             colour = f"var(--{'good' if p.value > 0.5 else 'bad'}) {90 * abs(p.value - 0.5):.0f}%"
@@ -225,6 +284,7 @@ def _runs(comparison: Comparison, folder: Path) -> dict[str, Any]:
         cells = [_key(comparison, run.variant), run.data, run.config.seed, significant(run.summary[scale.final])]
         cells += [significant(run.summary.get(kind.details[name])) for name in names]
         path = run.path.relative_to(folder) if run.path.is_relative_to(folder) else run.path
-        rows.append([*cells, str(path)])
-    head = ["variant", kind.data, "seed", scale.text, *(name.replace("_", " ") for name in names), "folder"]
+        links = pages_of(Run(run.path), folder / "report.html")
+        rows.append([*cells, {"text": "episodes", "link": links[-1]["link"]} if links else "", str(path)])
+    head = ["variant", kind.data, "seed", scale.text, *(name.replace("_", " ") for name in names), "look", "folder"]
     return {"head": head, "rows": rows}

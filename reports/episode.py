@@ -60,6 +60,7 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
     return {
         "title": title,
         "note": note,
+        "attends": bool(first.attention),
         "without": f"This agent's core ({core}) has no attention, so its memory cannot be traced to steps.",
         "actions": first.action_names,
         "fps": first.fps,
@@ -89,6 +90,8 @@ def _episode(recording: Recording, steps: int) -> tuple[dict[str, Any], int]:
         "actions": recording.actions[:steps].tolist(),
         "values": rounded(recording.values[:steps]),
         "rewards": rounded(recording.rewards[:steps]),
+        "probabilities": packed(np.rint(255 * recording.probabilities[:steps]).astype(np.uint8)),
+        "choices": recording.choices[:steps].tolist(),
         "scores": rounded(recording.returns[:steps], 6),
         "layers": layers,
         "kinds": recording.kinds,

@@ -9,21 +9,25 @@ import json
 import math
 import os
 import re
+import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from actors.recording import Recording
+from envs import chance_of_choice, reference_scores, tasks
 from learner.files import read_json
+from learner.metrics import sample_metrics
 from reports.pages import mean, points, rounded
 from reports.tables import evaluation_rows, number, progress_rows
 from training.config import RunConfig, core_name, differences, read_config, to_plain
-from training.console import quantity
+from training.console import duration, quantity
 from training.evaluation import SCALES
 from training.kinds import CONFIGS, PRESETS
+from training.provenance import read_launches, training_time
 from training.run import Run
 from training.sweep import goal
 
@@ -31,31 +35,50 @@ BUCKETS = 6
 """Buckets of each kind of memory, as in Figure 2 of the paper."""
 EMBEDDED_BYTES = 4_000_000
 """A video larger than this is linked instead of embedded."""
+TASKS = 64
+"""Most charts of single tasks."""
+DAMAGE = OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError
+"""What reading files that others wrote, or that are damaged, raises."""
+
+
+class Chart(NamedTuple):
+    """What a chart shows: the unit, the metrics (legends are the last parts of their names), and what its y axis
+    includes at least: of shares all of 0 to 1, so that noise does not fill the plot. None: a tenth of the values."""
+
+    unit: str
+    metrics: Sequence[str]
+    include: tuple[float, float] | None = (0.0, 0.0)
+
 
 CHARTS = {
-    "return": ("mean over the last episodes", ["episode/return"]),
-    "correct choices": ("share of all choices", ["episode/correct_choices"]),
-    "normalised score": ("100 is a human, or the oracle", [f"episode/{scale}" for scale in SCALES]),
-    "losses": (
-        "as they add up",
-        [f"loss/{part}" for part in ["total", "policy", "baseline", "entropy", "reconstruction"]],
+    "return": Chart("mean over the last episodes", ["episode/return", "evaluation/return"]),
+    "correct choices": Chart(
+        "share of all choices", ["episode/correct_choices", "evaluation/correct_choices"], (0.0, 1.0)
     ),
-    "loss": ("nats per token", ["loss/nll", "valid/nll"]),
-    "bits": ("validation", ["valid/bits_per_byte", "valid/bits"]),
-    "word perplexity": ("validation", ["valid/word_perplexity"]),
-    "attention": (
+    "normalised score": Chart(
+        "0 is random, 100 is a human or the oracle",
+        [f"{part}/{scale}" for part in ("episode", "evaluation") for scale in SCALES],
+        (-12.0, 100.0),
+    ),
+    "loss": Chart("nats per token", ["loss/nll", "valid/nll"], None),
+    "bits": Chart("validation", ["valid/bits_per_byte", "valid/bits"], None),
+    "word perplexity": Chart("validation", ["valid/word_perplexity"], None),
+    "losses": Chart(
+        "as they add up", [f"loss/{part}" for part in ["total", "policy", "baseline", "entropy", "reconstruction"]]
+    ),
+    "attention": Chart(
         "share of each kind of memory, in training",
         [f"attention/{kind}" for kind in ("routed", "compressed", "memory", "segment")],
+        (0.0, 1.0),
     ),
-    "entropy": ("of the policy, nats", ["policy/entropy"]),
-    "value": ("predicted, and its target", ["value/mean", "value/target_mean"]),
-    "gradient": ("norm", ["gradient/norm"]),
-    "learning rate": ("", ["learning_rate"]),
-    "throughput": ("per second", ["speed/frames_per_second", "speed/tokens_per_second"]),
-    "policy lag": ("versions of the weights", ["policy_lag/mean", "policy_lag/max", "replay/age"]),
-    "learner idle": ("share of the time", ["learner/idle_fraction"]),
+    "entropy": Chart("of the policy, nats", ["policy/entropy"]),
+    "value": Chart("predicted, and its target", ["value/mean", "value/target_mean"]),
+    "gradient": Chart("norm", ["gradient/norm"]),
+    "learning rate": Chart("", ["learning_rate"]),
+    "throughput": Chart("per second", ["speed/frames_per_second", "speed/tokens_per_second"]),
+    "policy lag": Chart("versions of the weights", ["policy_lag/mean", "policy_lag/max", "replay/age"]),
+    "learner idle": Chart("share of the time", ["learner/idle_fraction"], (0.0, 1.0)),
 }
-"""Unit and metrics of each chart by its title; a metric's legend is the last part of its name."""
 
 
 def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -63,7 +86,7 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
     Args:
         run: the run; only its files are read.
-        rows: its metrics; see `sample_metrics`.
+        rows: its metrics; see `read_rows`.
 
     Raises:
         ValueError, OSError: if the folder is not a run.
@@ -71,17 +94,21 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     kind, _ = run.read_kind()
     config = read_config(run, CONFIGS[kind])
     counter, total = goal(config)
-    evaluation: dict[str, str] = {}
-    damage = OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError
-    with contextlib.suppress(*damage):  # it does not exist, or is damaged
+    evaluation, summary = dict[str, str](), dict[str, Any]()
+    with contextlib.suppress(*DAMAGE):  # it does not exist, or is damaged
         summary = read_json(run.evaluation_file())
-        plain = {name: f"{value:.5g}" for name, value in summary.items() if type(value) in (int, float)}
+        plain = {
+            name.replace("_", " "): f"{value:.5g}" for name, value in summary.items() if type(value) in (int, float)
+        }
         evaluation = evaluation_rows(summary) if kind == "launch" else plain
     changed = differences(to_plain(PRESETS[kind](config.preset, core_name(config))), to_plain(config))
-    last = rows[-1] if rows else {}
+    last, launches = rows[-1] if rows else {}, read_launches(run)
     names = {name for row in rows for name in row}
     layers = [name for name in names if re.fullmatch(r"loss/compression/layer_\d{1,4}", name)]
     layers.sort(key=lambda name: int(name.rpartition("_")[2]))
+    axes = {"x": column(rows, counter), "steps": column(rows, "step")}
+    axes["time"] = training_time(column(rows, "time"), launches)
+    known = [seconds for seconds in axes["time"] if math.isfinite(seconds)]
     facts = {"state": run.state(last, counter, total), "core": core_name(config)}
     if kind == "launch":
         measured = {name: text for name, text in progress_rows(config, last).items() if name != "measured"}
@@ -89,35 +116,147 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     elif last:
         facts["steps"] = f"{quantity(last['step'])} of {quantity(total)}"
         facts["loss"] = number(last, "loss/nll", ".4f", unit=" nats a token")
+    if known:
+        over = f" over {len(launches)} launches" if len(launches) > 1 else ""
+        facts["training time"] = f"{duration(max(known))}{over}"
+    lines = references(config, summary)
     return {
         "title": run.name,
         "kind": kind,
-        "unit": "frames" if kind == "launch" else "steps",
+        "axes": {"x": "frames", "steps": "steps", "time": "time"}
+        if kind == "launch"
+        else {"x": "steps", "time": "time"},
         "facts": facts,
         "preset": config.preset,
         "changed": {name: [str(old), str(new)] for name, old, new in changed},
         "config": json.dumps(to_plain(config), indent=2, allow_nan=False),
+        "launches": [launch_facts(launch) for launch in launches],
         "stages": stages(config, rows, counter) if kind == "launch" else [],
         "charts": [
-            {"title": title, "unit": unit, "series": series}
-            for title, (unit, metrics) in CHARTS.items()
-            if (series := curves(rows, metrics, counter))
+            {
+                "title": title,
+                "unit": chart.unit,
+                "include": chart.include,
+                "lines": lines.get(title, []),
+                "series": series,
+            }
+            for title, chart in CHARTS.items()
+            if (series := curves(rows, chart.metrics, axes))
         ],
-        "compression": [{**line, "name": f"layer {i}"} for i, line in enumerate(curves(rows, layers, counter), 1)],
+        "tasks": [
+            {"title": task, "unit": "return", "include": (0.0, 0.0), "lines": lines_of([task]), "series": series}
+            for task in sorted({name.rpartition("/")[0] for name in names if re.search(r":.*/return$", name)})[:TASKS]
+            if (series := curves(rows, [f"{task}/return"], axes))
+        ],
+        "compression": [{**line, "name": f"layer {i}"} for i, line in enumerate(curves(rows, layers, axes), 1)],
         "compressibility": [last_tenth(rows, name) for name in layers],
         "evaluation": evaluation,
+        "evaluations": evaluations(kind, rows, counter),
     }
 
 
-def curves(rows: list[dict[str, Any]], names: list[str], counter: str) -> list[dict[str, Any]]:
-    """Metrics over frames or steps, as charts read them; without those that no row has."""
+def read_rows(run: Run) -> list[dict[str, Any]]:
+    """The metrics of a run for its page: a sample, and all evaluations; empty if nothing was measured yet."""
+    with contextlib.suppress(FileNotFoundError):
+        return sample_metrics(run.path, evaluated(run.read_kind()[0]))
+    return []
+
+
+def evaluated(kind: str) -> str:
+    """The metric that rows of an evaluation during training have, for a kind of run."""
+    return "evaluation/return" if kind == "launch" else "valid/nll"
+
+
+def column(rows: list[dict[str, Any]], name: str) -> np.ndarray:
+    """A metric in all rows [N], NaN where it is missing."""
+    return np.array([row.get(name, math.nan) for row in rows], dtype=float)
+
+
+def curves(rows: list[dict[str, Any]], names: Sequence[str], axes: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Metrics over frames or steps, as charts read them; without those that no row has.
+
+    Args:
+        rows: metrics [N].
+        names: of the metrics; evaluations have the ends of their intervals, and are not to be smoothed.
+        axes: where the rows are, by the name of an axis [N]; "x" is the first of them.
+    """
     found = []
     for name in names:
-        known = [(row[counter], row[name]) for row in rows if name in row and counter in row]
-        if known:
-            title = name.replace("valid/", "validation ").rpartition("/")[2].replace("_", " ")
-            found.append({"name": title, **points(*np.array(known, dtype=float).T)})
+        has = np.array([name in row for row in rows], dtype=bool) & np.isfinite(axes["x"])
+        if not has.any():
+            continue
+        title = name.replace("valid/", "validation ").rpartition("/")[2].replace("_", " ")
+        line: dict[str, Any] = {"name": title}
+        kept = {axis: places[has] for axis, places in axes.items()}
+        if name.startswith("evaluation/"):
+            line |= {"name": f"evaluation: {title}", "exact": True}
+            kept |= {end: column(rows, f"{name}_{end}")[has] for end in ("low", "high")}
+        found.append({**line, **points(column(rows, name)[has], **kept)})
     return found
+
+
+def references(config: Any, summary: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Lines to compare with, by the title of the chart: chance, random actions, oracle, human, fitted predictors."""
+    if config.kind != "launch":
+        known = [("linear predictor", summary.get("linear")), ("frequencies", summary.get("order_0"))]
+        return {"loss": [{"name": name, "value": value} for name, value in known if type(value) is float]}
+    found: dict[str, list[dict[str, Any]]] = {"return": [] if config.stages else lines_of(tasks(config.env))}
+    with contextlib.suppress(*DAMAGE):
+        if {chance_of_choice(task) for task in tasks(config.env)} == {0.5}:
+            found["correct choices"] = [{"name": "chance", "value": 0.5}]
+    best = "human" if any(line["name"] == "human" for line in found["return"]) else "oracle"
+    found["normalised score"] = [{"name": "random", "value": 0.0}, {"name": best, "value": 100.0}]
+    return found
+
+
+def lines_of(specs: Sequence[str]) -> list[dict[str, Any]]:
+    """Means over tasks of the scores of random actions, of an oracle and of people, where all tasks have them."""
+    found = []
+    with contextlib.suppress(*DAMAGE):
+        scores = [reference_scores(spec) for spec in specs]
+        for name in ("random", "oracle", "human"):
+            values = [score[name] for score in scores]
+            if None not in values:
+                found.append({"name": name, "value": float(np.mean(np.array(values, dtype=float)))})
+    return found
+
+
+def evaluations(kind: str, rows: list[dict[str, Any]], counter: str) -> dict[str, Any]:
+    """A table of the evaluations during training, each with its intervals."""
+    prefix, found = evaluated(kind).partition("/")[0] + "/", [row for row in rows if evaluated(kind) in row]
+    names = list(dict.fromkeys(name for row in found for name in row if name.startswith(prefix)))
+    names = [name for name in names if not name.endswith(("_low", "_high"))]
+    body = []
+    for row in found:
+        cells: list[Any] = [quantity(row.get(counter, math.nan))]
+        for name in names:
+            share = name.endswith("correct_choices")
+            value, *ends = ((100 if share else 1) * row.get(f"{name}{end}", math.nan) for end in ("", "_low", "_high"))
+            small = "" if math.isnan(ends[0]) else f"[{ends[0]:.4g}, {ends[1]:.4g}]"
+            cells.append({"text": "-" if math.isnan(value) else f"{value:.4g}{' %' * share}", "small": small})
+        body.append(cells)
+    return {
+        "head": ["frames" if kind == "launch" else "steps", *(n[len(prefix) :].replace("_", " ") for n in names)],
+        "rows": body,
+    }
+
+
+def launch_facts(launch: Mapping[str, Any]) -> dict[str, str]:
+    """A launch in words; see `training.provenance`."""
+    packages = launch.get("packages")
+    versions = [f"{name} {text}" for name, text in packages.items()] if isinstance(packages, dict) else []
+    begun = ""
+    with contextlib.suppress(*DAMAGE):
+        begun = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(launch["time"]))
+    step = launch.get("step")
+    texts = {
+        "begun": f"{begun}, at step {quantity(step)}" if type(step) is int else begun,
+        "command": launch.get("command"),
+        "commit": launch.get("commit"),
+        "versions": ", ".join([f"Python {launch.get('python')}", *versions]),
+        "machine": launch.get("machine"),
+    }
+    return {name: str(text) for name, text in texts.items() if text}
 
 
 def stages(config: RunConfig, rows: list[dict[str, Any]], counter: str) -> list[dict[str, Any]]:
@@ -180,15 +319,22 @@ def _full(recording: Recording) -> np.ndarray:
     return np.all(held, axis=0)
 
 
-def media(run: Run, page: Path) -> dict[str, Any]:
+def media(run: Run, page: Path, embed: bool = True) -> dict[str, Any]:
     """The newest video of the run, embedded if it is small, and pages of episodes, as links from the report."""
     found: dict[str, Any] = {}
     if videos := sorted(run.videos.glob("*.mp4"), key=lambda path: path.stat().st_mtime):
         found["video"] = {"name": videos[-1].name, "link": _link(videos[-1], page)}
-        if videos[-1].stat().st_size <= EMBEDDED_BYTES:
+        if not embed:
+            found["video"]["source"] = found["video"]["link"]
+        elif videos[-1].stat().st_size <= EMBEDDED_BYTES:
             found["video"]["source"] = f"data:video/mp4;base64,{base64.b64encode(videos[-1].read_bytes()).decode()}"
-    found["pages"] = [{"name": path.name, "link": _link(path, page)} for path in sorted(run.videos.glob("*.html"))]
+    found["pages"] = pages_of(run, page)
     return found
+
+
+def pages_of(run: Run, page: Path) -> list[dict[str, str]]:
+    """The pages of a run's episodes, as links from another page."""
+    return [{"name": path.name, "link": _link(path, page)} for path in sorted(run.videos.glob("*.html"))]
 
 
 def _link(path: Path, page: Path) -> str:

@@ -1,6 +1,7 @@
-"""Statistics of few runs: interquartile mean, probability of improvement, and intervals from a bootstrap that is
-stratified by task. As Agarwal et al. (2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice")
-define them and their library `rliable` computes them. Scores are lists with one array [runs] a task.
+"""Statistics of few runs: aggregates of scores, performance profiles, probability of improvement, and intervals from a
+bootstrap that is stratified by task. As Agarwal et al. (2021, "Deep Reinforcement Learning at the Edge of the
+Statistical Precipice") define them and their library `rliable` computes them. Scores are lists with one array [runs] a
+task.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +17,39 @@ def interquartile_mean(scores: Scores) -> float:
     values = np.sort(np.concatenate([np.asarray(task, np.float64) for task in scores]))
     cut = len(values) // 4
     return float(values[cut : len(values) - cut].mean())
+
+
+def mean(scores: Scores) -> float:
+    """Mean over tasks of the mean over runs."""
+    return float(np.mean([np.mean(task) for task in scores]))
+
+
+def median(scores: Scores) -> float:
+    """Median over tasks of the mean over runs: of one task its mean."""
+    return float(np.median([np.mean(task) for task in scores]))
+
+
+def optimality_gap(scores: Scores, best: float = 100.0) -> float:
+    """By how much runs fall short of a score on average; more than that does not count."""
+    return float(best - np.minimum(np.concatenate(scores), best).mean())
+
+
+def performance_profile(
+    scores: Scores, places: NDArray[np.float64], resamples: int = 2000
+) -> tuple[NDArray[np.float64], ...]:
+    """Share of all runs of all tasks with a score above each of some places, and its 95 % bootstrap interval.
+
+    Returns:
+        share, low and high, each as long as `places`; the ends are NaN if a task has a single run.
+    """
+    above = [np.asarray(task)[:, None] > places for task in scores]
+    count, generator = sum(map(len, above)), np.random.default_rng(0)
+    share = np.sum([task.sum(axis=0) for task in above], axis=0) / count
+    if min(map(len, above)) < 2:
+        return share, *(np.full_like(share, np.nan),) * 2
+    drawn = [task[generator.integers(len(task), size=(resamples, len(task)))].sum(axis=1) for task in above]
+    low, high = np.percentile(np.sum(drawn, axis=0) / count, [2.5, 97.5], axis=0)
+    return share, low, high
 
 
 def probability_of_improvement(scores: Scores, others: Scores) -> float:
@@ -66,7 +100,7 @@ def mean_curve(
     begin, end = max(places[0] for places, _ in curves), min(places[-1] for places, _ in curves)
     if begin > end:
         return (np.empty(0),) * 4
-    places = np.linspace(begin, end, points)
+    places = np.linspace(begin, end, points if end > begin else 1)
     values = np.stack([np.interp(places, *curve) for curve in curves])
     if len(curves) == 1:
         return places, values[0], *(np.full_like(places, np.nan),) * 2

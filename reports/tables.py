@@ -4,26 +4,19 @@ import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
 from training.config import RunConfig
-from training.console import duration, program, quantity, say
+from training.console import duration, program, quantity, say, say_all
 from training.evaluation import SCALES
 from training.run import KINDS, Run
-
-
-def table(title: str, rows: dict[str, str]) -> Table:
-    """A two-column table."""
-    built = Table(title=Text(title), show_header=False, title_justify="left", title_style="bold")
-    built.add_column()
-    built.add_column(overflow="fold")  # names and paths are never cut
-    for name, value in rows.items():
-        built.add_row(name, Text(value))
-    return built
 
 
 def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -44,16 +37,16 @@ def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     return rows
 
 
-def evaluation_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
-    """Evaluations of several runs or tasks, a row each, with columns for what any of them has; see
-    `training.evaluation.summarize`."""
+def print_evaluations(console: Console, summaries: Sequence[Mapping[str, Any]]) -> None:
+    """Prints evaluations of several runs or tasks as a table with a row each; see `training.evaluation.summarize`."""
 
     def known(*names: str) -> list[str]:
         return [name for name in names if any(name in one for one in summaries)]
 
     texts, scales = known("run", "core", "environment"), known("human_normalised", "oracle_normalised")
-    heads = [name.replace("_", "-") for name in scales] + [name.replace("_", " ") for name in known("correct_choices")]
-    built = Table(*(Column(name, overflow="fold") for name in texts), "episodes", "return", *heads)
+    head = [*texts, "episodes", "return", *(name.replace("_normalised", "-normalised") for name in scales)]
+    head += [name.replace("_", " ") for name in known("correct_choices")]
+    rows = []
     for one in summaries:
         score = one["return"]
         cells = [str(one["episodes"]), _estimate(score["mean"], [score.get("low"), score.get("high")], 2)]
@@ -61,8 +54,53 @@ def evaluation_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
         for name in known("correct_choices"):
             mean, *interval = [100 * one[name][end] for end in ("mean", "low", "high")] if name in one else [None]
             cells.append(_estimate(mean, interval))
-        built.add_row(*(Text(one[name]) for name in texts), *cells)
-    return built
+        rows.append([*(one[name] for name in texts), *cells])
+    print_table(console, head, rows, len(texts))
+
+
+def print_table(
+    console: Console, head: Sequence[str], rows: Sequence[Sequence[str]], texts: int, title: str = ""
+) -> None:
+    """Prints a table. If it is wider than the terminal, rows have numbers, and their first cells, which are names and
+    paths, are printed whole beside these numbers below; intervals are then under their values.
+
+    Args:
+        console: where to print.
+        head: names of the columns.
+        rows: cells.
+        texts: how many cells of a row are names or paths.
+        title: above the table.
+    """
+    narrow = False
+    while True:
+        names = ["", *head[texts:]] if narrow else head
+        built = Table(
+            *(Column(Text(name)) for name in names), title=Text(title, "bold") if title else None, box=SIMPLE_HEAD
+        )
+        for number, row in enumerate(rows, 1):
+            cells = [str(number), *(cell.replace("  [", "\n[") for cell in row[texts:])] if narrow else row
+            built.add_row(*(Text(cell, no_wrap=not narrow) for cell in cells))
+        wide = console.options.update(max_width=10_000)
+        if narrow or Measurement.get(console, wide, built).maximum <= console.width:
+            break
+        narrow = True
+    console.print(built)
+    if narrow:
+        say_all(console, {str(number): "  ".join(row[:texts]) for number, row in enumerate(rows, 1)})
+
+
+def score_text(kind: str, summary: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """The score of a run in a few words: of its evaluation, else of its last row of metrics."""
+    with suppress(ValueError, TypeError, LookupError, AttributeError):
+        if kind == "launch" and summary:
+            rows = evaluation_rows(summary)
+            best = next(name for name in ("human-normalised", "oracle-normalised", "return") if name in rows)
+            return f"{best} {rows[best]}"
+        for name in ("bits_per_byte", "word_perplexity", "nats"):
+            if type(summary.get(name)) is float:
+                return f"{name.replace('_', ' ')} {summary[name]:.4g}"
+    found = ("return", number(row, "episode/return")) if kind == "launch" else ("loss", number(row, "loss/nll", ".4g"))
+    return "" if found[1] == "-" else f"{' '.join(found)} in training"
 
 
 def _estimate(value: float | None, interval: Sequence[float | None] | None = None, digits: int = 1) -> str:
@@ -105,5 +143,12 @@ def progress_rows(config: RunConfig, row: Mapping[str, Any]) -> dict[str, str]:
 def say_how_to_resume(console: Console, run: Run, kind: str, state: str) -> None:
     """Prints the command that resumes a run which is neither running nor finished."""
     if not state.startswith(("running", "finished")):
-        command = KINDS[kind][0].replace("compressive", program(), 1)
-        say(console, f"resume with: {command} --resume {shlex.quote(str(run))}")
+        say(console, f"resume with: {next_command(run, kind, state)}")
+
+
+def next_command(run: Run, kind: str, state: str) -> str:
+    """What to type next about a run in a state; see `Run.state`."""
+    command = "status" if state.startswith("running") else "report"
+    if not state.startswith(("running", "finished")):
+        command = f"{KINDS[kind][0].partition(' ')[2]} --resume"
+    return f"{program()} {command} {shlex.quote(str(run))}"

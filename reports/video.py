@@ -49,7 +49,7 @@ def check_images(recordings: Sequence[Recording]) -> None:
 def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
     """The frames of the video, [HEIGHT, VIEW_WIDTH + PANEL_WIDTH, 3] uint8 each."""
     for number, recording in enumerate(recordings, 1):
-        returns = recording.returns
+        returns, chosen = recording.returns, [(recording.choices == sign).cumsum() for sign in (1, -1)]
         mass = recording.mass.mean(axis=(1, 2)).tolist() if recording.attention else None
         for step, view in enumerate(recording.observations):
             lines = {
@@ -59,6 +59,9 @@ def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
                 "value": f"{recording.values[step]:+.2f}",
                 "score": f"{returns[step]:+.0f}",
             }
+            if recording.choices.any():
+                right, wrong = (int(count[step]) for count in chosen)
+                lines["choices"] = f"{right} right, {wrong} wrong"
             yield draw(view, lines, dict(zip(recording.kinds, mass[step])) if mass else {})
 
 

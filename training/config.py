@@ -87,8 +87,9 @@ class RunConfig(Checked):
     """Where checkpoints are written instead of the run's folder: any URL that fsspec knows, such as s3://bucket/run.
     It must not contain credentials, because it is written to files; set those in the environment (FSSPEC_S3_KEY)."""
     eval_episodes: Positive = 128
-    """Episodes of each task in the evaluation at the end, rounded up to a multiple of the environments that are played
-    together."""
+    """Episodes of each task in an evaluation, rounded up to a multiple of the environments that are played together."""
+    evaluate_every: Count = 0
+    """Frames between two evaluations while training, which pauses for them; 0 for one at the end alone."""
     video_episodes: Count = 2
     """Episodes in the video at the end; 0 for none. Only RGB images are filmed."""
     agent: AgentConfig = field(default_factory=AgentConfig)

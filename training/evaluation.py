@@ -3,8 +3,9 @@
 Seeds are never shared with training, and those of filmed episodes not with evaluated ones.
 """
 
+import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,6 +108,12 @@ def play(
     return _play(make, env or held_out(config.env), episodes, config.actors.max_episode_steps, progress)
 
 
+def evaluate(config: RunConfig, agent: Agent, progress: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
+    """The summary of the evaluation that a run's configuration asks for; the agent may be on any device."""
+    copied = copy.deepcopy(agent).to("cpu")  # a copy is not compiled
+    return summarize(play(config, copied, config.eval_episodes, progress=progress), held_out(config.env))
+
+
 def play_script(
     policy: str, env: str, episodes: int, seed: int, max_steps: int, progress: Callable[[int], None]
 ) -> list[Episode]:
@@ -152,25 +159,42 @@ def record(
 def summarize(episodes: list[Episode], env: str) -> dict[str, Any]:
     """Scores of the episodes of all tasks, ready for JSON; intervals are 95 % bootstrap over episodes.
 
-    If there are several tasks, "tasks" has a summary of each, and scores are means over tasks.
+    If there are several tasks, "tasks" has a summary of each, and scores are means over tasks, whose episodes are drawn
+    task by task.
     """
     names = tasks(env)
     if len(names) == 1:
         return _summarize(episodes, env)
-    parts = [_summarize([episode for episode in episodes if episode.task == task], task) for task in names]
+    of = [[episode for episode in episodes if episode.task == task] for task in names]
+    parts = [_summarize(played, task) for played, task in zip(of, names)]
     scores = {part["environment"]: part["return"]["mean"] for part in parts}
     return {
         "environment": env,
         "episodes": len(episodes),
-        "return": {"mean": float(np.mean(list(scores.values())))},
+        "return": dict(zip(("mean", "low", "high"), mean_interval(*(_scores(one) for one in of)))),
         **mean_normalised(scores),
         "tasks": parts,
     }
 
 
+def _scores(episodes: list[Episode]) -> np.ndarray:
+    return np.array([episode.score for episode in episodes])
+
+
+def as_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The scores of a summary and the ends of their intervals as metrics, "evaluation/return" and alike."""
+    found = {"episodes": float(summary["episodes"])}
+    for name, value in summary.items():
+        if isinstance(value, dict):
+            found |= {name if end == "mean" else f"{name}_{end}": value[end] for end in value}
+        elif name in SCALES:
+            found |= {name: value, **dict(zip((f"{name}_low", f"{name}_high"), summary.get(f"{name}_interval", ())))}
+    return {f"evaluation/{name}": value for name, value in found.items()}
+
+
 def _summarize(episodes: list[Episode], env: str) -> dict[str, Any]:
     """The summary of one task."""
-    mean, low, high = mean_interval(np.array([episode.score for episode in episodes]))
+    mean, low, high = mean_interval(_scores(episodes))
     summary: dict[str, Any] = {
         "environment": env,
         "episodes": len(episodes),

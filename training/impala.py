@@ -36,6 +36,7 @@ from training.charts import CHARTS
 from training.config import RunConfig, to_plain
 from training.console import quantity
 from training.curriculum import EPISODE, Curriculum, inherit
+from training.evaluation import as_metrics, evaluate
 from training.factories import make_agent, make_learner, make_pool, make_replay, resolve_precisions
 from training.loop import Training
 from training.progress import Progress
@@ -207,6 +208,7 @@ class Trainer(Training):
 
     def update(self) -> dict[str, float]:
         """Learns from one batch, and gives the actors the new weights. A batch that is not finite is kept in a file."""
+        before = self.frames
         while True:
             with self.clock.waiting():
                 if self.ahead is None and self.curriculum.ended(self.learner.steps):
@@ -225,7 +227,16 @@ class Trainer(Training):
                 raise FloatingPointError(f"{error}{self._keep_batch(error.number, version)}") from error
             self.publish()
             self.clock.mark(self.clocked)
-            return metrics
+            return metrics | self._evaluate(before)
+
+    def _evaluate(self, before: int) -> dict[str, float]:
+        """The metrics of an evaluation if one is due after an update that began at so many frames."""
+        if not (every := self.config.evaluate_every) or self.done or self.frames // every == before // every:
+            return {}
+        if self.updater is not self.learner:
+            self.updater.follow()
+        with self.clock.paused():
+            return as_metrics(evaluate(self.config, self.agent))
 
     def _next_batch(self) -> Batch:
         """Waits for the batch that is next, and on Ray begins to receive the one after it, if the stage goes on."""
@@ -325,7 +336,8 @@ class Trainer(Training):
 
     def log(self, metrics: dict[str, float]) -> None:
         logged, self.logged, every = self.logged, self.learner.version, self.config.log_every
-        if self.logged // every == logged // every and not self.done:  # an unroll can be several updates
+        due = self.logged // every > logged // every or "evaluation/return" in metrics
+        if not due and not self.done:  # an unroll can be several updates
             return
         assert self.pool
         status, rate = self.pool.status(), self.clock.rate

@@ -25,6 +25,7 @@ from learner.serialization import check_rng, restore_rng, rng_state
 from training import UserError
 from training.config import to_plain
 from training.progress import Clock, Progress
+from training.provenance import note_launch
 from training.run import Run
 
 if TYPE_CHECKING:
@@ -207,6 +208,7 @@ class Training(ABC):
         if self.saved is None:
             self.run.path.mkdir(parents=True, exist_ok=True)
             self.save()
+        note_launch(self.run, self.step)
         mirror = None
         if self.on_ray:
             from training.cluster import RayGauges

@@ -44,6 +44,7 @@ class Run:
         self.tokenizer_file = self.path / "tokenizer.json"
         self.corpus_file = self.path / "corpus.json"
         self.error_file = self.path / "error.txt"
+        self.launches_file = self.path / "launches.jsonl"
         self._lock_file = self.path / ".lock"
         self._begun = (self.config_file, self.tokenizer_file, self.corpus_file)
         self._folder: int | None = None

@@ -25,19 +25,24 @@ def write_page(path: Path, template: str, data: dict[str, Any]) -> Path:
 
     Args:
         path: of the HTML file.
-        template: name of a template: "episode", "report" or "comparison".
+        template: name of a template: "episode", "report", "comparison" or "runs".
         data: variables of the template, which its script reads as DATA as well: "title" and what JSON can hold.
 
     Raises:
         OSError: if it cannot be written, or would replace what is not a regular file.
     """
-    # A "<" in a string could begin a tag; JSON has another form of it.
-    encoded = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    page = TEMPLATES.get_template(f"{template}.html").render(data, json=encoded)
+    page = render_page(template, data)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return path
+
+
+def render_page(template: str, data: dict[str, Any]) -> str:
+    """The HTML of a page; see `write_page`. With "live" in the data it asks for itself again after so many seconds."""
+    # A "<" in a string could begin a tag; JSON has another form of it.
+    encoded = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return TEMPLATES.get_template(f"{template}.html").render(data, json=encoded)
 
 
 def packed(array: np.ndarray) -> str:
@@ -51,11 +56,14 @@ def rounded(values: np.ndarray, digits: int = 4) -> list[float | None]:
     return [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values.tolist()]
 
 
-def points(x: np.ndarray, y: np.ndarray) -> dict[str, list[float | None]]:
-    """A curve [N] as charts read it, {"x": [...], "y": [...]}, with at most `POINTS` points."""
-    parts = max(1, min(POINTS, len(x)))
-    thin = [np.array([mean(part) for part in np.array_split(values, parts)]) for values in (x, y)]
-    return {"x": rounded(thin[0], 6), "y": rounded(thin[1])}
+def points(y: np.ndarray, **axes: np.ndarray) -> dict[str, list[float | None]]:
+    """A curve [N] as charts read it, {"y": [...], "x": [...]} and alike, with at most `POINTS` points."""
+    parts = max(1, min(POINTS, len(y)))
+
+    def thin(values: np.ndarray) -> np.ndarray:
+        return np.array([mean(part) for part in np.array_split(values, parts)])
+
+    return {"y": rounded(thin(y)), **{name: rounded(thin(x), 6) for name, x in axes.items()}}
 
 
 def mean(values: np.ndarray) -> float:

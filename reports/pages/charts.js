@@ -30,14 +30,92 @@ function shape(name, attributes = {}, text = null) {
   return node;
 }
 
-// A box with a heading for a chart; returns the chart's host and legend.
-function panel(parent, title, unit = "") {
-  const box = element("div"), heading = element("h3", {}, title);
-  const host = element("div"), legend = element("div", { class: "legend" });
-  heading.append(element("span", { class: "unit" }, unit));
-  box.append(heading, host, legend);
-  parent.append(box);
-  return [host, legend];
+// What the reader has chosen for all charts of a page; it outlives an update of the page.
+const CHOSEN = { axis: "x", smoothing: 0.5 };
+
+// Charts of learning on one page, with controls for what is on the x axis and how much is smoothed.
+// axes: names of the x axes by the field of a series that has them; options: of every chart.
+class Board {
+  constructor(controls, axes, options = {}) {
+    Object.assign(this, { axes, options, draw: [] });
+    if (Object.keys(axes).length > 1) {
+      const select = element("select");
+      for (const [axis, name] of Object.entries(axes)) select.append(element("option", { value: axis }, name));
+      this.control(controls, "x axis", select, "axis");
+    }
+    this.control(controls, "smoothing", element("input", { type: "range", min: 0, max: 1, step: 0.05 }), "smoothing");
+  }
+
+  control(controls, name, input, field) {
+    const label = element("label", {}, name);
+    input.value = CHOSEN[field];
+    input.addEventListener("input", () => {
+      CHOSEN[field] = input.value;
+      for (const draw of this.draw) draw();
+    });
+    label.append(input);
+    controls.append(label);
+  }
+
+  // A box with a heading and a chart; series as in LineChart, but for colours. Returns its host.
+  add(parent, { title, unit = "", include, lines, series }, options = {}) {
+    const box = element("div"), heading = element("h3", {}, title);
+    const host = element("div"), legend = element("div", { class: "legend" });
+    heading.append(element("span", { class: "unit" }, unit));
+    box.append(heading, host, legend);
+    parent.append(box);
+    const coloured = series.map((line, index) => ({ ...line, colour: line.colour || `var(--s${(line.index ?? index) % 8})` }));
+    const draw = () => {
+      const { axis, smoothing } = CHOSEN, bands = axis === "x" ? this.options.bands : [];
+      const most = Math.max(0, ...series.flatMap((line) => line[axis] || []));
+      const [unit, each] = this.axes[axis] !== "time" ? [this.axes[axis], 1] : most < 300 ? ["seconds", 1] : most < 7200 ? ["minutes", 60] : ["hours", 3600];
+      const placed = coloured.filter((line) => line[axis]).map((line) => ({ ...line, x: line[axis].map((x) => x / each) }));
+      const drawn = placed.flatMap((line) => (line.exact || line.thin || !Number(smoothing) ? [line] : [
+        { ...line, thin: true, low: null, high: null }, smoothed(line, smoothing)]));
+      host.replaceChildren();
+      new LineChart(host, drawn, { height: 170, domain: [0, most / each || 1], include, lines, legend, xLabel: unit, label: `${title} over ${unit}`, ...this.options, ...options, bands });
+    };
+    this.draw.push(draw);
+    draw();
+    return host;
+  }
+}
+
+// A curve as an exponential moving average without the bias of its beginning, over a share of its points: at most about
+// a twentieth. Gaps stay.
+function smoothed(line, share) {
+  const weight = Math.exp(-20 / (share * line.y.length));
+  const along = (values) => {
+    let sum = 0, total = 0;
+    return values && values.map((value) => {
+      if (value === null) return null;
+      sum = weight * sum + (1 - weight) * value;
+      total = weight * total + 1 - weight;
+      return sum / total;
+    });
+  };
+  return { ...line, y: along(line.y), low: along(line.low), high: along(line.high) };
+}
+
+// On a page of `compressive watch`: reads the page again every few seconds, and shows what has changed.
+function stayLive(render) {
+  if (!DATA.live) return;
+  setInterval(async () => {
+    let text = "";
+    try {
+      const answer = await fetch(location.href, { cache: "no-store" });
+      text = answer.ok ? await answer.text() : "";
+    } catch { /* the server has ended */ }
+    document.body.classList.toggle("lost", !text);
+    const fresh = new DOMParser().parseFromString(text, "text/html"), data = fresh.getElementById("data");
+    if (!data || data.textContent === get("data").textContent) return;
+    const open = [...document.querySelectorAll("details")].map((details) => details.open);
+    document.querySelector("main").replaceWith(fresh.querySelector("main"));
+    document.querySelectorAll("details").forEach((details, index) => (details.open = open[index]));
+    get("data").textContent = data.textContent;
+    DATA = JSON.parse(data.textContent);
+    render();
+  }, 1000 * DATA.live);
 }
 
 // The array that `packed` of the Python side deflated; kind is Uint8Array, Int32Array or alike.
@@ -71,21 +149,27 @@ function extent(series, atLeast) {
     }
   }
   if (low > high) return [0, 1];
+  // Without a range that must be seen, a tenth of the values is: smaller changes are not drawn as large ones.
+  const least = atLeast ? 0 : 0.1 * Math.max(Math.abs(low), Math.abs(high));
+  const more = Math.max(0, (least - (high - low)) / 2);
+  [low, high] = [low - more, high + more];
   const room = (high - low || Math.abs(high) || 1) * 0.06;
   return [low === 0 ? 0 : low - room, high + room];
 }
 
-// Lines over x. series: [{name, colour, x, y, stems, low, high, thin, dash}]; y may hold nulls, stems draws bars from 0
-// instead of a line, low and high a band around it; thin lines are not in the legend.
-// options: lines ([{name, value}], drawn across), height, domain ([from, to] of x), include ([low, high] that y shows at least), bands ([{from, to}]),
-// inset (pixels left and right of the plot; labels are then drawn inside it), xLabel, label (for screen readers),
-// legend (element for names and values), pick (called with x where the chart is clicked or dragged on).
+// Lines over x. series: [{name, colour, x, y, stems, low, high, thin, dash, exact}]; y may hold nulls, stems draws bars
+// from 0 instead of a line, low and high a band around it; thin lines are not in the legend, exact ones have dots. A
+// single value is a dot, and the chart says so; it also says if there is none.
+// options: lines ([{name, value}], drawn across), height, domain ([from, to] of x), include ([low, high] that y shows at
+// least), bands ([{from, to}]), inset (pixels left and right of the plot; labels are then drawn inside it), xLabel, label
+// (for screen readers), legend (element for names and values: where the pointer is, or the arrow keys have moved it),
+// pick (called with x where the chart is clicked or dragged on).
 class LineChart {
   constructor(host, series, options = {}) {
     Object.assign(this, { host, series, options, at: null });
     this.svg = shape("svg", { role: "img", "aria-label": options.label || "" });
     host.append(this.svg);
-    new ResizeObserver(() => this.draw()).observe(host);
+    new ResizeObserver((_, observer) => (this.svg.isConnected ? this.draw() : observer.disconnect())).observe(host);
     this.draw();
     const position = (event) => this.x.back(event.clientX - this.svg.getBoundingClientRect().left);
     if (options.pick) {
@@ -101,8 +185,17 @@ class LineChart {
       this.svg.addEventListener("pointerup", () => (down = false));
       this.svg.addEventListener("pointercancel", () => (down = false));
     } else if (options.legend) {
+      this.svg.setAttribute("tabindex", 0);
       this.svg.addEventListener("pointermove", (event) => this.cursor(position(event)));
       this.svg.addEventListener("pointerleave", () => this.cursor(null));
+      this.svg.addEventListener("blur", () => this.cursor(null));
+      this.svg.addEventListener("keydown", (event) => {
+        const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key], { x } = this.series[this.series.length - 1] || {};
+        if (!by || !x) return;
+        event.preventDefault();
+        const at = this.at === null ? (by > 0 ? -1 : x.length) : nearest(x, this.at);
+        this.cursor(x[Math.min(x.length - 1, Math.max(0, at + by))]);
+      });
     }
     this.say();
   }
@@ -116,7 +209,7 @@ class LineChart {
     const box = inset === undefined
       ? { left: 52, right: width - 8, top: 10, bottom: height - 26 }
       : { left: inset, right: width - inset, top: 6, bottom: height - 6 };
-    const all = series.flatMap((line) => [line.x[0], line.x[line.x.length - 1]]);
+    const all = series.flatMap((line) => [line.x[0], line.x[line.x.length - 1]]).concat(series.length ? [] : [0, 1]);
     const [from, to] = options.domain || [Math.min(...all), Math.max(...all)];
     const lines = options.lines || [];
     const [low, high] = extent([...series, { y: lines.map((line) => line.value) }], options.include);
@@ -142,18 +235,29 @@ class LineChart {
         this.svg.append(shape("text", { x: box.left - 8, y: y + 4, "text-anchor": "end" }, readable(tick)));
       }
     }
-    for (const { name, value } of lines) {
+    for (const { value } of lines) {
       const y = this.y(value);
-      const line = shape("line", { x1: box.left, x2: box.right, y1: y, y2: y, stroke: "var(--faint)", "stroke-dasharray": "2 3" });
-      line.append(shape("title", {}, `${name}: ${readable(value)}`));
-      this.svg.append(line);
+      this.svg.append(shape("line", { x1: box.left, x2: box.right, y1: y, y2: y, stroke: "var(--faint)", "stroke-dasharray": "2 3" }));
     }
     for (const line of series) this.line(line);
+    for (const { name, value } of lines) {
+      const under = series.some((line) => (line.y[line.y.length - 1] ?? -Infinity) >= value) && this.y(value) < box.bottom - 13;
+      const y = under || this.y(value) < box.top + 12 ? this.y(value) + 12 : this.y(value) - 3;
+      this.svg.append(shape("text", { x: box.right, y, "text-anchor": "end", class: "within" }, `${name} ${readable(value)}`));
+    }
+    const values = Math.max(0, ...series.map((line) => line.y.filter((value) => value !== null).length));
+    if (values < 2) {
+      const text = values ? "a single value: no curve yet" : "no values yet";
+      this.svg.append(shape("text", { x: (box.left + box.right) / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle", class: "within" }, text));
+    }
     if (inset === undefined) {
       const marks = ticks(from, to, Math.max(2, Math.floor(width / 110)));
+      const name = options.xLabel || "", apart = name.length > 12; // a long name has a place of its own
+      if (apart) this.svg.append(shape("text", { x: box.right, y: height - 6, "text-anchor": "end" }, name));
       marks.forEach((tick, index) => {
         const last = index === marks.length - 1;
-        const text = readable(tick) + (last && options.xLabel ? ` ${options.xLabel}` : "");
+        if (apart && this.x(tick) > box.right - 7 * name.length - 20) return;
+        const text = readable(tick) + (last && name && !apart ? ` ${name}` : "");
         const anchor = this.x(tick) > box.right - 40 ? "end" : "middle";
         const x = anchor === "end" ? box.right : this.x(tick);
         this.svg.append(shape("text", { x, y: height - 6, "text-anchor": anchor }, text));
@@ -169,8 +273,14 @@ class LineChart {
     this.cursor(this.at, true);
   }
 
-  line({ x, y, colour, stems, low, high, thin, dash }) {
-    if (low) {
+  line({ x, y, colour, stems, low, high, thin, dash, exact }) {
+    if (exact && low) {
+      for (let index = 0; index < x.length; index++) {
+        if (low[index] === null || high[index] === null) continue;
+        const at = this.x(x[index]);
+        this.svg.append(shape("line", { x1: at, x2: at, y1: this.y(low[index]), y2: this.y(high[index]), stroke: colour, "stroke-width": 1.25 }));
+      }
+    } else if (low) {
       const shown = x.map((_, index) => index).filter((index) => low[index] !== null && high[index] !== null);
       const upper = shown.map((index) => `${this.x(x[index]).toFixed(1)},${this.y(high[index]).toFixed(1)}`);
       const lower = shown.map((index) => `${this.x(x[index]).toFixed(1)},${this.y(low[index]).toFixed(1)}`).reverse();
@@ -196,7 +306,9 @@ class LineChart {
       }
       const [right, down] = [this.x(x[index]).toFixed(1), this.y(y[index]).toFixed(1)];
       path += `${pen ? "L" : "M"}${right} ${down}`;
+      const alone = !pen && (y[index + 1] ?? null) === null;
       pen = true;
+      if (alone || exact) this.svg.append(shape("circle", { cx: right, cy: down, r: thin ? 1.5 : 3, fill: colour }));
     }
     this.svg.append(shape("path", {
       d: path, fill: "none", stroke: colour, "stroke-width": thin ? 0.9 : 1.75, "stroke-linejoin": "round",
@@ -224,9 +336,9 @@ class LineChart {
       const swatch = element("i");
       swatch.style.color = line.colour;
       const known = line.y.length - 1 - [...line.y].reverse().findIndex((value) => value !== null);
-      const index = this.at === null ? known : nearest(line.x, this.at);
+      const index = this.at === null ? Math.min(known, line.y.length - 1) : nearest(line.x, this.at);
       node.append(swatch, `${line.name} `, element("b", {}, readable(line.y[index])));
-      if (line.low && line.low[index] !== null) node.append(` [${readable(line.low[index])}, ${readable(line.high[index])}]`);
+      if (line.low && (line.low[index] ?? null) !== null) node.append(` [${readable(line.low[index])}, ${readable(line.high[index])}]`);
       return node;
     });
     if (this.at !== null && xLabel) nodes.push(element("span", {}, `at ${readable(this.at)} ${xLabel}`));

@@ -2,7 +2,7 @@
 const NAMES = { routed: "routed memory", compressed: "compressed memory", memory: "memory", segment: "segment" };
 const MEAN = "mean", SHOWN = 12, LARGEST = 104, SMALLEST = 22, INSET = 8;
 
-let episode, sheets, layers, step = 0, timer = null, charts = [];
+let episode, sheets, layers, probabilities, step = 0, timer = null, charts = [];
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "") + readable(Math.abs(value));
@@ -69,7 +69,7 @@ function attention(at) {
   return found;
 }
 
-async function choose(index) {
+async function choose(index, at = 0) {
   stop();
   const chosen = DATA.episodes[index];
   const pictures = Promise.all(chosen.sheets.map(image));
@@ -78,7 +78,7 @@ async function choose(index) {
     weights: await unpacked(layer.weights, Uint8Array),
     steps: await unpacked(layer.steps, Int32Array),
   });
-  [sheets, layers] = await Promise.all([pictures, Promise.all(chosen.layers.map(unpack))]);
+  [sheets, layers, probabilities] = await Promise.all([pictures, Promise.all(chosen.layers.map(unpack)), unpacked(chosen.probabilities, Uint8Array)]);
   episode = chosen;
   get("slider").max = episode.values.length - 1;
   const steps = episode.values.map((_, at) => at);
@@ -88,7 +88,8 @@ async function choose(index) {
     new LineChart(get("values"), [{ name: "value", colour: "var(--s0)", x: steps, y: episode.values }], { ...shared, height: 96, label: "value at each step", include: [0, 0] }),
     new LineChart(get("rewards"), [{ name: "reward", colour: "var(--s6)", x: steps, y: episode.rewards, stems: true }], { ...shared, height: 56, label: "reward after each step", include: [0, 0] }),
   ];
-  go(0);
+  get("mistake").hidden = !mistakes().length;
+  go(at);
   mark();
   document.body.dataset.ready = index;
 }
@@ -118,6 +119,11 @@ function mark() {
     tick.dataset.step = at;
     tick.append(shape("title", {}, `step ${at}: reward ${signed(reward)}`));
     return tick;
+  }), ...mistakes().map((at) => {
+    const left = across(width, at), cross = shape("path", { d: `M${left - 4} 2l8 8m0 -8l-8 8`, stroke: "var(--bad)", "stroke-width": 2 });
+    cross.dataset.step = at;
+    cross.append(shape("title", {}, `step ${at}: wrong choice`));
+    return cross;
   }));
 }
 
@@ -127,6 +133,13 @@ function facts() {
     ["step", `${step} of ${episode.values.length - 1}`], ["action", DATA.actions[episode.actions[step]]],
     ["value", signed(episode.values[step])], ["score", signed(episode.scores[step])], ...room,
   ];
+  const count = DATA.actions.length, chances = probabilities.subarray(step * count, (step + 1) * count);
+  get("policy").replaceChildren(...DATA.actions.flatMap((name, action) => {
+    const chosen = action === episode.actions[step] ? { class: "chosen" } : {};
+    const share = chances[action] / 255;
+    return [element("span", chosen, name), element("i", { style: `width: ${100 * share}%` }), element("b", chosen, percent(share))];
+  }));
+  get("here").setAttribute("href", `#${Number(get("episode").value) + 1}.${step}`);
   get("facts").replaceChildren(...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
@@ -274,7 +287,6 @@ function thumbnail(slot, largest) {
   const name = now ? "now" : span(first, last), title = `${NAMES[kind]}${cluster && `, ${cluster}`}, step ${span(first, last)}`;
   const button = element("button", {
     class: "slot", style: `border-bottom-color: var(--${kind})`, title: `${title}: go there`,
-    "aria-label": `${title}, ${percent(weight)}: go there`,
     "data-kind": kind, "data-first": first, "data-last": last, "data-weight": weight.toFixed(4), "data-cluster": cluster,
   });
   button.append(canvas, element("b", {}, percent(weight)), element("span", {}, name));
@@ -319,11 +331,13 @@ function play() {
   }, 1000 / (DATA.fps * Number(get("speed").value)));
 }
 
+const mistakes = () => episode.choices.flatMap((choice, at) => (choice < 0 ? [at] : []));
+const nextMistake = () => go(mistakes().find((at) => at > step) ?? mistakes()[0] ?? step);
 const nextReward = () => go(rewarded().find((at) => at > step) ?? step);
 const formerReward = () => go(rewarded().reverse().find((at) => at < step) ?? step);
 const KEYS = {
   ArrowLeft: () => go(step - 1), ArrowRight: () => go(step + 1), Home: () => go(0),
-  End: () => go(episode.values.length - 1), n: nextReward, p: formerReward, " ": play,
+  End: () => go(episode.values.length - 1), n: nextReward, p: formerReward, m: nextMistake, " ": play,
 };
 
 document.addEventListener("keydown", (event) => {
@@ -360,7 +374,7 @@ function start() {
   get("slider").addEventListener("input", (event) => { stop(); go(Number(event.target.value)); });
   get("play").addEventListener("click", play);
   get("speed").addEventListener("change", () => { if (timer !== null) { stop(); play(); } });
-  for (const [name, act] of [["back", () => go(step - 1)], ["forth", () => go(step + 1)], ["former", formerReward], ["next", nextReward]]) {
+  for (const [name, act] of [["back", () => go(step - 1)], ["forth", () => go(step + 1)], ["former", formerReward], ["next", nextReward], ["mistake", nextMistake]]) {
     get(name).addEventListener("click", () => { stop(); act(); });
   }
   const at = (event, box) => Math.round(((event.clientX - box.left - INSET) / (box.width - 2 * INSET)) * (episode.values.length - 1));
@@ -373,7 +387,14 @@ function start() {
   const again = () => { if (episode) { go(step); mark(); } };
   new ResizeObserver(again).observe(get("time"));
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
-  choose(0);
+  const opened = () => {
+    const [, number, at] = location.hash.match(/^#(\d+)\.(\d+)$/) || [0, 1, 0];
+    const index = Math.min(DATA.episodes.length, Math.max(1, Number(number))) - 1;
+    get("episode").value = index;
+    return choose(index, Number(at));
+  };
+  window.addEventListener("hashchange", opened);
+  opened();
 }
 
 start();

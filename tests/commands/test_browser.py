@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ from PIL import Image
 
 from commands import main
 from tests.commands.pages import embedded, shown_frames, unpacked
+from tests.commands.test_watch import serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, which is in the extra dev")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -35,21 +37,17 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture
-def tab(browser: Any) -> Iterator[Any]:
+@pytest.fixture(params=[r"(data|blob):|file:.*\.html$"])
+def tab(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     """An empty tab, in which errors and requests beyond the page itself fail the test."""
     page = browser.new_page(viewport={"width": 1280, "height": 860})
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("request", lambda request: None if inside(request.url) else problems.append(request.url))
+    page.on("request", lambda sent: None if re.match(request.param, sent.url) else problems.append(sent.url))
     yield page
     page.close()
     assert problems == []
-
-
-def inside(url: str) -> bool:
-    return url.startswith(("data:", "blob:")) or (url.startswith("file:") and url.endswith(".html"))
 
 
 def show(tab: Any, path: Path) -> dict[str, Any]:
@@ -94,6 +92,7 @@ def test_slider_keys_layers_heads_and_playing(tab: Any, finished: tuple[Path, st
         assert (shown["step"], shown["slider"]) == (step, step), key
         assert f"{step} of {last}" in shown["facts"]
         assert data["actions"][episode["actions"][step]] in shown["facts"]
+        assert tab.locator("#policy .chosen").first.inner_text() == data["actions"][episode["actions"][step]]
         assert step != last or (shown["frame"] != first["frame"] and shown["map"] != first["map"])
     views = []
     for choose, layers, chosen in (
@@ -107,6 +106,13 @@ def test_slider_keys_layers_heads_and_playing(tab: Any, finished: tuple[Path, st
         assert {slot["kind"] for slot in views[-1]["slots"]} <= {"compressed", "memory", "segment"}
     assert len({json.dumps([view["slots"], view["ribbon"]]) for view in views}) == 3
     assert len({view["frame"] for view in views}) == 1
+    tab.goto(f"{(finished[0] / 'videos' / 'final.html').as_uri()}{tab.locator('#here').get_attribute('href')}")
+    tab.wait_for_function("document.body.dataset.step === '150'")
+    wrong = [step for step, choice in enumerate(episode["choices"]) if choice < 0]
+    assert tab.locator("#mistake").is_visible() == bool(wrong)
+    tab.keyboard.press("m")
+    assert tab.evaluate(SHOWN)["step"] == next((step for step in wrong if step > 150), (wrong or [150])[0])
+    tab.evaluate("go(150)")
     slot = tab.locator(".slot").first
     target = int(slot.get_attribute("data-first"))
     slot.click()
@@ -167,6 +173,50 @@ def test_pages_on_a_telephone_and_charts(tab: Any, finished: tuple[Path, str], t
     assert all(title.split("\n")[0].startswith(chart["title"]) for title, chart in zip(titles, data["charts"]))
     assert tab.locator("#buckets rect").count() == len(data["buckets"]["bars"])
     assert tab.locator("#bylayer rect").count() == 2
-    before = tab.locator("#charts .legend").first.inner_text()
+    legend = tab.locator("#charts .legend").first
+    before = legend.inner_text()
     tab.locator("#charts svg").first.hover()
-    assert "at " in tab.locator("#charts .legend").first.inner_text() != before
+    assert "at " in legend.inner_text() != before
+    tab.mouse.move(0, 0)
+    tab.locator("#charts svg").first.press("ArrowRight")
+    assert "frames" in legend.inner_text()
+    tab.select_option("#controls select", "time")
+    assert "seconds" in tab.locator("#charts svg").first.text_content()
+    lines = tab.locator("#charts path").count()
+    tab.locator("#controls input").fill("0")
+    assert tab.locator("#charts path").count() < lines, "one line a curve without smoothing"
+
+
+def test_a_comparison_is_filtered(tab: Any, finished: tuple[Path, str], tmp_path: Path) -> None:
+    config, runs = json.loads((finished[0] / "config.json").read_text()), []
+    for discount, seed in itertools.product((0.9, 0.95), (0, 1)):
+        runs.append(shutil.copytree(finished[0], tmp_path / f"{discount} {seed}"))
+        changed = config | {"seed": seed, "learner": config["learner"] | {"discount": discount}}
+        (runs[-1] / "config.json").write_text(json.dumps(changed))
+    main(["compare", "--folder", str(tmp_path / "out"), "--from", *map(str, runs)])
+    show(tab, tmp_path / "out" / "report.html")
+    rows = tab.locator("tr[data-variant]:visible").count()
+    lines = tab.locator("#panels path").count()
+    tab.select_option("#controls select", "0.95")
+    assert tab.locator("tr[data-variant]:visible").count() == rows / 2
+    assert tab.locator("#panels path").count() < lines
+    assert "0.9)" not in tab.locator("#scores").text_content()
+    assert tab.locator("#controls select").input_value() == "0.95"
+
+
+@pytest.mark.parametrize("tab", [r"(data|blob):|http://127\.0\.0\.1:"], indirect=True)
+def test_a_watched_run_is_updated(tab: Any, finished: tuple[Path, str], tmp_path: Path) -> None:
+    run = shutil.copytree(finished[0], tmp_path / "runs" / "run")
+    with serving(tmp_path / "runs") as server:
+        tab.goto(server.url)
+        tab.click("td a, th a")
+        tab.wait_for_selector("body[data-ready] #charts svg")
+        tab.select_option("#controls select", "steps")
+        tab.locator("#controls input").fill("0")
+        with (run / "metrics.jsonl").open("a") as metrics:
+            metrics.write('{"step": 1000000, "time": 2e9, "learner/frames": 4000000.0, "episode/return": 77.0}\n')
+        tab.wait_for_selector("#charts .legend:has-text('77')", timeout=20_000)
+        assert tab.locator("#controls select").input_value() == "steps", "what was chosen stays"
+        assert tab.locator("video").get_attribute("src") == "videos/final.mp4"
+        tab.click("text=final.html")
+        tab.wait_for_selector("body[data-ready]", timeout=60_000)

@@ -38,6 +38,10 @@ def page(finished: tuple[Path, str]) -> Path:
 def test_the_page_of_a_run_holds_the_episode_as_it_was_played(page: Path, recording: Recording) -> None:
     data = embedded(page)
     assert page.stat().st_size < 2_000_000
+    chances = unpacked(data["episodes"][0]["probabilities"], "u1").reshape(-1, len(data["actions"])) / 255.0
+    np.testing.assert_allclose(chances, recording.probabilities, atol=0.002)
+    counts = [recording.choices.tolist().count(choice) for choice in (1, -1)]
+    assert counts == [recording.episode.metrics[name] for name in ("correct_choices", "wrong_choices")]
     assert data["actions"][0] == "forward"
     assert data["plan"]["rooms"][0] == "room of the example"
     (episode,) = data["episodes"]

@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from reports.statistics import bootstrap_interval, interquartile_mean, mean_curve, probability_of_improvement
+from reports.statistics import (
+    bootstrap_interval,
+    interquartile_mean,
+    mean,
+    mean_curve,
+    median,
+    optimality_gap,
+    performance_profile,
+    probability_of_improvement,
+)
 
 X = [np.array([71.5, 12.25, 93.0, 55.0, 60.5]), np.array([40.0, 44.0, 39.5, 47.0, 41.0])]
 Y = [np.array([50.0, 60.5, 20.0]), np.array([41.0, 38.0, 43.5])]
@@ -46,3 +55,19 @@ def test_curves_are_joined_where_all_of_them_have_values() -> None:
     assert high.tolist() == [5, 10, 10, 15]
     assert [len(part) for part in mean_curve([first, (np.array([30.0]), np.array([1.0]))])] == [0] * 4
     assert np.isnan(mean_curve([first])[2:]).all(), "a single run"
+
+
+def test_aggregates_are_those_of_rliable() -> None:
+    assert median(X) == mean(X) == pytest.approx(50.375)
+    assert median([np.array([1.0, 3.0]), np.array([9.0]), np.array([5.0])]) == 5, "of the means of tasks"
+    assert optimality_gap(X, best=60.0) == pytest.approx(14.125)
+
+
+def test_a_profile_is_the_share_of_runs_above_each_place() -> None:
+    share, low, high = performance_profile(X, np.array([0.0, 44.0, 93.0]))
+    assert share.tolist() == [1, 0.5, 0], "44 is not above 44"
+    assert (low[0], high[0], high[2]) == (1, 1, 0)
+    assert low[1] <= 0.5 <= high[1]
+    share, low, _ = performance_profile([np.array([1.0])], np.array([0.0]))
+    assert share.tolist() == [1]
+    assert np.isnan(low).all(), "a single run"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shlex
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ Copied = Callable[..., Path]
 def rows_of(run: Path, cli: Commands) -> dict[str, str]:
     """The table that the command prints, by name, and how to resume if it says so."""
     lines = cli.run("status", run).splitlines()
-    cells = [line.strip("│").split("│") for line in lines if line.startswith("│")]
+    cells = [re.split("  +", line, maxsplit=1) for line in lines if re.match(r"\S.*?  ", line)]
     again = [line.split(": ", 1) for line in lines if line.startswith("resume with: ")]
     return {name.strip(): value.strip() for name, value in cells + again}
 
@@ -107,6 +108,7 @@ def test_runs_of_sequences(kind: str, tmp_path: Path, cli: Commands) -> None:
     run.checkpoints.mkdir(parents=True)
     run.write_config(to_plain(dataclasses.replace(config, learner=dataclasses.replace(config.learner, steps=200))))
     assert rows_of(run.path, cli) == {
+        "run": str(run),
         "state": "stopped",
         "resume with": f"compressive {kind} train --resume {run}",
         "kind": kind,

@@ -13,7 +13,7 @@ from actors.evaluation import ScriptedActor, play_episodes
 from learner.metrics import MetricsWriter
 from tests.actors.counting import Counting
 from training.cluster import RayGauges, gauge_name
-from training.evaluation import summarize
+from training.evaluation import as_metrics, summarize
 
 
 class TwoAndTwenty(Counting):
@@ -40,7 +40,10 @@ def test_the_capped_mean_caps_each_task() -> None:
     summary = summarize(episodes, env)
     assert summary["human_normalised"] > 100
     assert summary["human_normalised_capped"] == pytest.approx(50.0)
-    assert summary["return"]["mean"] == pytest.approx(sum(scores.values()) / 3)
+    assert summary["return"] == dict.fromkeys(("mean", "low", "high"), pytest.approx(sum(scores.values()) / 3))
+    metrics = as_metrics(summary)
+    assert metrics["evaluation/return"] == summary["return"]["mean"]
+    assert metrics["evaluation/human_normalised_capped"] == pytest.approx(50.0)
     assert ["human_normalised" in part for part in summary["tasks"]] == [True, True, False]
 
 

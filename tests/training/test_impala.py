@@ -30,6 +30,7 @@ from training.config import RunConfig
 from training.evaluation import make_evaluator
 from training.factories import episode_stream, interface, make_actor, make_agent
 from training.impala import Trainer
+from training.provenance import read_launches
 from training.run import Run
 from training.signals import stop_on_signals
 
@@ -87,6 +88,26 @@ def test_stopping_anywhere_changes_nothing(core: str, tmp_path: Path) -> None:
     actors = dataclasses.replace(config.actors, num_actors=3, envs_per_actor=4)
     after = train(dataclasses.replace(config, actors=actors), folder, 3, resume=True)
     assert after.learner.version == 11, "another number of actors begins new episodes"
+
+
+def test_evaluations_change_nothing_and_resume_exactly(tmp_path: Path) -> None:
+    """Updates have almost 160 frames, so every second one is followed by an evaluation, and has a row of metrics."""
+    config = dataclasses.replace(CONFIG, log_every=3, eval_episodes=2)
+    measuring = dataclasses.replace(config, evaluate_every=300)
+    train(config, tmp_path / "without", 8)
+    train(measuring, tmp_path / "straight", 8)
+    for part, updates in enumerate((3, 1, 4)):
+        train(measuring, tmp_path / "stopped", updates, resume=part > 0)
+    assert state(tmp_path / "stopped") == state(tmp_path / "straight") == state(tmp_path / "without")
+    assert timeless(tmp_path / "stopped") == timeless(tmp_path / "straight")
+    rows = read_metrics(tmp_path / "straight")
+    measured = [row for row in rows if "evaluation/return" in row]
+    assert [row["learner/frames"] // 300 for row in measured] == [1, 2, 3, 4]
+    assert len(rows) == 5, "and one after update 3; that of update 6 is among them"
+    for row in measured:
+        assert row["evaluation/return_low"] <= row["evaluation/return"] <= row["evaluation/return_high"]
+        assert row["evaluation/episodes"] == 2
+    assert len(read_launches(Run(tmp_path / "stopped"))) == 3
 
 
 @pytest.mark.parametrize(("limit", "dropped"), [(None, 0), (3, 0), (2, 3)])

@@ -1,0 +1,19 @@
+"""`compressive watch`: the pages of a folder's runs in the browser, updated while the runs train."""
+
+from rich.console import Console
+
+from commands.options import WatchOptions
+from commands.parsing import user_errors
+from reports.overview import find_runs
+from reports.server import Watch
+from training.console import say
+
+
+def watch(options: WatchOptions) -> None:
+    """Runs the command."""
+    console = Console()
+    with user_errors():
+        count = len(find_runs(options.folder))
+    with user_errors("port"), Watch(options.folder, options.port, options.allow_env) as server:
+        say(console, f"{count} run{'s' * (count != 1)} in {options.folder}: {server.url}  (Ctrl-C ends it)")
+        server.serve_forever()

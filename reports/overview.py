@@ -1,0 +1,102 @@
+"""The runs below a folder in a few words: state, progress, score, and what to type next."""
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from learner.files import read_json
+from reports.tables import next_command, score_text
+from training.config import core_name, read_config
+from training.console import quantity
+from training.kinds import CONFIGS
+from training.run import Run
+from training.sweep import goal
+
+DEPTH = 3
+"""Folders in folders that are searched for runs."""
+
+
+class Entry(NamedTuple):
+    """A run in words. name: its path below the folder that was searched. state: "damaged" if it cannot be read, and
+    `score` then says why. data: its environment or corpus. share: of the training that is done, 0 to 1. age: seconds
+    since its last row of metrics."""
+
+    run: Run
+    name: str
+    state: str
+    kind: str = ""
+    data: str = ""
+    about: str = ""
+    share: float = 0.0
+    progress: str = ""
+    score: str = ""
+    age: float = math.inf
+    next: str = ""
+
+
+def find_runs(folder: Path) -> dict[str, Run]:
+    """Runs below a folder, or the folder itself, by their path in it; links are not followed.
+
+    Raises:
+        OSError: if the folder cannot be read.
+    """
+    if (folder / "config.json").is_file():
+        return {".": Run(folder)}
+    found = {}
+
+    def search(within: Path, depth: int) -> Iterator[Path]:
+        with os.scandir(within) as entries:
+            folders = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for path in sorted(path for path in folders if not path.name.startswith(".")):
+            if Run(path).config_file.is_file():
+                yield path
+            elif depth > 1:
+                with suppress(OSError):  # no permission, or it was removed meanwhile
+                    yield from search(path, depth - 1)
+
+    for path in search(folder, DEPTH):
+        found[path.relative_to(folder).as_posix()] = Run(path)
+    return found
+
+
+def describe(name: str, run: Run) -> Entry:
+    """A run in words; one that cannot be read is "damaged"."""
+    try:
+        kind, _ = run.read_kind()
+        config = read_config(run, CONFIGS[kind])
+        row, (counter, total) = run.last_row(), goal(config)
+        state = run.state(row, counter, total)
+    except (OSError, ValueError) as error:
+        return Entry(run, name, "damaged", score=str(error))
+    summary: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        found = read_json(run.evaluation_file())
+        summary = found if isinstance(found, dict) else {}
+    done = row.get(counter, 0.0)
+    done = done if 0 <= done <= total else 0.0 if not done > total else float(total)
+    data = config.env if kind == "launch" else str(getattr(config.corpus, "path", config.corpus) or kind)
+    return Entry(
+        run,
+        name,
+        state,
+        kind,
+        data,
+        f"{core_name(config)} on {data}",
+        done / total,
+        f"{quantity(done)} of {quantity(total)} {'frames' if kind == 'launch' else 'steps'}",
+        score_text(kind, summary, row),
+        max(0.0, time.time() - row.get("time", math.nan)),
+        next_command(run, kind, state),
+    )
+
+
+def ago(seconds: float) -> str:
+    """How long ago, in one unit: 3 min ago; empty if that is unknown."""
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
+        if math.isfinite(seconds) and (seconds >= size or unit == "s"):
+            return f"{seconds / size:.0f} {unit} ago"
+    return ""

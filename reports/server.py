@@ -1,0 +1,189 @@
+"""The pages of runs, served to this machine alone: read only, and made of what the runs have written when asked.
+
+An address is answered if it names a run that `find_runs` finds, or a page or video of it; nothing else is opened. Pages
+that runs have brought with them run in a sandbox, without a network.
+"""
+
+import contextlib
+import os
+import shlex
+import threading
+import urllib.parse
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from learner.files import open_regular, redact
+from reports.comparison import Comparison, read_run
+from reports.comparison_page import page_data as compared
+from reports.overview import Entry, ago, describe, find_runs
+from reports.pages import render_page
+from reports.report import media, page_data, read_rows
+from training import UserError
+from training.run import Run
+
+KINDS = {".html": "text/html; charset=utf-8", ".mp4": "video/mp4"}
+OWN = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; media-src 'self'; "
+OWN += "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+FOREIGN = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+FOREIGN += "img-src data: blob:; media-src data: blob:"
+"""What a browser may do for pages of ours, and for files of runs, which others may have made."""
+SECONDS = {"overview": 5, "report": 5, "comparison": 20}
+"""Time after which a page asks for itself again."""
+
+
+class Watch(ThreadingHTTPServer):
+    """A server on 127.0.0.1; `serve_forever` runs it.
+
+    Args:
+        folder: where runs are.
+        port: 0 for any that is free.
+        allow_env: see `reports.comparison.read_run`.
+
+    Raises:
+        OSError: if the port is in use.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, port: int, allow_env: str | None = None) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.folder, self.allow_env = folder, allow_env
+        self.rendering, self.pages = threading.Lock(), dict[str, tuple[Any, str]]()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/"
+
+    def page(self, address: str, runs: list[Run], make: Callable[[], str]) -> str:
+        """A page, made anew if a file of its runs, or what uses them, has changed."""
+        state = [(str(run), run.in_use, *map(_changed, _files(run))) for run in runs]
+        with self.rendering:
+            if self.pages.get(address, [None])[0] != state:
+                self.pages[address] = state, make()
+            return self.pages[address][1]
+
+    def overview(self) -> str:
+        """The page of all runs."""
+        entries = [describe(name, run) for name, run in find_runs(self.folder).items()]
+        groups = dict[tuple[str, str], int]()
+        for entry in entries:
+            if entry.score and entry.kind:
+                groups[entry.kind, entry.data] = groups.get((entry.kind, entry.data), 0) + 1
+        links = [
+            {"text": f"{count} runs on {data}", "link": f"?{urllib.parse.urlencode({'kind': kind, 'data': data})}"}
+            for (kind, data), count in groups.items()
+            if count > 1
+        ]
+        rows = [_row(entry) for entry in sorted(entries, key=lambda entry: entry.age)]
+        head = ["run", "state", "progress", "score", "measured", "next"]
+        title = self.folder.resolve().name
+        data = {"title": title, "head": head, "rows": rows, "comparisons": links, "live": SECONDS["overview"]}
+        return render_page("runs", data)
+
+    def report(self, name: str, run: Run) -> str:
+        """The report of a run, without episodes played for it."""
+        data = page_data(run, read_rows(run))
+        why = f"Made from episodes that are played for it: compressive report {shlex.quote(str(run))}"
+        media_of = media(run, run.report, embed=False)
+        return render_page("report", {**data, "buckets": {"why": why}, "media": media_of, "live": SECONDS["report"]})
+
+    def comparison(self, kind: str, data: str) -> tuple[list[Run], Callable[[], str]]:
+        """The runs of a kind on the same data, and what makes the page that compares them."""
+        entries = [describe(name, run) for name, run in find_runs(self.folder).items()]
+        runs = [entry.run for entry in entries if (entry.kind, entry.data) == (kind, data)]
+
+        def make() -> str:
+            found, missing = [], {}
+            for run in runs:
+                try:
+                    found.append(read_run(run.path, self.allow_env, live=True))
+                except UserError as error:
+                    missing[run.name] = str(error)
+            command = shlex.join(["compressive", "compare", "--from", *(str(run.path) for run in found)])
+            page = compared(self.folder, Comparison(found), missing, command)
+            return render_page("comparison", {**page, "live": SECONDS["comparison"]})
+
+        return runs, make
+
+
+def _row(entry: Entry) -> list[Any]:
+    link = "" if entry.name == "." else f"{urllib.parse.quote(entry.name)}/"
+    progress = f"{100 * entry.share:.0f} %" if entry.progress else ""
+    name = {"text": entry.name, "link": link, "small": entry.about} if entry.kind else {"text": entry.name}
+    return [name, entry.state, {"text": progress, "small": entry.progress}, entry.score, ago(entry.age), entry.next]
+
+
+def _files(run: Run) -> list[Path]:
+    videos = [run.videos, *run.videos.glob("*")]
+    return [run.config_file, run.path / "metrics.jsonl", run.evaluation_file(), run.launches_file, *videos]
+
+
+def _changed(path: Path) -> tuple[int, int]:
+    with contextlib.suppress(OSError):
+        found = os.lstat(path)
+        return found.st_mtime_ns, found.st_size
+    return 0, 0
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Watch
+    server_version, sys_version = "compressive", ""
+
+    def do_GET(self) -> None:
+        host = self.headers.get("Host", "")
+        if host not in (f"127.0.0.1:{self.server.server_port}", f"localhost:{self.server.server_port}"):
+            return self.send_error(HTTPStatus.FORBIDDEN, "expected a request to this machine by its own name")
+        try:
+            address = urllib.parse.urlsplit(self.path)
+            path, query = urllib.parse.unquote(address.path).lstrip("/"), urllib.parse.parse_qs(address.query)
+            if found := self._page(path, query):
+                return self._answer(found.encode(), KINDS[".html"], OWN)
+            if not self._file(path):
+                self.send_error(HTTPStatus.NOT_FOUND, "no such run, page or video")
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the page was closed
+        except Exception as error:  # a run can be damaged in any way; the others are shown still
+            message = redact(" ".join(str(error).split()))[:500]
+            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, "this cannot be shown", message)
+
+    def _page(self, path: str, query: dict[str, list[str]]) -> str:
+        """A page of ours; empty if the path is not that of one."""
+        server, runs = self.server, find_runs(self.server.folder)
+        if path == "" and "." not in runs:
+            if "kind" not in query or "data" not in query:
+                return server.overview()
+            (kind, *_), (data, *_) = query["kind"], query["data"]
+            of, make = server.comparison(kind, data)
+            return server.page(f"{kind} {data}", of, make)
+        name = path.removesuffix("/") or "."
+        if name not in runs or not (path == "" or path.endswith("/")):
+            return ""
+        return server.page(name, [runs[name]], lambda: server.report(name, runs[name]))
+
+    def _file(self, path: str) -> bool:
+        """Sends a page or video that a run has in its folder `videos`; whether there is one."""
+        name, _, file = f"./{path}".rpartition("/videos/")
+        run = find_runs(self.server.folder).get(name.removeprefix("./") or ".")
+        kind = KINDS.get(Path(file).suffix)
+        if run is None or kind is None or run.videos.is_symlink() or not run.videos.is_dir():
+            return False
+        if file not in os.listdir(run.videos):
+            return False
+        with os.fdopen(open_regular(run.videos / file), "rb") as opened:
+            self._answer(opened.read(), kind, FOREIGN)
+        return True
+
+    def _answer(self, content: bytes, kind: str, policy: str) -> None:
+        self.send_response(HTTPStatus.OK)
+        headers = {"Content-Type": kind, "Content-Length": str(len(content)), "Content-Security-Policy": policy}
+        headers |= {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Requests are not logged."""

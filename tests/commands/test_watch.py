@@ -1,0 +1,132 @@
+"""`compressive runs` and `watch`: what they say of runs in any condition, and what the server refuses."""
+
+import contextlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from reports.overview import ago, describe, find_runs
+from reports.server import Watch
+from tests.commands.cli import Commands
+from training.run import Run
+
+Copied = Callable[..., Path]
+Ask = Callable[..., tuple[int, dict[str, str], str]]
+
+
+@pytest.fixture
+def folder(copied: Copied, tmp_path: Path) -> Path:
+    """A finished run, a stopped one deeper, one with a tag for a name, a damaged one, and a link to one outside."""
+    (tmp_path / "runs" / "sweep").mkdir(parents=True)
+    copied("outside")
+    for name in ("runs/finished", "runs/sweep/stopped", "runs/<b>name", "runs/damaged"):
+        copied(name)
+    config = json.loads((tmp_path / "runs" / "finished" / "config.json").read_text())
+    (tmp_path / "runs/sweep/stopped/config.json").write_text(json.dumps(config | {"frames": 4 * config["frames"]}))
+    (tmp_path / "runs/<b>name/config.json").write_text(json.dumps(config | {"seed": 7}))
+    (tmp_path / "runs/damaged/config.json").write_text('{"kind": "<script>"}')
+    (tmp_path / "runs" / "link").symlink_to(tmp_path / "outside")
+    return tmp_path / "runs"
+
+
+def test_runs_are_found_and_described(folder: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find_runs(folder)
+    assert set(found) == {"finished", "sweep/stopped", "<b>name", "damaged"}, "no link"
+    assert set(find_runs(folder / "finished")) == {"."}
+    entry = describe("finished", found["finished"])
+    assert (entry.state, entry.kind, entry.data, entry.share) == ("finished", "launch", "rooms:small", 1.0)
+    assert entry.score.startswith("oracle-normalised")
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli.run("runs", folder).splitlines()
+    for name, command in (("finished", "report"), ("sweep/stopped", "launch --resume")):
+        begin = lines.index(str(folder / name))
+        assert lines[begin + 1].split()[0] == name.rpartition("/")[2]
+        assert lines[begin + 3] == f"  compressive {command} {folder / name}"
+    assert "kind: expected one of launch, text, speech" in lines[lines.index(str(folder / "damaged")) + 2]
+    assert "no runs in" in cli.run("runs", folder / "sweep/stopped/checkpoints")
+    cli.refuse("runs", folder / "none", words="No such file")
+
+
+def test_ages_have_one_unit() -> None:
+    ages = {4.0: "4 s ago", 150.0: "2 min ago", 7300.0: "2 h ago", 1e6: "12 d ago", float("inf"): ""}
+    assert {seconds: ago(seconds) for seconds in ages} == ages
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[Watch]:
+    """A server of a folder."""
+    with Watch(folder, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def ask(folder: Path) -> Iterator[Ask]:
+    """Sends one request to a server of the folder: status, headers and text."""
+    with serving(folder) as server:
+
+        def send(address: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)) as to:
+                to.putrequest(method, address, skip_host="Host" in headers)
+                for name, value in headers.items():
+                    to.putheader(name, value)
+                to.endheaders()
+                answer = to.getresponse()
+                return answer.status, dict(answer.getheaders()), answer.read().decode(errors="replace")
+
+        yield send
+
+
+def test_pages_follow_the_runs(folder: Path, ask: Ask) -> None:
+    status, headers, text = ask("/")
+    assert status == 200
+    assert "connect-src 'self'" in headers["Content-Security-Policy"]
+    assert "<b>name" not in text
+    assert "&lt;b&gt;name" in text
+    assert ask("/%3Cb%3Ename/")[0] == 200
+    _, _, before = ask("/sweep/stopped/")
+    assert ask("/sweep/stopped/")[2] == before
+    rows = (folder / "sweep/stopped/metrics.jsonl").read_text().splitlines()
+    new = json.loads(rows[-1]) | {"step": 10**6, "episode/return": 12345.0, "time": time.time()}
+    with (folder / "sweep/stopped/metrics.jsonl").open("a") as metrics:
+        metrics.write(json.dumps(new) + "\n")
+    after = ask("/sweep/stopped/")[2]
+    assert "12345.0" in after
+    with Run(folder / "sweep/stopped").lock():
+        assert "running" in ask("/sweep/stopped/")[2]
+    status, _, compared = ask("/?kind=launch&data=rooms:small")
+    assert status == 200
+    assert all(words in compared for words in ("3 runs: ", "seeds 0, 7"))
+
+
+def test_only_pages_and_videos_of_runs_are_sent(folder: Path, tmp_path: Path, ask: Ask) -> None:
+    status, headers, text = ask("/finished/videos/final.html")
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert headers["Content-Security-Policy"].startswith("sandbox allow-scripts; default-src 'none'")
+    assert text == (folder / "finished/videos/final.html").read_text()
+    (folder / "finished/videos/outside.html").symlink_to(tmp_path / "outside/videos/final.html")
+    (folder / "finished/videos/notes.txt").write_text("secret")
+    for path in (
+        *("/finished/config.json", "/finished/videos/notes.txt", "/finished/videos/", "/finished", "/link/", "/none/"),
+        *("/../outside/", "/%2e%2e/outside/", "/finished/videos/../../../outside/videos/final.html", "//etc/passwd"),
+        *("/finished/videos/%2e%2e/videos/final.html", "/link/videos/final.html", "/sweep/", "/.//finished/"),
+    ):
+        assert ask(path)[0] == 404, path
+    assert ask("/finished/videos/outside.html")[0] == 500, "a link"
+    assert ask("/damaged/")[0] == 500
+    assert "<script>" not in ask("/damaged/")[2]
+    assert ask("/?kind=launch&data=none")[0] == 500
+    for host in ("example.org", "127.0.0.1", ""):
+        assert ask("/", Host=host)[0] == 403, "a name that leads here from elsewhere"
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        assert ask("/", method=method)[0] == 501
