@@ -29,18 +29,18 @@ RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/re
 RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 2_830,
-    ("envs",): 3_890,
-    ("actors",): 1_250,
-    ("learner",): 3_500,
-    ("training",): 3_240,
+    ("agent",): 2_940,
+    ("envs",): 3_910,
+    ("actors",): 1_270,
+    ("learner",): 3_510,
+    ("training",): 3_420,
     ("text", "speech"): 2_170,
     ("images",): 600,
-    ("reports",): 1_350,
-    ("commands",): 1_640,
+    ("reports",): 1_970,
+    ("commands",): 1_700,
     ("benchmarks",): 3_350,
-    ("tests",): 16_900,
-    tuple(ALLOWED): 20_440,
+    ("tests",): 17_630,
+    tuple(ALLOWED): 21_460,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

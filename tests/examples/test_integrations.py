@@ -197,6 +197,13 @@ def test_cleanrl_ppo_learns() -> None:
     assert np.mean(returns[-200:]) > 0.8
 
 
+def test_cleanrl_ppo_sees_images_and_names_wrong_sizes() -> None:
+    args = cleanrl_ppo.Args(env_id="rooms:small,episode_frames=80", num_envs=2, num_minibatches=2, total_timesteps=128)
+    assert len(cleanrl_ppo.main(args)) >= 2
+    with pytest.raises(SystemExit, match="num_steps: expected a multiple of segment_size = 8, got 12"):
+        cleanrl_ppo.main(cleanrl_ppo.Args(num_steps=12))
+
+
 def test_cleanrl_ppo_bootstraps_after_a_truncation_alone() -> None:
     args = cleanrl_ppo.Args(gamma=0.5, gae_lambda=1.0)
     zeros, no = torch.zeros(1, 4), torch.zeros(1, 4, dtype=torch.bool)
