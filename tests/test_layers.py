@@ -33,14 +33,14 @@ LINES = {
     ("envs",): 3_910,
     ("actors",): 1_270,
     ("learner",): 3_510,
-    ("training",): 3_420,
+    ("training",): 3_430,
     ("text", "speech"): 2_170,
     ("images",): 600,
     ("reports",): 1_970,
     ("commands",): 1_700,
     ("benchmarks",): 3_350,
-    ("tests",): 17_630,
-    tuple(ALLOWED): 21_460,
+    ("tests",): 17_640,
+    tuple(ALLOWED): 21_470,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

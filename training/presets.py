@@ -120,7 +120,13 @@ def minigrid(core: str = "compressive") -> RunConfig:
         frames=2_000_000,
         agent=dataclasses.replace(config.agent, torso_size=128, reconstruction_cost=0.04),
         learner=dataclasses.replace(
-            config.learner, discount=0.98, lambda_=0.95, entropy_cost=2e-2, reward_clipping="none", reward_scale=5.0
+            config.learner,
+            learning_rate_schedule="linear",
+            discount=0.98,
+            lambda_=0.95,
+            entropy_cost=2e-2,
+            reward_clipping="none",
+            reward_scale=5.0,
         ),
         replay=ReplayConfig(share=0.75, unrolls=16),
         actors=dataclasses.replace(config.actors, num_actors=1),
