@@ -44,7 +44,7 @@ def find_runs(folder: Path) -> dict[str, Run]:
     Raises:
         OSError: if the folder cannot be read.
     """
-    if (folder / "config.json").is_file():
+    if Run(folder).config_file.is_file():
         return {".": Run(folder)}
     found = {}
 

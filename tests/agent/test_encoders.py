@@ -98,7 +98,7 @@ def test_the_instruction_encoder_is_an_lstm_over_the_words() -> None:
 def test_reconstruction_equals_the_literal_formula() -> None:
     """12 x 16 pixels are 6 x 8 blocks of 2 x 2, whose means are predicted."""
     torch.manual_seed(0)
-    module = Reconstruction(8, 3).double()
+    module = Reconstruction(8, (12, 16, 3)).double()
     images, features = agent_inputs(1, 5)["observation"][0], torch.randn(5, 8, dtype=torch.float64)
     predicted = (features @ module.decoder.weight.T + module.decoder.bias).detach().view(5, 3, 6, 8)
     pixels = (images.double() - 127.5) / 63.75

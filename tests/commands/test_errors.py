@@ -26,7 +26,10 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("text learn", "expected train, evaluate, sample, got 'learn'"),
     ],
     "launch": [
-        ("--preset gpu", "preset: expected one of cpu, memory, paper, paper-recall, dmlab30, got 'gpu'"),
+        (
+            "--preset gpu",
+            "preset: expected one of cpu, memory, paper, paper-recall, dmlab30, minigrid, popgym, got 'gpu'",
+        ),
         ("--env gym:CartPol-v1", "Did you mean"),
         ("--env dm:nowhere:Class", "'nowhere'"),
         ("--env rooms:small,hud", "field=value"),
