@@ -216,10 +216,11 @@ class SequenceModel(nn.Module):
 
 
 def smooth_vectors(levels: int, size: int) -> Tensor:
-    """Vectors [levels, size] that are similar where levels are: random mixtures of cosines of the level."""
+    """Vectors [levels, size] that are similar where levels are: random mixtures of cosines, of deviation 1."""
     places = (torch.arange(levels) + 0.5) / levels
     waves = torch.cos(math.pi * torch.arange(1, 33) * places[:, None])
-    return (waves / torch.arange(1, 33) ** 0.5) @ torch.randn(32, size)
+    vectors = (waves / torch.arange(1, 33) ** 0.5) @ torch.randn(32, size)
+    return vectors / vectors.std()
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

@@ -4,7 +4,7 @@
     python -m benchmarks.balanced text --steps 256 --window 32 --updates 500 --rows 8
 
 Each centroid takes the `window` steps of the whole sequence that are nearest to it. So later steps decide which earlier
-ones are members, and change their outputs, although nobody attends to the future. The likelihood as published, of all
+ones are members, and change their outputs, although the attention itself is causal. The likelihood as published, of all
 steps at once (teacher-forced), is therefore not that of the model which could be sampled, step by step from prefixes.
 Both are measured here, on sequences that were not trained on. The causal core is `--core routing`.
 

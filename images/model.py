@@ -31,9 +31,7 @@ class PixelEmbedding(nn.Module):
         super().__init__()
         self.shape = shape
         start = torch.randn(1, model_size)
-        values = smooth_vectors(256, model_size)
-        values = (values / values.std()).repeat(3, 1)
-        self.values = nn.Parameter(torch.cat([values, start]))
+        self.values = nn.Parameter(torch.cat([smooth_vectors(256, model_size).repeat(3, 1), start]))
         self.positions = nn.ParameterList(0.3 * torch.randn(size, model_size) for size in shape)
 
     def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
@@ -67,9 +65,8 @@ class ImageModel(SequenceModel):
         self.embedding: Any = PixelEmbedding(shape, config.model_size)
         assert self.outputs is not None
         with torch.no_grad():
-            smooth = smooth_vectors(256, config.model_size)
             table = self.outputs.vectors[0]
-            table.copy_(smooth * table.std() / smooth.std())
+            table.copy_(smooth_vectors(256, config.model_size) * table.std())
 
     def initial_state(self, batch_size: int) -> ImageState:
         """The state before a stream, which may begin inside an image."""

@@ -3,13 +3,14 @@
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from learner.files import read_json
-from reports.tables import next_command, score_text
+from reports.comparison import KIND
+from reports.tables import evaluation_rows, next_command, number
 from training.config import core_name, read_config
 from training.console import quantity
 from training.kinds import CONFIGS
@@ -92,6 +93,20 @@ def describe(name: str, run: Run) -> Entry:
         max(0.0, time.time() - row.get("time", math.nan)),
         next_command(run, kind, state),
     )
+
+
+def score_text(kind: str, summary: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """The score of a run in a few words: of its evaluation, else of its last row of metrics."""
+    with suppress(ValueError, TypeError, LookupError, AttributeError):
+        if kind == "launch" and summary:
+            rows = evaluation_rows(summary)
+            names = "human-normalised", "oracle-normalised", "return"
+            return next(f"{name} {rows[name]}" for name in names if name in rows)
+        for scale in KIND[kind].scales:
+            if type(summary.get(scale.final)) is float:
+                return f"{scale.text} {summary[scale.final]:.4g}"
+    found = ("return", number(row, "episode/return")) if kind == "launch" else ("loss", number(row, "loss/nll", ".4g"))
+    return "" if found[1] == "-" else f"{' '.join(found)} in training"
 
 
 def ago(seconds: float) -> str:

@@ -21,6 +21,7 @@ from actors.recording import Recording
 from envs import chance_of_choice, reference_scores, tasks
 from learner.files import read_json
 from learner.metrics import sample_metrics
+from reports.comparison import KIND
 from reports.pages import mean, points, rounded
 from reports.tables import evaluation_rows, number, progress_rows
 from training.config import RunConfig, core_name, differences, read_config, to_plain
@@ -61,7 +62,7 @@ CHARTS = {
         (-12.0, 100.0),
     ),
     "loss": Chart("nats per token", ["loss/nll", "valid/nll"], None),
-    "bits": Chart("validation", ["valid/bits_per_byte", "valid/bits"], None),
+    "bits": Chart("validation", ["valid/bits_per_byte", "valid/bits", "valid/bits_per_dim"], None),
     "word perplexity": Chart("validation", ["valid/word_perplexity"], None),
     "losses": Chart(
         "as they add up", [f"loss/{part}" for part in ["total", "policy", "baseline", "entropy", "reconstruction"]]
@@ -97,9 +98,9 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     evaluation, summary = dict[str, str](), dict[str, Any]()
     with contextlib.suppress(*DAMAGE):  # it does not exist, or is damaged
         summary = read_json(run.evaluation_file())
-        plain = {
-            name.replace("_", " "): f"{value:.5g}" for name, value in summary.items() if type(value) in (int, float)
-        }
+        forms = {int: ",", float: ".5g"}
+        numbers = {name.replace("_", " "): value for name, value in summary.items() if type(value) in forms}
+        plain = {name: f"{value:{forms[type(value)]}}" for name, value in numbers.items()}
         evaluation = evaluation_rows(summary) if kind == "launch" else plain
     changed = differences(to_plain(PRESETS[kind](config.preset, core_name(config))), to_plain(config))
     last, launches = rows[-1] if rows else {}, read_launches(run)
@@ -198,8 +199,10 @@ def curves(rows: list[dict[str, Any]], names: Sequence[str], axes: Mapping[str, 
 def references(config: Any, summary: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Lines to compare with, by the title of the chart: chance, random actions, oracle, human, fitted predictors."""
     if config.kind != "launch":
-        known = [("linear predictor", summary.get("linear")), ("frequencies", summary.get("order_0"))]
-        return {"loss": [{"name": name, "value": value} for name, value in known if type(value) is float]}
+        kind = KIND[config.kind]
+        title = next(title for title, chart in CHARTS.items() if kind.scales[0].curve in chart.metrics)
+        known = {name: summary.get(field) for name, field in kind.references.items()}
+        return {title: [{"name": name, "value": value} for name, value in known.items() if type(value) is float]}
     found: dict[str, list[dict[str, Any]]] = {"return": [] if config.stages else lines_of(tasks(config.env))}
     with contextlib.suppress(*DAMAGE):
         if {chance_of_choice(task) for task in tasks(config.env)} == {0.5}:

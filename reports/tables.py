@@ -4,7 +4,6 @@ import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -87,20 +86,6 @@ def print_table(
     console.print(built)
     if narrow:
         say_all(console, {str(number): "  ".join(row[:texts]) for number, row in enumerate(rows, 1)})
-
-
-def score_text(kind: str, summary: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    """The score of a run in a few words: of its evaluation, else of its last row of metrics."""
-    with suppress(ValueError, TypeError, LookupError, AttributeError):
-        if kind == "launch" and summary:
-            rows = evaluation_rows(summary)
-            best = next(name for name in ("human-normalised", "oracle-normalised", "return") if name in rows)
-            return f"{best} {rows[best]}"
-        for name in ("bits_per_byte", "word_perplexity", "nats"):
-            if type(summary.get(name)) is float:
-                return f"{name.replace('_', ' ')} {summary[name]:.4g}"
-    found = ("return", number(row, "episode/return")) if kind == "launch" else ("loss", number(row, "loss/nll", ".4g"))
-    return "" if found[1] == "-" else f"{' '.join(found)} in training"
 
 
 def _estimate(value: float | None, interval: Sequence[float | None] | None = None, digits: int = 1) -> str:

@@ -165,6 +165,5 @@ def make_model(config: SpeechCoreConfig) -> SequenceModel:
     with torch.no_grad():
         for table in (model.embedding, model.outputs):
             assert table is not None
-            smooth = smooth_vectors(audio.LEVELS, config.model_size)
-            table.vectors[0].copy_(smooth * table.vectors[0].std() / smooth.std())
+            table.vectors[0].copy_(smooth_vectors(audio.LEVELS, config.model_size) * table.vectors[0].std())
     return model

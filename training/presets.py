@@ -108,8 +108,9 @@ def memory(core: str = "compressive") -> RunConfig:
 
 
 def minigrid(core: str = "compressive") -> RunConfig:
-    """MiniGrid-Memory by its symbols, on a CPU core: S9 in about a million steps; others of the family with --env.
+    """MiniGrid-Memory by its symbols, on a CPU core; other sizes with --env.
 
+    Not every run has learned S9: docs/log.md, "MiniGrid-Memory and POPGym".
     Episodes of the training end after 96 steps, as in CleanRL's ppo_trxl; evaluate with the environment itself.
     """
     config = cpu(core)

@@ -68,7 +68,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 def _leave_terminal() -> None:
-    """After a hang-up nobody reads, and writing to a terminal that is gone, or its next signal, must not stop us."""
+    """After a hang-up the terminal is gone. Writing to it, or its next signal, must not stop us."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):

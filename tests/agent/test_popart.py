@@ -74,8 +74,7 @@ def test_the_first_batches_have_equal_shares():
         torch.testing.assert_close(head.second_moment[:2], second)
         if number == 3:  # the plain mean of all targets so far
             torch.testing.assert_close(head.mean[:2], batches[:3].double().mean((0, 2)))
-    assert head.batches.tolist() == [5, 5, 0]
-    assert (head.mean[2], head.second_moment[2]) == (0, 1)
+    assert (head.batches.tolist(), head.mean[2], head.second_moment[2]) == ([5, 5, 0], 0, 1)
 
 
 def test_the_scale_has_limits_and_a_skipped_batch_changes_nothing():

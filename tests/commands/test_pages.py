@@ -12,12 +12,14 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 
 from actors.recording import Recording
 from learner.metrics import read_metrics
+from reports.comparison import KIND
 from reports.episode import page_data
 from reports.pages import packed, write_page
-from reports.report import attention_by_bucket
+from reports.report import CHARTS, attention_by_bucket, references
 from tests.commands.cli import TINY, Commands, frames
 from tests.commands.pages import embedded, shown_frames, unpacked
 from training.evaluation import load_player, record
+from training.kinds import PRESETS
 from training.run import Run
 
 Copied = Callable[..., Path]
@@ -179,6 +181,14 @@ def test_runs_without_attention_or_images(tmp_path: Path, cli: Commands) -> None
     cli.refuse("visualize", tmp_path / "maze", words=words)
     words = "video: expected images in RGB, got [3] from diagnostic:tmaze,length=3"
     cli.refuse("evaluate", tmp_path / "maze", "--video", tmp_path / "a.mp4", words=words)
+
+
+@pytest.mark.parametrize("kind", ["text", "speech", "images"])
+def test_references_are_drawn_in_the_chart_of_their_scale(kind: str) -> None:
+    known = KIND[kind].references
+    ((title, lines),) = references(PRESETS[kind]("cpu", "lstm"), dict.fromkeys(known.values(), 3.0)).items()
+    assert KIND[kind].scales[0].curve in CHARTS[title].metrics
+    assert {line["name"]: line["value"] for line in lines} == dict.fromkeys(known, 3.0)
 
 
 def test_buckets_are_sums_over_slots(recording: Recording) -> None:
