@@ -83,7 +83,14 @@ def test_only_the_end_or_a_sample_of_a_long_file_is_read(tmp_path, monkeypatch):
     long_run(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(metrics, "SAMPLE", 100)
+        steps = [row["step"] for row in sample_metrics(tmp_path)]
+        assert (len(steps), steps[0], steps[-1]) == (101, 1, 20_000)  # the row after each of 99 places, and both ends
+        assert max(abs(step - 200 * index) for index, step in enumerate(steps[:-1])) < 20
+        kept = [row["step"] for row in sample_metrics(tmp_path, "valid/nll")]
+        assert kept == sorted({*steps, *range(500, 20_000, 1000)})
+        patch.setattr(metrics, "_SHORT", 1 << 24)
         assert [row["step"] for row in sample_metrics(tmp_path)] == [*range(1, 20_000, 200), 20_000]
+        assert {*range(500, 20_000, 1000)} < {row["step"] for row in sample_metrics(tmp_path, "valid/nll")}
     row, read = bytes_read(lambda: last_metrics(tmp_path))
     assert (row["step"], read < 200_000) == (20_000, True)
     row, read = bytes_read(lambda: last_metrics(tmp_path, "valid/nll"))
