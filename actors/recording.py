@@ -3,11 +3,13 @@
 An ordinary actor plays them. `reports/` makes videos and pages of recordings.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 
 from actors.actor import Actor, Episode
 from actors.config import MAX_EPISODE_STEPS
@@ -15,9 +17,14 @@ from actors.evaluation import check_length
 from agent.core import State, Transformer
 from agent.core.config import RoutedSizes
 from agent.trajectory import image_of
+from envs import guard
 
 COUNTERS = ("correct_choices", "wrong_choices")
 """Counters of an episode that environments with right and wrong choices have."""
+
+
+RENDERED = 200
+"""Most lines of what environments draw of themselves; larger pictures are made smaller."""
 
 
 class Attention(NamedTuple):
@@ -65,6 +72,10 @@ class Recording:
     mass: [T, L, H, 3] the attention on each of `kinds`.
     kinds: the core's kinds of slots, such as compressed, memory and segment; empty for cores without attention.
     poses: [T, 4] x, y, yaw in degrees and room before each action; None if the environment has no `poses`.
+    renderings: [T, height, width, 3] uint8 what the environment's `render()` draws before each action; None if it was
+        not made for that (see `envs.drawing`).
+    reconstructions: [T, height, width, channels] uint8 the small images that the agent predicts from its core's
+        features; None if it was not trained to, or sees no images.
     action_names: one for each action.
     fps: agent steps per second of real time.
     floor_plan: to draw `poses` on; see `envs.rooms.level.floor_plan`.
@@ -81,6 +92,8 @@ class Recording:
     mass: np.ndarray
     kinds: tuple[str, ...]
     poses: np.ndarray | None
+    renderings: np.ndarray | None
+    reconstructions: np.ndarray | None
     action_names: tuple[str, ...]
     fps: float
     floor_plan: dict[str, Any] | None
@@ -96,37 +109,74 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
 
     The actor is at the start of an episode; `max_steps` is that of `play_episodes`.
     """
-    core = actor.agent.core
-    poses = getattr(actor.envs, "poses", None)
+    agent, poses = actor.agent, getattr(actor.envs, "poses", None)
+    reconstruct = agent.reconstruction.picture if agent.reconstruction and not _vectors(actor) else None
     recordings: list[Recording] = []
-    steps: list[tuple[Any, ...]] = []  # see `_join`
+    steps: list[_Step] = []
     with actor.acting():
         while len(recordings) < episodes:
             resets = bool(actor.over[0])  # this step only resets the environment: it belongs to no episode
             observation, before = image_of(actor.env_output.observation)[0].numpy(), actor.core_state
-            pose = None if poses is None else poses()[0]
+            pose, rendering = poses and poses()[0], _render(actor)
             action, output = actor.act(return_attention=True)
             ended = actor.step(action)
-            probabilities = torch.softmax(output.policy_logits[0, 0].float(), dim=-1).cpu().numpy()
-            counts = [float(actor.infos[name][0]) if name in actor.episode_metrics else 0.0 for name in COUNTERS]
             check_length(actor, np.arange(actor.envs.num_envs) == 0, max_steps)
             if resets:
                 continue
-            weights, slots, mass = _attention(core, before, output.attention, len(steps))
-            value, reward = (
-                float(output.value[0, 0].flatten()[0]),
-                float(actor.env_output.reward[0]),
-            )  # of the first task
-            former = steps[-1][-1] if steps else (0.0, 0.0)
-            choice = int(counts[0] - former[0]) - int(counts[1] - former[1])
+            weights, slots, mass = _attention(agent.core, before, output.attention, len(steps))
             steps.append(
-                (observation, int(action[0]), value, reward, probabilities, choice, weights, slots, mass, pose, counts)
+                _Step(
+                    observation,
+                    int(action[0]),
+                    float(output.value[0, 0].flatten()[0]),  # of the first task
+                    float(actor.env_output.reward[0]),
+                    torch.softmax(output.policy_logits[0, 0].float(), dim=-1).cpu().numpy(),
+                    [float(actor.infos[name][0]) if name in actor.episode_metrics else 0.0 for name in COUNTERS],
+                    weights,
+                    slots,
+                    mass,
+                    pose,
+                    rendering,
+                    reconstruct and reconstruct(output.features[0, :1]).cpu().numpy()[0],
+                )
             )
             for episode in ended:
                 if episode.environment == 0:
                     recordings.append(_join(steps, episode, actor))
                     steps = []
     return recordings
+
+
+class _Step(NamedTuple):
+    """A step of `Recording`, with the counters after it."""
+
+    observation: np.ndarray
+    action: int
+    value: float
+    reward: float
+    probabilities: np.ndarray
+    counts: list[float]
+    weights: tuple[np.ndarray, ...]
+    slots: tuple[np.ndarray, ...]
+    mass: np.ndarray
+    pose: np.ndarray | None
+    rendering: np.ndarray | None
+    reconstruction: np.ndarray | None
+
+
+def _vectors(actor: Actor) -> bool:
+    return image_of(actor.env_output.observation).ndim == 2
+
+
+def _render(actor: Actor) -> np.ndarray | None:
+    """What the first environment draws of itself, [height, width, 3] uint8 with at most `RENDERED` lines."""
+    if actor.envs.render_mode != "rgb_array":
+        return None
+    with guard.calling(actor.name, "in render"):
+        pictures: Any = actor.envs.render()
+    drawn = Image.fromarray(pictures[0])
+    drawn.thumbnail((2 * RENDERED, RENDERED))
+    return np.asarray(drawn)
 
 
 def _attention(
@@ -144,27 +194,34 @@ def _attention(
     return tuple(layer[0, :, 0].cpu().numpy() for layer in weights), tuple(slots), mass
 
 
-def _join(steps: list[tuple[Any, ...]], episode: Episode, actor: Actor) -> Recording:
+def _join(steps: list[_Step], episode: Episode, actor: Actor) -> Recording:
     metadata, core, attention = actor.envs.metadata, actor.agent.core, []
-    observations, actions, values, rewards, probabilities, choices, weights, slots, mass, poses, _ = zip(*steps)
+    of: Any = _Step(*zip(*steps))  # of every field a tuple
     if isinstance(core, Transformer):
-        for layer, layer_weights, layer_slots in zip(core.layers, zip(*weights), zip(*slots)):
+        for layer, weights, slots in zip(core.layers, zip(*of.weights), zip(*of.slots)):
             sizes = layer.sizes
             rings = sizes[2:] if isinstance(sizes, RoutedSizes) and sizes.window else None
-            attention.append(Attention(sizes.by_kind, np.stack(layer_weights), np.stack(layer_slots), rings))
+            attention.append(Attention(sizes.by_kind, np.stack(weights), np.stack(slots), rings))
+    right, wrong = np.diff(of.counts, axis=0, prepend=0.0).T
     return Recording(
         episode=episode,
-        observations=np.stack(observations),
-        actions=np.array(actions),
-        values=np.array(values, np.float32),
-        rewards=np.array(rewards, np.float32),
-        probabilities=np.stack(probabilities),
-        choices=np.array(choices),
+        observations=np.stack(of.observation),
+        actions=np.array(of.action),
+        values=np.array(of.value, np.float32),
+        rewards=np.array(of.reward, np.float32),
+        probabilities=np.stack(of.probabilities),
+        choices=(right - wrong).astype(int),
         attention=tuple(attention),
-        mass=np.stack(mass),
+        mass=np.stack(of.mass),
         kinds=core.attention_kinds if isinstance(core, Transformer) else (),
-        poses=None if poses[0] is None else np.stack(poses),
+        poses=_stack(of.pose),
+        renderings=_stack(of.rendering),
+        reconstructions=_stack(of.reconstruction),
         action_names=tuple(metadata.get("action_names") or map(str, range(actor.agent.num_actions))),
         fps=float(metadata.get("render_fps", 15)),
         floor_plan=metadata.get("floor_plan"),
     )
+
+
+def _stack(arrays: Sequence[Any]) -> np.ndarray | None:
+    return None if arrays[0] is None else np.stack(arrays)

@@ -22,6 +22,7 @@ class AgentOutput(NamedTuple):
     value: [B, T], in units of the (clipped, scaled) reward that the learner trains on; with PopArt for K > 1 tasks,
         [B, T, K].
     losses: also "reconstruction", if the config asks for it.
+    features: [B, T, D] of the core, from which the heads and the reconstruction are computed.
     """
 
     policy_logits: Tensor
@@ -29,6 +30,7 @@ class AgentOutput(NamedTuple):
     state: State
     losses: dict[str, Mean]
     attention: tuple[Tensor, ...] | None
+    features: Tensor
 
 
 class Agent(nn.Module):
@@ -128,7 +130,8 @@ class Agent(nn.Module):
             if self.reconstruction is not None and torch.is_grad_enabled():
                 total, count = self.reconstruction(features.flatten(0, 1), image.flatten(0, 1))
                 losses = {**losses, "reconstruction": Mean(self.config.reconstruction_cost * total, count)}
-            return AgentOutput(self.policy(features), self.value(features).squeeze(-1), state, losses, attention)
+            value = self.value(features).squeeze(-1)
+            return AgentOutput(self.policy(features), value, state, losses, attention, features)
 
     def _core_precision(self) -> torch.autocast:
         """Ends autocast for a core that would not gain from it."""

@@ -171,6 +171,7 @@ class Reconstruction(nn.Module):
     def __init__(self, model_size: int, observation_shape: Sequence[int], height: int = 6, width: int = 8) -> None:
         super().__init__()
         self.size = (height, width)
+        self.channels = observation_shape[-1]
         image = len(observation_shape) == 3
         self.decoder = nn.Linear(model_size, observation_shape[-1] * (height * width if image else 1))
 
@@ -186,3 +187,8 @@ class Reconstruction(nn.Module):
             target = squash(observations).to(features.dtype)
         total = F.mse_loss(self.decoder(features), target, reduction="sum")
         return Mean(total[None], torch.full((1,), target.numel() if image else len(target), device=total.device))
+
+    def picture(self, features: Tensor) -> Tensor:
+        """The predicted images [N, height, width, channels] uint8, small as they are."""
+        images = self.decoder(features).unflatten(1, (self.channels, *self.size)).permute(0, 2, 3, 1)
+        return images.float().mul(63.75).add(127.5).round().clamp(0, 255).to(torch.uint8)

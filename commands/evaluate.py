@@ -28,9 +28,6 @@ def evaluate(options: EvaluateOptions) -> None:
         with user_errors("video"):
             require_output(options.video)
     players = [load(Run(run), options, console, options.env) for run in options.runs]  # all, before any plays
-    if options.video:
-        with user_errors("video"):
-            players[0].require_images()
     evaluated = []
     for player in players:
         run, config, agent, env, checkpoint = player

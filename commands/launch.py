@@ -153,7 +153,7 @@ def evaluate_and_film(trainer: Trainer, console: Console) -> tuple[dict[str, Any
     count = config.eval_episodes * len(tasks(held_out(config.env)))
     with counting(console, "evaluating", count, "episodes") as progress:
         summary = evaluate(config, trainer.agent, progress)
-    if config.video_episodes and interface(config.env).filmable:
+    if config.video_episodes:
         from reports.episode import show
         from reports.tensorboard import log_recordings
 

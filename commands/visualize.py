@@ -18,8 +18,6 @@ def visualize(options: VisualizeOptions) -> None:
     run, console = Run(options.run), Console()
     player = load(run, options, console)
     stem = (options.output or run.videos) / "episodes"
-    with user_errors():
-        player.require_images()
     with user_errors("output"):
         for ending in (".mp4", ".html"):
             require_output(stem.with_suffix(ending))

@@ -12,6 +12,7 @@ from envs.guard import EnvironmentFailed, EnvironmentLost, limit_calls
 
 if TYPE_CHECKING:
     from envs.registry import (
+        drawing,
         foreign_code,
         held_out,
         make_device,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EnvironmentFailed", "EnvironmentLost", "limit_calls"]
 __all__ += [
+    "drawing",
     "foreign_code",
     "held_out",
     "make_device",

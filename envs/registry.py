@@ -243,6 +243,26 @@ def held_out(spec: str) -> str:
     return ",".join(map(str, found))
 
 
+def drawing(task: str) -> str:
+    """The spec of a task with which `render()` returns pictures, for films; the task itself if nothing can draw it."""
+    kind, name, overrides = parse_spec(task)
+    if kind != "gym":
+        return task
+    spec = str(Spec(kind, name, {**overrides, "render_mode": "rgb_array"}))
+    with suppress(ValueError, ImportError, EnvironmentFailed):
+        envs = make_vector(spec, 1)
+        try:
+            with calling(spec, "in reset"):
+                envs.reset(seed=0)
+            with calling(spec, "in render"):
+                picture = np.asarray(envs.render()[0])  # type: ignore[index]
+        finally:
+            close(envs, spec)
+        if picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3:
+            return spec
+    return task
+
+
 def prepare(spec: str, skip_missing: bool = False) -> str:
     """Does once what a machine's first environment costs (compiling, caching), before many processes need it.
 

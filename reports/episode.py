@@ -14,7 +14,8 @@ from PIL import Image
 
 from actors.recording import Recording
 from reports.pages import packed, rounded, write_page
-from reports.video import check_images, film
+from reports.video import film
+from reports.views import views, what_is_seen
 
 PAGE_BYTES = 15_000_000
 """Largest size of a page, so that it opens quickly; what does not fit is left out, and the page says so."""
@@ -28,7 +29,7 @@ def show(recordings: Sequence[Recording], stem: Path, title: str, core: str) -> 
     """Writes the video and the page of recorded episodes; returns where they are.
 
     Args:
-        recordings: with image observations [T, height, width, 3] uint8.
+        recordings: of one agent.
         stem: path of both without their endings.
         title: of the page.
         core: name of the agent's core.
@@ -40,9 +41,8 @@ def show(recordings: Sequence[Recording], stem: Path, title: str, core: str) -> 
 
 def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int = PAGE_BYTES) -> dict[str, Any]:
     """What `pages/episode.html` reads: the episodes that fit, but at least the beginning of the first."""
-    check_images(recordings)
     first = recordings[0]
-    height, width = first.observations.shape[1:3]
+    height, width = views(first).shape[1:3]
     room, note = limit - 100_000, ""  # the page itself
     episodes: list[dict[str, Any]] = []
     for number, recording in enumerate(recordings):
@@ -64,6 +64,8 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
         "without": f"This agent's core ({core}) has no attention, so its memory cannot be traced to steps.",
         "actions": first.action_names,
         "fps": first.fps,
+        "seen": what_is_seen(first),
+        "drawn": None if first.reconstructions is None else first.reconstructions.shape[1:],
         "plan": first.floor_plan if first.poses is not None else None,
         "sheet": {"columns": 10, "rows": SHEET_FRAMES // 10, "width": width, "height": height},
         "episodes": episodes,
@@ -86,7 +88,8 @@ def _episode(recording: Recording, steps: int) -> tuple[dict[str, Any], int]:
     ]
     episode: dict[str, Any] = {
         "score": recording.episode.score,
-        "sheets": _sheets(recording.observations[:steps]),
+        "sheets": _sheets(views(recording)[:steps]),
+        "drawn": None if recording.reconstructions is None else packed(recording.reconstructions[:steps]),
         "actions": recording.actions[:steps].tolist(),
         "values": rounded(recording.values[:steps]),
         "rewards": rounded(recording.rewards[:steps]),
@@ -97,7 +100,11 @@ def _episode(recording: Recording, steps: int) -> tuple[dict[str, Any], int]:
         "kinds": recording.kinds,
         "poses": None if recording.poses is None else [rounded(pose) for pose in recording.poses[:steps]],
     }
-    packs = [*episode["sheets"], *(layer[name] for layer in layers for name in ("weights", "steps"))]
+    packs = [
+        *episode["sheets"],
+        episode["drawn"] or "",
+        *(layer[name] for layer in layers for name in ("weights", "steps")),
+    ]
     return episode, sum(map(len, packs)) + 80 * steps
 
 

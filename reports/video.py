@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -10,87 +11,134 @@ from PIL import Image, ImageDraw, ImageFont
 
 from actors.recording import Recording
 from learner.files import replacing
+from reports.views import Look, looks, views
 
-HEIGHT, VIEW_WIDTH, PANEL_WIDTH = 360, 480, 280
-BACKGROUND, TEXT, FAINT = (18, 20, 26), (235, 237, 240), (130, 136, 148)
+VIEW, PANEL, STRIP = (640, 480), 280, 120
+"""Pixels: width and height of the view, width of the panel beside it, height of the remembered views below it."""
+LOOKS = 5
+"""Remembered views below the view."""
+REWARD_SECONDS = 0.7
+"""A reward is shown so long."""
+BACKGROUND, TEXT, FAINT, BAND = (18, 20, 26), (235, 237, 240), (130, 136, 148), (44, 48, 58)
+GOOD, BAD = (92, 184, 92), (224, 92, 84)
 COLOURS = {"routed": (186, 104, 200), "compressed": (226, 122, 63), "memory": (69, 178, 157), "segment": (90, 140, 230)}
 
 
 def film(recordings: Sequence[Recording], path: Path) -> None:
     """Writes episodes to one MP4 (H.264), one after the other, in real time. The file is complete, or as it was before.
 
-    Args:
-        recordings: with image observations [T, height, width, 3] uint8.
-        path: of the MP4.
-
     Raises:
-        ValueError: if the observations are no such images.
         OSError: if it cannot be written, or would replace what is not a regular file.
     """
-    check_images(recordings)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fps = round(recordings[0].fps)
+    fps, attends = round(recordings[0].fps), bool(recordings[0].attention)
     with replacing(path) as temporary, av.open(str(temporary), "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=fps, options={"crf": "20", "preset": "veryfast"})
-        stream.width, stream.height, stream.pix_fmt = VIEW_WIDTH + PANEL_WIDTH, HEIGHT, "yuv420p"
-        stream.time_base = Fraction(1, fps)
+        stream = container.add_stream("libx264", rate=fps, options={"crf": "24", "preset": "veryfast"})
+        stream.width, stream.height = VIEW[0] + PANEL, VIEW[1] + STRIP * attends
+        stream.pix_fmt, stream.time_base = "yuv420p", Fraction(1, fps)
         for picture in pictures(recordings):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         container.mux(stream.encode(None))
 
 
-def check_images(recordings: Sequence[Recording]) -> None:
-    """Raises a ValueError where what the agent saw are no images in RGB."""
-    shape = recordings[0].observations.shape[1:]
-    if len(shape) != 3 or shape[2] != 3:
-        raise ValueError(f"observation: expected an image [height, width, 3] to show, got {list(shape)}")
-
-
 def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
-    """The frames of the video, [HEIGHT, VIEW_WIDTH + PANEL_WIDTH, 3] uint8 each."""
+    """The frames of the video, [height, width, 3] uint8 each."""
     for number, recording in enumerate(recordings, 1):
         returns, chosen = recording.returns, [(recording.choices == sign).cumsum() for sign in (1, -1)]
-        mass = recording.mass.mean(axis=(1, 2)).tolist() if recording.attention else None
-        for step, view in enumerate(recording.observations):
-            lines = {
-                "episode": f"{number} of {len(recordings)}",
-                "step": f"{step}",
-                "action": recording.action_names[recording.actions[step]],
-                "value": f"{recording.values[step]:+.2f}",
-                "score": f"{returns[step]:+.0f}",
-            }
+        shown, remembered = views(recording), looks(recording, LOOKS)
+        kept = max(1, round(REWARD_SECONDS * recording.fps))
+        for step, view in enumerate(shown):
+            frame = Frame(bool(recording.attention))
+            frame.picture(view, (0, 0, *VIEW))
+            frame.line("episode", f"{number} of {len(recordings)}")
+            frame.line("step", f"{step}")
+            frame.line("action", recording.action_names[recording.actions[step]])
+            frame.line("value", f"{recording.values[step]:+.2f}")
+            reward = recording.rewards[max(0, step - kept) : step].sum()
+            frame.line(
+                "score", f"{returns[step]:+.4g}", f"{reward:+.4g}" if reward else "", GOOD if reward > 0 else BAD
+            )
             if recording.choices.any():
                 right, wrong = (int(count[step]) for count in chosen)
-                lines["choices"] = f"{right} right, {wrong} wrong"
-            yield draw(view, lines, dict(zip(recording.kinds, mass[step])) if mass else {})
+                frame.line("choices", f"{right} right, {wrong} wrong")
+            if recording.attention:
+                frame.attention(dict(zip(recording.kinds, recording.mass[step].mean(axis=(0, 1)).tolist())))
+                frame.remembered(shown, remembered[step])
+            if recording.floor_plan and recording.poses is not None:
+                frame.map(recording.floor_plan, recording.poses[: step + 1])
+            yield np.asarray(frame.image)
 
 
-def draw(view: np.ndarray, lines: dict[str, str], attention: dict[str, float]) -> np.ndarray:
-    """One frame: the view [height, width, 3] uint8 enlarged, and beside it a panel of text and attention bars.
+class Frame:
+    """A frame that is drawn from the top of its panel downward."""
 
-    Returns:
-        [HEIGHT, VIEW_WIDTH + PANEL_WIDTH, 3] uint8.
-    """
-    frame = Image.new("RGB", (VIEW_WIDTH + PANEL_WIDTH, HEIGHT), BACKGROUND)
-    scale = min(VIEW_WIDTH / view.shape[1], HEIGHT / view.shape[0])
-    size = (round(view.shape[1] * scale), round(view.shape[0] * scale))
-    image = Image.fromarray(view).resize(size, Image.Resampling.NEAREST)
-    frame.paste(image, ((VIEW_WIDTH - size[0]) // 2, (HEIGHT - size[1]) // 2))
-    brush, font = ImageDraw.Draw(frame), ImageFont.load_default(16)
-    left, top = VIEW_WIDTH + 18, 16
-    for name, value in lines.items():
-        brush.text((left, top), name, fill=FAINT, font=font)
-        brush.text((left + 84, top), value, fill=TEXT, font=font)
-        top += 26
-    if attention:
-        top += 18
-        brush.text((left, top), "attention on", fill=FAINT, font=font)
-        width = PANEL_WIDTH - 36
-        for kind, mass in attention.items():
-            top += 30
-            brush.text((left, top), f"{kind}", fill=TEXT, font=font)
-            brush.text((left + width - 44, top), f"{100 * mass:3.0f} %", fill=TEXT, font=font)
-            top += 22
-            brush.rectangle((left, top, left + width, top + 8), fill=(44, 48, 58))
-            brush.rectangle((left, top, left + round(width * mass), top + 8), fill=COLOURS[kind])
-    return np.asarray(frame)
+    def __init__(self, attends: bool) -> None:
+        self.image = Image.new("RGB", (VIEW[0] + PANEL, VIEW[1] + STRIP * attends), BACKGROUND)
+        self.brush, self.font = ImageDraw.Draw(self.image), ImageFont.load_default(16)
+        self.left, self.top, self.width = VIEW[0] + 18, 16, PANEL - 36
+
+    def text(self, left: float, top: float, text: str, colour: Any = TEXT) -> None:
+        self.brush.text((left, top), text, fill=colour, font=self.font)
+
+    def picture(self, view: np.ndarray, box: tuple[int, int, int, int]) -> None:
+        """A picture [height, width, 3] uint8, as large as fits into left, top, width and height."""
+        left, top, width, height = box
+        scale = min(width / view.shape[1], height / view.shape[0])
+        size = (round(view.shape[1] * scale), round(view.shape[0] * scale))
+        filter = Image.Resampling.NEAREST if scale > 4 else Image.Resampling.BICUBIC
+        picture = Image.fromarray(view).resize(size, filter)
+        self.image.paste(picture, (left + (width - size[0]) // 2, top + (height - size[1]) // 2))
+
+    def line(self, name: str, value: str, more: str = "", colour: Any = TEXT) -> None:
+        self.text(self.left, self.top, name, FAINT)
+        self.text(self.left + 84, self.top, value)
+        self.text(self.left + 160, self.top, more, colour)
+        self.top += 24
+
+    def attention(self, mass: dict[str, float]) -> None:
+        """Bars of the share of each kind of memory."""
+        self.top += 10
+        self.text(self.left, self.top, "attention on", FAINT)
+        self.top += 24
+        for kind, share in mass.items():
+            self.text(self.left, self.top, kind)
+            self.text(self.left + self.width - 44, self.top, f"{100 * share:3.0f} %")
+            self.top += 22
+            for width, colour in ((self.width, BAND), (round(self.width * share), COLOURS[kind])):
+                self.brush.rectangle((self.left, self.top, self.left + width, self.top + 6), fill=colour)
+            self.top += 12
+
+    def remembered(self, shown: np.ndarray, found: Sequence[Look]) -> None:
+        """The pictures of the steps that are attended to, below the view; of a slot of several steps the middle one."""
+        width = (VIEW[0] + PANEL) // LOOKS
+        for index, look in enumerate(found):
+            left, top = index * width, VIEW[1]
+            self.picture(shown[(look.first + look.last) // 2], (left + 4, top + 6, width - 8, STRIP - 36))
+            steps = f"{look.first}" if look.first == look.last else f"{look.first}–{look.last}"
+            self.text(left + 8, top + STRIP - 25, f"step {steps}  {100 * look.weight:.0f} %", COLOURS[look.kind])
+
+    def map(self, plan: dict[str, Any], poses: np.ndarray) -> None:
+        """The path from above in what is left of the panel; y grows to the left of a player who looks along x."""
+        walls = np.array(plan["walls"]).reshape(-1, 2, 2)
+        low, high = walls.min(axis=(0, 1)), walls.max(axis=(0, 1))
+        room = np.array([self.width, self.image.height - self.top - 30])
+        if room[1] < 40:
+            return
+        scale = (room / (high - low)).min()
+
+        def point(spot: Any) -> tuple[float, float]:
+            x, y = (np.asarray(spot)[:2] - low) * scale
+            return self.left + x, self.top + 16 + (high - low)[1] * scale - y
+
+        for wall in walls:
+            self.brush.line([point(wall[0]), point(wall[1])], fill=FAINT, width=2)
+        for spot in plan["spots"].values():
+            x, y = point(spot)
+            self.brush.ellipse((x - 4, y - 4, x + 4, y + 4), outline=FAINT)
+        recent = [point(pose) for pose in poses[-60:]]
+        for at, (x, y) in enumerate(recent, 1):
+            shade = tuple(round(b + (t - b) * at / len(recent)) for b, t in zip(BAND, TEXT))
+            self.brush.ellipse((x - 1.5, y - 1.5, x + 1.5, y + 1.5), fill=shade)
+        (x, y), yaw = recent[-1], np.radians(poses[-1, 2])
+        self.brush.line([(x, y), (x + 12 * np.cos(yaw), y - 12 * np.sin(yaw))], fill=TEXT, width=2)
+        self.brush.ellipse((x - 4, y - 4, x + 4, y + 4), fill=TEXT)

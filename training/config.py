@@ -91,7 +91,7 @@ class RunConfig(Checked):
     evaluate_every: Count = 0
     """Frames between two evaluations while training, which pauses for them; 0 for one at the end alone."""
     video_episodes: Count = 2
-    """Episodes in the video at the end; 0 for none. Only RGB images are filmed."""
+    """Episodes in the video at the end; 0 for none."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     """The network."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)

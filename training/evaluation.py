@@ -14,7 +14,7 @@ from actors import Actor, ActorsConfig, Episode
 from actors.evaluation import ScriptedActor, correct_fraction, mean_interval, play_episodes
 from actors.recording import Recording, record_episodes
 from agent import Agent
-from envs import held_out, limit_calls, make_vector, mean_normalised, prepare, require_consent, tasks
+from envs import drawing, held_out, limit_calls, make_vector, mean_normalised, prepare, require_consent, tasks
 from learner import checkpoints
 from training.config import RunConfig, read_config
 from training.factories import interface, make_agent, require_interface
@@ -34,11 +34,6 @@ class Player(NamedTuple):
     agent: Agent
     env: str
     checkpoint: checkpoints.Checkpoint
-
-    def require_images(self) -> None:
-        """Raises a ValueError if there is nothing to film: only RGB images are."""
-        if not (seen := interface(self.env)).filmable:
-            raise ValueError(f"expected images in RGB, got {list(seen.observation_shape)} from {self.env}")
 
 
 def load_player(
@@ -147,9 +142,13 @@ def _play(
 def record(
     config: RunConfig, agent: Agent, episodes: int, seed: int = 0, sample: bool = True, env: str | None = None
 ) -> list[Recording]:
-    """Plays episodes of the first task one after the other and keeps every step of them."""
+    """Plays episodes of the first task one after the other and keeps every step of them.
+
+    An environment whose observations are no images is asked to draw itself.
+    """
     first = tasks(env or held_out(config.env))[0]
-    actor = make_evaluator(config, agent, 1, seed, sample, first, film=True)
+    shown = first if len(interface(first).observation_shape) == 3 else drawing(first)
+    actor = make_evaluator(config, agent, 1, seed, sample, shown, film=True)
     try:
         return record_episodes(actor, episodes, config.actors.max_episode_steps)
     finally:

@@ -40,11 +40,6 @@ class Interface(NamedTuple):
         seen = f"observations {list(self.observation_shape)}{words}"
         return f"{seen}, {self.num_actions} actions and {self.action_repeat} frames a step"
 
-    @property
-    def filmable(self) -> bool:
-        """Whether observations are RGB images."""
-        return len(self.observation_shape) == 3 and self.observation_shape[2] == 3
-
 
 @functools.cache
 def interface(env: str) -> Interface:

@@ -2,7 +2,7 @@
 const NAMES = { routed: "routed memory", compressed: "compressed memory", memory: "memory", segment: "segment" };
 const MEAN = "mean", SHOWN = 12, LARGEST = 104, SMALLEST = 22, INSET = 8;
 
-let episode, sheets, layers, probabilities, step = 0, timer = null, charts = [];
+let episode, sheets, layers, probabilities, drawn, step = 0, timer = null, charts = [];
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "") + readable(Math.abs(value));
@@ -78,7 +78,9 @@ async function choose(index, at = 0) {
     weights: await unpacked(layer.weights, Uint8Array),
     steps: await unpacked(layer.steps, Int32Array),
   });
-  [sheets, layers, probabilities] = await Promise.all([pictures, Promise.all(chosen.layers.map(unpack)), unpacked(chosen.probabilities, Uint8Array)]);
+  [sheets, layers, probabilities, drawn] = await Promise.all([
+    pictures, Promise.all(chosen.layers.map(unpack)), unpacked(chosen.probabilities, Uint8Array), chosen.drawn && unpacked(chosen.drawn, Uint8Array),
+  ]);
   episode = chosen;
   get("slider").max = episode.values.length - 1;
   const steps = episode.values.map((_, at) => at);
@@ -152,12 +154,26 @@ function go(to) {
   view.width = DATA.sheet.width * scale;
   view.height = DATA.sheet.height * scale;
   paint(view.getContext("2d"), step, 0, 0, view.width, view.height);
+  if (drawn) redraw();
   get("value").textContent = signed(episode.values[step]);
   get("reward").textContent = episode.rewards[step] ? signed(episode.rewards[step]) : "none";
   for (const chart of charts) chart.cursor(step);
   facts();
   follow();
   if (layers.length) look();
+}
+
+// The view as the agent redraws it from its core's output.
+function redraw() {
+  const [height, width, channels] = DATA.drawn, canvas = get("drawn"), pixels = new ImageData(width, height);
+  for (let pixel = 0; pixel < width * height; pixel++) {
+    for (let channel = 0; channel < 3; channel++) {
+      pixels.data[4 * pixel + channel] = drawn[(step * width * height + pixel) * channels + Math.min(channel, channels - 1)];
+    }
+    pixels.data[4 * pixel + 3] = 255;
+  }
+  [canvas.width, canvas.height] = [width, height];
+  canvas.getContext("2d").putImageData(pixels, 0, 0);
 }
 
 // The path from above; y grows to the left of a player who looks along x.

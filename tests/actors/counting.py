@@ -88,7 +88,7 @@ class CountingAgent(nn.Module):
             state = CountingState(now, torch.ones_like(state.seen))
         flags = torch.stack(wrong, dim=1).float()
         logits = torch.stack([flags, torch.zeros_like(flags)], dim=-1)
-        return AgentOutput(logits, flags + self.marker, state, {}, None)
+        return AgentOutput(logits, flags + self.marker, state, {}, None, logits)
 
 
 class UnhurriedActor(Actor):

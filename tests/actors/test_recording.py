@@ -1,16 +1,20 @@
 """Recordings repeat what was played, and trace every key slot to the steps of a literal memory."""
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from actors import Actor
 from actors.evaluation import play_episodes
-from actors.recording import Recording, record_episodes
+from actors.recording import RENDERED, Recording, record_episodes
 from agent import Agent, AgentConfig
 from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, RoutingTransformerConfig, leaves
-from envs import EnvironmentFailed, make_vector
+from agent.encoders import Reconstruction
+from envs import EnvironmentFailed, drawing, make_vector
 from reports.video import film
+from reports.views import BARS, WIDTH, bars, looks, views, what_is_seen
 
 ENV = "rooms:small,episode_frames=100"
 STEPS = 25
@@ -132,9 +136,104 @@ def test_most_used_and_routed_memories_trace_to_one_step_each(kind):
         assert (present == (layer.weights[-1, 0, : layer.sizes[0]] > 0)).all()
 
 
-def test_recordings_without_attention_and_images(tmp_path):
+def test_vectors_are_shown_as_bars(tmp_path):
     (recording,) = record_episodes(make_actor(LSTMConfig(8), "diagnostic:tmaze,length=3"), 1)
     assert (recording.attention, recording.poses, recording.observations.ndim) == ((), None, 2)
-    with pytest.raises(ValueError, match="expected an image"):
-        film([recording], tmp_path / "a.mp4")
-    assert not list(tmp_path.iterdir())
+    assert (recording.renderings, recording.reconstructions) == (None, None)
+    assert views(recording).shape == (len(recording.actions), BARS, WIDTH, 3)
+    assert what_is_seen(recording).startswith("The vector")
+    film([recording], tmp_path / "a.mp4")
+    assert (tmp_path / "a.mp4").stat().st_size > 1000
+
+
+def test_bars_have_the_height_of_their_elements():
+    first, second = bars(np.array([[1.0, -2.0, 0.0], [0.5, 1.0, 0.0]]), 30)[:, :, [3, 13, 23], 0] > 20  # one colour
+    assert first.sum(axis=0).tolist() == [BARS // 2 + 1, BARS // 2 + 1, 1]  # each has the line of 0
+    assert first[: BARS // 2, 0].all()
+    assert first[BARS // 2 :, 1].all()
+    assert second.sum(axis=0).tolist() == [BARS // 4 + 1, BARS // 4 + 1, 1]
+    positive = bars(np.array([[1.0], [0.5]]), 30)[:, :, 3, 0] > 20
+    assert positive.sum(axis=1).tolist() == [BARS, BARS // 2 + 1]
+
+
+@pytest.mark.parametrize("size", [76, 300, 980, 5000])
+def test_many_elements_are_cells(size):
+    one_hot = np.eye(size, dtype=np.float32)[[0, size // 2, size - 1]]
+    shown = bars(one_hot, 300)
+    assert shown.shape == (3, BARS, 300, 3)
+    lit = (shown > 100).all(axis=3).sum(axis=(1, 2))
+    assert (lit > 0).all()
+    assert lit.max() == lit.min()
+
+
+class Drawn(gymnasium.Env):
+    """Shows a vector, and draws its step in the brightness of a picture larger than is kept."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        self.step_number = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.step_number += 1
+        return np.full(2, self.step_number / 8, np.float32), 1.0, self.step_number == 5, False, {}
+
+    def render(self):
+        return np.full((400, 600, 3), 40 * self.step_number, np.uint8)
+
+
+def test_an_environment_of_vectors_draws_itself(monkeypatch):
+    gymnasium.register("Drawn-v0", Drawn)
+    try:
+        spec = drawing("gym:Drawn-v0")
+        assert spec == "gym:Drawn-v0,render_mode=rgb_array"
+        (recording,) = record_episodes(make_actor(LSTMConfig(8), spec), 1)
+        monkeypatch.setattr(Drawn, "render", lambda self: None)
+        assert drawing("gym:Drawn-v0") == "gym:Drawn-v0"
+        monkeypatch.setattr(Drawn, "__init__", lambda self: None)  # takes no render_mode
+        assert drawing("gym:Drawn-v0") == "gym:Drawn-v0"
+    finally:
+        del gymnasium.registry["Drawn-v0"]
+    assert recording.renderings.shape == (5, RENDERED, 300, 3)
+    assert recording.renderings[:, 0, 0, 0].tolist() == [0, 40, 80, 120, 160]
+    assert recording.fps == 50
+    shown = views(recording)
+    np.testing.assert_array_equal(shown[:, :RENDERED], recording.renderings)
+    assert shown.shape == (5, RENDERED + BARS, 300, 3)
+    assert drawing(ENV) == ENV
+
+
+def test_the_view_is_redrawn_as_the_decoder_has_it():
+    """A decoder that answers the mean pixels of an image, in the units of its loss, draws that image."""
+    decoder = Reconstruction(8, (12, 16, 3))
+    image = torch.randint(0, 256, (1, 12, 16, 3), dtype=torch.uint8)
+    small = F.adaptive_avg_pool2d(image.permute(0, 3, 1, 2).double(), (6, 8))
+    with torch.no_grad():
+        decoder.decoder.weight.zero_()
+        decoder.decoder.bias.copy_(((small - 127.5) / 63.75).flatten())
+        drawn = decoder.picture(torch.zeros(1, 8))
+    np.testing.assert_allclose(drawn, small.permute(0, 2, 3, 1), atol=0.51)
+    assert decoder(torch.zeros(1, 8), image).total.item() == pytest.approx(0, abs=1e-6)
+
+
+def test_looks_are_the_largest_weights_of_earlier_steps(recordings):
+    found = looks(recordings[0], 3)
+    step, attention = STEPS - 1, recordings[0].attention
+    sums = np.zeros(STEPS)
+    for layer in attention:
+        for slot, (first, last) in enumerate(layer.steps[step]):
+            if first == last >= 0 and slot >= layer.sizes[0]:  # of one step, not compressed
+                sums[first] += layer.weights[step, :, slot].mean() / len(attention)
+    exact = [look for look in found[step] if look.kind != "compressed"]
+    assert exact
+    for look in exact:
+        assert look.weight == pytest.approx(sums[look.first], abs=1e-6)
+    assert [look.weight for look in found[step]] == sorted((look.weight for look in found[step]), reverse=True)
+    assert found[0] == []
+    assert all(look.last < at for at, some in enumerate(found) for look in some)

@@ -16,6 +16,7 @@ from reports.comparison import KIND
 from reports.episode import page_data
 from reports.pages import packed, write_page
 from reports.report import CHARTS, attention_by_bucket, references
+from reports.views import BARS
 from tests.commands.cli import TINY, Commands, frames
 from tests.commands.pages import embedded, shown_frames, unpacked
 from training.evaluation import load_player, record
@@ -48,6 +49,8 @@ def test_the_page_of_a_run_holds_the_episode_as_it_was_played(page: Path, record
     assert data["plan"]["rooms"][0] == "room of the example"
     (episode,) = data["episodes"]
     np.testing.assert_array_equal(shown_frames(data, episode), recording.observations)
+    drawn = unpacked(episode["drawn"], "u1").reshape(len(recording.actions), *data["drawn"])
+    np.testing.assert_array_equal(drawn, recording.reconstructions)
     assert episode["actions"] == recording.actions.tolist()
     assert episode["score"] == recording.episode.score
     for name in ("values", "rewards"):
@@ -169,7 +172,7 @@ def test_runs_without_attention_or_images(tmp_path: Path, cli: Commands) -> None
     tiny = [option for option in TINY if "mlp" not in option]
     for name, options in (
         ("lstm", ["--core=lstm", f"--frames={frames(1)}", "--video-episodes=1", "--env=rooms:small,episode_frames=40"]),
-        ("maze", ["--core=gru", "--frames=32", "--env=diagnostic:tmaze,length=3"]),
+        ("maze", ["--core=gru", "--frames=32", "--video-episodes=1", "--env=diagnostic:tmaze,length=3"]),
     ):
         cli.run("launch", "--local", "--run", tmp_path / name, *tiny, *options)
         cli.run("report", tmp_path / name, "--episodes=1")
@@ -177,10 +180,10 @@ def test_runs_without_attention_or_images(tmp_path: Path, cli: Commands) -> None
     data = embedded(tmp_path / "lstm" / "videos" / "final.html")
     assert "core (lstm) has no attention" in data["without"]
     assert data["episodes"][0]["layers"] == []
-    words = "expected images in RGB, got [3] from diagnostic:tmaze,length=3"
-    cli.refuse("visualize", tmp_path / "maze", words=words)
-    words = "video: expected images in RGB, got [3] from diagnostic:tmaze,length=3"
-    cli.refuse("evaluate", tmp_path / "maze", "--video", tmp_path / "a.mp4", words=words)
+    data = embedded(tmp_path / "maze" / "videos" / "final.html")
+    assert (data["seen"][:10], data["drawn"], data["sheet"]["height"]) == ("The vector", None, BARS)
+    cli.run("evaluate", tmp_path / "maze", "--episodes=1", "--video", tmp_path / "a.mp4")
+    assert (tmp_path / "a.mp4").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("kind", ["text", "speech", "images"])

@@ -1,0 +1,90 @@
+"""What films and pages show of a step: a picture, and the earlier steps that the agent attends to most."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from actors.recording import Recording
+
+BARS, WIDTH = 65, 300
+"""Pixels: height of a vector's picture (odd, so that 0 has a line), and its width if nothing is drawn above it."""
+DARK, POSITIVE, NEGATIVE = np.array([(18, 20, 26), (205, 210, 216), (226, 122, 63)], np.uint8)
+
+
+class Look(NamedTuple):
+    """A memory slot that is attended to: its share of all layers' and heads' attention, kind, first and last step."""
+
+    weight: float
+    kind: str
+    first: int
+    last: int
+
+
+def views(recording: Recording) -> np.ndarray:
+    """The picture of every step, [T, height, width, 3] uint8.
+
+    That is what the agent saw, if it saw images. Else it is how the environment draws itself, if it does, and below it
+    the vector that the agent saw (see `bars`).
+    """
+    seen, own = recording.observations, recording.renderings
+    if seen.ndim == 4:
+        grey = seen.mean(axis=3, keepdims=True).astype(np.uint8)
+        return seen if seen.shape[3] == 3 else grey.repeat(3, axis=3)
+    below = bars(seen, WIDTH if own is None else own.shape[2])
+    return below if own is None else np.concatenate([own, below], axis=1)
+
+
+def what_is_seen(recording: Recording) -> str:
+    """A caption of `views`; empty if they are simply what the agent saw."""
+    if recording.observations.ndim == 4:
+        return ""
+    vector = "the vector that the agent observes, each element over its largest value in the episode"
+    drawn = recording.renderings is not None
+    return f"Drawn by the environment; below it {vector}." if drawn else f"{vector[0].upper()}{vector[1:]}."
+
+
+def bars(vectors: np.ndarray, width: int) -> np.ndarray:
+    """Vectors [T, D] as pictures [T, BARS, width, 3] uint8: a bar an element, or a cell where bars would be too narrow.
+
+    An element is shown over its largest absolute value among the T.
+    """
+    time, size = vectors.shape
+    share = vectors / np.maximum(np.abs(vectors).max(axis=0), 1e-9)
+    pictures = np.broadcast_to(DARK, (time, BARS, width, 3)).copy()
+    if each := width // (4 * size):  # at least four pixels
+        levels = np.linspace(1, -1 if share.min() < 0 else 0, BARS)[None, :, None]
+        share, each = share[:, None], width // size
+        lit = ((levels > 0) & (levels <= share)) | ((levels < 0) & (levels >= share)) | (levels == 0)
+    else:
+        each = max(1, int(np.sqrt(width * BARS / size)))
+        while (rows := -(-size // (width // each))) * each > BARS and each > 1:
+            each -= 1
+        columns = width // each
+        cells = np.pad(share, [(0, 0), (0, rows * columns - size)])[:, : columns * (BARS // each)]
+        share = cells.reshape(time, -1, columns).repeat(each, axis=1)
+        lit = share != 0
+    colours = np.where((share < 0)[..., None], NEGATIVE, POSITIVE)
+    strength = np.abs(share)[..., None] if share.shape[1] > 1 else 1.0
+    shown = np.where(lit[..., None], DARK + (colours - DARK.astype(float)) * strength, DARK).astype(np.uint8)
+    shown = shown.repeat(each, axis=2)
+    if each > 2:
+        shown[:, :, each - 1 :: each] = DARK  # a gap between elements
+    pictures[:, : shown.shape[1], : shown.shape[2]] = shown
+    return pictures
+
+
+def looks(recording: Recording, count: int) -> list[list[Look]]:
+    """For every step the `count` slots of earlier steps that are attended to most."""
+    found: list[list[Look]] = []
+    for step in range(len(recording.actions)):
+        sums: dict[tuple[str, int, int], float] = {}
+        for layer in recording.attention:
+            kinds = np.repeat(recording.kinds, layer.sizes)
+            weights = layer.weights[step].mean(axis=0) / len(recording.attention)
+            for slot in np.flatnonzero((layer.steps[step, :, 0] >= 0) & (layer.steps[step, :, 1] < step)):
+                first, last = map(int, layer.steps[step, slot])
+                key = str(kinds[slot]), first, last
+                sums[key] = sums.get(key, 0.0) + float(weights[slot])
+        best = sorted(sums.items(), key=lambda item: -item[1])[:count]
+        found.append([Look(weight, *key) for key, weight in best])
+    return found
