@@ -187,6 +187,30 @@ def test_pages_on_a_telephone_and_charts(tab: Any, finished: tuple[Path, str], t
     assert tab.locator("#charts path").count() < lines, "one line a curve without smoothing"
 
 
+def assert_accessible(tab: Any) -> None:
+    """axe-core finds no fault, in light and dark."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
+    for scheme in ("dark", "light"):
+        tab.emulate_media(color_scheme=scheme)
+        found = axe.run(tab).response["violations"]
+        assert [(each["id"], each["impact"], each["nodes"][0]["html"]) for each in found] == []
+
+
+def test_accessible_and_printed(tab: Any, finished: tuple[Path, str], tmp_path: Path) -> None:
+    """Printed, pages are light and without controls."""
+    run, report = finished[0], tmp_path / "report.html"
+    main(["report", str(run), "--episodes", "1", "--output", str(report)])
+    main(["compare", "--from", str(run), "--folder", str(tmp_path / "compared")])
+    for path in (run / "videos" / "final.html", report, tmp_path / "compared" / "report.html"):
+        show(tab, path)
+        assert_accessible(tab)
+        tab.emulate_media(media="print", color_scheme="dark")
+        assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 250)"
+        assert tab.locator("select:visible, input:visible, .controls :visible").count() == 0
+        assert 1 <= len(re.findall(rb"/Type */Page\b", tab.pdf())) <= 8
+        tab.emulate_media(media="screen")
+
+
 def test_a_comparison_is_filtered(tab: Any, finished: tuple[Path, str], tmp_path: Path) -> None:
     config, runs = json.loads((finished[0] / "config.json").read_text()), []
     for discount, seed in itertools.product((0.9, 0.95), (0, 1)):
@@ -209,6 +233,8 @@ def test_a_watched_run_is_updated(tab: Any, finished: tuple[Path, str], tmp_path
     run = shutil.copytree(finished[0], tmp_path / "runs" / "run")
     with serving(tmp_path / "runs") as server:
         tab.goto(server.url)
+        tab.wait_for_selector("body[data-ready]")
+        assert_accessible(tab)
         tab.click("td a, th a")
         tab.wait_for_selector("body[data-ready] #charts svg")
         tab.select_option("#controls select", "steps")
