@@ -74,8 +74,8 @@ class Recording:
     poses: [T, 4] x, y, yaw in degrees and room before each action; None if the environment has no `poses`.
     renderings: [T, height, width, 3] uint8 what the environment's `render()` draws before each action; None if it was
         not made for that (see `envs.drawing`).
-    reconstructions: [T, height, width, channels] uint8 the small images that the agent predicts from its core's
-        features; None if it was not trained to, or sees no images.
+    reconstructions: [T, height, width, channels] uint8 the small images that the agent predicts from the inputs of
+        its core; None if it was not trained to, or sees no images.
     action_names: one for each action.
     fps: agent steps per second of real time.
     floor_plan: to draw `poses` on; see `envs.rooms.level.floor_plan`.
@@ -137,7 +137,7 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
                     mass,
                     pose,
                     rendering,
-                    reconstruct and reconstruct(output.features[0, :1]).cpu().numpy()[0],
+                    reconstruct and reconstruct(output.inputs[0, :1]).cpu().numpy()[0],
                 )
             )
             for episode in ended:

@@ -22,7 +22,7 @@ class AgentOutput(NamedTuple):
     value: [B, T], in units of the (clipped, scaled) reward that the learner trains on; with PopArt for K > 1 tasks,
         [B, T, K].
     losses: also "reconstruction", if the config asks for it.
-    features: [B, T, D] of the core, from which the heads and the reconstruction are computed.
+    inputs: [B, T, D] of the core, from which the observation is reconstructed.
     """
 
     policy_logits: Tensor
@@ -30,7 +30,7 @@ class AgentOutput(NamedTuple):
     state: State
     losses: dict[str, Mean]
     attention: tuple[Tensor, ...] | None
-    features: Tensor
+    inputs: Tensor
 
 
 class Agent(nn.Module):
@@ -128,10 +128,10 @@ class Agent(nn.Module):
         with torch.autocast(inputs.device.type, enabled=False):
             features = features.to(inputs.dtype)
             if self.reconstruction is not None and torch.is_grad_enabled():
-                total, count = self.reconstruction(features.flatten(0, 1), image.flatten(0, 1))
+                total, count = self.reconstruction(inputs.flatten(0, 1), image.flatten(0, 1))
                 losses = {**losses, "reconstruction": Mean(self.config.reconstruction_cost * total, count)}
             value = self.value(features).squeeze(-1)
-            return AgentOutput(self.policy(features), value, state, losses, attention, features)
+            return AgentOutput(self.policy(features), value, state, losses, attention, inputs)
 
     def _core_precision(self) -> torch.autocast:
         """Ends autocast for a core that would not gain from it."""

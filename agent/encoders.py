@@ -161,11 +161,11 @@ class InstructionEncoder(nn.Module):
 
 
 class Reconstruction(nn.Module):
-    """Predicts the observation from the core's features: an auxiliary loss for torso and core.
+    """Predicts the observation from what the core receives: an auxiliary loss for the encoders.
 
-    MERLIN (Wayne et al. 2018) and RMA (Hung et al. 2019) train their memory agents with the reconstruction of
-    observations too; here the decoder is one linear layer. Of images it predicts a small version, of vectors what the
-    torso sees.
+    So memory stores what was seen, and attention is left to the task. MERLIN (Wayne et al. 2018) decodes the
+    observation from what it writes to memory, too. Here the decoder is one linear layer. Of images it predicts a small
+    version, of vectors what the torso sees.
     """
 
     def __init__(self, model_size: int, observation_shape: Sequence[int], height: int = 6, width: int = 8) -> None:
@@ -175,20 +175,20 @@ class Reconstruction(nn.Module):
         image = len(observation_shape) == 3
         self.decoder = nn.Linear(model_size, observation_shape[-1] * (height * width if image else 1))
 
-    def forward(self, features: Tensor, observations: Tensor) -> Mean:
+    def forward(self, inputs: Tensor, observations: Tensor) -> Mean:
         """The mean squared error over steps and pixels, or over steps of the sum over the elements of a vector.
 
         Most elements of a vector may be constant, as those of one-hot codes are, so that a mean would hide the others.
-        Features [N, D], observations uint8 [N, height, width, channels] or float32 [N, elements].
+        Inputs of the core [N, D], observations uint8 [N, height, width, channels] or float32 [N, elements].
         """
         if image := observations.ndim == 4:
-            target = F.adaptive_avg_pool2d(scale(observations, features.dtype), self.size).flatten(1)
+            target = F.adaptive_avg_pool2d(scale(observations, inputs.dtype), self.size).flatten(1)
         else:
-            target = squash(observations).to(features.dtype)
-        total = F.mse_loss(self.decoder(features), target, reduction="sum")
+            target = squash(observations).to(inputs.dtype)
+        total = F.mse_loss(self.decoder(inputs), target, reduction="sum")
         return Mean(total[None], torch.full((1,), target.numel() if image else len(target), device=total.device))
 
-    def picture(self, features: Tensor) -> Tensor:
+    def picture(self, inputs: Tensor) -> Tensor:
         """The predicted images [N, height, width, channels] uint8, small as they are."""
-        images = self.decoder(features).unflatten(1, (self.channels, *self.size)).permute(0, 2, 3, 1)
+        images = self.decoder(inputs).unflatten(1, (self.channels, *self.size)).permute(0, 2, 3, 1)
         return images.float().mul(63.75).add(127.5).round().clamp(0, 255).to(torch.uint8)

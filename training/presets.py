@@ -110,7 +110,6 @@ def memory(core: str = "compressive") -> RunConfig:
 def minigrid(core: str = "compressive") -> RunConfig:
     """MiniGrid-Memory by its symbols, on a CPU core; other sizes with --env.
 
-    Not every run has learned S9: docs/log.md, "MiniGrid-Memory and POPGym".
     Episodes of the training end after 96 steps, as in CleanRL's ppo_trxl; evaluate with the environment itself.
     """
     config = cpu(core)
@@ -118,19 +117,20 @@ def minigrid(core: str = "compressive") -> RunConfig:
         config,
         preset="minigrid",
         env="gym:MiniGrid-MemoryS9-v0,max_episode_steps=96",
-        frames=2_000_000,
+        frames=1_500_000,
         agent=dataclasses.replace(config.agent, torso_size=128, reconstruction_cost=0.04),
         learner=dataclasses.replace(
             config.learner,
+            learning_rate=5e-4,
             learning_rate_schedule="linear",
             discount=0.98,
             lambda_=0.95,
-            entropy_cost=2e-2,
+            entropy_cost=1e-2,
             reward_clipping="none",
-            reward_scale=5.0,
+            reward_scale=2.0,
         ),
-        replay=ReplayConfig(share=0.75, unrolls=16),
-        actors=dataclasses.replace(config.actors, num_actors=1),
+        replay=ReplayConfig(share=0.75, unrolls=64),
+        actors=dataclasses.replace(config.actors, num_actors=1, envs_per_actor=16),
     )
 
 
@@ -145,7 +145,7 @@ def popgym(core: str = "compressive") -> RunConfig:
         preset="popgym",
         env="gym:popgym-RepeatPreviousEasy-v0",
         frames=400_000,
-        learner=dataclasses.replace(config.learner, discount=0.9, entropy_cost=1e-2, reward_scale=10.0),
+        learner=dataclasses.replace(config.learner, learning_rate=1e-3, discount=0.9, reward_scale=10.0),
         replay=ReplayConfig(share=0.75, unrolls=32),
         actors=dataclasses.replace(config.actors, envs_per_actor=32),
     )

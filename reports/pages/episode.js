@@ -163,7 +163,7 @@ function go(to) {
   if (layers.length) look();
 }
 
-// The view as the agent redraws it from its core's output.
+// The view as the agent redraws it from its core's input.
 function redraw() {
   const [height, width, channels] = DATA.drawn, canvas = get("drawn"), pixels = new ImageData(width, height);
   for (let pixel = 0; pixel < width * height; pixel++) {
