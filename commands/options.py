@@ -197,13 +197,27 @@ class EvaluateOptions(PlayOptions):
 
 
 @dataclass(frozen=True)
-class VisualizeOptions(PlayOptions, RunOptions):
-    """Plays episodes of a trained agent and shows what it sees, does, expects and attends to: a video and a page."""
+class VisualizeOptions(PlayOptions):
+    """Plays episodes of a trained agent and shows what it sees, does, expects and attends to: a video and a page.
 
+    compressive visualize runs/NAME                         episodes.mp4 and episodes.html in the run's videos
+    compressive visualize runs/A runs/B --output FOLDER     several agents, side by side in the same episodes
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR [DIR ...]")]
+    """Folders of runs; the last readable checkpoint of each is used."""
     episodes: Positive = 2
     """Episodes to play; if there are several tasks, of the first."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder for episodes.mp4 and episodes.html; if not given, the run's videos."""
+    """Folder for episodes.mp4 and episodes.html; if not given, the run's videos. Several runs have a video and a page
+    each, and episodes.html shows the pages together."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.runs:
+            raise ValueError("DIR: expected a run")
+        if len(self.runs) > 1 and self.output is None:
+            raise ValueError("output: expected a folder for the pages of several runs")
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,57 @@
 """`compressive visualize`: plays episodes and shows the agent's memory, as a video and as a page."""
 
+import dataclasses
+import re
+
 from rich.console import Console
 
+from actors.recording import Recording
 from commands.evaluate import load
 from commands.options import VisualizeOptions
 from commands.parsing import user_errors
 from learner.files import require_output
 from reports.episode import show
+from reports.pages import write_page
+from training import UserError
 from training.config import core_name
 from training.console import quantity, say_all
-from training.evaluation import record
+from training.evaluation import Player, record
 from training.run import Run
 
 
 def visualize(options: VisualizeOptions) -> None:
     """Runs the command."""
-    run, console = Run(options.run), Console()
-    player = load(run, options, console)
-    stem = (options.output or run.videos) / "episodes"
+    console = Console()
+    players = [load(Run(path), options, console) for path in options.runs]  # all, before any plays
+    if len(envs := sorted({each.env for each in players})) > 1:
+        raise UserError(f"DIR: expected runs in one environment, got {' and '.join(envs)}")
+    folder, together = options.output or players[0].run.videos, len(players) > 1
+    names = ["episodes"]
+    if together:
+        names = [f"{number}-{re.sub(r'[^A-Za-z0-9._-]', '_', each.run.name)}" for number, each in enumerate(players, 1)]
     with user_errors("output"):
-        for ending in (".mp4", ".html"):
-            require_output(stem.with_suffix(ending))
-    with console.status("playing"):
-        recordings = record(player.config, player.agent, options.episodes, options.seed, not options.greedy)
-    title = f"{run.name}, {quantity(player.checkpoint.step)} steps"
-    with console.status("drawing"), user_errors("output"):
-        rows = show(recordings, stem, title, core_name(player.config))
-    scores = ", ".join(f"{recording.episode.score:g}" for recording in recordings)
-    say_all(console, {"checkpoint": str(player.checkpoint.path), "score": scores} | rows)
+        for name in ["episodes", *names] if together else names:
+            for ending in (".mp4", ".html"):
+                require_output(folder / f"{name}{ending}")
+    for player, name in zip(players, names):
+        with console.status("playing"):
+            recordings = play(player, options, together)
+        title = f"{player.run.name}, {quantity(player.checkpoint.step)} steps"
+        with console.status("drawing"), user_errors("output"):
+            rows = show(recordings, folder / name, title, core_name(player.config))
+        scores = ", ".join(f"{recording.episode.score:g}" for recording in recordings)
+        say_all(console, {"checkpoint": str(player.checkpoint.path), "score": scores} | rows)
+    if together:
+        pages = [{"name": player.run.name, "page": f"{name}.html"} for player, name in zip(players, names)]
+        with user_errors("output"):
+            page = write_page(folder / "episodes.html", "together", {"title": "Side by side", "pages": pages})
+        say_all(console, {"together": f"{page}  (open it in a browser)"})
+
+
+def play(player: Player, options: VisualizeOptions, together: bool) -> list[Recording]:
+    """Recorded episodes; those of several agents begin alike, whatever the seeds of their runs."""
+    _, config, agent, _, _ = player
+    if not together:
+        return record(config, agent, options.episodes, options.seed, not options.greedy)
+    config, seeds = dataclasses.replace(config, seed=0), range(options.seed, options.seed + options.episodes)
+    return [record(config, agent, 1, seed, not options.greedy)[0] for seed in seeds]

@@ -25,7 +25,7 @@ def write_page(path: Path, template: str, data: dict[str, Any]) -> Path:
 
     Args:
         path: of the HTML file.
-        template: name of a template: "episode", "report", "comparison" or "runs".
+        template: name of a template: "episode", "together", "report", "comparison" or "runs".
         data: variables of the template, which its script reads as DATA as well: "title" and what JSON can hold.
 
     Raises:

@@ -2,7 +2,7 @@
 const NAMES = { routed: "routed memory", compressed: "compressed memory", memory: "memory", segment: "segment" };
 const MEAN = "mean", SHOWN = 12, LARGEST = 104, SMALLEST = 22, INSET = 8;
 
-let episode, sheets, layers, probabilities, drawn, step = 0, timer = null, charts = [];
+let episode, sheets, layers, probabilities, drawn, step = 0, timer = null, charts = [], led = false;
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "") + readable(Math.abs(value));
@@ -161,6 +161,21 @@ function go(to) {
   facts();
   follow();
   if (layers.length) look();
+  if (window.parent !== window && !led) window.parent.postMessage([Number(get("episode").value), step], "*");
+}
+
+// Goes where a page beside this one has gone; see `together.html`.
+async function lead({ source, data }) {
+  if (window.parent === window || source !== window.parent || !episode || !DATA.episodes[data[0]]) return;
+  led = true;
+  stop();
+  if (Number(get("episode").value) === data[0]) {
+    go(data[1]);
+  } else {
+    get("episode").value = data[0];
+    await choose(data[0], data[1]);
+  }
+  led = false;
 }
 
 // The view as the agent redraws it from its core's input.
@@ -410,6 +425,7 @@ function start() {
     return choose(index, Number(at));
   };
   window.addEventListener("hashchange", opened);
+  window.addEventListener("message", lead);
   opened();
 }
 

@@ -187,6 +187,23 @@ def test_pages_on_a_telephone_and_charts(tab: Any, finished: tuple[Path, str], t
     assert tab.locator("#charts path").count() < lines, "one line a curve without smoothing"
 
 
+def test_pages_side_by_side_go_together(tab: Any, finished: tuple[Path, str], tmp_path: Path) -> None:
+    main(["visualize", str(finished[0]), str(finished[0]), "--output", str(tmp_path)])
+    tab.goto((tmp_path / "episodes.html").as_uri())
+    _, one, two = tab.frames
+    for frame in (one, two):
+        frame.wait_for_selector("body[data-ready]", timeout=60_000)
+    place = "document.body.dataset.step + ' ' + get('episode').value"
+    for act, expected in (
+        (lambda: one.locator("#slider").fill("12"), "12 0"),
+        (lambda: two.select_option("#episode", "1"), "0 1"),
+        (lambda: two.locator("#slider").fill("7"), "7 1"),
+    ):
+        act()
+        for frame in (one, two):
+            frame.wait_for_function(f"{place} === '{expected}'")
+
+
 def assert_accessible(tab: Any) -> None:
     """axe-core finds no fault, in light and dark."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
