@@ -8,7 +8,8 @@ from actors.recording import Recording
 
 BARS, WIDTH = 65, 300
 """Pixels: height of a vector's picture (odd, so that 0 has a line), and its width if nothing is drawn above it."""
-DARK, POSITIVE, NEGATIVE = np.array([(18, 20, 26), (205, 210, 216), (226, 122, 63)], np.uint8)
+COLOURS = np.array([(18, 20, 26), (205, 210, 216), (226, 122, 63)], np.uint8)
+"""Of the background, positive and negative elements."""
 
 
 class Look(NamedTuple):
@@ -44,33 +45,24 @@ def what_is_seen(recording: Recording) -> str:
 
 
 def bars(vectors: np.ndarray, width: int) -> np.ndarray:
-    """Vectors [T, D] as pictures [T, BARS, width, 3] uint8: a bar an element, or a cell where bars would be too narrow.
+    """Vectors [T, D] as pictures [T, about BARS, width, 3] uint8: a bar for each element, at least four pixels wide.
 
-    An element is shown over its largest absolute value among the T.
+    A bar is an element over its largest absolute value among the T. Bars that do not fit beside each other are in rows.
     """
     time, size = vectors.shape
-    share = vectors / np.maximum(np.abs(vectors).max(axis=0), 1e-9)
-    pictures = np.broadcast_to(DARK, (time, BARS, width, 3)).copy()
-    if each := width // (4 * size):  # at least four pixels
-        levels = np.linspace(1, -1 if share.min() < 0 else 0, BARS)[None, :, None]
-        share, each = share[:, None], width // size
-        lit = ((levels > 0) & (levels <= share)) | ((levels < 0) & (levels >= share)) | (levels == 0)
-    else:
-        each = max(1, int(np.sqrt(width * BARS / size)))
-        while (rows := -(-size // (width // each))) * each > BARS and each > 1:
-            each -= 1
-        columns = width // each
-        cells = np.pad(share, [(0, 0), (0, rows * columns - size)])[:, : columns * (BARS // each)]
-        share = cells.reshape(time, -1, columns).repeat(each, axis=1)
-        lit = share != 0
-    colours = np.where((share < 0)[..., None], NEGATIVE, POSITIVE)
-    strength = np.abs(share)[..., None] if share.shape[1] > 1 else 1.0
-    shown = np.where(lit[..., None], DARK + (colours - DARK.astype(float)) * strength, DARK).astype(np.uint8)
-    shown = shown.repeat(each, axis=2)
-    if each > 2:
-        shown[:, :, each - 1 :: each] = DARK  # a gap between elements
-    pictures[:, : shown.shape[1], : shown.shape[2]] = shown
-    return pictures
+    columns = min(size, width // 4)
+    rows = -(-size // columns)
+    high, wide = max(1, BARS // rows), width // columns
+    share: np.ndarray = vectors / np.maximum(np.abs(vectors).max(axis=0), 1e-9)
+    share = np.pad(share, [(0, 0), (0, rows * columns - size)]).reshape(time, rows, 1, columns)
+    levels = 1 - (np.arange(high) + 0.5) * (2 if share.min() < 0 else 1) / high
+    levels = levels.round(9)[:, None]  # the middle one is exactly 0
+    lit = np.where(levels >= 0, share >= levels, share <= levels) | (levels == 0)
+    colours = np.where(levels >= 0, 1, 2)
+    shown = COLOURS[np.where(lit, colours, 0)].reshape(time, rows * high, columns, 3)
+    shown = shown.repeat(wide, axis=2)
+    shown[:, :, wide - 1 :: wide] = COLOURS[0]  # a gap between bars
+    return np.pad(shown, [(0, 0), (0, 0), (0, width - columns * wide), (0, 0)])
 
 
 def looks(recording: Recording, count: int) -> list[list[Look]]:

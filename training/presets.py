@@ -18,7 +18,7 @@ def cpu(core: str = "compressive") -> RunConfig:
     return RunConfig(
         preset="cpu",
         env="rooms:small",
-        frames=6_000_000,
+        frames=4_000_000,
         agent=AgentConfig(
             torso="small", torso_size=256, core=matched_cores(sizes, 16, 16)[core], reconstruction_cost=1.0
         ),
