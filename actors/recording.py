@@ -23,8 +23,8 @@ COUNTERS = ("correct_choices", "wrong_choices")
 """Counters of an episode that environments with right and wrong choices have."""
 
 
-RENDERED = 200
-"""Most lines of what environments draw of themselves; larger pictures are made smaller."""
+RENDERED, RENDERED_STEPS = 200, 3000
+"""Most lines of what environments draw of themselves (larger pictures are made smaller), and most steps."""
 
 
 class Attention(NamedTuple):
@@ -72,8 +72,8 @@ class Recording:
     mass: [T, L, H, 3] the attention on each of `kinds`.
     kinds: the core's kinds of slots, such as compressed, memory and segment; empty for cores without attention.
     poses: [T, 4] x, y, yaw in degrees and room before each action; None if the environment has no `poses`.
-    renderings: [T, height, width, 3] uint8 what the environment's `render()` draws before each action; None if it was
-        not made for that (see `envs.drawing`).
+    renderings: [at most RENDERED_STEPS, height, width, 3] uint8 what the environment's `render()` draws before each
+        action; None if it was not made for that (see `envs.drawing`).
     reconstructions: [T, height, width, channels] uint8 the small images that the agent predicts from the inputs of
         its core; None if it was not trained to, or sees no images.
     action_names: one for each action.
@@ -117,7 +117,7 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
         while len(recordings) < episodes:
             resets = bool(actor.over[0])  # this step only resets the environment: it belongs to no episode
             observation, before = image_of(actor.env_output.observation)[0].numpy(), actor.core_state
-            pose, rendering = poses and poses()[0], _render(actor)
+            pose, rendering = poses and poses()[0], _render(actor) if len(steps) < RENDERED_STEPS else None
             action, output = actor.act(return_attention=True)
             ended = actor.step(action)
             check_length(actor, np.arange(actor.envs.num_envs) == 0, max_steps)
@@ -174,7 +174,7 @@ def _render(actor: Actor) -> np.ndarray | None:
         return None
     with guard.calling(actor.name, "in render"):
         pictures: Any = actor.envs.render()
-    drawn = Image.fromarray(pictures[0])
+        drawn = Image.fromarray(pictures[0])
     drawn.thumbnail((2 * RENDERED, RENDERED))
     return np.asarray(drawn)
 
@@ -224,4 +224,4 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor) -> Recording:
 
 
 def _stack(arrays: Sequence[Any]) -> np.ndarray | None:
-    return None if arrays[0] is None else np.stack(arrays)
+    return None if arrays[0] is None else np.stack([array for array in arrays if array is not None])

@@ -46,11 +46,13 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
     room, note = limit - 100_000, ""  # the page itself
     episodes: list[dict[str, Any]] = []
     for number, recording in enumerate(recordings):
-        steps = len(recording.actions)
-        episode, size = _episode(recording, steps)
+        pictures = views(recording)
+        steps = len(pictures)
+        episode, size = _episode(recording, pictures)
         while size > room and not episodes:
             steps //= 2
-            episode, size = _episode(recording, steps)
+            episode, size = _episode(recording, pictures[:steps])
+        if steps < len(recording.actions):
             note = f"The page shows the first {steps} of {len(recording.actions)} steps, because of its size."
         if size > room:
             note = f"The page shows the first {number} of {len(recordings)} episodes, because of its size."
@@ -72,8 +74,9 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
     }
 
 
-def _episode(recording: Recording, steps: int) -> tuple[dict[str, Any], int]:
-    """The first steps of an episode as the page reads them, and about how many bytes that takes."""
+def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any], int]:
+    """An episode's steps of which there are pictures as the page reads them, and about how many bytes that takes."""
+    steps = len(pictures)
     layers = [
         {
             "sizes": layer.sizes,
@@ -88,7 +91,7 @@ def _episode(recording: Recording, steps: int) -> tuple[dict[str, Any], int]:
     ]
     episode: dict[str, Any] = {
         "score": recording.episode.score,
-        "sheets": _sheets(views(recording)[:steps]),
+        "sheets": _sheets(pictures),
         "drawn": None if recording.reconstructions is None else packed(recording.reconstructions[:steps]),
         "actions": recording.actions[:steps].tolist(),
         "values": rounded(recording.values[:steps]),

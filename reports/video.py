@@ -27,6 +27,8 @@ COLOURS = {"routed": (186, 104, 200), "compressed": (226, 122, 63), "memory": (6
 def film(recordings: Sequence[Recording], path: Path) -> None:
     """Writes episodes to one MP4 (H.264), one after the other, in real time. The file is complete, or as it was before.
 
+    An episode ends where its pictures do; see `reports.views.views`.
+
     Raises:
         OSError: if it cannot be written, or would replace what is not a regular file.
     """
@@ -45,9 +47,9 @@ def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
     """The frames of the video, [height, width, 3] uint8 each."""
     for number, recording in enumerate(recordings, 1):
         returns, chosen = recording.returns, [(recording.choices == sign).cumsum() for sign in (1, -1)]
-        shown, remembered = views(recording), looks(recording, LOOKS)
+        shown = views(recording)
         kept = max(1, round(REWARD_SECONDS * recording.fps))
-        for step, view in enumerate(shown):
+        for step, (view, remembered) in enumerate(zip(shown, looks(recording, LOOKS))):
             frame = Frame(bool(recording.attention))
             frame.picture(view, (0, 0, *VIEW))
             frame.line("episode", f"{number} of {len(recordings)}")
@@ -63,7 +65,7 @@ def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
                 frame.line("choices", f"{right} right, {wrong} wrong")
             if recording.attention:
                 frame.attention(dict(zip(recording.kinds, recording.mass[step].mean(axis=(0, 1)).tolist())))
-                frame.remembered(shown, remembered[step])
+                frame.remembered(shown, remembered)
             if recording.floor_plan and recording.poses is not None:
                 frame.map(recording.floor_plan, recording.poses[: step + 1])
             yield np.asarray(frame.image)

@@ -1,10 +1,11 @@
 """What films and pages show of a step: a picture, and the earlier steps that the agent attends to most."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from actors.recording import Recording
+from actors.recording import RENDERED_STEPS, Recording
 
 BARS, WIDTH = 65, 300
 """Pixels: height of a vector's picture (odd, so that 0 has a line), and its width if nothing is drawn above it."""
@@ -22,12 +23,12 @@ class Look(NamedTuple):
 
 
 def views(recording: Recording) -> np.ndarray:
-    """The picture of every step, [T, height, width, 3] uint8.
+    """Pictures of the first RENDERED_STEPS steps at most, [steps, height, width, 3] uint8.
 
     That is what the agent saw, if it saw images. Else it is how the environment draws itself, if it does, and below it
     the vector that the agent saw (see `bars`).
     """
-    seen, own = recording.observations, recording.renderings
+    seen, own = recording.observations[:RENDERED_STEPS], recording.renderings
     if seen.ndim == 4:
         grey = seen.mean(axis=3, keepdims=True).astype(np.uint8)
         return seen if seen.shape[3] == 3 else grey.repeat(3, axis=3)
@@ -65,9 +66,8 @@ def bars(vectors: np.ndarray, width: int) -> np.ndarray:
     return np.pad(shown, [(0, 0), (0, 0), (0, width - columns * wide), (0, 0)])
 
 
-def looks(recording: Recording, count: int) -> list[list[Look]]:
+def looks(recording: Recording, count: int) -> Iterator[list[Look]]:
     """For every step the `count` slots of earlier steps that are attended to most."""
-    found: list[list[Look]] = []
     for step in range(len(recording.actions)):
         sums: dict[tuple[str, int, int], float] = {}
         for layer in recording.attention:
@@ -78,5 +78,4 @@ def looks(recording: Recording, count: int) -> list[list[Look]]:
                 key = str(kinds[slot]), first, last
                 sums[key] = sums.get(key, 0.0) + float(weights[slot])
         best = sorted(sums.items(), key=lambda item: -item[1])[:count]
-        found.append([Look(weight, *key) for key, weight in best])
-    return found
+        yield [Look(weight, *key) for key, weight in best]

@@ -37,10 +37,10 @@ LINES = {
     ("text", "speech"): 2_170,
     ("images",): 600,
     ("reports",): 2_120,
-    ("commands",): 1_700,
+    ("commands",): 1_740,
     ("benchmarks",): 3_350,
-    ("tests",): 17_770,
-    tuple(ALLOWED): 21_730,
+    ("tests",): 17_850,
+    tuple(ALLOWED): 21_770,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

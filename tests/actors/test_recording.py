@@ -1,5 +1,6 @@
 """Recordings repeat what was played, and trace every key slot to the steps of a literal memory."""
 
+import av
 import gymnasium
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from agent import Agent, AgentConfig
 from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, RoutingTransformerConfig, leaves
 from agent.encoders import Reconstruction
 from envs import EnvironmentFailed, drawing, make_vector
+from reports.episode import page_data
 from reports.video import film
 from reports.views import BARS, WIDTH, bars, looks, views, what_is_seen
 
@@ -210,6 +212,20 @@ def test_an_environment_of_vectors_draws_itself(monkeypatch):
     assert drawing(ENV) == ENV
 
 
+def test_pictures_of_long_episodes_end(monkeypatch, tmp_path):
+    for module in ("actors.recording", "reports.views"):
+        monkeypatch.setattr(f"{module}.RENDERED_STEPS", 7)
+    for env in (ENV, "diagnostic:recall,delay=10"):
+        (recording,) = record_episodes(make_actor(compressive(), env), 1)
+        assert len(recording.actions) > 7
+        film([recording], tmp_path / "a.mp4")
+        with av.open(tmp_path / "a.mp4") as video:
+            assert sum(1 for _ in video.decode(video=0)) == 7
+        page = page_data([recording], "a", "compressive")
+        assert page["note"] == f"The page shows the first 7 of {len(recording.actions)} steps, because of its size."
+        assert len(page["episodes"][0]["actions"]) == 7
+
+
 def test_the_view_is_redrawn_as_the_decoder_has_it():
     """A decoder that answers the mean pixels of an image, in the units of its loss, draws that image."""
     decoder = Reconstruction(8, (12, 16, 3))
@@ -224,7 +240,7 @@ def test_the_view_is_redrawn_as_the_decoder_has_it():
 
 
 def test_looks_are_the_largest_weights_of_earlier_steps(recordings):
-    found = looks(recordings[0], 3)
+    found = list(looks(recordings[0], 3))
     step, attention = STEPS - 1, recordings[0].attention
     sums = np.zeros(STEPS)
     for layer in attention:
