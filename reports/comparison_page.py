@@ -194,17 +194,26 @@ def print_scores(console: Console, comparison: Comparison) -> None:
 def verdict(comparison: Comparison) -> str:
     """The best variant, and those others that are probably worse."""
     best, where = comparison.best, " in an environment" if len(comparison.data) > 1 else ""
-    lows = {name: comparison.improvements[best.name, name].low for name in comparison.names if name != best.name}
-    better, level = [name for name in lows if lows[name] > 0.5], [name for name in lows if not lows[name] > 0.5]
+    better = worse_than_best(comparison)
+    level = [name for name in comparison.names if name not in (best.name, *better)]
     lead = f"{best.name} has the {'lowest' if comparison.scale.lower else 'highest'} interquartile mean"
-    parts = [f"{lead}, {significant(best.score.value)} {interval(best.score)}".rstrip()]
+    lead = f"{lead}, {significant(best.score.value)} {interval(best.score)}".rstrip()
+    parts = [lead if better or not level else f"No difference is confirmed: {lead}"]
     parts += [f"its runs are better than those of {_list(better)}"] if better else []
-    parts += [f"no difference from {_list(level)} can be confirmed"] if level else []
+    parts += [f"no difference from {_list(level)} is confirmed"] if better and level else []
     fewest = min(len(comparison.of(name, data)) for name in comparison.names for data in comparison.data)
-    weak = f" With as few as {fewest} runs of a variant{where}, that is weak evidence." if lows and fewest < 5 else ""
+    weak = f" With as few as {fewest} runs of a variant{where}, that is weak evidence." if fewest < 5 else ""
+    weak += f" The interval of a mean of {fewest} runs is their range." if fewest < 4 and not where else ""
+    weak = weak if len(comparison.names) > 1 else ""
     if fewest == 1:
         weak = f" A single run of a variant{where} has no interval."
     return "; ".join(parts) + "." + weak
+
+
+def worse_than_best(comparison: Comparison) -> list[str]:
+    """The variants whose runs are worse than those of the best one, as far as the intervals tell."""
+    best = comparison.best.name
+    return [name for name in comparison.names if name != best and comparison.improvements[best, name].low > 0.5]
 
 
 def significant(value: float | None) -> str:
@@ -238,10 +247,11 @@ def variant_table(comparison: Comparison) -> dict[str, Any]:
     limit = comparison.threshold is not None
     head = ["variant", "runs", "interquartile mean", *["correct"] * chose, *[f"{kind.unit} to threshold"] * limit]
     head += [f"{kind.speed}/s", "mean", "state", "temporal range"]
+    best = comparison.best if worse_than_best(comparison) else None
     for variant in comparison.variants:
         reached = [x for x in variant.reached if x is not None]
         score = {"text": significant(variant.score.value), "small": interval(variant.score)}
-        row = [_key(comparison, variant.name), len(variant.runs), {**score, "best": variant is comparison.best}]
+        row = [_key(comparison, variant.name), len(variant.runs), {**score, "best": variant is best}]
         row += ["-" if variant.correct is None else f"{variant.correct:.1f} %"] * chose
         count = f"{len(reached)} of {len(variant.runs)}"
         row += [{"text": quantity(sum(reached) / len(reached)) if reached else "-", "small": count}] * limit

@@ -130,16 +130,17 @@ function mark() {
 }
 
 function facts() {
+  const chosen = episode.choices[step] ? [["choice", episode.choices[step] > 0 ? "right" : "wrong"]] : [];
   const room = DATA.plan && episode.poses ? [["place", DATA.plan.rooms[episode.poses[step][3]]]] : [];
   const rows = [
     ["step", `${step} of ${episode.values.length - 1}`], ["action", DATA.actions[episode.actions[step]]],
-    ["value", signed(episode.values[step])], ["score", signed(episode.scores[step])], ...room,
+    ["value", signed(episode.values[step])], ["score so far", signed(episode.scores[step])], ...room, ...chosen,
   ];
   const count = DATA.actions.length, chances = probabilities.subarray(step * count, (step + 1) * count);
   get("policy").replaceChildren(...DATA.actions.flatMap((name, action) => {
-    const chosen = action === episode.actions[step] ? { class: "chosen" } : {};
+    const taken = action === episode.actions[step] ? { class: "chosen" } : {};
     const share = chances[action] / 255;
-    return [element("span", chosen, name), element("i", { style: `width: ${100 * share}%` }), element("b", chosen, percent(share))];
+    return [element("span", taken, name), element("i", { style: `width: ${100 * share}%` }), element("b", taken, percent(share))];
   }));
   get("here").setAttribute("href", `#${Number(get("episode").value) + 1}.${step}`);
   get("facts").replaceChildren(...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
@@ -269,7 +270,9 @@ function look() {
   get("looks").textContent = "";
   if (visit) {
     const weight = mass.slice(visit[0], visit[1] + 1).reduce((sum, entry) => sum + entry.weight, 0);
-    get("looks").textContent = `${percent(weight)} of it goes to the latest stay in the ${DATA.plan.rooms[0]}, steps ${span(...visit)}.`;
+    const within = ({ first, last }) => Math.max(0, Math.min(last, visit[1]) - Math.max(first, visit[0]) + 1) / (last - first + 1);
+    const equal = slots.reduce((sum, slot) => sum + within(slot), 0) / slots.length;
+    get("looks").textContent = `${percent(weight)} of it goes to the latest stay in the ${DATA.plan.rooms[0]}, steps ${span(...visit)}. If all slots had the same weight, it would be ${percent(equal)}.`;
   }
   get("rings").replaceChildren(...clusters(slots).map((text) => element("div", {}, text)));
   const largest = Math.max(...slots.map((slot) => slot.weight));
