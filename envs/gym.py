@@ -106,6 +106,8 @@ def _minigrid(env: Env, view: str) -> Env:
     if view not in ("symbols", "pixels"):
         raise ValueError(f"view: expected symbols or pixels, got {view!r}")
     mission = env.observation_space["mission"]  # type: ignore[index]
+    names = [action.name for action in env.unwrapped.actions]  # type: ignore[attr-defined]
+    env.metadata = {**env.metadata, "action_names": names}
     if mission.ordered_placeholders or mission.contains(""):  # BabyAI's missions may be any string
         raise ValueError("its mission differs by episode, and missions are not shown")
     if view == "pixels":

@@ -100,6 +100,13 @@ def test_minigrid_symbols_are_those_of_its_own_one_hot_wrapper():
 
 
 @minigrid
+def test_minigrid_draws_itself_and_names_its_actions():
+    spec = envs.drawing("gym:MiniGrid-MemoryS7-v0")
+    assert spec.endswith("render_mode=rgb_array")
+    assert envs.make_vector(spec, 1).metadata["action_names"][:3] == ["left", "right", "forward"]
+
+
+@minigrid
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
