@@ -34,7 +34,7 @@ def film(recordings: Sequence[Recording], path: Path) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     fps, attends = round(recordings[0].fps), bool(recordings[0].attention)
-    with replacing(path) as temporary, av.open(str(temporary), "w", format="mp4") as container:
+    with replacing(path) as temporary, av.open(str(temporary.absolute()), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=fps, options={"crf": "24", "preset": "veryfast"})
         stream.width, stream.height = VIEW[0] + PANEL, VIEW[1] + STRIP * attends
         stream.pix_fmt, stream.time_base = "yuv420p", Fraction(1, fps)
