@@ -30,8 +30,7 @@ def views(recording: Recording) -> np.ndarray:
     """
     seen, own = recording.observations[:RENDERED_STEPS], recording.renderings
     if seen.ndim == 4:
-        grey = seen.mean(axis=3, keepdims=True).astype(np.uint8)
-        return seen if seen.shape[3] == 3 else grey.repeat(3, axis=3)
+        return seen if seen.shape[3] == 3 else seen.mean(axis=3, keepdims=True).astype(np.uint8).repeat(3, axis=3)
     below = bars(seen, WIDTH if own is None else own.shape[2])
     return below if own is None else np.concatenate([own, below], axis=1)
 
