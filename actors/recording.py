@@ -72,6 +72,8 @@ class Recording:
     mass: [T, L, H, 3] the attention on each of `kinds`.
     kinds: the core's kinds of slots, such as compressed, memory and segment; empty for cores without attention.
     poses: [T, 4] x, y, yaw in degrees and room before each action; None if the environment has no `poses`.
+    situations: for each of the T steps what the environment knows of it beside the observation, in words by name, such
+        as the right object; None if it has no `situations`.
     renderings: [at most RENDERED_STEPS, height, width, 3] uint8 what the environment's `render()` draws before each
         action; None if it was not made for that (see `envs.drawing`).
     reconstructions: [T, height, width, channels] uint8 the small images that the agent predicts from the inputs of
@@ -92,6 +94,7 @@ class Recording:
     mass: np.ndarray
     kinds: tuple[str, ...]
     poses: np.ndarray | None
+    situations: tuple[dict[str, str], ...] | None
     renderings: np.ndarray | None
     reconstructions: np.ndarray | None
     action_names: tuple[str, ...]
@@ -109,7 +112,7 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
 
     The actor is at the start of an episode; `max_steps` is that of `play_episodes`.
     """
-    agent, poses = actor.agent, getattr(actor.envs, "poses", None)
+    agent, (poses, situations) = actor.agent, (getattr(actor.envs, name, None) for name in ("poses", "situations"))
     reconstruct = agent.reconstruction.picture if agent.reconstruction and not _vectors(actor) else None
     recordings: list[Recording] = []
     steps: list[_Step] = []
@@ -117,7 +120,8 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
         while len(recordings) < episodes:
             resets = bool(actor.over[0])  # this step only resets the environment: it belongs to no episode
             observation, before = image_of(actor.env_output.observation)[0].numpy(), actor.core_state
-            pose, rendering = poses and poses()[0], _render(actor) if len(steps) < RENDERED_STEPS else None
+            pose, situation = poses and poses()[0], situations and situations()[0]
+            rendering = _render(actor) if len(steps) < RENDERED_STEPS else None
             action, output = actor.act(return_attention=True)
             ended = actor.step(action)
             check_length(actor, np.arange(actor.envs.num_envs) == 0, max_steps)
@@ -136,6 +140,7 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
                     slots,
                     mass,
                     pose,
+                    situation,
                     rendering,
                     reconstruct and reconstruct(output.inputs[0, :1]).cpu().numpy()[0],
                 )
@@ -160,6 +165,7 @@ class _Step(NamedTuple):
     slots: tuple[np.ndarray, ...]
     mass: np.ndarray
     pose: np.ndarray | None
+    situation: dict[str, str] | None
     rendering: np.ndarray | None
     reconstruction: np.ndarray | None
 
@@ -215,6 +221,7 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor) -> Recording:
         mass=np.stack(of.mass),
         kinds=core.attention_kinds if isinstance(core, Transformer) else (),
         poses=_stack(of.pose),
+        situations=None if of.situation[0] is None else of.situation,
         renderings=_stack(of.rendering),
         reconstructions=_stack(of.reconstruction),
         action_names=tuple(metadata.get("action_names") or map(str, range(actor.agent.num_actions))),

@@ -101,6 +101,7 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
         "scores": rounded(recording.returns[:steps], 6),
         "layers": layers,
         "kinds": recording.kinds,
+        "situations": recording.situations and recording.situations[:steps],
         "poses": None if recording.poses is None else [rounded(pose) for pose in recording.poses[:steps]],
     }
     packs = [

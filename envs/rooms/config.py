@@ -10,10 +10,11 @@ from envs.rooms.shapes import SHAPES
 
 RGB = tuple[int, int, int]
 
-#: The three glow colours of the level: pink, light blue, green.
+#: The three glow colours of the level.
 LEVEL_COLOURS: tuple[RGB, ...] = ((250, 50, 135), (125, 208, 236), (88, 230, 150))
 #: Red, yellow and green, for images of a few hundred pixels: far apart in RGB and, but for the last two, in brightness.
 DISTINCT_COLOURS: tuple[RGB, ...] = ((255, 0, 60), (255, 235, 0), (0, 255, 70))
+_NAMES = dict(zip(LEVEL_COLOURS + DISTINCT_COLOURS, ("pink", "light blue", "green", "red", "yellow", "green")))
 
 #: No field of a config is larger: compiled code counts in 64 bits, and sums of such numbers stay exact.
 MOST = 10**9
@@ -135,6 +136,11 @@ class RoomsConfig:
     def num_objects(self) -> int:
         """Number of objects, shapes x colours; object k has shape k // C and colour k % C."""
         return len(self.shapes) * len(self.colours)
+
+    def object_name(self, number: int) -> str:
+        """An object in words, such as "light blue cone"; colours without a name are in hexadecimal."""
+        shape, colour = self.shapes[number // len(self.colours)], self.colours[number % len(self.colours)]
+        return f"{_NAMES.get(colour, f'#{bytes(colour).hex()}')} {shape.replace('_', ' ')}"
 
     @property
     def episode_steps(self) -> int:

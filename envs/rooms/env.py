@@ -153,6 +153,18 @@ class RoomsVectorEnv(BatchedEnv):
         room = np.array([0, 1, 1, 2, 0])[self.state.room]  # CHOSEN is still in the second room, GREY in the first
         return np.stack([self.state.x, self.state.y, self.state.yaw, room], axis=1)
 
+    def situations(self) -> list[dict[str, str]]:
+        """What an observer knows of every environment and the player may have to remember: which objects are where."""
+        state, sides, found = self.state, ("left", "right"), []
+        for i in range(self.num_envs):
+            match, other = (self.config.object_name(int(objects[i])) for objects in (state.match, state.other))
+            known = {"example": f"{match}, {sides[state.example_side[i]]}"}
+            if state.room[i] in (level.ROOM_2, level.CHOSEN):
+                at = int(state.match_side[i])
+                known |= {"to take": f"{other}, {sides[1 - at]}", "to leave": f"{match}, {sides[at]}"}
+            found.append(known)
+        return found
+
     def render(self) -> tuple[NDArray[np.uint8], ...]:
         """The present view of every environment."""
         return tuple(self._images.copy())

@@ -132,9 +132,10 @@ function mark() {
 function facts() {
   const chosen = episode.choices[step] ? [["choice", episode.choices[step] > 0 ? "right" : "wrong"]] : [];
   const room = DATA.plan && episode.poses ? [["place", DATA.plan.rooms[episode.poses[step][3]]]] : [];
+  const known = Object.entries(episode.situations?.[step] ?? {});
   const rows = [
     ["step", `${step} of ${episode.values.length - 1}`], ["action", DATA.actions[episode.actions[step]]],
-    ["value", signed(episode.values[step])], ["score so far", signed(episode.scores[step])], ...room, ...chosen,
+    ["value", signed(episode.values[step])], ["score so far", signed(episode.scores[step])], ...room, ...known, ...chosen,
   ];
   const count = DATA.actions.length, chances = probabilities.subarray(step * count, (step + 1) * count);
   get("policy").replaceChildren(...DATA.actions.flatMap((name, action) => {

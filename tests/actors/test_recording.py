@@ -51,6 +51,7 @@ def test_a_recording_repeats_observations_and_rewards(recordings):
         for step in range(STEPS):
             np.testing.assert_array_equal(recording.observations[step], actor.env_output.observation[0])
             np.testing.assert_array_equal(recording.poses[step], actor.envs.poses()[0])
+            assert recording.situations[step] == actor.envs.situations()[0]
             (ended,) = actor.step(torch.tensor([recording.actions[step]])) or [None]
             assert recording.rewards[step] == actor.env_output.reward[0]
         assert ended is not None
@@ -142,7 +143,8 @@ def test_most_used_and_routed_memories_trace_to_one_step_each(kind):
 
 def test_vectors_are_shown_as_bars(monkeypatch, tmp_path):
     (recording,) = record_episodes(make_actor(LSTMConfig(8), "diagnostic:tmaze,length=3"), 1)
-    assert (recording.attention, recording.poses, recording.observations.ndim) == ((), None, 2)
+    assert (recording.attention, recording.observations.ndim) == ((), 2)
+    assert (recording.poses, recording.situations) == (None, None)
     assert (recording.renderings, recording.reconstructions) == (None, None)
     assert views(recording).shape == (len(recording.actions), BARS, WIDTH, 3)
     assert what_is_seen(recording).startswith("The vector")

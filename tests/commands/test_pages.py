@@ -57,6 +57,7 @@ def test_the_page_of_a_run_holds_the_episode_as_it_was_played(page: Path, record
         np.testing.assert_allclose(episode[name], getattr(recording, name), rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(episode["scores"], recording.returns, atol=1e-3)
     np.testing.assert_allclose(episode["poses"], recording.poses, rtol=1e-3, atol=1e-6)
+    assert episode["situations"] == list(recording.situations)
     assert len(episode["layers"]) == len(recording.attention) == 2
     for layer, played in zip(episode["layers"], recording.attention):
         assert tuple(layer["sizes"]) == played.sizes

@@ -233,3 +233,27 @@ def test_poses_lie_on_the_floor_plan():
         "room of the example",
         "room of the choice",
     ]
+
+
+def test_situations_name_the_example_and_in_the_second_room_the_object_to_take():
+    env = RoomsVectorEnv(8, "full")
+    env.reset(seed=0)
+    chosen = 0
+    for _ in range(60):
+        before = env.situations()
+        correct, (_, rewards, *_) = env.state.correct.copy(), env.step(oracle_actions(env))
+        for i, words in enumerate(before):
+            if rewards[i] != 10:
+                continue
+            chosen += 1
+            assert set(words) == {"example", "to take", "to leave"}
+            take, leave = words["to take"].split(", "), words["to leave"].split(", ")
+            assert words["example"].split(", ")[0] == leave[0] != take[0]
+            assert {take[1], leave[1]} == {"left", "right"}
+            assert env.state.correct[i] == correct[i] + 1
+        assert all(set(words) == {"example"} for words, room in zip(env.situations(), env.state.room) if room == 0)
+    assert chosen > 8
+    names = {env.config.object_name(number) for number in range(36)}
+    assert len(names) == 36
+    assert {"pink cone", "light blue glow ball", "green sphere"} <= names
+    assert RoomsConfig(shapes=("cube",), colours=((1, 2, 3), (4, 5, 6))).object_name(1) == "#040506 cube"
