@@ -14,7 +14,7 @@ from PIL import Image
 from actors.actor import Actor, Episode
 from actors.config import MAX_EPISODE_STEPS
 from actors.evaluation import check_length
-from agent.core import State, Transformer
+from agent.core import CompressiveTransformer, State, Transformer
 from agent.core.config import RoutedSizes
 from agent.trajectory import image_of
 from envs import guard
@@ -25,6 +25,13 @@ COUNTERS = ("correct_choices", "wrong_choices")
 
 RENDERED, RENDERED_STEPS = 200, 3000
 """Most lines of what environments draw of themselves (larger pictures are made smaller), and most steps."""
+
+
+class Compressed(NamedTuple):
+    """What the first layer compressed of an episode: K slots [K, D], and the steps [K, c] that each holds."""
+
+    slots: np.ndarray
+    steps: np.ndarray
 
 
 class Attention(NamedTuple):
@@ -76,6 +83,7 @@ class Recording:
         as the right object; None if it has no `situations`.
     renderings: [at most RENDERED_STEPS, height, width, 3] uint8 what the environment's `render()` draws before each
         action; None if it was not made for that (see `envs.drawing`).
+    compressed: None for cores that compress nothing.
     reconstructions: [T, height, width, channels] uint8 the small images that the agent predicts from the inputs of
         its core; None if it was not trained to, or sees no images.
     action_names: one for each action.
@@ -96,6 +104,7 @@ class Recording:
     poses: np.ndarray | None
     situations: tuple[dict[str, str], ...] | None
     renderings: np.ndarray | None
+    compressed: Compressed | None
     reconstructions: np.ndarray | None
     action_names: tuple[str, ...]
     fps: float
@@ -142,6 +151,7 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
                     pose,
                     situation,
                     rendering,
+                    _compressed(agent.core, before, slots),
                     reconstruct and reconstruct(output.inputs[0, :1]).cpu().numpy()[0],
                 )
             )
@@ -167,6 +177,7 @@ class _Step(NamedTuple):
     pose: np.ndarray | None
     situation: dict[str, str] | None
     rendering: np.ndarray | None
+    compressed: Compressed | None
     reconstruction: np.ndarray | None
 
 
@@ -200,9 +211,21 @@ def _attention(
     return tuple(layer[0, :, 0].cpu().numpy() for layer in weights), tuple(slots), mass
 
 
+def _compressed(core: torch.nn.Module, state: Any, slots: tuple[np.ndarray, ...]) -> Compressed | None:
+    """What the first row's last segment added to the first layer's compressed memory, given the steps of its slots."""
+    if not isinstance(core, CompressiveTransformer) or state.offset or not core.layers[0].sizes.compressed:
+        return None
+    n_s, _, count, rate = core.layers[0].sizes
+    new = np.arange(max(0, count - n_s // rate), count)
+    first, last = slots[0][new].T
+    new, first = new[last - first == rate - 1], first[last - first == rate - 1]  # all of it is of this episode
+    return Compressed(state.compressed[0][0].float().cpu().numpy()[new], first[:, None] + np.arange(rate))
+
+
 def _join(steps: list[_Step], episode: Episode, actor: Actor) -> Recording:
     metadata, core, attention = actor.envs.metadata, actor.agent.core, []
     of: Any = _Step(*zip(*steps))  # of every field a tuple
+    compressed = [part for part in of.compressed if part is not None]
     if isinstance(core, Transformer):
         for layer, weights, slots in zip(core.layers, zip(*of.weights), zip(*of.slots)):
             sizes = layer.sizes
@@ -223,6 +246,7 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor) -> Recording:
         poses=_stack(of.pose),
         situations=None if of.situation[0] is None else of.situation,
         renderings=_stack(of.rendering),
+        compressed=Compressed(*map(np.concatenate, zip(*compressed))) if compressed else None,
         reconstructions=_stack(of.reconstruction),
         action_names=tuple(metadata.get("action_names") or map(str, range(actor.agent.num_actions))),
         fps=float(metadata.get("render_fps", 15)),

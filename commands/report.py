@@ -9,6 +9,7 @@ from commands.options import ReportOptions
 from commands.parsing import user_errors
 from envs import EnvironmentFailed
 from learner.files import require_output
+from reports.compression import what_is_kept
 from reports.pages import write_page
 from reports.report import attention_by_bucket, media, page_data, read_rows
 from reports.tables import say_how_to_resume
@@ -27,7 +28,7 @@ def report(options: ReportOptions) -> None:
         data = page_data(run, read_rows(run))
     with user_errors("output"):
         require_output(page)
-    data["buckets"] = _buckets(run, options, console) if data["kind"] == "launch" else {"why": ""}
+    data |= _memory(run, options, console) if data["kind"] == "launch" else {"buckets": {"why": ""}}
     data["media"] = media(run, page)
     with user_errors("output"):
         write_page(page, "report", data)
@@ -36,18 +37,18 @@ def report(options: ReportOptions) -> None:
     say_how_to_resume(console, run, data["kind"], data["facts"]["state"])
 
 
-def _buckets(run: Run, options: ReportOptions, console: Console) -> dict[str, Any]:
-    """Attention by bucket of memory over some episodes, or why there is none."""
+def _memory(run: Run, options: ReportOptions, console: Console) -> dict[str, Any]:
+    """Of some episodes, attention by bucket of memory, or why there is none; and what compression keeps."""
     if not options.episodes:
-        return {"why": "No episodes were played for this report."}
+        return {"buckets": {"why": "No episodes were played for this report."}}
     try:
         player = load(Run(run.path.absolute()), options, console)  # "." would be in every sentence
         if not hasattr(player.agent.core, "attention_by_kind"):
-            return {"why": f"This run's core ({core_name(player.config)}) has no attention."}
+            return {"buckets": {"why": f"This run's core ({core_name(player.config)}) has no attention."}}
         with console.status("playing"):
-            sampled = options.episodes, options.seed, not options.greedy
-            return attention_by_bucket(record(player.config, player.agent, *sampled))
+            played = record(player.config, player.agent, options.episodes, options.seed, not options.greedy)
+        return {"buckets": attention_by_bucket(played), "kept": what_is_kept(played)}
     except (UserError, EnvironmentFailed) as error:
         why = f"Nothing could be played: {error}".replace(str(run.path.absolute()), run.name)
         say(console, why, "yellow")
-        return {"why": why}
+        return {"buckets": {"why": why}}

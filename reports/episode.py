@@ -3,19 +3,16 @@
 `actors.recording` decides what is recorded; `pages/episode.html` how the page looks.
 """
 
-import base64
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from actors.recording import Recording
 from reports.pages import packed, rounded, write_page
 from reports.video import film
-from reports.views import views, what_is_seen
+from reports.views import views, webp, what_is_seen
 
 PAGE_BYTES = 15_000_000
 """Largest size of a page, so that it opens quickly; what does not fit is left out, and the page says so."""
@@ -120,13 +117,7 @@ def _sheets(frames: np.ndarray) -> list[str]:
         grid = np.pad(part, [(0, -len(part) % 10), (0, 0), (0, 0), (0, 0)])
         grid = grid.reshape(-1, 10, height, width, 3).swapaxes(1, 2)
         pictures.append(grid.reshape(-1, 10 * width, 3))
-    sheets = [_webp(picture, lossless=True, quality=50) for picture in pictures]
+    sheets = [webp(picture, lossless=True, quality=50) for picture in pictures]
     if sum(map(len, sheets)) > LOSSLESS_BYTES:
-        sheets = [_webp(picture, quality=85) for picture in pictures]
+        sheets = [webp(picture, quality=85) for picture in pictures]
     return sheets
-
-
-def _webp(picture: np.ndarray, **options: Any) -> str:
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "WEBP", method=2, **options)
-    return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -83,7 +83,7 @@ CHARTS = {
 
 
 def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What `pages/report.html` reads, but for "buckets" and "media".
+    """What `pages/report.html` reads, but for "buckets", "kept" and "media".
 
     Args:
         run: the run; only its files are read.

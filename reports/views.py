@@ -1,9 +1,12 @@
 """What films and pages show of a step: a picture, and the earlier steps that the agent attends to most."""
 
+import base64
+import io
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from actors.recording import RENDERED_STEPS, Recording
 
@@ -78,3 +81,10 @@ def looks(recording: Recording, count: int) -> Iterator[list[Look]]:
                 sums[key] = sums.get(key, 0.0) + float(weights[slot])
         best = sorted(sums.items(), key=lambda item: -item[1])[:count]
         yield [Look(weight, *key) for key, weight in best]
+
+
+def webp(picture: np.ndarray, **options: Any) -> str:
+    """A picture [height, width, 3] uint8 as a data URL, given the options of Pillow's WebP."""
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "WEBP", method=2, **options)
+    return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"

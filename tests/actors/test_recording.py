@@ -1,5 +1,6 @@
 """Recordings repeat what was played, and trace every key slot to the steps of a literal memory."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -11,11 +12,12 @@ from torch.nn import functional as F
 
 from actors import Actor
 from actors.evaluation import play_episodes
-from actors.recording import RENDERED, Recording, record_episodes
+from actors.recording import RENDERED, Compressed, Recording, record_episodes
 from agent import Agent, AgentConfig
 from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, RoutingTransformerConfig, leaves
 from agent.encoders import Reconstruction
 from envs import EnvironmentFailed, drawing, make_vector
+from reports.compression import what_is_kept
 from reports.episode import page_data
 from reports.video import film
 from reports.views import BARS, WIDTH, bars, looks, views, what_is_seen
@@ -66,6 +68,40 @@ def test_endless_episodes_are_named_with_their_last_action(play):
     message = rf"episodes of at most {STEPS - 1} steps \(max-episode-steps\), .* its last action was \d"
     with pytest.raises(EnvironmentFailed, match=message):
         play(make_actor(compressive()), 1, max_steps=STEPS - 1)
+
+
+def test_compressed_slots_are_recorded_with_their_steps():
+    """A mean of inputs is decoded to the mean of what they are decoded to, and every step of full slots is there."""
+    torch.manual_seed(0)
+    envs = make_vector(ENV, 1)
+    config = AgentConfig("small", 8, compressive(compression="mean"), reconstruction_cost=1.0)
+    actor = Actor(envs, Agent(config, (24, 32, 3), 9), actor_id=0, seed=3)
+    decoder = actor.agent.reconstruction.decoder
+    for recording in record_episodes(actor, 2):
+        slots, steps = recording.compressed
+        assert (np.diff(steps) == 1).all()
+        assert 6 <= len(slots) == len(np.unique(steps[:, 0]))
+        with torch.no_grad():
+            read = decoder(torch.from_numpy(slots)).unflatten(1, (3, 6, 8)).permute(0, 2, 3, 1) * 63.75 + 127.5
+        np.testing.assert_allclose(read, recording.reconstructions[steps].mean(axis=1), atol=0.51)
+    assert record_episodes(make_actor(LSTMConfig(8)), 1)[0].compressed is None
+
+
+@pytest.mark.parametrize("informative", [True, False])
+def test_a_probe_reads_what_compressed_slots_hold(recordings, informative):
+    """Slots of three equal views, with all of their 18 numbers or with noise."""
+    rng, found = np.random.default_rng(0), []
+    for recording in recordings[:2]:
+        views, steps = rng.integers(0, 256, (30, 2, 3, 3)).astype(np.uint8), np.arange(90).reshape(30, 3)
+        slots = views.reshape(30, 18) / 255.0 if informative else rng.standard_normal((30, 18))
+        found.append(replace(recording, compressed=Compressed(slots, steps), reconstructions=views.repeat(3, axis=0)))
+    kept = what_is_kept(found)
+    assert (kept["slots"], kept["rate"]) == (60, 3)
+    shares = [[int(cell.removesuffix(" %")) for cell in row[1:]] for row in kept["rows"]]
+    assert [mean for _, mean in shares] == [100] * 3
+    assert all(share > 95 if informative else share < 5 for share, _ in shares)
+    assert what_is_kept(found[:1]) is None
+    assert what_is_kept([replace(each, compressed=None) for each in found]) is None
 
 
 def literal_slots(sizes: tuple[int, int, int], rate: int, episodes: int) -> list[list[tuple[int, int]]]:
