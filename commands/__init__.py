@@ -29,6 +29,7 @@ look    runs        the runs of a folder: state, score, and what to type next
         report      one page about a run: curves, evaluation, memory, provenance
         visualize   what an agent attends to, step by step: a video and a page
         watch       these pages in the browser, live while runs train
+        mirror      a run's metrics in Weights & Biases
 use     evaluate    scores of trained agents, of an oracle, or of random actions
         export      a trained agent in a small folder, to share it
         completion  commands and options for bash and zsh
@@ -49,6 +50,7 @@ COMMANDS = {
         "status",
         "runs",
         "watch",
+        "mirror",
         "completion",
     )
 }

@@ -244,6 +244,17 @@ class StatusOptions(RunOptions):
 
 
 @dataclass(frozen=True)
+class MirrorOptions(RunOptions):
+    """Copies the metrics and the configuration of a run to Weights & Biases, as its own settings and login say. What
+    was copied before is not copied again."""
+
+    project: str = "compressive"
+    """Project in Weights & Biases."""
+    follow: bool = False
+    """Go on until the run's training ends."""
+
+
+@dataclass(frozen=True)
 class RunsOptions(Checked):
     """Lists the runs below a folder, the newest last: state, progress, score, and what to type next."""
 
@@ -388,6 +399,7 @@ OPTIONS: dict[str, Any] = {
     "status": StatusOptions,
     "runs": RunsOptions,
     "watch": WatchOptions,
+    "mirror": MirrorOptions,
     "completion": CompletionOptions,
     **{f"{kind} {part}": each for kind, parts in _SEQUENCES.items() for part, each in zip(PARTS, parts)},
 }

@@ -96,8 +96,22 @@ def read_metrics(run: Path | str, name: str = "step") -> list[dict[str, Any]]:
         FileNotFoundError: if the folder has no metrics.
         OSError: if `metrics.jsonl` is not a file or cannot be read.
     """
+    return [row for row in read_on(run)[0] if name in row]
+
+
+def read_on(run: Path | str, position: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """The rows of a run from a byte of `metrics.jsonl` on, and where to read on later; errors as in `read_metrics`.
+
+    All rows come again if the file has become shorter, as it does when a run is resumed.
+    """
+    rows = []
     with _open(run) as file:
-        return [row for line in _lines(file) if (row := _parse(line, name))]
+        position = position if position <= os.fstat(file.fileno()).st_size else 0
+        file.seek(position)
+        for line in _lines(file):
+            position += len(line) if line.endswith(b"\n") or len(line) == _LONGEST else 0
+            rows += [row] if (row := _parse(line)) else []
+    return rows, position
 
 
 def sample_metrics(run: Path | str, kept: str = "") -> list[dict[str, Any]]:

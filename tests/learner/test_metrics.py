@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from learner import metrics
-from learner.metrics import MetricsWriter, last_metrics, read_metrics, sample_metrics
+from learner.metrics import MetricsWriter, last_metrics, read_metrics, read_on, sample_metrics
 
 
 def write(run, steps, resumed_step=None, value=0.0):
@@ -60,6 +60,20 @@ def test_rows_can_be_read_while_they_are_written(tmp_path):
         assert [row["step"] for row in rows] == list(range(2_000))
         assert sample_metrics(tmp_path) == rows, "all rows of a file that is not long"
         assert last_metrics(tmp_path) == rows[-1]
+
+
+def test_rows_are_read_on_from_where_the_last_reader_was(tmp_path):
+    write(tmp_path, [10, 20])
+    rows, position = read_on(tmp_path)
+    assert [row["step"] for row in rows] == [10, 20]
+    append(tmp_path, '{"step": 30, ')
+    assert read_on(tmp_path, position) == ([], position)
+    append(tmp_path, '"loss": 1.0}\n')
+    rows, end = read_on(tmp_path, position)
+    assert rows == [{"step": 30, "loss": 1.0}]
+    assert read_on(tmp_path, end) == ([], end)
+    write(tmp_path, [], resumed_step=10)
+    assert [row["step"] for row in read_on(tmp_path, end)[0]] == [10], "a run that was resumed is read anew"
 
 
 def long_run(run: Path, rows: int = 20_000) -> None:

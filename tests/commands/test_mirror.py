@@ -1,0 +1,91 @@
+"""`compressive mirror` into W&B's own files, without a network: rows, configuration, and a run that still trains."""
+
+import json
+import os
+import shutil
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+from wandb.proto import wandb_internal_pb2
+
+from commands import mirror as command
+from learner.metrics import FILE, read_metrics
+from tests.commands.cli import Commands, wait_until
+from training.run import Run
+
+SMALL = Path(__file__).parent.parent.parent / "pretrained" / "small"
+
+
+def records(folder: Path) -> Iterator[Any]:
+    """The records of the only copy in a folder: W&B writes LevelDB's log format behind seven bytes of its own."""
+    (path,) = folder.rglob("*.wandb")
+    content, position, parts = path.read_bytes(), 7, b""
+    while position + 7 <= len(content):
+        _, length, kind = struct.unpack_from("<IHB", content, position)
+        if kind == 0 or position % 32768 > 32768 - 7:  # the rest of the block is empty
+            position += 32768 - position % 32768
+            continue
+        parts += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a whole record, or its last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            yield record
+            parts = b""
+
+
+def copied_rows(folder: Path) -> list[dict[str, Any]]:
+    """Names with values, as in `metrics.jsonl`."""
+    history = (record.history for record in records(folder) if record.HasField("history"))
+    rows = [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in row.item} for row in history
+    ]
+    return [{name: value for name, value in row.items() if not name.startswith("_")} for row in rows]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where W&B writes."""
+    for name, value in {"WANDB_MODE": "offline", "WANDB_DIR": tmp_path, "WANDB_CACHE_DIR": tmp_path}.items():
+        monkeypatch.setenv(name, str(value))
+    yield tmp_path
+    wandb.teardown()  # a process has one service, which has read these variables
+
+
+def test_rows_and_configuration_are_copied(place: Path, cli: Commands) -> None:
+    assert "25 rows of metrics copied" in cli.run("mirror", SMALL, "--project", "rooms")
+    assert copied_rows(place) == read_metrics(SMALL)
+    (begun,) = (record.run for record in records(place) if record.HasField("run"))
+    assert (begun.project, begun.display_name) == ("rooms", "small")
+    config = {update.key: json.loads(update.value_json) for update in begun.config.update}
+    assert config["agent"] == json.loads((SMALL / "config.json").read_text())["agent"]
+
+
+def test_a_run_is_followed_until_it_ends(place: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "EVERY", 0.05)
+    folder = shutil.copytree(SMALL, place / "run")
+    lines = (folder / FILE).read_bytes().splitlines(keepends=True)
+    (folder / FILE).write_bytes(b"".join(lines[:3]))
+    printed: list[str] = []
+    with Run(folder).lock():
+        thread = threading.Thread(target=lambda: printed.append(cli.run("mirror", folder, "--follow")))
+        thread.start()
+        wait_until(lambda: list(place.rglob("*.wandb")), patience=60)
+        with (folder / FILE).open("ab", buffering=0) as file:
+            for line in lines[3:]:
+                os.write(file.fileno(), line[:9])
+                os.write(file.fileno(), line[9:])
+        assert thread.is_alive()
+    thread.join(60)
+    assert "25 rows of metrics copied" in printed[0]
+    assert copied_rows(place) == read_metrics(SMALL)
+
+
+def test_what_is_not_a_run_is_refused_before_anything_is_written(place: Path, cli: Commands) -> None:
+    cli.refuse("mirror", place, words="config.json")
+    assert not list(place.iterdir())
