@@ -36,6 +36,37 @@ def cpu(core: str = "compressive") -> RunConfig:
     )
 
 
+def level(core: str = "compressive") -> RunConfig:
+    """The level itself, halved to 36 x 48 pixels, on two CPU cores in about an hour.
+
+    Large and near objects come first. Each stage begins where choices are mostly right, so the agent does not lose its
+    way before it meets them.
+    """
+    config, near = cpu(core), "rooms:full-half,distance_scale={},object_scale={} until correct {} or frames {}"
+    return dataclasses.replace(
+        config,
+        preset="level",
+        env="rooms:full-half",
+        stages=(
+            "rooms:small,image_height=36,image_width=48 until correct 0.95 or frames 8M",
+            near.format(0.4, 1.75, 0.84, "12M"),
+            near.format(0.5, 1.6, 0.84, "12M"),
+            near.format(0.65, 1.35, 0.84, "16M"),
+            near.format(0.8, 1.2, 0.82, "16M"),
+        ),
+        frames=64_000_000,
+        log_every=40,
+        agent=dataclasses.replace(config.agent, torso_size=192),
+        learner=dataclasses.replace(
+            config.learner,
+            learning_rate_schedule="linear",
+            discount=0.95,
+            lambda_=0.9,
+            entropy_cost_end=1e-3,
+        ),
+    )
+
+
 def paper(core: str = "compressive") -> RunConfig:
     """Section 5.7 of the paper on DeepMind Lab; `docs/decisions.md` says what the paper leaves open."""
     sizes = {"model_size": 256, "num_layers": 4, "num_heads": 8, "mlp_size": 1024, "segment_size": 64}
@@ -153,6 +184,7 @@ def popgym(core: str = "compressive") -> RunConfig:
 
 PRESETS: dict[str, Callable[[str], RunConfig]] = {
     "cpu": cpu,
+    "level": level,
     "memory": memory,
     "paper": paper,
     "paper-recall": paper_recall,

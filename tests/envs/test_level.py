@@ -235,7 +235,7 @@ def test_poses_lie_on_the_floor_plan():
     ]
 
 
-def test_situations_name_the_example_and_in_the_second_room_the_object_to_take():
+def test_situations_name_the_example_and_the_object_to_take():
     env = RoomsVectorEnv(8, "full")
     env.reset(seed=0)
     chosen = 0
