@@ -44,6 +44,7 @@ def what_is_kept(recordings: Sequence[Recording]) -> dict[str, Any] | None:
     totals = errors.mean(axis=(1, *pixels))
     shown = int(np.argsort(totals)[len(totals) // 2])
     picture = np.rint(255 * np.stack([views[shown], read[shown]]).clip(0, 1)).astype(np.uint8)
+    picture = np.pad(picture, [(0, 0), (0, 0), (0, 1), (0, 1), (0, 0)], constant_values=255)  # lines between the views
     return {
         "head": ["step of the slot", "read from it", "by their mean"],
         "rows": [
