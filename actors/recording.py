@@ -83,6 +83,8 @@ class Recording:
         as the right object; None if it has no `situations`.
     renderings: [at most RENDERED_STEPS, height, width, 3] uint8 what the environment's `render()` draws before each
         action; None if it was not made for that (see `envs.drawing`).
+    between: [at most RENDERED_STEPS, K, height, width, channels] uint8 the views between each observation and the next;
+        None if the environment has no `between`.
     compressed: None for cores that compress nothing.
     reconstructions: [T, height, width, channels] uint8 the small images that the agent predicts from the inputs of
         its core; None if it was not trained to, or sees no images.
@@ -104,6 +106,7 @@ class Recording:
     poses: np.ndarray | None
     situations: tuple[dict[str, str], ...] | None
     renderings: np.ndarray | None
+    between: np.ndarray | None
     compressed: Compressed | None
     reconstructions: np.ndarray | None
     action_names: tuple[str, ...]
@@ -121,7 +124,8 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
 
     The actor is at the start of an episode; `max_steps` is that of `play_episodes`.
     """
-    agent, (poses, situations) = actor.agent, (getattr(actor.envs, name, None) for name in ("poses", "situations"))
+    agent = actor.agent
+    poses, situations, between = (getattr(actor.envs, name, None) for name in ("poses", "situations", "between"))
     reconstruct = agent.reconstruction.picture if agent.reconstruction and not _vectors(actor) else None
     recordings: list[Recording] = []
     steps: list[_Step] = []
@@ -130,8 +134,10 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
             resets = bool(actor.over[0])  # this step only resets the environment: it belongs to no episode
             observation, before = image_of(actor.env_output.observation)[0].numpy(), actor.core_state
             pose, situation = poses and poses()[0], situations and situations()[0]
-            rendering = _render(actor) if len(steps) < RENDERED_STEPS else None
+            early = len(steps) < RENDERED_STEPS
+            rendering = _render(actor) if early else None
             action, output = actor.act(return_attention=True)
+            views = between(action.numpy())[0] if between and early and not resets else None
             ended = actor.step(action)
             check_length(actor, np.arange(actor.envs.num_envs) == 0, max_steps)
             if resets:
@@ -151,6 +157,7 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
                     pose,
                     situation,
                     rendering,
+                    views,
                     _compressed(agent.core, before, slots),
                     reconstruct and reconstruct(output.inputs[0, :1]).cpu().numpy()[0],
                 )
@@ -177,6 +184,7 @@ class _Step(NamedTuple):
     pose: np.ndarray | None
     situation: dict[str, str] | None
     rendering: np.ndarray | None
+    between: np.ndarray | None
     compressed: Compressed | None
     reconstruction: np.ndarray | None
 
@@ -246,6 +254,7 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor) -> Recording:
         poses=_stack(of.pose),
         situations=None if of.situation[0] is None else of.situation,
         renderings=_stack(of.rendering),
+        between=_stack(of.between),
         compressed=Compressed(*map(np.concatenate, zip(*compressed))) if compressed else None,
         reconstructions=_stack(of.reconstruction),
         action_names=tuple(metadata.get("action_names") or map(str, range(actor.agent.num_actions))),

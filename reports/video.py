@@ -33,9 +33,11 @@ def film(recordings: Sequence[Recording], path: Path) -> None:
         OSError: if it cannot be written, or would replace what is not a regular file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    fps, attends = round(recordings[0].fps), bool(recordings[0].attention)
+    first = recordings[0]
+    fps, attends = round(first.fps), bool(first.attention)
+    fps *= 1 if first.between is None else 1 + first.between.shape[1]
     with replacing(path) as temporary, av.open(str(temporary.absolute()), "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=fps, options={"crf": "24", "preset": "veryfast"})
+        stream = container.add_stream("libx264", rate=fps, options={"crf": "28", "preset": "veryfast"})
         stream.width, stream.height = VIEW[0] + PANEL, VIEW[1] + STRIP * attends
         stream.pix_fmt, stream.time_base = "yuv420p", Fraction(1, fps)
         for picture in pictures(recordings):
@@ -69,6 +71,9 @@ def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
             if recording.floor_plan and recording.poses is not None:
                 frame.map(recording.floor_plan, recording.poses[: step + 1])
             yield np.asarray(frame.image)
+            for view in () if recording.between is None else recording.between[step]:
+                frame.picture(view, (0, 0, *VIEW))
+                yield np.asarray(frame.image)
 
 
 class Frame:

@@ -4,6 +4,8 @@ The scalar functions of `level.py` and `render.py` are compiled for the CPU here
 one thread runs: actors are processes.
 """
 
+import dataclasses
+import functools
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -164,6 +166,22 @@ class RoomsVectorEnv(BatchedEnv):
                 known |= {"to take": f"{other}, {sides[1 - at]}", "to leave": f"{match}, {sides[at]}"}
             found.append(known)
         return found
+
+    def between(self, actions: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The views after each frame but the last of a step with these actions, [N, action_repeat - 1, H, W, 3].
+
+        The environments themselves stay where they are. After the end of an episode the last view is repeated.
+        """
+        slow, found = self._slow, [np.zeros_like(self._images)]
+        slow.set_state(self.get_state())
+        for _ in range(self.config.action_repeat - 1):
+            ended = slow.over.copy()
+            found.append(np.where(ended[:, None, None, None], found[-1], slow.step(actions)[0]))
+        return np.stack(found, axis=1)[:, 1:]
+
+    @functools.cached_property
+    def _slow(self) -> "RoomsVectorEnv":
+        return RoomsVectorEnv(self.num_envs, dataclasses.replace(self.config, action_repeat=1))
 
     def render(self) -> tuple[NDArray[np.uint8], ...]:
         """The present view of every environment."""

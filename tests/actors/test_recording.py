@@ -181,7 +181,7 @@ def test_vectors_are_shown_as_bars(monkeypatch, tmp_path):
     (recording,) = record_episodes(make_actor(LSTMConfig(8), "diagnostic:tmaze,length=3"), 1)
     assert (recording.attention, recording.observations.ndim) == ((), 2)
     assert (recording.poses, recording.situations) == (None, None)
-    assert (recording.renderings, recording.reconstructions) == (None, None)
+    assert (recording.renderings, recording.between, recording.reconstructions) == (None, None, None)
     assert views(recording).shape == (len(recording.actions), BARS, WIDTH, 3)
     assert what_is_seen(recording).startswith("The vector")
     monkeypatch.chdir(tmp_path)

@@ -64,7 +64,7 @@ def test_greedy_actions(greedy: bool, finished: tuple[Path, str], tmp_path: Path
         assert {count: all(was_best) for count, was_best in best.items()} == dict.fromkeys(rows, greedy)
         assert SHORT in printed or command[0] == "visualize"
     with av.open(str(film)) as video:
-        assert sum(1 for _ in video.decode(video=0)) == 2 * 25
+        assert sum(1 for _ in video.decode(video=0)) == 2 * 100
 
 
 def test_several_runs_in_one_table(finished, copied: Callable[..., Path], cli: Commands, monkeypatch) -> None:

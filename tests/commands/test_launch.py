@@ -45,9 +45,9 @@ def test_the_files_of_a_run(finished: tuple[Path, str]) -> None:
     assert re.search(r"100\.0 %  2/2 episodes  left 0:00", printed)
     with av.open(str(folder / "videos" / "final.mp4")) as video:
         stream = video.streams.video[0]
-        assert (stream.width, stream.height, stream.average_rate) == (920, 600, 15)
+        assert (stream.width, stream.height, stream.average_rate) == (920, 600, 60)
         pictures = [picture.to_ndarray(format="rgb24") for picture in video.decode(video=0)]
-    assert len(pictures) == 180, "a whole episode"
+    assert len(pictures) == 720, "a whole episode"
     assert pictures[0].std() > 10, "not blank"
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from envs import make_vector
 from envs.lab_interface import NINE
 from envs.rooms import RoomsConfig, RoomsVectorEnv, oracle_actions
 from envs.rooms.level import CHOICES, CHOSEN, GREY, ROOM_1, ROOM_2
@@ -257,3 +258,25 @@ def test_situations_name_the_example_and_the_object_to_take():
     assert len(names) == 36
     assert {"pink cone", "light blue glow ball", "green sphere"} <= names
     assert RoomsConfig(shapes=("cube",), colours=((1, 2, 3), (4, 5, 6))).object_name(1) == "#040506 cube"
+
+
+@pytest.mark.parametrize("spec", ["small,episode_frames=90", "full-half"])
+def test_views_between_two_steps_are_those_of_single_frames(spec):
+    env, slow = make_vector(f"rooms:{spec}", 3), make_vector(f"rooms:{spec},action_repeat=1", 3)
+    for each in (env, slow):
+        each.reset(seed=2)
+    for _ in range(23):
+        actions, before = oracle_actions(env), env.get_state()
+        found = env.between(actions)
+        assert found.shape[:2] == (3, 3)
+        for name, array in env.get_state().items():
+            np.testing.assert_array_equal(array, before[name])
+        for frame in range(3):
+            over = slow.over.all()
+            view = slow.step(actions)[0]
+            np.testing.assert_array_equal(found[:, frame], found[:, frame - 1] if over else view)
+        view = env.step(actions)[0]
+        if over:
+            break  # the slow one is a step ahead
+        np.testing.assert_array_equal(view, slow.step(actions)[0])
+    assert env.over.all() == ("90" in spec)
