@@ -6,8 +6,9 @@ import torch
 from rich.console import Console
 
 from actors import ActorsConfig
-from commands.options import EvaluateOptions, PlayOptions
+from commands.options import EvaluateOptions
 from commands.parsing import user_errors
+from commands.shared_options import PlayOptions
 from envs import limit_calls, prepare, tasks
 from learner.files import format_json, require_output
 from reports.tables import evaluation_rows, print_evaluations

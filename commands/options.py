@@ -1,6 +1,5 @@
 """The options of every command. Nothing here imports torch, so that --help is fast."""
 
-import dataclasses
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +7,14 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from actors import ActorsConfig
-from agent.core.fields import Above0, AtLeast0, Checked, Count, Positive, Range, Threads
+from agent.core.fields import AtLeast0, Checked, Count, Positive, Range, Threads
 from commands.shared_options import (
     PARTS,
     AllowEnv,
     DrawingOptions,
     ModelOptions,
     NewFolder,
+    PlayOptions,
     RunOptions,
     TrainingOptions,
     Words,
@@ -42,6 +41,7 @@ class LaunchOptions(RunConfig, TrainingOptions):
       compressive launch --resume s3://bucket/run           the same, if its folder is lost
       compressive launch --actors 4..16                     4 actors, and up to 16 as the cluster has room for them
       compressive launch --learners 2                       two learners, each with half of every batch
+      compressive launch --preset level                     the level itself, re-created, in stages: an hour or two
       compressive launch --preset paper                     section 5.7 of the paper, on DeepMind Lab
       compressive launch --preset paper --env rooms:full    the same on the re-created level
       compressive launch --preset paper --env rooms:full --resident    the same, all of it on one GPU
@@ -103,8 +103,7 @@ def permissions(*envs: str) -> str:
 @dataclass(frozen=True)
 class TextTraining(TextConfig, TrainingOptions):
     """Trains a language model, then measures it on the test split.
-
-    Every number has an option. The defaults below are those of the preset and the core that are named beside --help.
+    The defaults below are those of the preset and the core that are named beside --help.
 
       compressive text train --core transformer-xl               the baseline at equal attention cost
       compressive text train --corpus folder --path ~/books      any folder of text files
@@ -116,8 +115,7 @@ class TextTraining(TextConfig, TrainingOptions):
 @dataclass(frozen=True)
 class SpeechTraining(SpeechConfig, TrainingOptions):
     """Trains a model of waveforms, measures it on the test split and draws samples.
-
-    Every number has an option. The defaults below are those of the preset and the core that are named beside --help.
+    The defaults below are those of the preset and the core that are named beside --help.
 
       compressive speech train --corpus.path LJSpeech-1.1/wavs   a folder of WAV or FLAC files
       compressive speech train --core wavenet                    another core: transformer-xl, lstm or wavenet
@@ -131,43 +129,20 @@ class SpeechTraining(SpeechConfig, TrainingOptions):
 @dataclass(frozen=True)
 class ImagesTraining(ImagesConfig, TrainingOptions):
     """Trains a model of images as sequences of bytes, measures it on the test split and draws samples.
-
-    Every number has an option. The defaults below are those of the preset and the core that are named beside --help.
+    The defaults below are those of the preset and the core that are named beside --help.
 
       compressive images train --corpus.path ~/pictures          a folder of PNG or JPEG files
       compressive images train --core routing                    another core at equal attention cost
     """
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlayOptions(Checked):
-    """What is common to commands that play episodes with the agent of a run."""
-
-    greedy: bool = False
-    """Take the most probable action rather than a sample of the policy."""
-    seed: Count = 0
-    """Seed of the episodes; never shared with training."""
-    allow_env: AllowEnv = None
-    """Run the code of this environment, such as dm:my_module:Env, if the run names it; several are joined by commas.
-    Environments that come with this program or are installed need no permission."""
-    step_seconds: Annotated[Above0 | None, tyro.conf.arg(metavar="FLOAT")] = None
-    """Longest time that a step or reset of the environments may take; if not given, the run's own."""
-    max_episode_steps: Annotated[Positive | None, tyro.conf.arg(metavar="INT")] = None
-    """Agent steps of an episode beyond which it is an error, as it would never end; if not given, the run's own."""
-
-    def limits(self, actors: ActorsConfig) -> ActorsConfig:
-        """A run's configuration with the limits that are given here."""
-        given: dict[str, Any] = {"step_seconds": self.step_seconds, "max_episode_steps": self.max_episode_steps}
-        return dataclasses.replace(actors, **{name: value for name, value in given.items() if value is not None})
-
-
 @dataclass(frozen=True)
 class EvaluateOptions(PlayOptions):
     """Plays episodes with the agents of runs and reports their scores with 95 % bootstrap intervals.
 
-    compressive evaluate runs/NAME                              the agent of a run
-    compressive evaluate runs/A runs/B --greedy                 several agents, in one table
-    compressive evaluate --policy oracle --env rooms:full       what can be reached there, or by chance (random)
+    compressive evaluate runs/NAME                            the agent of a run
+    compressive evaluate runs/A runs/B --greedy               several agents, in one table
+    compressive evaluate --policy oracle --env rooms:full     what can be reached there, or by chance (random)
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DIR [DIR ...]]")] = ()
@@ -200,8 +175,8 @@ class EvaluateOptions(PlayOptions):
 class VisualizeOptions(PlayOptions):
     """Plays episodes of a trained agent and shows what it sees, does, expects and attends to: a video and a page.
 
-    compressive visualize runs/NAME                         episodes.mp4 and episodes.html in the run's videos
-    compressive visualize runs/A runs/B --output FOLDER     several agents, side by side in the same episodes
+      compressive visualize runs/NAME                        episodes.mp4 and episodes.html in the run's videos
+      compressive visualize runs/A runs/B --output FOLDER     several agents, side by side in the same episodes
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR [DIR ...]")]
@@ -245,8 +220,7 @@ class StatusOptions(RunOptions):
 
 @dataclass(frozen=True)
 class MirrorOptions(RunOptions):
-    """Copies the metrics and the configuration of a run to Weights & Biases, as its own settings and login say. What
-    was copied before is not copied again."""
+    """Copies a run's metrics and configuration to Weights & Biases, as its settings and login say; new rows only."""
 
     project: str = "compressive"
     """Project in Weights & Biases."""

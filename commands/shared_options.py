@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from agent.core.fields import Checked, Threads
+from actors import ActorsConfig
+from agent.core.fields import Above0, Checked, Count, Positive, Threads
 from training.kinds import CONFIGS
 from training.run import absolute
 
@@ -39,6 +40,28 @@ class TrainingOptions(Checked):
         kind = next(kind for kind in type(self).__mro__ if kind in CONFIGS.values())
         config = kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
         return config.located(absolute)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayOptions(Checked):
+    """What is common to commands that play episodes with the agent of a run."""
+
+    greedy: bool = False
+    """Take the most probable action rather than a sample of the policy."""
+    seed: Count = 0
+    """Seed of the episodes; never shared with training."""
+    allow_env: AllowEnv = None
+    """Run the code of this environment, such as dm:my_module:Env, if the run names it; several are joined by commas.
+    Environments that come with this program or are installed need no permission."""
+    step_seconds: Annotated[Above0 | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """Longest time that a step or reset of the environments may take; if not given, the run's own."""
+    max_episode_steps: Annotated[Positive | None, tyro.conf.arg(metavar="INT")] = None
+    """Agent steps of an episode beyond which it is an error, as it would never end; if not given, the run's own."""
+
+    def limits(self, actors: ActorsConfig) -> ActorsConfig:
+        """A run's configuration with the limits that are given here."""
+        given: dict[str, Any] = {"step_seconds": self.step_seconds, "max_episode_steps": self.max_episode_steps}
+        return dataclasses.replace(actors, **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, kw_only=True)

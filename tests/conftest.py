@@ -16,6 +16,10 @@ settings.register_profile("thorough", max_examples=100, deadline=None)
 settings.load_profile("quick")
 
 
+SHARED: set[str] = set()
+"""Addresses of the clusters that tests of this process share."""
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Groups tests that share a Ray cluster or a finished run, and those with their own clusters, by process."""
     fixtures = set(getattr(item, "fixturenames", ()))
@@ -41,6 +45,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    if ray.is_initialized() and ray.get_runtime_context().gcs_address not in SHARED:  # an earlier test left its own
+        ray.shutdown()
     if not ray.is_initialized():
         store = 200 << 20
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=store)
+        SHARED.add(ray.get_runtime_context().gcs_address)

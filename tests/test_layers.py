@@ -30,17 +30,17 @@ RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
     ("agent",): 2_950,
-    ("envs",): 3_930,
-    ("actors",): 1_330,
-    ("learner",): 3_540,
-    ("training",): 3_430,
+    ("envs",): 3_970,
+    ("actors",): 1_370,
+    ("learner",): 3_550,
+    ("training",): 3_460,
     ("text", "speech"): 2_170,
     ("images",): 600,
-    ("reports",): 2_130,
-    ("commands",): 1_740,
+    ("reports",): 2_195,
+    ("commands",): 1_810,
     ("benchmarks",): 3_350,
-    ("tests",): 17_850,
-    tuple(ALLOWED): 21_770,
+    ("tests",): 18_060,
+    tuple(ALLOWED): 22_050,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

@@ -1,5 +1,6 @@
 """Fixtures of the commands: one finished tiny run, commands in this process, and the process restored after each."""
 
+import json
 import logging
 import shutil
 import warnings
@@ -54,8 +55,15 @@ def routed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recording]:
 
 @pytest.fixture
 def copied(finished: tuple[Path, str], tmp_path: Path) -> Callable[..., Path]:
-    """Copies the finished run: `copied("name")`."""
-    return lambda name="run": shutil.copytree(finished[0], tmp_path / name)
+    """Copies the finished run, with other values in its configuration: `copied("name", seed=3)`."""
+
+    def copy(name: str = "run", **values: object) -> Path:
+        run = shutil.copytree(finished[0], tmp_path / name)
+        config = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps(config | values))
+        return run
+
+    return copy
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +187,10 @@ def test_pages_on_a_telephone_and_charts(tab: Any, finished: tuple[Path, str], t
     assert tab.locator("#charts path").count() < lines, "one line a curve without smoothing"
 
 
-def test_pages_side_by_side_go_together(tab: Any, finished: tuple[Path, str], tmp_path: Path) -> None:
-    main(["visualize", str(finished[0]), str(finished[0]), "--output", str(tmp_path)])
-    tab.goto((tmp_path / "episodes.html").as_uri())
+def test_pages_side_by_side_go_together(tab: Any, copied: Callable[..., Path], tmp_path: Path) -> None:
+    run, output = str(copied(env="rooms:small,episode_frames=100")), tmp_path / "both"
+    main(["visualize", run, run, "--output", str(output)])
+    tab.goto((output / "episodes.html").as_uri())
     _, one, two = tab.frames
     for frame in (one, two):
         frame.wait_for_selector("body[data-ready]", timeout=60_000)

@@ -109,9 +109,8 @@ def test_visualize_writes_a_video_and_a_page(page: Path, tmp_path: Path, cli: Co
 
 def test_agents_side_by_side(copied: Copied, tmp_path: Path, cli: Commands) -> None:
     """Episodes begin alike, whatever the seeds of the runs; with the same weights they also go on alike."""
-    runs = [copied("a b"), copied("a?b")]
-    config = json.loads((runs[1] / "config.json").read_text())
-    (runs[1] / "config.json").write_text(json.dumps(config | {"seed": 77}))
+    short = "rooms:small,episode_frames=100"
+    runs = [copied("a b", env=short), copied("a?b", env=short, seed=77)]
     cli.run("visualize", *runs, "--output", tmp_path / "both", "--seed=3")
     pages = ["1-a_b.html", "2-a_b.html"]
     assert re.findall(r'<iframe src="(.*?)"', (tmp_path / "both" / "episodes.html").read_text()) == pages
@@ -120,9 +119,9 @@ def test_agents_side_by_side(copied: Copied, tmp_path: Path, cli: Commands) -> N
     assert [each["actions"] for each in one] == [each["actions"] for each in two]
     assert one[0]["actions"] != one[1]["actions"]
     cli.refuse("visualize", *runs, words="output: expected a folder")
-    (runs[1] / "config.json").write_text(json.dumps(config | {"env": "rooms:small,episode_frames=40"}))
-    words = "expected runs in one environment, got rooms:small and rooms:small,episode_frames=40"
-    cli.refuse("visualize", *runs, "--output", tmp_path / "other", words=words)
+    other = copied("c", env="rooms:small")
+    words = f"expected runs in one environment, got rooms:small and {short}"
+    cli.refuse("visualize", runs[0], other, "--output", tmp_path / "other", words=words)
 
 
 def test_text_cannot_end_the_script_or_be_a_template(tmp_path: Path) -> None:
