@@ -140,9 +140,11 @@ class ImagesTraining(ImagesConfig, TrainingOptions):
 class EvaluateOptions(PlayOptions):
     """Plays episodes with the agents of runs and reports their scores with 95 % bootstrap intervals.
 
-    compressive evaluate runs/NAME                            the agent of a run
-    compressive evaluate runs/A runs/B --greedy               several agents, in one table
-    compressive evaluate --policy oracle --env rooms:full     what can be reached there, or by chance (random)
+    Actions are drawn from the policy, as in training.
+
+      compressive evaluate runs/NAME                            the agent of a run
+      compressive evaluate runs/A runs/B --greedy               several agents, in one table
+      compressive evaluate --policy oracle --env rooms:full     what can be reached there, or by chance (random)
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DIR [DIR ...]]")] = ()
@@ -175,7 +177,9 @@ class EvaluateOptions(PlayOptions):
 class VisualizeOptions(PlayOptions):
     """Plays episodes of a trained agent and shows what it sees, does, expects and attends to: a video and a page.
 
-      compressive visualize runs/NAME                        episodes.mp4 and episodes.html in the run's videos
+    Without --output they are in the run's folder videos.
+
+      compressive visualize runs/NAME                         episodes.mp4 and episodes.html
       compressive visualize runs/A runs/B --output FOLDER     several agents, side by side in the same episodes
     """
 

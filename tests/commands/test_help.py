@@ -18,6 +18,7 @@ def test_help_does_not_import_torch(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "usage:" in done.stdout.lower()
+    assert not [line for line in done.stdout.splitlines() if line.count(f"compressive {words[0]} ") > 1]
 
 
 def test_completion_knows_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
