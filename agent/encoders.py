@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from agent.core import Mean
 
 EMBEDDING_SIZE, INSTRUCTION_SIZE = 20, 64
+MIDDLE, UNIT = 127.5, 63.75
+"""The value of a pixel that becomes 0, and the difference that becomes 1."""
 
 
 def scale(images: Tensor, dtype: torch.dtype) -> Tensor:
@@ -23,7 +25,7 @@ def scale(images: Tensor, dtype: torch.dtype) -> Tensor:
     device = images.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype
     # NHWC memory is channels_last: the permuted view needs no copy.
-    scaled = images.to(torch.promote_types(dtype, torch.float32)).sub_(127.5).mul_(1 / 63.75)
+    scaled = images.to(torch.promote_types(dtype, torch.float32)).sub_(MIDDLE).mul_(1 / UNIT)
     return scaled.to(dtype).permute(0, 3, 1, 2)  # on a CPU arithmetic in bfloat16 is slower
 
 
@@ -191,4 +193,4 @@ class Reconstruction(nn.Module):
     def picture(self, inputs: Tensor) -> Tensor:
         """The predicted images [N, height, width, channels] uint8, small as they are."""
         images = self.decoder(inputs).unflatten(1, (self.channels, *self.size)).permute(0, 2, 3, 1)
-        return images.float().mul(63.75).add(127.5).round().clamp(0, 255).to(torch.uint8)
+        return images.float().mul(UNIT).add(MIDDLE).round().clamp(0, 255).to(torch.uint8)

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from actors.recording import Recording
 from learner.files import replacing
-from reports.views import Look, looks, views
+from reports.views import BACKGROUND, Look, looks, views
 
 VIEW, PANEL, STRIP = (640, 480), 280, 120
 """Pixels: width and height of the view, width of the panel beside it, height of the remembered views below it."""
@@ -19,7 +19,7 @@ LOOKS = 5
 """Remembered views below the view."""
 REWARD_SECONDS = 0.7
 """A reward is shown so long."""
-BACKGROUND, TEXT, FAINT, BAND = (18, 20, 26), (235, 237, 240), (130, 136, 148), (44, 48, 58)
+TEXT, FAINT, BAND = (235, 237, 240), (130, 136, 148), (44, 48, 58)
 GOOD, BAD = (92, 184, 92), (224, 92, 84)
 COLOURS = {"routed": (186, 104, 200), "compressed": (226, 122, 63), "memory": (69, 178, 157), "segment": (90, 140, 230)}
 

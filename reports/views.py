@@ -12,7 +12,8 @@ from actors.recording import RENDERED_STEPS, Recording
 
 BARS, WIDTH = 65, 300
 """Pixels: height of a vector's picture (odd, so that 0 has a line), and its width if nothing is drawn above it."""
-COLOURS = np.array([(18, 20, 26), (205, 210, 216), (226, 122, 63)], np.uint8)
+BACKGROUND = (18, 20, 26)
+COLOURS = np.array([BACKGROUND, (205, 210, 216), (226, 122, 63)], np.uint8)
 """Of the background, positive and negative elements."""
 
 

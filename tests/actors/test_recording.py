@@ -15,7 +15,7 @@ from actors.evaluation import play_episodes
 from actors.recording import RENDERED, Compressed, Recording, record_episodes
 from agent import Agent, AgentConfig
 from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, RoutingTransformerConfig, leaves
-from agent.encoders import Reconstruction
+from agent.encoders import MIDDLE, UNIT, Reconstruction
 from envs import EnvironmentFailed, drawing, make_vector
 from reports.compression import what_is_kept
 from reports.episode import page_data
@@ -82,7 +82,7 @@ def test_compressed_slots_are_recorded_with_their_steps():
         assert (np.diff(steps) == 1).all()
         assert 6 <= len(slots) == len(np.unique(steps[:, 0]))
         with torch.no_grad():
-            read = decoder(torch.from_numpy(slots)).unflatten(1, (3, 6, 8)).permute(0, 2, 3, 1) * 63.75 + 127.5
+            read = decoder(torch.from_numpy(slots)).unflatten(1, (3, 6, 8)).permute(0, 2, 3, 1) * UNIT + MIDDLE
         np.testing.assert_allclose(read, recording.reconstructions[steps].mean(axis=1), atol=0.51)
     assert record_episodes(make_actor(LSTMConfig(8)), 1)[0].compressed is None
 
