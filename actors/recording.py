@@ -23,15 +23,20 @@ COUNTERS = ("correct_choices", "wrong_choices")
 """Counters of an episode that environments with right and wrong choices have."""
 
 
+MOST_FRAMES = 16
 RENDERED, RENDERED_STEPS = 200, 3000
 """Most lines of what environments draw of themselves (larger pictures are made smaller), and most steps."""
 
 
 class Compressed(NamedTuple):
-    """What the first layer compressed of an episode: K slots [K, D], and the steps [K, c] that each holds."""
+    """What the first layer compressed of an episode. K slots of c steps.
+
+    slots: [K, D] float32. steps: [K, c], the steps in each. inputs: [K, c, D], the core's inputs at these steps.
+    """
 
     slots: np.ndarray
     steps: np.ndarray
+    inputs: np.ndarray
 
 
 class Attention(NamedTuple):
@@ -84,8 +89,8 @@ class Recording:
     renderings: [at most RENDERED_STEPS, height, width, 3] uint8 what the environment's `render()` draws before each
         action; None if it was not made for that (see `envs.drawing`).
     between: [at most RENDERED_STEPS, K, height, width, channels] uint8 the views between each observation and the next;
-        None if the environment has no `between`.
-    compressed: None for cores that compress nothing.
+        None if they were not asked for, or the environment has no `between`.
+    compressed: None if the first layer compressed nothing of the episode.
     reconstructions: [T, height, width, channels] uint8 the small images that the agent predicts from the inputs of
         its core; None if it was not trained to, or sees no images.
     action_names: one for each action.
@@ -119,13 +124,17 @@ class Recording:
         return np.concatenate([[0.0], self.rewards.cumsum()[:-1]])
 
 
-def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_STEPS) -> list[Recording]:
+def record_episodes(
+    actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_STEPS, every_frame: bool = False
+) -> list[Recording]:
     """Plays and records complete episodes in the actor's first environment.
 
-    The actor is at the start of an episode; `max_steps` is that of `play_episodes`.
+    The actor is at the start of an episode; `max_steps` is that of `play_episodes`. `every_frame` asks for the views
+    between steps, which are left out where a step has more than MOST_FRAMES frames.
     """
     agent = actor.agent
     poses, situations, between = (getattr(actor.envs, name, None) for name in ("poses", "situations", "between"))
+    every_frame = every_frame and actor.envs.metadata.get("action_repeat", 1) <= MOST_FRAMES
     reconstruct = agent.reconstruction.picture if agent.reconstruction and not _vectors(actor) else None
     recordings: list[Recording] = []
     steps: list[_Step] = []
@@ -137,7 +146,7 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
             early = len(steps) < RENDERED_STEPS
             rendering = _render(actor) if early else None
             action, output = actor.act(return_attention=True)
-            views = between(action.numpy())[0] if between and early and not resets else None
+            views = between(action.numpy())[0] if between and every_frame and early and not resets else None
             ended = actor.step(action)
             check_length(actor, np.arange(actor.envs.num_envs) == 0, max_steps)
             if resets:
@@ -158,6 +167,7 @@ def record_episodes(actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_ST
                     situation,
                     rendering,
                     views,
+                    output.inputs[0, 0].float().cpu().numpy(),
                     _compressed(agent.core, before, slots),
                     reconstruct and reconstruct(output.inputs[0, :1]).cpu().numpy()[0],
                 )
@@ -185,7 +195,8 @@ class _Step(NamedTuple):
     situation: dict[str, str] | None
     rendering: np.ndarray | None
     between: np.ndarray | None
-    compressed: Compressed | None
+    input: np.ndarray
+    compressed: tuple[np.ndarray, np.ndarray] | None
     reconstruction: np.ndarray | None
 
 
@@ -219,21 +230,27 @@ def _attention(
     return tuple(layer[0, :, 0].cpu().numpy() for layer in weights), tuple(slots), mass
 
 
-def _compressed(core: torch.nn.Module, state: Any, slots: tuple[np.ndarray, ...]) -> Compressed | None:
-    """What the first row's last segment added to the first layer's compressed memory, given the steps of its slots."""
+def _compressed(
+    core: torch.nn.Module, state: Any, slots: tuple[np.ndarray, ...]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """The slots that the first row's last segment added to the first layer, and their steps; see `Compressed`.
+
+    Given the first and the last step of its slots.
+    """
     if not isinstance(core, CompressiveTransformer) or state.offset or not core.layers[0].sizes.compressed:
         return None
     n_s, _, count, rate = core.layers[0].sizes
     new = np.arange(max(0, count - n_s // rate), count)
     first, last = slots[0][new].T
-    new, first = new[last - first == rate - 1], first[last - first == rate - 1]  # all of it is of this episode
-    return Compressed(state.compressed[0][0].float().cpu().numpy()[new], first[:, None] + np.arange(rate))
+    whole = (first >= 0) & (last - first == rate - 1)  # of this episode
+    return state.compressed[0][0].float().cpu().numpy()[new[whole]], first[whole, None] + np.arange(rate)
 
 
 def _join(steps: list[_Step], episode: Episode, actor: Actor) -> Recording:
     metadata, core, attention = actor.envs.metadata, actor.agent.core, []
     of: Any = _Step(*zip(*steps))  # of every field a tuple
-    compressed = [part for part in of.compressed if part is not None]
+    new = [part for part in of.compressed if part is not None and len(part[0])]
+    compressed, held = map(np.concatenate, zip(*new)) if new else (None, None)
     if isinstance(core, Transformer):
         for layer, weights, slots in zip(core.layers, zip(*of.weights), zip(*of.slots)):
             sizes = layer.sizes
@@ -255,7 +272,7 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor) -> Recording:
         situations=None if of.situation[0] is None else of.situation,
         renderings=_stack(of.rendering),
         between=_stack(of.between),
-        compressed=Compressed(*map(np.concatenate, zip(*compressed))) if compressed else None,
+        compressed=None if held is None else Compressed(compressed, held, np.stack(of.input)[held]),
         reconstructions=_stack(of.reconstruction),
         action_names=tuple(metadata.get("action_names") or map(str, range(actor.agent.num_actions))),
         fps=float(metadata.get("render_fps", 15)),

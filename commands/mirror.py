@@ -30,26 +30,43 @@ def mirror(options: MirrorOptions) -> None:
     run, console = Run(options.run), Console()
     with user_errors():
         config = to_plain(read_config(run, CONFIGS[run.read_kind()[0]]))
-    settings = wandb.Settings(console="off", silent=True)  # what this command prints is not what the run printed
-    with wandb.init(
-        project=options.project, id=_identity(run), name=run.name, config=config, resume="allow", settings=settings
-    ) as copy:
-        say(console, f"{run} goes to {copy.dir if copy.offline else copy.url}")
-        count, position, running = 0, 0, True
-        begin = copy.step  # a copy that is continued has the rows before this step
-        while running:
-            running = options.follow and run.in_use  # looked at first, so that nothing is written after the last look
-            with suppress(FileNotFoundError):  # nothing was measured yet
-                rows, position = read_on(run.path, position)
-                for row in rows:
-                    if row["step"] >= begin:
-                        copy.log(row, step=int(row["step"]))
-                        count += 1
-            time.sleep(EVERY * running)
+        _read(run)
+    # Nothing but the run's own data: this machine, folder and commit need not be those that trained it.
+    quiet = {f"x_disable_{name}": True for name in ("meta", "machine_info", "stats")}
+    settings = wandb.Settings(console="off", silent=True, disable_git=True, x_save_requirements=False, host="", **quiet)
+    try:
+        with wandb.init(
+            project=options.project, id=_identity(run), name=run.name, config=config, resume="allow", settings=settings
+        ) as copy:
+            say(console, f"{run} goes to {copy.dir if copy.offline else copy.url}")
+            count = _copy(run, copy, options.follow)
+    except wandb.errors.Error as error:
+        raise UserError(f"mirror: {error}") from error
     say(console, f"{count} rows of metrics copied")
 
 
+def _copy(run: Run, copy: Any, follow: bool) -> int:
+    """Copies the rows that W&B does not have; returns how many."""
+    count, position, running = 0, 0, True
+    begin = copy.step  # of a copy that is continued; 0 offline
+    while running:
+        running = follow and run.in_use  # looked at first, so that nothing is written after the last look
+        rows, position = _read(run, position)
+        for row in rows:
+            if begin <= row["step"] < 2**63:
+                copy.log(row | {"_timestamp": row.get("time")}, step=int(row["step"]))
+                count += 1
+        time.sleep(EVERY * running)
+    return count
+
+
+def _read(run: Run, position: int = 0) -> tuple[list[dict[str, Any]], int]:
+    with suppress(FileNotFoundError):  # nothing was measured yet
+        return read_on(run.path, position)
+    return [], 0
+
+
 def _identity(run: Run) -> str:
-    """The same for every copy of a run, wherever its folder is."""
+    """Of a run in W&B: that of its first launch, so that its folder may be moved; else that of the folder."""
     launches: list[Any] = read_launches(run)
     return hashlib.sha256(repr(launches[0] if launches else run.path.resolve()).encode()).hexdigest()[:16]

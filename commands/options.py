@@ -140,7 +140,7 @@ class ImagesTraining(ImagesConfig, TrainingOptions):
 class EvaluateOptions(PlayOptions):
     """Plays episodes with the agents of runs and reports their scores with 95 % bootstrap intervals.
 
-    Actions are drawn from the policy, as in training.
+    Actions are drawn from the policy, as in training, unless --greedy.
 
       compressive evaluate runs/NAME                            the agent of a run
       compressive evaluate runs/A runs/B --greedy               several agents, in one table

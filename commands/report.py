@@ -46,7 +46,8 @@ def _memory(run: Run, options: ReportOptions, console: Console) -> dict[str, Any
         if not hasattr(player.agent.core, "attention_by_kind"):
             return {"buckets": {"why": f"This run's core ({core_name(player.config)}) has no attention."}}
         with console.status("playing"):
-            played = record(player.config, player.agent, options.episodes, options.seed, not options.greedy)
+            sampled = options.episodes, options.seed, not options.greedy
+            played = record(player.config, player.agent, *sampled, every_frame=False)
         return {"buckets": attention_by_bucket(played), "kept": what_is_kept(played)}
     except (UserError, EnvironmentFailed) as error:
         why = f"Nothing could be played: {error}".replace(str(run.path.absolute()), run.name)

@@ -3,6 +3,7 @@
 `actors.recording` decides what is recorded; `pages/episode.html` how the page looks.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,8 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
         episode["drawn"] or "",
         *(layer[name] for layer in layers for name in ("weights", "steps")),
     ]
-    return episode, sum(map(len, packs)) + 80 * steps
+    words = len(json.dumps(episode["situations"]))
+    return episode, sum(map(len, packs)) + 80 * steps + words
 
 
 def _sheets(frames: np.ndarray) -> list[str]:

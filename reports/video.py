@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from actors.recording import Recording
 from learner.files import replacing
-from reports.views import BACKGROUND, Look, looks, views
+from reports.views import BACKGROUND, Look, coloured, looks, views
 
 VIEW, PANEL, STRIP = (640, 480), 280, 120
 """Pixels: width and height of the view, width of the panel beside it, height of the remembered views below it."""
@@ -34,8 +34,8 @@ def film(recordings: Sequence[Recording], path: Path) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     first = recordings[0]
-    fps, attends = round(first.fps), bool(first.attention)
-    fps *= 1 if first.between is None else 1 + first.between.shape[1]
+    frames = 1 if first.between is None else 1 + first.between.shape[1]
+    fps, attends = round(first.fps * frames), bool(first.attention)
     with replacing(path) as temporary, av.open(str(temporary.absolute()), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=fps, options={"crf": "28", "preset": "veryfast"})
         stream.width, stream.height = VIEW[0] + PANEL, VIEW[1] + STRIP * attends
@@ -72,7 +72,7 @@ def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
                 frame.map(recording.floor_plan, recording.poses[: step + 1])
             yield np.asarray(frame.image)
             for view in () if recording.between is None else recording.between[step]:
-                frame.picture(view, (0, 0, *VIEW))
+                frame.picture(coloured(view), (0, 0, *VIEW))
                 yield np.asarray(frame.image)
 
 

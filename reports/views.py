@@ -34,9 +34,16 @@ def views(recording: Recording) -> np.ndarray:
     """
     seen, own = recording.observations[:RENDERED_STEPS], recording.renderings
     if seen.ndim == 4:
-        return seen if seen.shape[3] == 3 else seen.mean(axis=3, keepdims=True).astype(np.uint8).repeat(3, axis=3)
+        return coloured(seen)
     below = bars(seen, WIDTH if own is None else own.shape[2])
     return below if own is None else np.concatenate([own, below], axis=1)
+
+
+def coloured(pictures: np.ndarray) -> np.ndarray:
+    """Pictures [..., channels] uint8 with three channels: those of other numbers of channels are gray, their mean."""
+    if pictures.shape[-1] == 3:
+        return pictures
+    return pictures.mean(axis=-1, keepdims=True).astype(np.uint8).repeat(3, axis=-1)
 
 
 def what_is_seen(recording: Recording) -> str:

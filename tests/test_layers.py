@@ -31,16 +31,16 @@ RAY |= {"training/sweep.py"}
 LINES = {
     ("agent",): 2_950,
     ("envs",): 3_970,
-    ("actors",): 1_370,
+    ("actors",): 1_390,
     ("learner",): 3_550,
-    ("training",): 3_460,
+    ("training",): 3_470,
     ("text", "speech"): 2_170,
     ("images",): 600,
-    ("reports",): 2_195,
-    ("commands",): 1_810,
+    ("reports",): 2_215,
+    ("commands",): 1_830,
     ("benchmarks",): 3_350,
-    ("tests",): 18_060,
-    tuple(ALLOWED): 22_050,
+    ("tests",): 18_120,
+    tuple(ALLOWED): 22_110,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

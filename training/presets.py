@@ -37,10 +37,10 @@ def cpu(core: str = "compressive") -> RunConfig:
 
 
 def level(core: str = "compressive") -> RunConfig:
-    """The level itself, halved to 36 x 48 pixels, on two CPU cores in about an hour.
+    """The level itself, halved to 36 x 48 pixels, on two CPU cores in an hour.
 
-    Large and near objects come first. Each stage begins where choices are mostly right, so the agent does not lose its
-    way before it meets them.
+    Large and near objects come first, so that the agent meets choices before it knows its way. A stage ends when most
+    choices are right; all of them together at the latest after two thirds of the run.
     """
     config, near = cpu(core), "rooms:full-half,distance_scale={},object_scale={} until correct {} or frames {}"
     return dataclasses.replace(
@@ -50,9 +50,9 @@ def level(core: str = "compressive") -> RunConfig:
         stages=(
             "rooms:small,image_height=36,image_width=48 until correct 0.95 or frames 8M",
             near.format(0.4, 1.75, 0.84, "12M"),
-            near.format(0.5, 1.6, 0.84, "12M"),
-            near.format(0.65, 1.35, 0.84, "16M"),
-            near.format(0.8, 1.2, 0.82, "16M"),
+            near.format(0.5, 1.6, 0.84, "8M"),
+            near.format(0.65, 1.35, 0.84, "8M"),
+            near.format(0.8, 1.2, 0.82, "8M"),
         ),
         frames=64_000_000,
         log_every=40,

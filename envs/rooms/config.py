@@ -14,7 +14,7 @@ RGB = tuple[int, int, int]
 LEVEL_COLOURS: tuple[RGB, ...] = ((250, 50, 135), (125, 208, 236), (88, 230, 150))
 #: Red, yellow and green, for images of a few hundred pixels: far apart in RGB and, but for the last two, in brightness.
 DISTINCT_COLOURS: tuple[RGB, ...] = ((255, 0, 60), (255, 235, 0), (0, 255, 70))
-_NAMES = dict(zip(LEVEL_COLOURS + DISTINCT_COLOURS, ("pink", "light blue", "green", "red", "yellow", "green")))
+_NAMES = dict(zip(LEVEL_COLOURS + DISTINCT_COLOURS, ("pink", "light blue", "green", "red", "yellow", "bright green")))
 
 #: No field of a config is larger: compiled code counts in 64 bits, and sums of such numbers stay exact.
 MOST = 10**9

@@ -156,15 +156,18 @@ class RoomsVectorEnv(BatchedEnv):
         return np.stack([self.state.x, self.state.y, self.state.yaw, room], axis=1)
 
     def situations(self) -> list[dict[str, str]]:
-        """What an observer knows of every environment and the player may have to remember: which objects are where."""
+        """For each environment the example and, in the room of the choice, the objects to take and to leave, in words.
+
+        With their sides; that of the example only while it is shown.
+        """
         state, sides, found = self.state, ("left", "right"), []
         for i in range(self.num_envs):
             match, other = (self.config.object_name(int(objects[i])) for objects in (state.match, state.other))
-            known = {"example": f"{match}, {sides[state.example_side[i]]}"}
-            if state.room[i] in (level.ROOM_2, level.CHOSEN):
-                at = int(state.match_side[i])
-                known |= {"to take": f"{other}, {sides[1 - at]}", "to leave": f"{match}, {sides[at]}"}
-            found.append(known)
+            room, at = state.room[i], int(state.match_side[i])
+            shown = f", {sides[state.example_side[i]]}" if room in (level.ROOM_1, level.GREY) else ""
+            found.append({"example": match + shown})
+            if room in (level.ROOM_2, level.CHOSEN):
+                found[-1] |= {"to take": f"{other}, {sides[1 - at]}", "to leave": f"{match}, {sides[at]}"}
         return found
 
     def between(self, actions: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -172,11 +175,11 @@ class RoomsVectorEnv(BatchedEnv):
 
         The environments themselves stay where they are. After the end of an episode the last view is repeated.
         """
-        slow, found = self._slow, [np.zeros_like(self._images)]
+        slow, found, ended = self._slow, [self._images.copy()], self.over.copy()
         slow.set_state(self.get_state())
         for _ in range(self.config.action_repeat - 1):
-            ended = slow.over.copy()
             found.append(np.where(ended[:, None, None, None], found[-1], slow.step(actions)[0]))
+            ended |= slow.over
         return np.stack(found, axis=1)[:, 1:]
 
     @functools.cached_property

@@ -70,38 +70,57 @@ def test_endless_episodes_are_named_with_their_last_action(play):
         play(make_actor(compressive()), 1, max_steps=STEPS - 1)
 
 
-def test_compressed_slots_are_recorded_with_their_steps():
-    """A mean of inputs is decoded to the mean of what they are decoded to, and every step of full slots is there."""
+@pytest.mark.parametrize("rate", [1, 2])
+def test_compressed_slots_are_recorded_with_their_steps(rate):
+    """A mean of inputs is decoded to the mean of what they are decoded to; slots with earlier steps are left out."""
     torch.manual_seed(0)
-    envs = make_vector(ENV, 1)
-    config = AgentConfig("small", 8, compressive(compression="mean"), reconstruction_cost=1.0)
-    actor = Actor(envs, Agent(config, (24, 32, 3), 9), actor_id=0, seed=3)
+    core = compressive(compression="mean", compression_rate=rate)
+    config = AgentConfig("small", 8, core, reconstruction_cost=1.0)
+    actor = Actor(make_vector(ENV, 1), Agent(config, (24, 32, 3), 9), actor_id=0, seed=3)
     decoder = actor.agent.reconstruction.decoder
     for recording in record_episodes(actor, 2):
-        slots, steps = recording.compressed
+        slots, steps, inputs = recording.compressed
+        assert steps.min() >= 0
         assert (np.diff(steps) == 1).all()
         assert 6 <= len(slots) == len(np.unique(steps[:, 0]))
+        np.testing.assert_allclose(inputs.mean(axis=1), slots, atol=1e-5)
         with torch.no_grad():
             read = decoder(torch.from_numpy(slots)).unflatten(1, (3, 6, 8)).permute(0, 2, 3, 1) * UNIT + MIDDLE
         np.testing.assert_allclose(read, recording.reconstructions[steps].mean(axis=1), atol=0.51)
     assert record_episodes(make_actor(LSTMConfig(8)), 1)[0].compressed is None
 
 
+def with_slots(recordings, informative=True, views=(2, 3, 3), count=40):
+    """Recordings whose slots have all 18 numbers of a view that repeats three times, or noise; inputs are the views."""
+    rng, found = np.random.default_rng(0), []
+    for recording in recordings:
+        drawn, steps = rng.integers(0, 256, (count, *views)).astype(np.uint8), np.arange(3 * count).reshape(count, 3)
+        flat = drawn.reshape(count, -1) / 255.0
+        slots = flat if informative else rng.standard_normal(flat.shape)
+        compressed = Compressed(slots, steps, flat[:, None].repeat(3, axis=1))
+        found.append(replace(recording, compressed=compressed, reconstructions=drawn.repeat(3, axis=0)))
+    return found
+
+
 @pytest.mark.parametrize("informative", [True, False])
 def test_a_probe_reads_what_compressed_slots_hold(recordings, informative):
-    """Slots of three equal views, with all of their 18 numbers or with noise."""
-    rng, found = np.random.default_rng(0), []
-    for recording in recordings[:2]:
-        views, steps = rng.integers(0, 256, (30, 2, 3, 3)).astype(np.uint8), np.arange(90).reshape(30, 3)
-        slots = views.reshape(30, 18) / 255.0 if informative else rng.standard_normal((30, 18))
-        found.append(replace(recording, compressed=Compressed(slots, steps), reconstructions=views.repeat(3, axis=0)))
-    kept = what_is_kept(found)
-    assert (kept["slots"], kept["rate"]) == (60, 3)
-    shares = [[int(cell.removesuffix(" %")) for cell in row[1:]] for row in kept["rows"]]
-    assert [mean for _, mean in shares] == [100] * 3
-    assert all(share > 95 if informative else share < 5 for share, _ in shares)
-    assert what_is_kept(found[:1]) is None
-    assert what_is_kept([replace(each, compressed=None) for each in found]) is None
+    kept = what_is_kept(with_slots(recordings[:2], informative))
+    assert (kept["slots"], kept["rate"]) == (80, 3)
+    assert kept["head"] == ["step", "compressed slot", "mean of its inputs", "all of its inputs"]
+    for row in kept["rows"]:
+        slot, *controls = (int(cell.removesuffix(" %")) for cell in row[1:])
+        assert slot > 95 if informative else slot < 5
+        assert min(controls) > 95
+    assert what_is_kept(with_slots(recordings[:2], views=(2, 3, 1))) is not None, "gray"
+
+
+def test_without_enough_to_fit_a_probe_nothing_is_said(recordings):
+    two = with_slots(recordings[:2])
+    constant = [replace(each, reconstructions=np.zeros_like(each.reconstructions)) for each in two]
+    empty = [two[0], replace(two[1], compressed=Compressed(*(part[:0] for part in two[1].compressed)))]
+    nothing = [replace(each, compressed=None) for each in two]
+    for found in (two[:1], with_slots(recordings[:2], count=30), constant, empty, nothing):
+        assert what_is_kept(found) is None
 
 
 def literal_slots(sizes: tuple[int, int, int], rate: int, episodes: int) -> list[list[tuple[int, int]]]:
@@ -257,7 +276,7 @@ def test_pictures_of_long_episodes_end(monkeypatch, tmp_path):
     for module in ("actors.recording", "reports.views"):
         monkeypatch.setattr(f"{module}.RENDERED_STEPS", 7)
     for env, frames in ((ENV, 4), ("diagnostic:recall,delay=10", 1)):
-        (recording,) = record_episodes(make_actor(compressive(), env), 1)
+        (recording,) = record_episodes(make_actor(compressive(), env), 1, every_frame=True)
         assert len(recording.actions) > 7
         film([recording], tmp_path / "a.mp4")
         with av.open(tmp_path / "a.mp4") as video:

@@ -23,6 +23,7 @@ SMALL = Path(__file__).parent.parent.parent / "pretrained" / "small"
 
 def records(folder: Path) -> Iterator[Any]:
     """The records of the only copy in a folder: W&B writes LevelDB's log format behind seven bytes of its own."""
+    wandb.teardown()  # ends the process that writes it
     (path,) = folder.rglob("*.wandb")
     content, position, parts = path.read_bytes(), 7, b""
     while position + 7 <= len(content):
@@ -40,12 +41,15 @@ def records(folder: Path) -> Iterator[Any]:
 
 
 def copied_rows(folder: Path) -> list[dict[str, Any]]:
-    """Names with values, as in `metrics.jsonl`."""
-    history = (record.history for record in records(folder) if record.HasField("history"))
-    rows = [
-        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in row.item} for row in history
-    ]
-    return [{name: value for name, value in row.items() if not name.startswith("_")} for row in rows]
+    """Rows as in `metrics.jsonl`; W&B's own time is the row's."""
+    rows = []
+    for record in records(folder):
+        if record.HasField("history"):
+            items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+            row = {name: json.loads(value) for name, value in items.items()}
+            assert row.pop("_timestamp") == row["time"]
+            rows.append({name: value for name, value in row.items() if not name.startswith("_")})
+    return rows
 
 
 @pytest.fixture
@@ -63,6 +67,9 @@ def test_rows_and_configuration_are_copied(place: Path, cli: Commands) -> None:
     (begun,) = (record.run for record in records(place) if record.HasField("run"))
     assert (begun.project, begun.display_name) == ("rooms", "small")
     config = {update.key: json.loads(update.value_json) for update in begun.config.update}
+    assert not begun.host
+    kinds = {record.WhichOneof("record_type") for record in records(place)}
+    assert kinds.isdisjoint({"stats", "environment", "metadata"})
     assert config["agent"] == json.loads((SMALL / "config.json").read_text())["agent"]
 
 
@@ -88,4 +95,5 @@ def test_a_run_is_followed_until_it_ends(place: Path, cli: Commands, monkeypatch
 
 def test_what_is_not_a_run_is_refused_before_anything_is_written(place: Path, cli: Commands) -> None:
     cli.refuse("mirror", place, words="config.json")
+    cli.refuse("mirror", SMALL, "--project=a/b", words="project name")
     assert not list(place.iterdir())

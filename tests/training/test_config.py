@@ -15,7 +15,9 @@ from agent.core import CORES
 from agent.core.fields import Checked
 from envs import tasks
 from training.config import RENAMED, RunConfig, core_name, from_plain, to_plain
+from training.curriculum import Curriculum
 from training.presets import PRESETS, make_preset
+from training.stages import read_stage
 
 
 def read(config: RunConfig) -> Any:
@@ -29,6 +31,17 @@ def test_every_preset_and_core_survives_json(preset: str, core: str) -> None:
     config = make_preset(preset, core)
     assert (config.preset, core_name(config)) == (preset, core)
     assert read(config) == config
+
+
+def test_stages_of_presets_leave_time_for_the_environment() -> None:
+    """And their environments are of one kind."""
+    for preset in PRESETS:
+        config = make_preset(preset, "compressive")
+        stages = [read_stage(text) for text in config.stages]
+        assert sum(stage.limits["frames"] for stage in stages) <= 0.7 * config.frames
+        if stages:
+            assert len(Curriculum(config).stages) == len(stages) + 1
+    assert make_preset("level", "lstm").stages
 
 
 def test_sizes_by_layer_survive_json() -> None:
