@@ -250,7 +250,10 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor) -> Recording:
     metadata, core, attention = actor.envs.metadata, actor.agent.core, []
     of: Any = _Step(*zip(*steps))  # of every field a tuple
     new = [part for part in of.compressed if part is not None and len(part[0])]
-    compressed, held = map(np.concatenate, zip(*new)) if new else (None, None)
+    compressed = None
+    if new:
+        filled, held = map(np.concatenate, zip(*new))
+        compressed = Compressed(filled, held, np.stack(of.input)[held])
     if isinstance(core, Transformer):
         for layer, weights, slots in zip(core.layers, zip(*of.weights), zip(*of.slots)):
             sizes = layer.sizes
@@ -272,7 +275,7 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor) -> Recording:
         situations=None if of.situation[0] is None else of.situation,
         renderings=_stack(of.rendering),
         between=_stack(of.between),
-        compressed=None if held is None else Compressed(compressed, held, np.stack(of.input)[held]),
+        compressed=compressed,
         reconstructions=_stack(of.reconstruction),
         action_names=tuple(metadata.get("action_names") or map(str, range(actor.agent.num_actions))),
         fps=float(metadata.get("render_fps", 15)),

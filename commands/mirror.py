@@ -32,8 +32,16 @@ def mirror(options: MirrorOptions) -> None:
         config = to_plain(read_config(run, CONFIGS[run.read_kind()[0]]))
         _read(run)
     # Nothing but the run's own data: this machine, folder and commit need not be those that trained it.
-    quiet = {f"x_disable_{name}": True for name in ("meta", "machine_info", "stats")}
-    settings = wandb.Settings(console="off", silent=True, disable_git=True, x_save_requirements=False, host="", **quiet)
+    settings = wandb.Settings(
+        console="off",
+        silent=True,
+        host="",
+        disable_git=True,
+        x_disable_meta=True,
+        x_disable_machine_info=True,
+        x_disable_stats=True,
+        x_save_requirements=False,
+    )
     try:
         with wandb.init(
             project=options.project, id=_identity(run), name=run.name, config=config, resume="allow", settings=settings

@@ -37,10 +37,10 @@ LINES = {
     ("text", "speech"): 2_170,
     ("images",): 600,
     ("reports",): 2_215,
-    ("commands",): 1_830,
+    ("commands",): 1_840,
     ("benchmarks",): 3_350,
     ("tests",): 18_120,
-    tuple(ALLOWED): 22_110,
+    tuple(ALLOWED): 22_120,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 
