@@ -35,7 +35,7 @@ train: venv  ## train the Compressive Transformer agent on two CPU cores, under 
 	$(BIN)/compressive launch --preset cpu $(ARGS)
 
 demo: venv  ## play a trained agent, and write a video and a page of what it attends to: seconds
-	$(BIN)/compressive visualize pretrained/small --output demo $(ARGS)
+	$(BIN)/compressive visualize pretrained/level --output demo $(ARGS)
 
 compare: venv  ## compare compression rates, an LSTM and a Transformer-XL on a task of memory: 15 runs, 30 to 60 minutes
 	@$(BIN)/python -c 'import ray.tune' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[compare]'

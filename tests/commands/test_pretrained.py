@@ -14,7 +14,7 @@ AGENTS = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_trained_agent_plays_as_its_table_says(name: str, cli: Commands) -> None:
     folder, table = FOLDER / name, (FOLDER / "README.md").read_text()
-    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 2e6
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 2e6, "weights and curves"
     known = json.loads((folder / "evaluation.json").read_text())
     (row,) = [line for line in table.splitlines() if line.startswith(f"| `{name}` |")]
     score = next(score for score in ("correct_choices", "return") if score in known)
