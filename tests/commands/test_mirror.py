@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import struct
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where W&B writes."""
     for name, value in {"WANDB_MODE": "offline", "WANDB_DIR": tmp_path, "WANDB_CACHE_DIR": tmp_path}.items():
         monkeypatch.setenv(name, str(value))
+    for hook in ("exit", "excepthook"):  # which W&B replaces
+        monkeypatch.setattr(sys, hook, getattr(sys, hook))
     yield tmp_path
     wandb.teardown()  # a process has one service, which has read these variables
 
