@@ -29,7 +29,7 @@ RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/re
 RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 2_950,
+    ("agent",): 2_965,
     ("envs",): 3_970,
     ("actors",): 1_390,
     ("learner",): 3_550,
@@ -39,8 +39,8 @@ LINES = {
     ("reports",): 2_215,
     ("commands",): 1_840,
     ("benchmarks",): 3_350,
-    ("tests",): 18_120,
-    tuple(ALLOWED): 22_120,
+    ("tests",): 18_140,
+    tuple(ALLOWED): 22_140,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

@@ -18,6 +18,7 @@ from agent.encoders import (
     VectorTorso,
     Vision,
     make_torso,
+    scale,
 )
 from tests.agent.agents import IMAGE, VOCABULARY, WORDS, agent_inputs, random_words
 
@@ -62,6 +63,17 @@ def test_images_are_centred_and_scaled_and_vectors_squashed() -> None:
     torso.layers.weight.data = torch.eye(3)
     squashed = torso(torch.tensor([[1e6, -1e6, 1.0]]))
     torch.testing.assert_close(squashed, torch.tensor([[13.8155, -13.8155, 0.6931]]), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 23])
+def test_scaling_in_parts_changes_no_bit(rows, monkeypatch) -> None:
+    monkeypatch.setattr("agent.encoders.CACHED", 3 * 5 * 4 * 3)  # three images
+    images = torch.randint(0, 256, (rows, 5, 4, 3), dtype=torch.uint8)
+    whole = images.float().sub(127.5).mul(1 / 63.75).to(torch.bfloat16).permute(0, 3, 1, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        scaled = scale(images, torch.float32)
+    assert scaled.stride() == whole.stride()
+    torch.testing.assert_close(scaled, whole, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
