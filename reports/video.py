@@ -121,7 +121,7 @@ class Frame:
         for index, look in enumerate(found):
             left, top = index * width, VIEW[1]
             self.picture(shown[(look.first + look.last) // 2], (left + 4, top + 6, width - 8, STRIP - 36))
-            steps = f"{look.first}" if look.first == look.last else f"{look.first}–{look.last}"
+            steps = f"{look.first}" if look.first == look.last else f"{look.first}-{look.last}"
             self.text(left + 8, top + STRIP - 25, f"step {steps}  {100 * look.weight:.0f} %", COLOURS[look.kind])
 
     def map(self, plan: dict[str, Any], poses: np.ndarray) -> None:
