@@ -4,6 +4,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .config import LSTMConfig, MemorylessConfig, MinGRUConfig
 from .contract import Core, CoreOutput, check_call, finite, mark_broken
@@ -65,7 +66,8 @@ class LSTM(Recurrent):
         keep = (~reset).to(inputs.dtype)[:, :, None].unbind(dim=1)
         for index, (cell, *parts) in enumerate(zip(self.cells, *state)):
             outputs, parts = [], [finite(part) for part in parts]
-            for step, kept in zip(stream.unbind(dim=1), keep):
+            projected = F.linear(stream, cell.weight_ih, cell.bias_ih)  # of all steps at once
+            for step, kept in zip(projected.unbind(dim=1), keep):
                 parts = self._step(cell, step, [part * kept for part in parts])
                 outputs.append(parts[0])
             output = torch.stack(outputs, dim=1)
@@ -73,8 +75,13 @@ class LSTM(Recurrent):
             after.append(parts)
         return CoreOutput(mark_broken(stream, inputs), self.state_type(*map(tuple, zip(*after))), {})
 
-    def _step(self, cell: nn.Module, step: Tensor, parts: list[Tensor]) -> list[Tensor]:
-        return list(cell(step, tuple(parts)))
+    def _step(self, cell: Any, step: Tensor, parts: list[Tensor]) -> list[Tensor]:
+        """The state [B, D] after a step, given the step's projected input [B, 4 D or 3 D] and the state before."""
+        before, kept = parts
+        gates = step + F.linear(before, cell.weight_hh, cell.bias_hh)
+        write, keep, candidate, read = gates.chunk(4, dim=-1)
+        kept = keep.sigmoid() * kept + write.sigmoid() * candidate.tanh()
+        return [read.sigmoid() * kept.tanh(), kept]
 
 
 class GRU(LSTM):
@@ -83,8 +90,12 @@ class GRU(LSTM):
     state_type = GRUState
     cell_type = nn.GRUCell
 
-    def _step(self, cell: nn.Module, step: Tensor, parts: list[Tensor]) -> list[Tensor]:
-        return [cell(step, parts[0])]
+    def _step(self, cell: Any, step: Tensor, parts: list[Tensor]) -> list[Tensor]:
+        (before,) = parts
+        ours, given = F.linear(before, cell.weight_hh, cell.bias_hh).chunk(3, dim=-1), step.chunk(3, dim=-1)
+        reset, keep = ((mine + new).sigmoid() for mine, new in zip(ours[:2], given[:2]))
+        candidate = (given[2] + reset * ours[2]).tanh()
+        return [candidate + keep * (before - candidate)]  # not torch.lerp: autocast makes the candidate narrower
 
 
 class MinGRU(Recurrent):
