@@ -24,6 +24,7 @@ COUNTERS = ("correct_choices", "wrong_choices")
 
 
 MOST_FRAMES = 16
+"""Frames of a step beyond which the views between steps are not recorded."""
 RENDERED, RENDERED_STEPS = 200, 3000
 """Most lines of what environments draw of themselves (larger pictures are made smaller), and most steps."""
 

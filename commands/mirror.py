@@ -31,7 +31,7 @@ def mirror(options: MirrorOptions) -> None:
     with user_errors():
         config = to_plain(read_config(run, CONFIGS[run.read_kind()[0]]))
         _read(run)
-    # Nothing but the run's own data: this machine, folder and commit need not be those that trained it.
+    # This machine, folder and commit need not be those that trained the run.
     settings = wandb.Settings(
         console="off",
         silent=True,

@@ -102,7 +102,8 @@ def read_metrics(run: Path | str, name: str = "step") -> list[dict[str, Any]]:
 def read_on(run: Path | str, position: int = 0) -> tuple[list[dict[str, Any]], int]:
     """The rows of a run from a byte of `metrics.jsonl` on, and where to read on later; errors as in `read_metrics`.
 
-    All rows come again if the file has become shorter, as it does when a run is resumed.
+    All rows come again if the file has become shorter, as it does when a run is resumed; if it has also grown beyond
+    `position` since, that is not noticed.
     """
     rows = []
     with _open(run) as file:
