@@ -21,8 +21,6 @@ from envs import guard
 
 COUNTERS = ("correct_choices", "wrong_choices")
 """Counters of an episode that environments with right and wrong choices have."""
-
-
 MOST_FRAMES = 16
 """Frames of a step beyond which the views between steps are not recorded."""
 RENDERED, RENDERED_STEPS = 200, 3000
@@ -126,7 +124,7 @@ class Recording:
 
 
 def record_episodes(
-    actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_STEPS, every_frame: bool = False
+    actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_STEPS, every_frame: bool = True
 ) -> list[Recording]:
     """Plays and records complete episodes in the actor's first environment.
 
@@ -134,7 +132,6 @@ def record_episodes(
     between steps, which are left out where a step has more than MOST_FRAMES frames.
     """
     agent = actor.agent
-    poses, situations, between = (getattr(actor.envs, name, None) for name in ("poses", "situations", "between"))
     every_frame = every_frame and actor.envs.metadata.get("action_repeat", 1) <= MOST_FRAMES
     reconstruct = agent.reconstruction.picture if agent.reconstruction and not _vectors(actor) else None
     recordings: list[Recording] = []
@@ -143,11 +140,11 @@ def record_episodes(
         while len(recordings) < episodes:
             resets = bool(actor.over[0])  # this step only resets the environment: it belongs to no episode
             observation, before = image_of(actor.env_output.observation)[0].numpy(), actor.core_state
-            pose, situation = poses and poses()[0], situations and situations()[0]
+            pose, situation = _ask(actor, "poses"), _ask(actor, "situations")
             early = len(steps) < RENDERED_STEPS
             rendering = _render(actor) if early else None
             action, output = actor.act(return_attention=True)
-            views = between(action.numpy())[0] if between and every_frame and early and not resets else None
+            views = _ask(actor, "between", action.numpy()) if every_frame and early and not resets else None
             ended = actor.step(action)
             check_length(actor, np.arange(actor.envs.num_envs) == 0, max_steps)
             if resets:
@@ -205,13 +202,18 @@ def _vectors(actor: Actor) -> bool:
     return image_of(actor.env_output.observation).ndim == 2
 
 
+def _ask(actor: Actor, name: str, *arguments: Any) -> Any:
+    """What a method that only recordings call returns for the first environment; None if there is no such method."""
+    method = getattr(actor.envs, name, None)
+    with guard.calling(actor.name, f"in {name}"):
+        return method and method(*arguments)[0]
+
+
 def _render(actor: Actor) -> np.ndarray | None:
     """What the first environment draws of itself, [height, width, 3] uint8 with at most `RENDERED` lines."""
     if actor.envs.render_mode != "rgb_array":
         return None
-    with guard.calling(actor.name, "in render"):
-        pictures: Any = actor.envs.render()
-        drawn = Image.fromarray(pictures[0])
+    drawn = Image.fromarray(_ask(actor, "render"))
     drawn.thumbnail((2 * RENDERED, RENDERED))
     return np.asarray(drawn)
 

@@ -63,7 +63,7 @@ class calling:
 
     Args:
         task: the environment's spec.
-        when: the call: "while it was made", "in reset", "in step" or "in close".
+        when: the call: "while it was made", "in reset", "in step", "in render" and alike.
         actions: of a step.
     """
 

@@ -36,7 +36,7 @@ class MetricsWriter:
         resumed_step: the step from which the run is resumed (0 for a new run): rows of later steps, which an
             interrupted run wrote after its last checkpoint, are deleted, and hidden in TensorBoard. None keeps all. An
             incomplete last line is always deleted.
-        mirror: is called with the metrics of every row.
+        gauges: is called with the metrics of every row.
         layout: charts for `SummaryWriter.add_custom_scalars`.
 
     Raises:
@@ -47,7 +47,7 @@ class MetricsWriter:
         self,
         run: Path | str,
         resumed_step: int | None = None,
-        mirror: Callable[[Mapping[str, float]], None] | None = None,
+        gauges: Callable[[Mapping[str, float]], None] | None = None,
         layout: dict[str, dict[str, list[Any]]] | None = None,
     ) -> None:
         run = Path(run)
@@ -63,7 +63,7 @@ class MetricsWriter:
         purge = None if resumed_step is None else resumed_step + 1
         self._events = SummaryWriter(str(events if events.exists() else run), purge_step=purge, flush_secs=10)
         self._stack.callback(self._events.close)
-        self._mirror = mirror
+        self._gauges = gauges
         if layout:
             self._events.add_custom_scalars(layout)
 
@@ -76,8 +76,8 @@ class MetricsWriter:
         self._file.flush()
         for name, value in metrics.items():
             self._events.add_scalar(name, value, step, walltime=now)
-        if self._mirror:
-            self._mirror(metrics)
+        if self._gauges:
+            self._gauges(metrics)
 
     def __enter__(self) -> "MetricsWriter":
         return self

@@ -209,12 +209,12 @@ class Training(ABC):
             self.run.path.mkdir(parents=True, exist_ok=True)
             self.save()
         note_launch(self.run, self.step)
-        mirror = None
+        gauges = None
         if self.on_ray:
             from training.cluster import RayGauges
 
-            mirror = RayGauges(self.run.name).set
-        self.writer = stack.enter_context(MetricsWriter(self.run.path, self.step, mirror, self.charts))
+            gauges = RayGauges(self.run.name).set
+        self.writer = stack.enter_context(MetricsWriter(self.run.path, self.step, gauges, self.charts))
         self.clock = Clock(self.clocked)
         self.publish()
 

@@ -182,6 +182,14 @@ def test_acting_builds_no_graph(act):
     assert not any(leaf.requires_grad for leaf in leaves(cached[0].cache))
 
 
+@pytest.mark.parametrize("name", ["poses", "situations", "between"])
+def test_what_only_recordings_ask_for_is_guarded(name):
+    actor = make_actor(LSTMConfig(8))
+    setattr(actor.envs, name, lambda *_: {}[name])
+    with pytest.raises(EnvironmentFailed, match=f"failed in {name}: KeyError"):
+        record_episodes(actor, 1)
+
+
 @pytest.mark.parametrize("kind", ["compressed", "routed"])
 def test_most_used_and_routed_memories_trace_to_one_step_each(kind):
     routing = RoutingTransformerConfig(8, 2, 2, 8, segment_size=4, memory_size=(8, 2), window=2, clusters=1)

@@ -57,7 +57,7 @@ def test_every_finite_metric_goes_to_the_gauges(tmp_path: Path, monkeypatch: pyt
         rows.append((gauge.info["name"], gauge._get_final_tags(tags)["run"], value))
 
     monkeypatch.setattr(Gauge, "_record", record)
-    with MetricsWriter(tmp_path, mirror=RayGauges("a").set) as writer:
+    with MetricsWriter(tmp_path, gauges=RayGauges("a").set) as writer:
         writer.write(1, {"episode/return": 1.5, "loss/total": math.nan, "gradient/norm": math.inf})
         writer.write(2, {"episode/return": -0.5, "a.b-c/d:e f": 2})
     name = gauge_name("a.b-c/d:e f")

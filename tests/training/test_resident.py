@@ -41,12 +41,15 @@ def test_on_equal_noise_a_run_learns_what_a_local_one_learns(tmp_path: Path) -> 
     """One actor, whose unroll is one batch, in both."""
     actors = dataclasses.replace(CONFIG.actors, num_actors=1, envs_per_actor=4)
     agent = dataclasses.replace(CONFIG.agent, core=TINY["compressive"])
+    evaluations = {"evaluate_every": 800, "eval_episodes": 2}
     for resident in (True, False):
-        config = dataclasses.replace(CONFIG, actors=actors, agent=agent, unrolls_per_update=1, resident=resident)
+        changes = {"actors": actors, "agent": agent, "unrolls_per_update": 1, "resident": resident}
+        config = dataclasses.replace(CONFIG, **changes, **evaluations)
         trainer = train(config, tmp_path / str(resident), 5)
         assert trainer.episodes > 0
     assert state(tmp_path / "True") == state(tmp_path / "False")
     assert timeless(tmp_path / "True") == timeless(tmp_path / "False")
+    assert sum("evaluation/return" in row for row in read_metrics(tmp_path / "True")) == 2
 
 
 def test_an_unroll_is_several_updates_and_stopping_changes_nothing(tmp_path: Path) -> None:
@@ -107,13 +110,16 @@ def test_neither_ray_nor_a_video_library_is_needed(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 def test_several_learners_act_for_themselves(cluster: None, tmp_path: Path) -> None:
-    config = dataclasses.replace(CONFIG, learners=2, frames=CONFIG.actors.unroll_length * 12 * 4 * 4)
+    frames = CONFIG.actors.unroll_length * 12 * 4 * 4
+    config = dataclasses.replace(CONFIG, learners=2, frames=frames, evaluate_every=frames // 2, eval_episodes=2)
     trainer = train(config, tmp_path, local=False)
     assert trainer.learner.version >= 12
     assert {episode.environment for episode in trainer.curriculum.recent[CONFIG.env]} == set(range(6)), (
         "six of each learner"
     )
     assert trainer.episodes >= 24
-    assert "loss/policy" in read_metrics(tmp_path)[-1]
+    rows = read_metrics(tmp_path)
+    assert "loss/policy" in rows[-1]
+    assert sum("evaluation/return" in row for row in rows) == 1
     again = train(dataclasses.replace(config, frames=2 * config.frames), tmp_path, 1, resume=True, local=False)
     assert again.learner.version > trainer.learner.version
