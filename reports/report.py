@@ -65,7 +65,8 @@ CHARTS = {
     "bits": Chart("validation", ["valid/bits_per_byte", "valid/bits", "valid/bits_per_dim"], None),
     "word perplexity": Chart("validation", ["valid/word_perplexity"], None),
     "losses": Chart(
-        "{reduction} over steps, each times its cost", [f"loss/{part}" for part in ["total", "policy", "baseline", "entropy", "reconstruction"]]
+        "{reduction} over steps, each times its cost",
+        [f"loss/{part}" for part in ["total", "policy", "baseline", "entropy", "reconstruction"]],
     ),
     "attention": Chart(
         "share of each kind of memory, in training",
@@ -73,7 +74,9 @@ CHARTS = {
         (0.0, 1.0),
     ),
     "entropy": Chart("of the policy, nats", ["policy/entropy"]),
-    "value": Chart("predicted, and its target, in discounted rewards as learned from", ["value/mean", "value/target_mean"]),
+    "value": Chart(
+        "predicted, and its target: discounted rewards as learned from", ["value/mean", "value/target_mean"]
+    ),
     "gradient": Chart("norm", ["gradient/norm"]),
     "learning rate": Chart("", ["learning_rate"]),
     "throughput": Chart("per second", ["speed/frames_per_second", "speed/tokens_per_second"]),
