@@ -49,6 +49,7 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls with two results, of which one is read
     if address is None:  # no one reads them, and Ray keeps 3.5 KB for each of 100,000 unrolls
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's 15, actors starve beside the machine's other work
     import ray
     from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
