@@ -1,7 +1,7 @@
 """PPO with a recurrent memory in one file, in the manner of CleanRL. Any core of `agent.core` is the memory.
 
-    python examples/cleanrl_ppo.py                        delayed recall over 10 steps, some minutes on one CPU core
-    python examples/cleanrl_ppo.py --core lstm --env-id gym:MiniGrid-MemoryS7-v0
+    python -m examples.cleanrl_ppo                        delayed recall over 10 steps, some minutes on one CPU core
+    python -m examples.cleanrl_ppo --core lstm --env-id gym:MiniGrid-MemoryS7-v0
 
 The state of the memory is stored once a rollout: that before the rollout's first step. A minibatch is some whole
 sequences, one row an environment, and the core recomputes their features from the stored states.

@@ -109,7 +109,7 @@ class SequenceBuffer(RecurrentRolloutBuffer):
 
 
 def store_once(model: RecurrentPPO) -> None:
-    """Gives a model with a `MemoryPolicy` a `SequenceBuffer`."""
+    """Gives a model with a `MemoryPolicy` a `SequenceBuffer`; a model that is loaded to learn on needs it again."""
     old, policy = model.rollout_buffer, model.policy
     if model.batch_size % model.n_steps:
         raise ValueError(f"batch_size: expected a multiple of n_steps = {model.n_steps}, got {model.batch_size}")
