@@ -96,9 +96,9 @@ def core_config(compression: str = TRANSFORMER_XL, rate: int = 1, slots: int = 3
     return CompressiveTransformerConfig(**LAYER, **sizes)
 
 
-def routing_config(clusters: int) -> RoutingTransformerConfig:
-    """The same layer with 16 slots of memory and, of k x 16 routed slots, the 16 of one cluster for each step."""
-    return RoutingTransformerConfig(**LAYER, memory_size=16, window=16, clusters=clusters)
+def routing_config(clusters: int, window: int = 16) -> RoutingTransformerConfig:
+    """The same layer with 32 - w slots of memory and, of k x w routed slots, the w of one cluster for each step."""
+    return RoutingTransformerConfig(**LAYER, memory_size=32 - window, window=window, clusters=clusters)
 
 
 XL: dict[str, Config] = {TRANSFORMER_XL: core_config()}
@@ -106,7 +106,7 @@ RATES = XL | {f"convolution, c = {rate}": core_config("convolution", rate) for r
 COMPRESSIONS = XL | {
     f"{name}, c = 4": core_config(name, 4) for name in ("convolution", "dilated", "mean", "max", "most-used")
 }
-ROUTINGS = XL | {f"routing, k = {clusters}": routing_config(clusters) for clusters in (8, 16)}
+ROUTINGS = XL | {f"routing, k = {k}": routing_config(k) for k in (8, 16)} | {"routing, w = 8": routing_config(8, 8)}
 FIGURES = {"rates": RATES, "compressions": COMPRESSIONS, "routings": ROUTINGS}
 VARIANTS: dict[str, Config] = RATES | COMPRESSIONS | ROUTINGS | {"transformer-xl, 144 slots": core_config(slots=144)}
 """All that is compared, by name. The last attends to all of as many slots as routing with k = 8 stores."""
