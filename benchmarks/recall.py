@@ -1,7 +1,7 @@
 """How far back one layer can recall a symbol, by compression, and with routing, at equal attention cost.
 
     python -m benchmarks.recall docs/recall                             (needs: pip install -e '.[plot]')
-    python -m benchmarks.recall docs/recall --seeds 0 --processes 1 --variants "routing, k = 8"
+    python -m benchmarks.recall docs/recall --seeds 0 --processes 1 --variants "routing, k = 8" --farther 320 640
 
 Streams of distractors in which 8 cues, each a tag with a symbol, appear once; up to 4 times a stream, 1 to 160 steps
 later, a tag alone asks for its symbol. With one layer, recall beyond n_m + c n_cm is chance: layer inputs are
@@ -39,27 +39,28 @@ TRANSFORMER_XL = "transformer-xl"
 
 
 class Streams(NamedTuple):
-    """tokens, delays and answers, each [B, STEPS] int64; delays (and answers) are 0 where nothing is asked."""
+    """tokens, delays and answers, each [B, T] int64; delays (and answers) are 0 where nothing is asked."""
 
     tokens: Tensor
     delays: Tensor
     answers: Tensor
 
 
-def make_streams(delays: Tensor, generator: torch.Generator) -> Streams:
+def make_streams(delays: Tensor, generator: torch.Generator, longest: int = LONGEST) -> Streams:
     """Streams that ask for each tag's symbol at the given delays after its cue.
 
     Args:
-        delays: [B, TAGS, ASKS] int64, from 1 to LONGEST. Cues and questions for a step that is taken are left out.
+        delays: [B, TAGS, ASKS] int64, from 1 to `longest`. Cues and questions for a step that is taken are left out.
         generator: draws symbols, distractors and the times of cues.
+        longest: the longest delay; streams are STEPS - LONGEST steps longer.
     """
-    rows = torch.arange(delays.shape[0])
-    tokens = torch.randint(VOCABULARY - DISTRACTORS, VOCABULARY, (len(rows), STEPS), generator=generator)
+    rows, steps = torch.arange(delays.shape[0]), STEPS - LONGEST + longest
+    tokens = torch.randint(VOCABULARY - DISTRACTORS, VOCABULARY, (len(rows), steps), generator=generator)
     asked, answers = torch.zeros_like(tokens), torch.zeros_like(tokens)
     free = torch.ones_like(tokens, dtype=torch.bool)
     for tag in range(TAGS):
         symbol = torch.randint(SYMBOLS, rows.shape, generator=generator)
-        cue = (torch.rand(rows.shape, generator=generator) * (STEPS - delays[:, tag].amax(dim=1))).long()
+        cue = (torch.rand(rows.shape, generator=generator) * (steps - delays[:, tag].amax(dim=1))).long()
         shown = rows[free[rows, cue]]
         free[shown, cue[shown]] = False
         tokens[shown, cue[shown]] = tag * SYMBOLS + symbol[shown]
@@ -77,26 +78,27 @@ def training_streams(rows: int, generator: torch.Generator) -> Streams:
     return make_streams(((LONGEST + 1) ** share).long().clamp(max=LONGEST), generator)
 
 
-def measured_streams(rows: int, generator: torch.Generator) -> Streams:
+def measured_streams(rows: int, generator: torch.Generator, delays: Tensor = DELAYS) -> Streams:
     """Streams of the delays at which recall is measured, uniformly."""
-    return make_streams(DELAYS[torch.randint(len(DELAYS), (rows, TAGS, ASKS), generator=generator)], generator)
+    drawn = delays[torch.randint(len(delays), (rows, TAGS, ASKS), generator=generator)]
+    return make_streams(drawn, generator, int(delays.max()))
 
 
 LAYER: dict[str, Any] = {"model_size": 64, "num_layers": 1, "num_heads": 4, "mlp_size": 128, "segment_size": 16}
 Config = CompressiveTransformerConfig | RoutingTransformerConfig
 
 
-def core_config(compression: str = TRANSFORMER_XL, rate: int = 1) -> CompressiveTransformerConfig:
-    """One layer with 16 steps a segment and 32 slots besides it, all of them memory in Transformer-XL."""
-    sizes: dict[str, Any] = {"memory_size": 32, "compressed_size": 0}
+def core_config(compression: str = TRANSFORMER_XL, rate: int = 1, slots: int = 32) -> CompressiveTransformerConfig:
+    """One layer with 16 steps a segment and 32 slots besides it; in Transformer-XL they are memory, and any number."""
+    sizes: dict[str, Any] = {"memory_size": slots, "compressed_size": 0}
     if compression != TRANSFORMER_XL:
         sizes = {"memory_size": 16, "compressed_size": 16, "compression_rate": rate, "compression": compression}
     return CompressiveTransformerConfig(**LAYER, **sizes)
 
 
-def routing_config(clusters: int) -> RoutingTransformerConfig:
-    """The same layer with 16 slots of memory and, of k x 16 routed slots, the 16 of one cluster for each step."""
-    return RoutingTransformerConfig(**LAYER, memory_size=16, window=16, clusters=clusters)
+def routing_config(clusters: int, window: int = 16) -> RoutingTransformerConfig:
+    """The same layer with 32 - w slots of memory and, of k x w routed slots, the w of one cluster for each step."""
+    return RoutingTransformerConfig(**LAYER, memory_size=32 - window, window=window, clusters=clusters)
 
 
 XL: dict[str, Config] = {TRANSFORMER_XL: core_config()}
@@ -104,10 +106,10 @@ RATES = XL | {f"convolution, c = {rate}": core_config("convolution", rate) for r
 COMPRESSIONS = XL | {
     f"{name}, c = 4": core_config(name, 4) for name in ("convolution", "dilated", "mean", "max", "most-used")
 }
-ROUTINGS = XL | {f"routing, k = {clusters}": routing_config(clusters) for clusters in (8, 16)}
+ROUTINGS = XL | {f"routing, k = {k}": routing_config(k) for k in (8, 16)} | {"routing, w = 8": routing_config(8, 8)}
 FIGURES = {"rates": RATES, "compressions": COMPRESSIONS, "routings": ROUTINGS}
-VARIANTS: dict[str, Config] = RATES | COMPRESSIONS | ROUTINGS
-"""All that is compared, by name."""
+VARIANTS: dict[str, Config] = RATES | COMPRESSIONS | ROUTINGS | {"transformer-xl, 144 slots": core_config(slots=144)}
+"""All that is compared, by name. The last attends to all of as many slots as routing with k = 8 stores."""
 
 
 def reach(config: Config) -> int | None:
@@ -156,31 +158,34 @@ def train(
 
 
 @torch.no_grad()
-def recall(network: Recaller, seed: int, rows: int = 64, batches: int = 8) -> dict[int, float]:
+def recall(network: Recaller, seed: int, rows: int = 64, batches: int = 8, delays: Tensor = DELAYS) -> dict[int, float]:
     """Fraction of right answers by delay, about 600 answers a delay with the defaults, none of them trained on."""
     generator = torch.Generator().manual_seed(seed + 1_000_000)
     network.eval()
-    right, asked = torch.zeros(2, LONGEST + 1)
+    size = int(delays.max()) + 1
+    right, asked = torch.zeros(2, size)
     for _ in range(batches):
-        tokens, delays, answers = measured_streams(rows, generator)
+        tokens, after, answers = measured_streams(rows, generator, delays)
         hits = (network(tokens)[0].argmax(dim=-1) == answers).float()
-        asked += delays.flatten().bincount(minlength=LONGEST + 1)
-        right += delays.flatten().bincount(weights=hits.flatten(), minlength=LONGEST + 1)
-    return {delay: round(float(right[delay] / asked[delay]), 4) for delay in DELAYS.tolist()}
+        asked += after.flatten().bincount(minlength=size)
+        right += after.flatten().bincount(weights=hits.flatten(), minlength=size)
+    return {delay: round(float(right[delay] / asked[delay]), 4) for delay in delays.tolist()}
 
 
-def measure(job: tuple[str, int], updates: int) -> dict[int, float]:
+def measure(job: tuple[str, int], options: "Options") -> dict[int, float]:
     """Recall by delay of one variant with one seed, on one thread."""
     torch.set_num_threads(1)
     name, seed = job
-    found = recall(train(VARIANTS[name], seed, updates)[0], seed)
+    network, _ = train(VARIANTS[name], seed, options.updates)
+    far = recall(network, seed, delays=torch.tensor([*DELAYS.tolist(), *options.farther])) if options.farther else {}
+    found = recall(network, seed) | {delay: far[delay] for delay in options.farther}
     print(f"{name}, seed {seed}: {min(found.values()):.0%} to {max(found.values()):.0%}", file=sys.stderr, flush=True)
     return found
 
 
 def table(results: dict[str, list[dict[int, float]]]) -> str:
     """Recall in percent, mean over the seeds, as Markdown."""
-    delays = DELAYS[DELAYS % 16 == 0].tolist()
+    delays = [delay for delay in next(iter(results.values()))[0] if delay % 16 == 0]
     rows = [
         [
             name,
@@ -222,6 +227,8 @@ class Options:
     """A run for each variant and seed."""
     updates: int = 300
     """Gradient steps of a run."""
+    farther: tuple[int, ...] = ()
+    """More delays, such as 320 and 640: the same networks on longer streams of all these delays."""
     processes: int = 2
     """Runs at a time, one thread each."""
 
@@ -232,7 +239,7 @@ def main(options: Options) -> dict[str, Any]:
     begin = time.monotonic()
     jobs = [(name, seed) for seed in options.seeds for name in options.variants]
     with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
-        by_job = dict(zip(jobs, pool.map(functools.partial(measure, updates=options.updates), jobs)))
+        by_job = dict(zip(jobs, pool.map(functools.partial(measure, options=options), jobs)))
     results = {name: [by_job[name, seed] for seed in options.seeds] for name in options.variants}
     for figure, names in FIGURES.items():
         if names.keys() <= results.keys():
@@ -242,9 +249,7 @@ def main(options: Options) -> dict[str, Any]:
         "chance": CHANCE,
         "seeds": options.seeds,
         "reach": {name: reach(config) for name, config in VARIANTS.items() if name in results},
-        "recall": {
-            name: {delay: [run[delay] for run in runs] for delay in DELAYS.tolist()} for name, runs in results.items()
-        },
+        "recall": {name: {delay: [run[delay] for run in runs] for delay in runs[0]} for name, runs in results.items()},
         "minutes": round((time.monotonic() - begin) / 60, 1),
     }
 

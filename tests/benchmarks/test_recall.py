@@ -33,6 +33,12 @@ def test_oracle_finds_the_answer_exactly_a_delay_back(draw) -> None:
     assert draw is training_streams or set(delays.unique().tolist()) == {0, *DELAYS.tolist()}
 
 
+def test_streams_of_longer_delays_are_longer() -> None:
+    tokens, delays, _ = measured_streams(64, torch.Generator().manual_seed(0), torch.tensor([8, 320]))
+    assert tokens.shape == (64, 352)
+    assert set(delays.unique().tolist()) == {0, 8, 320}
+
+
 @pytest.mark.parametrize("name", RATES | COMPRESSIONS)
 def test_a_cue_is_seen_within_the_reach_and_nowhere_else(name: str) -> None:
     torch.manual_seed(0)
@@ -52,8 +58,10 @@ def test_a_cue_is_seen_within_the_reach_and_nowhere_else(name: str) -> None:
 
 
 def test_a_step_attends_to_as_many_routed_slots() -> None:
-    for _, memory, _, _, window in (VARIANTS[f"routing, k = {clusters}"].layer_sizes[0] for clusters in (8, 16)):
-        assert memory + window == 32
+    for config in (config for name, config in VARIANTS.items() if "routing" in name):
+        assert config.layer_sizes[0].memory + config.layer_sizes[0].window == 32
+    (stored,), (routed,) = (VARIANTS[name].layer_sizes for name in ("transformer-xl, 144 slots", "routing, k = 8"))
+    assert stored.slots == routed.slots
 
 
 def test_training_gets_better_than_chance_and_recall_is_by_delay() -> None:
@@ -63,4 +71,5 @@ def test_training_gets_better_than_chance_and_recall_is_by_delay() -> None:
     assert sum(losses[-5:]) / 5 < math.log(SYMBOLS) - 0.2
     by_delay = task.recall(network, seed=0, rows=16, batches=2)
     assert list(by_delay) == DELAYS.tolist()
+    assert list(task.recall(network, seed=0, rows=16, batches=1, delays=torch.tensor([8, 320]))) == [8, 320]
     assert sum(by_delay.values()) / len(DELAYS) > 2 * task.CHANCE
