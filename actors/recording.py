@@ -133,7 +133,8 @@ def record_episodes(
     """
     agent = actor.agent
     every_frame = every_frame and actor.envs.metadata.get("action_repeat", 1) <= MOST_FRAMES
-    reconstruct = agent.reconstruction.picture if agent.reconstruction and not _vectors(actor) else None
+    images = image_of(actor.env_output.observation).ndim > 2
+    reconstruct = agent.reconstruction.picture if agent.reconstruction and images else None
     recordings: list[Recording] = []
     steps: list[_Step] = []
     with actor.acting():
@@ -196,10 +197,6 @@ class _Step(NamedTuple):
     input: np.ndarray
     compressed: tuple[np.ndarray, np.ndarray] | None
     reconstruction: np.ndarray | None
-
-
-def _vectors(actor: Actor) -> bool:
-    return image_of(actor.env_output.observation).ndim == 2
 
 
 def _ask(actor: Actor, name: str, *arguments: Any) -> Any:

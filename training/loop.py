@@ -209,6 +209,8 @@ class Training(ABC):
             self.run.path.mkdir(parents=True, exist_ok=True)
             self.save()
         note_launch(self.run, self.step)
+        with suppress(FileNotFoundError):  # of fewer steps than the run will have
+            self.run.evaluation_file().rename(self.run.evaluation_file(f"at-{self.step}"))
         gauges = None
         if self.on_ray:
             from training.cluster import RayGauges

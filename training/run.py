@@ -192,7 +192,7 @@ class Run:
         return kind, plain
 
     def evaluation_file(self, split: str | None = None) -> Path:
-        """The summary of the evaluation at the end, or of a later one on a split."""
+        """The summary of the evaluation at the end, of a later one on a split, or, "at-STEP", of an earlier end."""
         return self.path / (f"evaluation-{split}.json" if split else "evaluation.json")
 
     def not_finite_file(self, update: int) -> Path:

@@ -86,8 +86,10 @@ def test_stopping_anywhere_changes_nothing(core: str, tmp_path: Path) -> None:
         assert stopped.curriculum.recent == straight.curriculum.recent
         assert timeless(folder) == timeless(tmp_path / "straight")
     actors = dataclasses.replace(config.actors, num_actors=3, envs_per_actor=4)
+    Run(folder).evaluation_file().write_text("{}")
     after = train(dataclasses.replace(config, actors=actors), folder, 3, resume=True)
     assert after.learner.version == 11, "another number of actors begins new episodes"
+    assert [path.name for path in folder.glob("evaluation*")] == [f"evaluation-at-{stopped.step}.json"]
 
 
 def test_evaluations_change_nothing_and_resume_exactly(tmp_path: Path) -> None:
