@@ -281,13 +281,14 @@ def matched_cores(
     """
     size, layers, mlp = (transformer[name] for name in ("model_size", "num_layers", "mlp_size"))
     slots = memory + compressed if baseline is None else baseline
+    window = max(1, (memory + compressed) // 4)  # a quarter recalled more than a half: docs/routing.md
     return {
         "compressive": CompressiveTransformerConfig(
             **transformer, memory_size=memory, compressed_size=compressed, compression_rate=rate
         ),
         "transformer-xl": TransformerXLConfig(**transformer, memory_size=slots),
         "gated-transformer-xl": GatedTransformerXLConfig(**{**transformer, "norm": "pre"}, memory_size=slots),
-        "routing": RoutingTransformerConfig(**transformer, memory_size=memory, window=compressed),
+        "routing": RoutingTransformerConfig(**transformer, memory_size=memory + compressed - window, window=window),
         "lstm": LSTMConfig(size, recurrent_layers),
         "gru": GRUConfig(size, recurrent_layers),
         "mingru": MinGRUConfig(size, layers, mlp),
