@@ -37,7 +37,7 @@ def cpu(core: str = "compressive") -> RunConfig:
 
 
 def level(core: str = "compressive") -> RunConfig:
-    """The level itself, halved to 36 x 48 pixels, on two CPU cores in an hour.
+    """The level itself, halved to 36 x 48 pixels, on two CPU cores in an hour or two.
 
     Large and near objects come first, so that the agent meets choices before it knows its way. A stage ends when most
     choices are right; all of them together at the latest after two thirds of the run.
@@ -54,7 +54,7 @@ def level(core: str = "compressive") -> RunConfig:
             near.format(0.65, 1.35, 0.84, "8M"),
             near.format(0.8, 1.2, 0.82, "8M"),
         ),
-        frames=64_000_000,
+        frames=96_000_000,
         log_every=40,
         agent=dataclasses.replace(config.agent, torso_size=192),
         learner=dataclasses.replace(
