@@ -57,7 +57,7 @@ class RunConfig(Checked):
     stages: tuple[str, ...] = ()
     """Environments to learn before --env, in this order, each with the condition that ends it, as in 'rooms:small until
     correct 0.9': correct SHARE (of choices) or return SCORE, over the last 200 episodes, or frames NUMBER; several are
-    joined by "or". All need the observations, actions and frames a step of --env."""
+    joined by "or". All need the observations, actions and frames a step of --env. --stages alone: none."""
     from_run: str | None = None
     """Start with the weights of the last readable checkpoint of this run, whose network the new run has; everything
     else, the optimizer included, starts anew. Observations and actions must be the same."""

@@ -58,11 +58,7 @@ def level(core: str = "compressive") -> RunConfig:
         log_every=40,
         agent=dataclasses.replace(config.agent, torso_size=192),
         learner=dataclasses.replace(
-            config.learner,
-            learning_rate_schedule="linear",
-            discount=0.95,
-            lambda_=0.9,
-            entropy_cost_end=1e-3,
+            config.learner, learning_rate_schedule="linear", discount=0.95, lambda_=0.9, entropy_cost_end=1e-3
         ),
     )
 
@@ -120,20 +116,24 @@ def dmlab30(core: str = "compressive") -> RunConfig:
 
 
 def memory(core: str = "compressive") -> RunConfig:
-    """A level that asks for up to 66 steps of memory, learned in four minutes of one CPU core: `make compare`.
+    """A level that asks for up to 130 steps of memory, learned in five minutes of one CPU core: `make compare`.
 
     The one layer sees 8 recent steps and 16 compressed slots. So rate 1 and Transformer-XL reach back 24 steps, rate 2
-    40 and rate 4 72, and delays of 16, 32 and 64 steps tell them apart.
+    40, rate 4 72 and rate 8 136, and delays of 16 to 128 steps tell them apart. The first stage has short delays, but
+    one of 16 steps, so that older slots must be read.
     """
     sizes = {"model_size": 64, "num_layers": 1, "num_heads": 4, "mlp_size": 128, "segment_size": 8, "norm": "pre"}
     config = cpu(core)
     return dataclasses.replace(
         config,
         preset="memory",
-        env="rooms:small-recall",
-        frames=4_800_000,
+        env="rooms:small-recall-long",
+        stages=("rooms:small-recall,delay_frames=64,delay_halvings=2 until correct 0.95 or frames 3M",),
+        frames=9_600_000,
         agent=dataclasses.replace(config.agent, torso_size=64, core=matched_cores(sizes, 8, 16)[core]),
-        learner=dataclasses.replace(config.learner, discount=0.8, lambda_=0.95),
+        learner=dataclasses.replace(
+            config.learner, learning_rate_schedule="linear", discount=0.8, lambda_=0.95, entropy_cost_end=3e-3
+        ),
         actors=dataclasses.replace(config.actors, num_actors=1, envs_per_actor=32),
     )
 

@@ -31,7 +31,7 @@ def hparams(run: Path) -> tuple[set[bytes], set[str]]:
 def test_a_killed_sweep_is_resumed_and_a_failing_trial_fails_alone(tmp_path: Path) -> None:
     """Three runs, one of which cannot learn; the driver is killed after the first has finished."""
     folder, mark = tmp_path / "sweep", uuid.uuid4().hex
-    words = ["compare", "--folder", folder, "--preset", "memory", "--cores", "lstm", "--env", RECALL]
+    words = ["compare", "--folder", folder, "--preset", "memory", "--cores", "lstm", "--env", RECALL, "--stages"]
     words += ["--vary", "learner.learning-rate", "1e-3", "1e30", "1e-4", "--seeds", "0", "--frames", 80 * 64]
     words += ["--actors.envs-per-actor=4", "--actors.unroll-length=16", "--log-every=1", "--checkpoint-seconds=1"]
     words += ["--eval-episodes=4", "--agent.core.model-size=16", "--agent.torso-size=16"]
