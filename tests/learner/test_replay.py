@@ -142,7 +142,7 @@ def test_burn_in_uses_the_present_weights(tiny_agent, batch):
     mixed = replay.mix(batch(1))
     rows = index_state(mixed._replace(replayed=None), mixed.actor_id < ROWS)
     expected = index_state(burn_in(learner, old, 2), rows.actor_id)
-    assert equal(rows, expected)
+    torch.testing.assert_close([*leaves(rows)], [*leaves(expected)])  # the order of rows changes rounding
     assert not rows.core_state.hidden.allclose(before.core_state.hidden[rows.actor_id])
 
 
