@@ -78,7 +78,7 @@ class Watch(ThreadingHTTPServer):
             if count > 1
         ]
         rows = [_row(entry) for entry in sorted(entries, key=lambda entry: entry.age)]
-        head = ["run", "state", "progress", "score", "measured", "next"]
+        head = ["run, and what to type next", "state", "progress", "score", "measured"]
         title = self.folder.resolve().name
         data = {"title": title, "head": head, "rows": rows, "comparisons": links, "live": SECONDS["overview"]}
         return render_page("runs", data)
@@ -112,8 +112,8 @@ class Watch(ThreadingHTTPServer):
 def _row(entry: Entry) -> list[Any]:
     link = "" if entry.name == "." else f"{urllib.parse.quote(entry.name)}/"
     progress = f"{100 * entry.share:.0f} %" if entry.progress else ""
-    name = {"text": entry.name, "link": link, "small": entry.about} if entry.kind else {"text": entry.name}
-    return [name, entry.state, {"text": progress, "small": entry.progress}, entry.score, ago(entry.age), entry.next]
+    name = {"text": entry.name, "small": f"{entry.about}\n{entry.next}".strip(), "link": link if entry.kind else ""}
+    return [name, entry.state, {"text": progress, "small": entry.progress}, entry.score, ago(entry.age)]
 
 
 def _files(run: Run) -> list[Path]:
