@@ -200,7 +200,7 @@ def verdict(comparison: Comparison) -> str:
     lead = f"{lead}, {significant(best.score.value)} {interval(best.score)}".rstrip()
     parts = [lead if better or not level else f"No difference is confirmed: {lead}"]
     parts += [f"its runs are better than those of {_list(better)}"] if better else []
-    parts += [f"no difference from {_list(level)} is confirmed"] if better and level else []
+    parts += [f"whether it differs from {_list(level)} is open"] if better and level else []
     fewest = min(len(comparison.of(name, data)) for name in comparison.names for data in comparison.data)
     weak = f" With as few as {fewest} runs of a variant{where}, that is weak evidence." if fewest < 5 else ""
     weak += f" The interval of a mean of {fewest} runs is their range." if fewest < 4 and not where else ""
