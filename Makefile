@@ -37,7 +37,7 @@ train: venv  ## train the Compressive Transformer agent on two CPU cores, under 
 demo: venv  ## play a trained agent, and write a video and a page of what it attends to: seconds
 	$(BIN)/compressive visualize pretrained/level --output demo $(ARGS)
 
-compare: venv  ## compare compression rates, an LSTM and a Transformer-XL on a task of memory: 18 runs, 35 to 90 minutes
+compare: venv  ## compare compression rates, an LSTM and a Transformer-XL on a task of memory: 18 runs, 40 to 90 minutes
 	@$(BIN)/python -c 'import ray.tune' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[compare]'
 	$(BIN)/compressive compare --preset memory --rates 1 2 4 8 --cores lstm transformer-xl --seeds 0 1 2 $(ARGS)
 
