@@ -52,8 +52,6 @@ def save(
     `<step>.superseded` until the run has reached their step (behind a URL they are removed).
 
     Args:
-        run: the run's folder or URL.
-        step: agent steps so far, or batches of a sequence model.
         parts: tensors by part and name; names of parts consist of letters, digits, "_" and "-".
         state: values that JSON can hold: counters, random states, the configuration.
         keep: how many of the newest checkpoints to keep, this one included; at least 1.

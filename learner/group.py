@@ -65,7 +65,6 @@ class LearnerGroup:
     Args:
         learner: on the CPU, with the initial state; the copy that is described above.
         make: makes the learner of a process from its communicator and device, which is cpu or cuda.
-        size: number of learners.
         device: auto (GPUs if the cluster has any), cpu, or cuda, which is one GPU each.
         seed: of their random numbers (dropout), which differ by learner and restart.
         placement: pack, spread, strict_pack or strict_spread: the strategy of Ray's placement group.
@@ -144,10 +143,7 @@ class LearnerGroup:
         return self.fetches[number]
 
     def update(self, batch: Trajectory | int | None = None) -> dict[str, float]:
-        """Learns from a batch or, without one, from the learners' own sources; see their `update`.
-
-        Args:
-            batch: a trajectory, or the number of a batch that was sent.
+        """Learns from a trajectory, from a batch that was sent, by its number, or from the learners' own sources.
 
         Raises:
             ValueError: if the rows of the trajectory cannot be divided equally.

@@ -33,7 +33,6 @@ class Learner:
     Args:
         agent: called as `agent(observation, last_action, last_reward, reset, state)`; has `compression_parameters()`.
             It is moved to the device.
-        config: options.
         total_steps: agent steps at which the schedules end.
         comm: the learners that share each batch. They must have equal weights and get shards of equally many rows;
             their updates then equal those of one learner on all rows.

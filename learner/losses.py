@@ -57,10 +57,8 @@ def policy_gradient_loss(
 ) -> Tensor:
     """-log pi(a) * advantage, whose gradient is the negative policy gradient of section 4.2.
 
-    Args:
-        policy_logits: [B, T, A] of the target policy.
-        actions: [B, T] int64 of the behaviour policy.
-        advantages: [B, T], importance weights included.
+    Logits [B, T, A] are those of the target policy, actions [B, T] int64 those of the behaviour policy; advantages
+    [B, T] include the importance weights.
     """
     return reduce(-action_log_probs(policy_logits, actions) * advantages.detach(), mask, reduction)
 

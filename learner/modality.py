@@ -48,9 +48,7 @@ class Modality(ABC):
     def prepare(cls, config: Any, show: Callable[[int, int], None] = lambda done, total: None) -> Self:
         """Opens the data of a configuration, which are prepared first if they were not before.
 
-        Args:
-            config: the configuration.
-            show: is called with the number of files done, and of all.
+        `show` is called with the number of files done, and of all.
 
         Raises:
             ValueError, ImportError, OSError: says what is wrong with the files or the cache.

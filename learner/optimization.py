@@ -81,7 +81,6 @@ class Optimization:
 
         Args:
             sums: scalar metrics by name, first the losses; each learner's share of the sum over learners.
-            learning_rate: the learning rate of this step.
             label, number: name the step in errors.
             describe: further text for errors; may use collectives.
             others: scalar metrics that are not summed.

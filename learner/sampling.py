@@ -36,10 +36,8 @@ def sample(
     Args:
         model: is put in evaluation mode.
         prompts: [B, P] int64, one row for each sequence, with at least one token.
-        length: tokens to draw for each row.
         temperature: logits are divided by it; 0 takes the most probable token. The nucleus is taken after that.
         top_p: probability of the nucleus; 1 for all tokens (the paper's text samples have 0.98).
-        seed: seed of the draws.
         chunk: tokens of the prompts in one call.
     """
     model.eval()

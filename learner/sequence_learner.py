@@ -31,9 +31,8 @@ class SequenceLearner:
     step; gradients do not flow through it.
 
     Args:
-        model: the model, which is moved to the device.
+        model: is moved to the device.
         source: batches of `config.batch_size` rows or, with several learners, of this learner's equal part of them.
-        config: options.
         comm: the learners that share each batch. They must have equal weights.
 
     Attributes:
@@ -170,11 +169,8 @@ def predict(
     """Yields every batch with the model's output, without dropout; memory is kept between batches.
 
     Args:
-        model, batches: see `streams.one_pass`.
-        precision: of matrix products.
         cached: project keys and values of memory once per segment; false if weights change between batches.
         gradients: with them the core computes its own losses, too.
-        return_attention: see `SequenceModel.forward`.
     """
     device, state, was_training = next(model.parameters()).device, None, model.training
     try:
@@ -232,10 +228,7 @@ def evaluate_by(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The loss by groups of targets: its sums in nats [groups] float64, and the numbers of targets [groups].
 
-    Args:
-        model, batches, precision: see `predict`.
-        group: gives the group of each target of a batch, [B, T].
-        groups: their number.
+    `group` gives the group of each target of a batch, [B, T]; for the others see `predict`.
     """
     losses, counts = np.zeros(groups), np.zeros(groups, np.int64)
     for batch, nll in score(model, batches, precision):

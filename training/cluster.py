@@ -35,10 +35,8 @@ NOTICE_SECONDS = 3.0
 def start_ray(address: str | None, cpus: int, store: int, console: Console, remedy: str = "") -> Iterator[None]:
     """Joins the cluster at an address, or starts one on this machine.
 
-    Args:
-        cpus: of the cluster that is started.
-        store: least size of its object store in bytes.
-        remedy: what the user can do if Ray does not start.
+    One that is started has so many CPUs, and an object store of at least `store` bytes. `remedy` is what the user can
+    do if Ray does not start.
 
     Raises:
         UserError: if Ray does not start, or there is no cluster at the address.
@@ -142,10 +140,7 @@ class HeadWatch:
                 self.silent = 0.0
 
     def check(self, save: Callable[[], object]) -> None:
-        """Saves once when the head becomes silent.
-
-        Args:
-            save: writes what was learned, where that is possible, and returns where the last checkpoint is.
+        """Saves once when the head becomes silent; `save` returns where the last checkpoint is.
 
         Raises:
             ClusterError: when it has been silent for `patience`.

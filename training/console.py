@@ -51,12 +51,8 @@ def program(name: str = "compressive") -> str:
 class LiveLine:
     """Shows progress on a console; a context manager.
 
-    In a terminal two lines are redrawn in place, cut to its width; elsewhere plain lines are added.
-
-    Args:
-        console: where to show it.
-        activity: the first word of the line.
-        waiting: what is being waited for before the first progress.
+    In a terminal two lines are redrawn in place, cut to its width; elsewhere plain lines are added. `activity` is the
+    first word, `waiting` what is being waited for before the first progress.
     """
 
     def __init__(self, console: Console, activity: str, waiting: str) -> None:

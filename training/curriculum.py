@@ -141,11 +141,8 @@ class Curriculum:
 def inherit(config: RunConfig, agent: Agent, allow_env: str | None = None) -> RunConfig:
     """Gives a new run's network the weights of the last readable checkpoint of the run `config.from_run`, if any.
 
-    The optimizer and all counters start anew. The environments may differ, also in frames a step.
-
-    Args:
-        agent: the run's network; changed in place.
-        allow_env: environments whose code that run may name; see `envs.require_consent`.
+    The optimizer and all counters start anew. The environments may differ, also in frames a step. `allow_env` are those
+    whose code that run may name; see `envs.require_consent`.
 
     Returns:
         the configuration with the checkpoint in place of the run.

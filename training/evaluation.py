@@ -47,7 +47,6 @@ def load_player(
     Args:
         allow_env: environments whose code the run may name; see `envs.require_consent`.
         env: where to play, which may run its own code; by default the environment on which the run is tested.
-        limits: applied to the run's configuration of actors.
 
     Raises:
         FileNotFoundError, ValueError, ImportError, StorageError: if the folder is not a run, has no readable
@@ -86,11 +85,9 @@ def play(
     env: str | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Episode]:
-    """Plays episodes of each task, as many environments together as an actor of the run has.
+    """Plays episodes of each task, as many environments together as an actor of the run has. The agent is on the CPU.
 
     Args:
-        agent: on the CPU.
-        episodes: of each task.
         sample: draw actions from the policy; if false, take the most probable one.
         env: by default the tasks on which the run is tested.
         progress: called with the number of episodes so far, over all tasks.

@@ -37,15 +37,10 @@ class Stopped(Exception):
 
 
 class Training(ABC):
-    """A run in progress.
-
-    Args:
-        config: its configuration.
-        run: its folder. Nothing is written before `train`.
-        learner: makes the updates, or follows the several learners on Ray that do.
-        on_ray: whether a Ray cluster is used, which is then watched.
+    """A run in progress. Nothing is written to its folder before `train`. A Ray cluster that it is on is watched.
 
     Attributes:
+        learner: makes the updates, or follows the several learners on Ray that do.
         updater: what makes the updates: `learner`, or the group of learners that it follows.
         place: where checkpoints are: the folder or a URL.
         saved: where the newest checkpoint is; None if there is none.
@@ -156,11 +151,9 @@ class Training(ABC):
 
     @contextmanager
     def advising(self, again: Callable[[Path | str], str], say: Callable[[str], None]) -> Iterator[None]:
-        """Adds to errors what became of the run, and the command that resumes it.
+        """Adds to errors what became of the run, and the command that resumes it: `again(folder_or_url)`.
 
-        Args:
-            again: the command that resumes a folder or URL.
-            say: prints that command when Ctrl-C ends the process at once.
+        When Ctrl-C ends the process at once, `say` prints that command.
 
         Raises:
             UserError: for a disk, a memory or a store that is full or fails, and for a folder that is lost.

@@ -52,10 +52,7 @@ def training_time(times: np.ndarray, launches: list[dict[str, Any]]) -> np.ndarr
     """Seconds of training up to each row [N], over all launches; the pauses between them do not count.
 
     A launch lasts from its beginning to its last row. Rows before the first launch count from the first of them.
-
-    Args:
-        times: of the rows in seconds since 1970 [N], ascending; NaN where unknown.
-        launches: see `read_launches`.
+    `times` are those of the rows in seconds since 1970 [N], ascending, NaN where unknown.
     """
     known = np.isfinite(times)
     begins = np.array([launch["time"] for launch in launches])

@@ -77,11 +77,9 @@ def _replica(agent: Agent, config: RunConfig, total_steps: int, comm: Communicat
 
 
 class GroupPool(Pool):
-    """Stands for the pools of several resident learners: its unrolls have episodes, and no trajectory.
+    """Stands for the pools of a group of resident learners: its unrolls have episodes, and no trajectory.
 
-    Args:
-        group: the learners.
-        rows: environments of all of them.
+    `rows` is the number of environments of all of them.
     """
 
     def __init__(self, group: Any, rows: int) -> None:

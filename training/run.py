@@ -55,10 +55,7 @@ class Run:
 
     @contextmanager
     def lock(self, patience: float = 0.0) -> Iterator[None]:
-        """Keeps other processes out.
-
-        Args:
-            patience: seconds to wait for another process to leave the folder.
+        """Keeps other processes out. Waits `patience` seconds for one to leave the folder.
 
         Raises:
             UserError: if the folder is in use, or was replaced meanwhile.
@@ -133,7 +130,6 @@ class Run:
         Args:
             new: whether the folder must be new, or hold nothing that could be lost.
             saved: whether the run has a checkpoint outside the folder.
-            patience: see `lock`.
 
         Raises:
             UserError: if the folder is in use, or not new.
@@ -220,10 +216,7 @@ class Run:
     def state(self, row: Mapping[str, Any], counter: str, total: int) -> str:
         """Whether the run is running, stopped, trained, or finished, that is evaluated as well.
 
-        Args:
-            row: its last row of metrics.
-            counter: the metric that counts what was learned.
-            total: its value at the end of training.
+        `counter` counts in its last row of metrics what was learned, and is `total` at the end of training.
         """
         if self.in_use:
             return "running" if row else "running; nothing measured yet"

@@ -47,12 +47,7 @@ def record_file(run: Run, kind: str) -> Path:
 def open_data(
     config: SequenceConfig, run: Run | None = None, show: Callable[[int, int], None] = lambda done, total: None
 ) -> Modality:
-    """Opens the data of a configuration, which are prepared first if they were not before.
-
-    Args:
-        config: the configuration.
-        run: a run that was trained on these data.
-        show: see `Modality.prepare`.
+    """Opens the data of a configuration, on which `run` was trained if it is given; see `Modality.prepare`.
 
     Raises:
         UserError: if the run was trained on other data, or does not say on which.
@@ -89,15 +84,7 @@ def load_model(run: Run, model: SequenceModel, device: str) -> Checkpoint:
 
 
 class SequenceTrainer(Training):
-    """A run of a sequence model in progress.
-
-    Args:
-        data: the modality.
-        run: its folder.
-
-    Raises:
-        ValueError: if the network, the device or the batches are impossible.
-    """
+    """A run of a sequence model in progress. Raises a ValueError if network, device or batches are impossible."""
 
     state_schema: ClassVar = {
         "learner": {"step": int, "updates": int, "tokens": int, "optimizer": dict, "memory": object, "source": dict},
@@ -190,13 +177,9 @@ def train_run(
     """Trains a run to its end, or resumes it, and evaluates it on the test split.
 
     Args:
-        config: the configuration of the run.
-        run: its folder.
         new: whether the folder must be new or empty; if None, a run that has checkpoints is resumed.
         data: the opened data, if the caller has them.
-        start: is called with the trainer before the first update.
-        show: is called after each update.
-        stop: is asked after each update whether to stop.
+        start: is called with the trainer before the first update; `show` and `stop` after each.
         count: shows the progress of the evaluation.
         say: is called with the command that resumes the run when Ctrl-C ends it at once.
         patience: seconds to wait for another process to leave the folder.

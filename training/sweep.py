@@ -69,7 +69,6 @@ def make_trials(
     Args:
         kind: class of the configurations, such as `RunConfig`.
         parse: the configuration of the words of a command line.
-        preset, seeds: of all variants.
         cores: names in `kind.cores`; the compressive core is added if there are rates, and the default is that alone.
         rates: compression rates of the compressive core; none for the preset's.
         vary: other fields with their values; a field that only some cores have is varied for those alone.
@@ -248,12 +247,9 @@ def run_trials(
     """Runs the trials that are not finished on the connected Ray cluster, as many at a time as it has room for.
 
     Args:
-        folder: of the sweep.
-        trials: configurations by name.
         train: `train(config, run, *, stop, show, patience)` trains or resumes a run and evaluates it, in a process of
             Tune; it returns something true if the run is finished.
         bundles: resources of each trial; see `bundles_of`.
-        line: shows progress.
         stop: whether the user asked to stop; then all running trials write a checkpoint.
 
     Returns:
