@@ -24,13 +24,7 @@ from training.signals import stop_on_signals
 
 
 def compare(options: CompareOptions, words: Sequence[str], command: str) -> None:
-    """Runs the command.
-
-    Args:
-        options: what the sweep is.
-        words: options of the command that trains a run.
-        command: the whole command, for the report.
-    """
+    """Runs the command: `words` are options of the one that trains a run, `command` is all of it, for the report."""
     console = Console()
     if words and (options.runs or options.resume):
         raise UserError(f"{options.source}, got {' '.join(words)}")

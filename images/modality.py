@@ -113,13 +113,7 @@ class Images(Modality):
     ) -> Path:
         """Draws images, and writes a sheet of held-out images with the drawn ones below them.
 
-        Args:
-            model: the model.
-            options: which images.
-            out: folder for `sheet.png`.
-            run: folder of the TensorBoard events.
-            step: the model's, for TensorBoard.
-            count: shows the progress.
+        That is `sheet.png` in the folder `out`, and in TensorBoard's events of `step` in the folder `run`.
 
         Raises:
             ValueError: if there are too few images, or they have too few rows.

@@ -9,10 +9,9 @@ from matplotlib.figure import Figure
 
 
 def draw(data: dict[str, Any]) -> dict[str, bytes]:
-    """Contents of curves.png, curves.svg, scores.png and scores.svg. The same numbers give the same files.
+    """Contents of curves.png, curves.svg, scores.png and scores.svg, of what `pages/comparison.html` reads.
 
-    Args:
-        data: what `pages/comparison.html` reads.
+    The same numbers give the same files.
     """
     found = {}
     for name, figure in (("curves", _curves(data)), ("scores", _scores(data))):

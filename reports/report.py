@@ -86,11 +86,7 @@ CHARTS = {
 
 
 def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What `pages/report.html` reads, but for "buckets", "kept" and "media".
-
-    Args:
-        run: the run; only its files are read.
-        rows: its metrics; see `read_rows`.
+    """What `pages/report.html` reads, but for "buckets", "kept" and "media", from files of a run and its `read_rows`.
 
     Raises:
         ValueError, OSError: if the folder is not a run.
@@ -179,10 +175,8 @@ def column(rows: list[dict[str, Any]], name: str) -> np.ndarray:
 def curves(rows: list[dict[str, Any]], names: Sequence[str], axes: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """Metrics over frames or steps, as charts read them; without those that no row has.
 
-    Args:
-        rows: metrics [N].
-        names: of the metrics; evaluations have the ends of their intervals, and are not to be smoothed.
-        axes: where the rows are, by the name of an axis [N]; "x" is the first of them.
+    Evaluations have the ends of their intervals, and are not to be smoothed. `axes` are where the rows [N] are, by the
+    name of an axis [N]; "x" is the first of them.
     """
     found = []
     for name in names:

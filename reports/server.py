@@ -35,15 +35,9 @@ SECONDS = {"overview": 5, "report": 5, "comparison": 20}
 
 
 class Watch(ThreadingHTTPServer):
-    """A server on 127.0.0.1; `serve_forever` runs it.
+    """A server on 127.0.0.1 of the runs in a folder; `serve_forever` runs it.
 
-    Args:
-        folder: where runs are.
-        port: 0 for any that is free.
-        allow_env: see `reports.comparison.read_run`.
-
-    Raises:
-        OSError: if the port is in use.
+    Port 0 is any that is free; one that is in use raises an OSError. For `allow_env` see `reports.comparison.read_run`.
     """
 
     daemon_threads = True

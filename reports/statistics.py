@@ -89,11 +89,9 @@ def mean_curve(
 
     Args:
         curves: of each run the places (frames, ascending) [N] and the values there [N], which are joined by lines.
-        points: at how many places, evenly spaced, the mean is taken.
-        resamples: of the bootstrap.
 
     Returns:
-        places, mean, low and high, each [points]; empty if there are no curves, or no places in common.
+        evenly spaced places, mean, low and high, each [points]; empty if there are no curves, or no places in common.
     """
     if not curves:
         return (np.empty(0),) * 4

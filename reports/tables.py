@@ -60,15 +60,8 @@ def print_evaluations(console: Console, summaries: Sequence[Mapping[str, Any]]) 
 def print_table(
     console: Console, head: Sequence[str], rows: Sequence[Sequence[str]], texts: int, title: str = ""
 ) -> None:
-    """Prints a table. If it is wider than the terminal, rows have numbers, and their first cells, which are names and
+    """Prints a table. If it is wider than the terminal, rows have numbers, and their first `texts` cells, names and
     paths, are printed whole beside these numbers below; intervals are then under their values.
-
-    Args:
-        console: where to print.
-        head: names of the columns.
-        rows: cells.
-        texts: how many cells of a row are names or paths.
-        title: above the table.
     """
     narrow = False
     while True:

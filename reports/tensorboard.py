@@ -13,12 +13,7 @@ def log_recordings(run: Path, step: int, recordings: Sequence[Recording]) -> Non
     """Adds pictures of the first episode's attention, one a layer.
 
     A row of a picture is a step of the episode, a column a step that it attends to; brightness is the square root of
-    the weight, over the largest.
-
-    Args:
-        run: the run's folder.
-        step: agent steps so far.
-        recordings: episodes.
+    the weight, over the largest. `step` is the number of agent steps so far.
     """
     with SummaryWriter(str(run)) as events:
         for index, layer in enumerate(recordings[0].attention):

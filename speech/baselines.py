@@ -57,10 +57,8 @@ class LinearPredictor(NamedTuple):
 def fit_linear_predictor(train: np.ndarray, order: int = 32, most: int = 200_000) -> LinearPredictor:
     """Least squares, weighted by loudness, for the coefficients; expectation maximisation for the mixture.
 
-    Args:
-        train: tokens [N].
-        order: samples that the prediction depends on.
-        most: tokens that are used, in pieces spread evenly over `train`.
+    Of `train` [N] at most so many tokens are used, in pieces spread evenly over it. The prediction depends on `order`
+    samples.
 
     Raises:
         ValueError: if there are not more than 4 * order tokens.

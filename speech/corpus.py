@@ -100,7 +100,6 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
     """Builds a corpus unless it exists, and returns its folder, for `open_built`.
 
     Args:
-        config: the corpus.
         cache: folder of built corpora. Their names depend on the files, so a corpus that has changed is built anew.
         show: is called with the number of files done, and of all.
 

@@ -29,11 +29,7 @@ def spectrogram(waveform: np.ndarray, sample_rate: int, seconds: float = 0.025) 
 def write_spectrograms(path: Path, clips: Mapping[str, np.ndarray], sample_rate: int, mark: float) -> Image.Image:
     """Draws spectrograms, one under the other, on one scale of time and of loudness; writes a PNG, atomically.
 
-    Args:
-        path: the PNG.
-        clips: waveforms by title.
-        sample_rate: of all of them.
-        mark: seconds at which a line is drawn, such as where a prompt ends.
+    `clips` are waveforms by title; a line is drawn at `mark` seconds, such as where a prompt ends.
     """
     levels = [spectrogram(waveform, sample_rate) for waveform in clips.values()]
     loudest = max(float(level.max()) for level in levels)

@@ -21,9 +21,7 @@ _HOP, _WINDOW = 128, 512
 def utterance(speaker: int, index: int) -> np.ndarray:
     """About three seconds of one of the voices: a waveform, the same for the same numbers.
 
-    Args:
-        speaker: determines pitch and the length of the vocal tract.
-        index: determines the sequence of sounds.
+    The speaker determines pitch and the length of the vocal tract, the index the sequence of sounds.
     """
     voice = np.random.default_rng([speaker])
     pitch, tract = voice.uniform(85, 220), voice.uniform(0.85, 1.2)

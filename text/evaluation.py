@@ -58,12 +58,7 @@ def summary(total: Total, split: Split, tokenizer: Tokenizer) -> dict[str, float
 def by_frequency(
     model: SequenceModel, batches: Iterable[Batch], counts: np.ndarray, precision: str = "float32"
 ) -> dict[str, Total]:
-    """Table 7: the loss of targets by how often the training text has them.
-
-    Args:
-        counts: [V], occurrences of each token in the training text.
-        precision: of matrix products, as in the other analyses.
-    """
+    """Table 7: the loss of targets by how often the training text has them; `counts` are these occurrences, [V]."""
     low, *_, high = FREQUENCIES
     between = [f"{begin} to {end - 1}" for begin, end in pairwise(FREQUENCIES)]
     names = [f"< {low}", *between, f"> {high - 1}"]

@@ -126,10 +126,9 @@ completes; `to_plain` what JSON holds, for `from_plain`."""
 
 
 def learn(kind: str, texts: Iterable[bytes], size: int | None = None) -> Tokenizer:
-    """Learns a tokenizer.
+    """Learns a tokenizer of bytes, words or subwords.
 
     Args:
-        kind: bytes, words or subwords.
         texts: training text in UTF-8, read once; not read for bytes.
         size: tokens of the vocabulary; None for all words, or 32,000 subwords.
 
