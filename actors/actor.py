@@ -143,7 +143,6 @@ class Actor(Player):
     Args:
         envs: see `check_environment`.
         agent: the network; only `set_weights` changes it.
-        actor_id, task: as in `Episode`.
         seed: of the environments and of sampled actions, together with `actor_id`.
         sample: sample actions from the policy; if False, take its most probable action.
         device: of the network and the memory; all else, and every trajectory, is on the CPU.

@@ -38,7 +38,6 @@ class ResidentActor:
     of an `Actor` with the same seed, if the device is the CPU.
 
     Args:
-        envs: the environments.
         agent: the learner's network, on the same device.
         length: steps of an unroll, a multiple of the core's segment size.
         seed, task, precision: as for an `Actor` whose id is 0.

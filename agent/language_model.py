@@ -124,7 +124,6 @@ class SequenceModel(nn.Module):
     """Predicts the next tokens, given tokens and a state; sampling is the same call with T = 1.
 
     Args:
-        core: the recurrent core.
         vocabulary: number of tokens (V).
         cutoffs: first tokens of the clusters of rarer tokens, ascending; none for one full softmax.
         divisor: ratio of the vector sizes of consecutive clusters.

@@ -25,9 +25,7 @@ class BatchedEnv(VectorEnv):
     of the next episode (gymnasium's NEXT_STEP). Subclasses define `begin`, `advance`, `observe` and `oracle_actions`.
 
     Args:
-        num_envs: N.
         observation_space: of one environment.
-        num_actions: actions are 0..num_actions - 1.
         arrays: all that decides what happens next, [N, ...] by name; changed in place. "rng" uint64 is the counter of
             each row's random stream (see `draw`).
         over: the one of them [N] bool that is true between the end of an episode and the next step.

@@ -17,8 +17,6 @@ class DeviceEnv(ABC):
     the next episode (gymnasium's NEXT_STEP). `reset` comes first. Subclasses define `seed` and `launch`.
 
     Args:
-        num_envs: N.
-        num_actions: actions are 0..num_actions - 1.
         observation: [N, height, width, channels] uint8 or [N, features] float32, on the device.
         state: all that decides what happens next, [N, ...] by name; changed in place.
         counters: those of them, int64, that count what happened in an episode, by the names of their metrics.

@@ -12,11 +12,6 @@ class DeviceRecall(DeviceEnv):
     """N environments of `Recall` on a device, equal to it with the same seed and actions.
 
     Observations are [N, symbols + 1] float32. `state` holds the random streams "rng" as int64, "symbol" and "time".
-
-    Args:
-        num_envs: N.
-        delay, symbols: as of `Recall`.
-        device: a CPU or a GPU.
     """
 
     def __init__(self, num_envs: int, delay: int = 20, symbols: int = 4, device: torch.device | str = "cpu") -> None:

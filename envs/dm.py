@@ -92,9 +92,7 @@ def _as_arrays(space: spaces.Space[Any], value: Any) -> Any:
 class RoomsDmEnv(dm_env.Environment):
     """The rooms level as a `dm_env.Environment`: observation [H, W, 3] uint8, nine actions, see `RoomsVectorEnv`.
 
-    Args:
-        config: a `RoomsConfig` or the name of a variant.
-        seed: of the random stream of all episodes; None for a random one.
+    The configuration may be named by a variant. `seed` is that of all episodes' random stream; None for a random one.
     """
 
     def __init__(self, config: RoomsConfig | str = "full", seed: int | None = None) -> None:

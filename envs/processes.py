@@ -33,7 +33,6 @@ def batch(make: MakeEnv, num_envs: int, processes: int = 0, quiet: bool = False)
 
     Args:
         make: makes one environment; picklable if there are processes.
-        num_envs: how many.
         processes: how many processes of their own share them, at most `num_envs`; 0 for this process.
         quiet: show what the processes write to standard error only if one dies: its last line.
     """

@@ -126,7 +126,6 @@ def make_vector(spec: str, num_envs: int, stream: int | None = None) -> VectorEn
 
     Args:
         spec: of one task.
-        num_envs: N.
         stream: 0 to 2^31 - 1; separates episodes from those of other streams where seeds (Lab's have 31 bits) cannot.
 
     Raises:

@@ -23,7 +23,6 @@ class DeviceRooms(DeviceEnv):
     its own sines), which changes some colours by 1 and, over a long episode, the way of a player.
 
     Args:
-        num_envs: N.
         config: a `RoomsConfig` or the name of a variant.
         device: a CPU or a GPU. The kernel for a GPU is compiled here, in about 15 s.
 

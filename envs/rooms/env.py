@@ -102,7 +102,6 @@ class RoomsVectorEnv(BatchedEnv):
     ends with its clock, as terminated. The infos hold `correct_choices` and `wrong_choices` [N] int64 of the episode.
 
     Args:
-        num_envs: N.
         config: a `RoomsConfig` or the name of a variant.
         render_mode: None or "rgb_array".
     """

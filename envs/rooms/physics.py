@@ -34,10 +34,7 @@ def move_time(time: int, frame: int) -> int:
     """Milliseconds of the next move: 14 or 17, since the client's clock drifts to and fro behind the server's.
 
     It gains 1 ms a frame and loses 2 where it is less than 6 ms behind the server, which advances by 50 ms at once.
-
-    Args:
-        time: of the engine in ms, `LOADED` and the moves since then.
-        frame: number of frames since the level was loaded.
+    `time` is the engine's in ms, `LOADED` and the moves since then; `frame` counts frames since the level was loaded.
     """
     server = SERVER_LOADED + 50 * ((16 * (frame + 5)) // 50)
     return 14 if time >= server - 5 else 17
