@@ -41,10 +41,7 @@ def check_length(actor: Player, counted: NDArray[np.bool_], max_steps: int) -> N
 
 
 def play_episodes(
-    actor: Player,
-    episodes: int,
-    progress: Callable[[int], None] | None = None,
-    max_steps: int = MAX_EPISODE_STEPS,
+    actor: Player, episodes: int, progress: Callable[[int], None] | None = None, max_steps: int = MAX_EPISODE_STEPS
 ) -> list[Episode]:
     """Plays at least `episodes` complete episodes, the same number in every environment.
 

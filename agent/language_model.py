@@ -169,12 +169,7 @@ class SequenceModel(nn.Module):
         return copy.deepcopy(self, {id(self.core): core})
 
     def forward(
-        self,
-        tokens: Tensor,
-        reset: Tensor,
-        state: State,
-        targets: Tensor | None = None,
-        return_attention: bool = False,
+        self, tokens: Tensor, reset: Tensor, state: State, targets: Tensor | None = None, return_attention: bool = False
     ) -> SequenceOutput:
         """Consumes T tokens of B rows; `state` is the core's state before them.
 

@@ -38,12 +38,7 @@ LEARNER_SHARE = 0.25
 """Fraction of the kills that hit learners, if there are several."""
 PASSING = {"IDLE", "default_worker.py", "zombie"}
 """Kinds of processes that soon become others."""
-GROWTH = {
-    "memory_mb": (24.0, 0.1),
-    "object_store_mb": (32.0, 0.0),
-    "processes": (2.0, 0.0),
-    "driver": (8.0, 0.1),
-}
+GROWTH = {"memory_mb": (24.0, 0.1), "object_store_mb": (32.0, 0.0), "processes": (2.0, 0.0), "driver": (8.0, 0.1)}
 """Allowed growth of each group of series from the first to the last quarter: absolute, or relative to the first."""
 Series = list[tuple[float, float]]
 """Times in seconds, and values."""

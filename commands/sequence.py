@@ -61,11 +61,7 @@ def _train(kind: str, options: TrainingOptions) -> None:
         trainers.append(trainer)
         _describe(trainer, options.core, again, console)
 
-    with (
-        _ray(config, console),
-        stop_on_signals() as stop,
-        LiveLine(console, "training", "the first update") as line,
-    ):
+    with _ray(config, console), stop_on_signals() as stop, LiveLine(console, "training", "the first update") as line:
         found = train_run(
             config,
             run,

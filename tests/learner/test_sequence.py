@@ -177,10 +177,7 @@ def test_two_learners_are_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
-    [
-        ("least_learning_rate", 1.0, "0 to learning_rate, got 1.0"),
-        ("microbatches", 3, "a divisor of 4 rows, got 3"),
-    ],
+    [("least_learning_rate", 1.0, "0 to learning_rate, got 1.0"), ("microbatches", 3, "a divisor of 4 rows, got 3")],
 )
 def test_impossible_values_are_refused(name, value, expected) -> None:
     with pytest.raises(ValueError, match=f"{name}: expected {expected}"):

@@ -160,10 +160,7 @@ def test_what_cannot_be_a_corpus_is_refused(folder: Path, tmp_path: Path) -> Non
         ({}, r"sample_rate: expected a number, for rates differ: 16000 in fast.wav, 8000"),
         ({"split_by": "speaker", "speaker_pattern": "z+"}, r"speaker_pattern: 'z\+' matches nothing in fast.wav"),
         ({"include": "s*", "split_by": "speaker", "speaker_pattern": "s"}, r"at least 3 speakers in .*, got 1: s"),
-        (
-            {"speaker_pattern": "a{99999999999}"},
-            r"speaker_pattern: expected a regular expression, got 'a{9*}'",
-        ),
+        ({"speaker_pattern": "a{99999999999}"}, r"speaker_pattern: expected a regular expression, got 'a{9*}'"),
     ):
         with pytest.raises(ValueError, match=expected):
             prepare(config_of(folder, **fields), cache)
