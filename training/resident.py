@@ -69,11 +69,7 @@ class ResidentLearner(Learner):
 
 def replicate(agent: Agent, config: RunConfig, total_steps: int) -> Callable[[Communicator, str], Learner]:
     """See `Learner.replicate`."""
-    return functools.partial(_replica, agent, config, total_steps)
-
-
-def _replica(agent: Agent, config: RunConfig, total_steps: int, comm: Communicator, device: str) -> ResidentLearner:
-    return ResidentLearner(agent, config, total_steps, comm, device)
+    return functools.partial(ResidentLearner, agent, config, total_steps)
 
 
 class GroupPool(Pool):
