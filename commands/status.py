@@ -1,7 +1,6 @@
 """`compressive status`: the progress of a run, read from its files; another process may be running it."""
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ from commands.options import StatusOptions
 from commands.parsing import user_errors
 from learner import checkpoints
 from learner.errors import StorageError
-from reports.tables import number, progress_rows, say_how_to_resume
+from reports.tables import number, progress_rows, say_how_to_resume, since
 from training.config import core_name, read_config
-from training.console import duration, quantity, say_all
+from training.console import quantity, say_all
 from training.kinds import CONFIGS
 from training.run import Run
 from training.sweep import goal
@@ -45,7 +44,7 @@ def _sequence_rows(run: Run, config: Any, row: dict[str, Any]) -> dict[str, str]
             "tokens/s": quantity(row.get("speed/tokens_per_second", math.nan)),
             "loss": number(row, "loss/nll", ".4f", unit=" nats a token"),
             "gradient": f"norm {number(row, 'gradient/norm', '.3g')}",
-            "measured": _ago(row.get("time", math.nan)),
+            "measured": since(row.get("time", math.nan)),
         }
     for name in (name for name in valid if name.startswith("valid/")):
         words = name.replace("/", " ").replace("_", " ")
@@ -60,9 +59,5 @@ def _last_checkpoint(place: str | Path) -> dict[str, str]:
     except (FileNotFoundError, StorageError) as error:
         return {"checkpoint": str(error)}
     name = str(checkpoint.path) if isinstance(place, str) else Path(checkpoint.path).name
-    lines = {"checkpoint": f"{name} ({quantity(checkpoint.step)} steps), {_ago(checkpoint.time)}"}
+    lines = {"checkpoint": f"{name} ({quantity(checkpoint.step)} steps), {since(checkpoint.time)}"}
     return lines | {f"skipped {index}": text for index, text in enumerate(checkpoint.skipped, 1)}
-
-
-def _ago(then: float) -> str:
-    return f"{duration(max(time.time() - then, 0.0))} ago"  # this way round NaN stays

@@ -103,7 +103,6 @@ def progress_rows(config: RunConfig, row: Mapping[str, Any]) -> dict[str, str]:
     frames = row.get("learner/frames", 0.0)
     tasks = number(row, "tasks/seen", ".0f"), number(row, "tasks/count", ".0f")
     over = f" over {tasks[0]} of {tasks[1]} tasks" if "tasks/seen" in row else ""
-    ago = duration(max(time.time() - row.get("time", math.nan), 0.0))  # this way round NaN stays
     return {
         "frames": f"{quantity(frames)} of {quantity(config.frames)} ({100 * min(1, frames / config.frames):.1f} %)",
         **({"stage": f"{number(row, 'stage', '.0f')} of {len(config.stages) + 1}"} if config.stages else {}),
@@ -114,8 +113,13 @@ def progress_rows(config: RunConfig, row: Mapping[str, Any]) -> dict[str, str]:
         "policy lag": f"mean {number(row, 'policy_lag/mean')}, at most {number(row, 'policy_lag/max', '.0f')} "
         f"versions; {number(row, 'actors/unrolls_dropped', '.0f')} unrolls dropped",
         "learner idle": number(row, "learner/idle_fraction", ".0f", 100, " % of the time"),
-        "measured": f"{ago} ago",
+        "measured": since(row.get("time", math.nan)),
     }
+
+
+def since(then: float) -> str:
+    """How long ago a time was."""
+    return f"{duration(max(time.time() - then, 0.0))} ago"  # this way round NaN stays
 
 
 def say_how_to_resume(console: Console, run: Run, kind: str, state: str) -> None:
