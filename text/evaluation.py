@@ -7,7 +7,7 @@ Figures 2 and 6.
 import dataclasses
 import itertools
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 from types import SimpleNamespace
@@ -70,20 +70,19 @@ def by_frequency(
 def by_position(model: SequenceModel, batches: Iterable[Batch], precision: str = "float32") -> list[tuple[int, Total]]:
     """The loss of targets by the number of tokens of their context: [(1, ..), (2, ..), (4, ..), ...], each bucket from
     its number to the next. Context begins at the start of the row and at resets."""
-    losses: dict[int, float] = defaultdict(float)
-    counts: Counter[int] = Counter()
     context: Any = 0
-    for batch, nll in score(model, batches, precision):
+
+    def bucket(batch: Batch) -> np.ndarray:
+        nonlocal context
         steps = np.arange(1, batch.reset.shape[1] + 1)
         since = np.maximum.accumulate(np.where(batch.reset.numpy(), steps - 1, -context), axis=1)
         seen = steps - since
         context = seen[:, -1:]
-        kept = (batch.targets != IGNORE).numpy()
-        buckets = 1 << (np.frexp(seen[kept])[1] - 1)
-        for bucket in np.unique(buckets).tolist():
-            losses[bucket] += float(nll.double().numpy()[kept][buckets == bucket].sum())
-            counts[bucket] += int((buckets == bucket).sum())
-    return [(begin, Total(losses[begin], counts[begin])) for begin in sorted(losses)]
+        return np.frexp(seen)[1] - 1
+
+    losses, counts = evaluate_by(model, batches, bucket, 64, precision)
+    found = np.flatnonzero(counts).tolist()
+    return [(1 << number, Total(float(losses[number]), int(counts[number]))) for number in found]
 
 
 def dynamic(
