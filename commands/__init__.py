@@ -38,23 +38,8 @@ begin   compressive launch              two CPU cores, under 10 minutes
         compressive COMMAND --help      the options of a command
         compressive --version
 """
-COMMANDS = {
-    name: name
-    for name in (
-        "launch",
-        "evaluate",
-        "visualize",
-        "report",
-        "compare",
-        "export",
-        "status",
-        "runs",
-        "watch",
-        "mirror",
-        "completion",
-    )
-}
-COMMANDS |= dict.fromkeys(("text", "speech", "images"), "sequence")
+_NAMES = "launch evaluate visualize report compare export status runs watch mirror completion"
+COMMANDS = {name: name for name in _NAMES.split()} | dict.fromkeys(("text", "speech", "images"), "sequence")
 """Modules of commands by the name of the command; each has a function of its own name."""
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from commands.options import CompareOptions, permissions
 from commands.parsing import parse_train, user_errors
 from envs import require_consent
-from reports.comparison import Comparison, FinishedRun, read_run
+from reports.comparison import Comparison, read_run
 from reports.comparison_page import print_scores, write_report
 from training import UserError, sweep
 from training.console import LiveLine, program, say, say_all
@@ -33,7 +33,8 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
         for kind, file in (("sweep", sweep.FILE), ("run", Run(folder).config_file.name)):  # they have their own report
             if (folder / file).exists():
                 raise UserError(f"{folder} holds a {kind}: expected another folder, --folder DIR, for this report")
-        _report(folder, [read_run(run, options.allow_env) for run in options.runs], {}, options, command, console)
+        runs = [read_run(run, options.allow_env) for run in options.runs]
+        _report(folder, Comparison(runs, options.threshold), {}, command, console)
         return
     if options.resume:
         folder = options.resume.absolute()
@@ -56,7 +57,7 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
             say(console, f"missing {name}: {missing[name]}", "red")
     if not finished:
         raise UserError(f"no run finished; each has its reason in {folder}/*/{Run(folder).error_file.name}")
-    _report(folder, finished, missing, options, command, console)
+    _report(folder, Comparison(finished, options.threshold), missing, command, console)
     if missing:
         sys.exit(1)
 
@@ -142,16 +143,8 @@ def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
     return impala.train_run(config, run, local=local, finish=finish, **options)
 
 
-def _report(
-    folder: Path,
-    runs: list[FinishedRun],
-    missing: dict[str, str],
-    options: CompareOptions,
-    command: str,
-    console: Console,
-) -> None:
+def _report(folder: Path, comparison: Comparison, missing: dict[str, str], command: str, console: Console) -> None:
     """Writes the report of finished runs and prints its table."""
-    comparison = Comparison(runs, options.threshold)
     with console.status("drawing"):
         page = write_report(folder, comparison, missing, command)
     print_scores(console, comparison)
