@@ -115,9 +115,8 @@ def _files(config: CorpusConfig) -> tuple[_Sources, dict[str, Any]]:
     """The folder's files by name, and their identity for the cache."""
     root = Path(config.path)
     if not root.is_dir():
-        raise FileNotFoundError(
-            f"corpus: expected a folder of PNG or JPEG files, or {ROOMS!r}; there is no folder {root}"
-        )
+        expected = f"a folder of PNG or JPEG files, or {ROOMS!r}"
+        raise FileNotFoundError(f"corpus: expected {expected}; there is no folder {root}")
     sources, listing = _Sources(), []
     for path in sorted(root.rglob("*")):
         if path.suffix.lower() in SUFFIXES and path.is_file():
@@ -125,10 +124,8 @@ def _files(config: CorpusConfig) -> tuple[_Sources, dict[str, Any]]:
             sources[name] = functools.partial(_read, path, config.shape)
             listing.append([name, path.stat().st_size, path.stat().st_mtime_ns])
     if len(sources) < len(SPLITS):
-        raise ValueError(
-            f"corpus: expected at least {len(SPLITS)} PNG or JPEG files in {root} for training, validation and test, "
-            f"got {len(sources)}"
-        )
+        expected = f"at least {len(SPLITS)} PNG or JPEG files in {root} for training, validation and test"
+        raise ValueError(f"corpus: expected {expected}, got {len(sources)}")
     return sources, {"root": str(root.resolve()), "files": listing, "skip": config.skip_unreadable}
 
 

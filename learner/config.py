@@ -196,9 +196,8 @@ class SequenceConfig(Checked):
     """
 
     kind = ""
-    fixed: ClassVar[tuple[str, ...]] = (
-        *("preset", "seed", "reset_at_starts", "model", "learner.batch_size", "learner.sequence_length"),
-    )
+    fixed: ClassVar[tuple[str, ...]] = ("preset", "seed", "reset_at_starts", "model")
+    fixed += ("learner.batch_size", "learner.sequence_length")
 
     preset: str = "cpu"
     """Where all other defaults come from; a wrong name lists those that exist."""

@@ -137,9 +137,8 @@ class LearnerGroup:
         return number
 
     def _fetch(self, number: int) -> list[ray.ObjectRef]:
-        self.fetches[number] = [
-            member.fetch.remote(number, parts) for member, parts in zip(self.members, self.sent[number])
-        ]
+        asked = zip(self.members, self.sent[number])
+        self.fetches[number] = [member.fetch.remote(number, parts) for member, parts in asked]
         return self.fetches[number]
 
     def update(self, batch: Trajectory | int | None = None) -> dict[str, float]:
@@ -335,9 +334,8 @@ class LearnerGroup:
             self.members, self.joined = [], False
 
     def __enter__(self) -> "LearnerGroup":
-        self.placement = placement_group(
-            [self.resources] * self.size, self.strategy, bundle_label_selector=[self.labels] * self.size
-        )
+        bundles, labels = [self.resources] * self.size, [self.labels] * self.size
+        self.placement = placement_group(bundles, self.strategy, bundle_label_selector=labels)
         try:
             self._start()
         except BaseException:

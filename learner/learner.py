@@ -335,9 +335,8 @@ def resolve_device(device: str) -> torch.device:
         resolved = torch.device(device)
         torch.ones(1, device=resolved).item()
     except (RuntimeError, AssertionError, ImportError) as error:
-        raise ValueError(
-            f"device: expected auto, cpu or a GPU that torch finds, such as cuda:0, got {device!r}"
-        ) from error
+        expected = "auto, cpu or a GPU that torch finds, such as cuda:0"
+        raise ValueError(f"device: expected {expected}, got {device!r}") from error
     return torch.device("cpu") if resolved.type == "cpu" else resolved
 
 

@@ -49,9 +49,7 @@ class Optimization:
         if others := compression - {id(parameter) for parameter in parameters}:
             raise ValueError(f"compression_parameters: expected parameters of the agent, got {len(others)} others")
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        self.groups = [
-            [parameter for parameter in trained if (id(parameter) in compression) == second] for second in (False, True)
-        ]
+        self.groups = [[each for each in trained if (id(each) in compression) == second] for second in (False, True)]
         self.optimizer = make_optimizer([{"params": group} for group in self.groups])
 
     def zero_grad(self) -> None:
@@ -165,11 +163,10 @@ class Optimization:
         optimizer = self.optimizer
         own = optimizer.state_dict()["param_groups"]
         try:
-            if len(own) != len(saved["param_groups"]):
-                raise ValueError(
-                    f"optimizer: expected {len(own)} groups of parameters, got {len(saved['param_groups'])}"
-                )
-            groups = [{**mine, "params": theirs["params"]} for mine, theirs in zip(own, saved["param_groups"])]
+            found = saved["param_groups"]
+            if len(own) != len(found):
+                raise ValueError(f"optimizer: expected {len(own)} groups of parameters, got {len(found)}")
+            groups = [{**mine, "params": theirs["params"]} for mine, theirs in zip(own, found)]
             optimizer.load_state_dict(copy_to_cpu({**saved, "param_groups": groups}))
             for parameter, statistics in optimizer.state.items():
                 for name in ("step", *_STATISTICS[type(optimizer)], *statistics):
@@ -209,18 +206,16 @@ def snapshot(module: nn.Module) -> Callable[[], dict[str, Tensor]]:
     except torch.OutOfMemoryError:
         copies = copy_to_cpu(dict(tensors))
         return lambda: copies
-    likes = {name: (tensor.dtype, tensor.shape, tensor.nbytes) for name, tensor in tensors.items()}
+    likes = [(name, tensor.dtype, tensor.shape, tensor.nbytes) for name, tensor in tensors.items()]
     done = torch.cuda.current_stream(joined.device).record_event() if joined.is_cuda else None
 
     def complete() -> dict[str, Tensor]:
         with torch.cuda.stream(torch.cuda.Stream(joined.device)) if done else nullcontext():
             if done:
                 done.wait()
-            parts = joined.cpu().split([size for *_, size in likes.values()])
+            parts = joined.cpu().split([size for *_, size in likes])
         # Clones, because a view is pickled with all of `parts` and may begin where its dtype must not.
-        return {
-            name: part.clone().view(dtype).view(shape) for part, (name, (dtype, shape, _)) in zip(parts, likes.items())
-        }
+        return {name: part.clone().view(dtype).view(shape) for part, (name, dtype, shape, _) in zip(parts, likes)}
 
     return complete
 

@@ -53,9 +53,8 @@ class SequenceLearner:
         self.model = model.to(self.device)
         parts = self.comm.size * config.microbatches
         if config.batch_size % parts:
-            raise ValueError(
-                f"batch_size: expected a multiple of {parts} (learners x microbatches), got {config.batch_size}"
-            )
+            expected = f"a multiple of {parts} (learners x microbatches)"
+            raise ValueError(f"batch_size: expected {expected}, got {config.batch_size}")
         self.rows = config.batch_size // self.comm.size
         self.state: State = model.initial_state(self.rows)
         self.step = self.updates = self.tokens = 0

@@ -42,9 +42,8 @@ class DiskStore:
     def names(self) -> list[str]:
         """Names of the complete folders."""
         if not self.root.is_dir():
-            raise FileNotFoundError(
-                f"{self.run} has no checkpoints: expected the folder of a run, with checkpoints/ in it"
-            )
+            expected = "expected the folder of a run, with checkpoints/ in it"
+            raise FileNotFoundError(f"{self.run} has no checkpoints: {expected}")
         return [path.name for path in self.root.iterdir() if path.suffix != ".tmp"]
 
     def exists(self, name: str) -> bool:

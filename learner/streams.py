@@ -52,9 +52,8 @@ class Streams:
         shard: tuple[int, int] = (0, 1),
     ) -> None:
         if len(tokens) <= rows * steps:
-            raise ValueError(
-                f"tokens: expected more than the {rows} x {steps} of one batch (rows x steps), got {len(tokens)}"
-            )
+            least = f"the {rows} x {steps} of one batch (rows x steps)"
+            raise ValueError(f"tokens: expected more than {least}, got {len(tokens)}")
         rank, size = shard
         if rows % size:
             raise ValueError(f"rows: expected a multiple of the {size} learners, got {rows}")

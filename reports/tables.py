@@ -66,9 +66,8 @@ def print_table(
     narrow = False
     while True:
         names = ["", *head[texts:]] if narrow else head
-        built = Table(
-            *(Column(Text(name)) for name in names), title=Text(title, "bold") if title else None, box=SIMPLE_HEAD
-        )
+        columns = [Column(Text(name)) for name in names]
+        built = Table(*columns, title=Text(title, "bold") if title else None, box=SIMPLE_HEAD)
         for number, row in enumerate(rows, 1):
             cells = [str(number), *(cell.replace("  [", "\n[") for cell in row[texts:])] if narrow else row
             built.add_row(*(Text(cell, no_wrap=not narrow) for cell in cells))

@@ -152,10 +152,8 @@ def _divide(sources: list[_Source], config: CorpusConfig) -> dict[str, list[_Sou
     for source in sources:
         units.setdefault(source.speaker if config.split_by == "speaker" else source.name, []).append(source)
     if len(units) < len(SPLITS):
-        raise ValueError(
-            f"corpus: expected at least {len(SPLITS)} {config.split_by}s in {config.path} for training, validation and "
-            f"test, got {len(units)}: {', '.join(units) or 'none'}"
-        )
+        expected = f"at least {len(SPLITS)} {config.split_by}s in {config.path} for training, validation and test"
+        raise ValueError(f"corpus: expected {expected}, got {len(units)}: {', '.join(units) or 'none'}")
     shares = {"validation": config.validation_share, "test": config.test_share}
     names = divide({name: sum(source.seconds for source in unit) for name, unit in units.items()}, shares)
     parts = {split: [source for name in names[split] for source in units[name]] for split in SPLITS}
@@ -180,9 +178,8 @@ def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict[str, Any]]:
     """The folder's files by name, the rate of the corpus, and an identity of the files for the cache."""
     root = Path(config.path)
     if not root.is_dir():
-        raise FileNotFoundError(
-            f"corpus: expected a folder of WAV or FLAC files, or {SYNTHETIC!r}; there is no folder {root}"
-        )
+        expected = f"a folder of WAV or FLAC files, or {SYNTHETIC!r}"
+        raise FileNotFoundError(f"corpus: expected {expected}; there is no folder {root}")
     sources, listing = [], []
     rates: dict[int, str] = {}
     for path in sorted(root.rglob(config.include)):
@@ -198,9 +195,8 @@ def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict[str, Any]]:
         if config.split_by == "speaker" and not speaker:
             raise ValueError(f"speaker_pattern: {config.speaker_pattern!r} matches nothing in {path.name}")
         rates.setdefault(rate, name)
-        sources.append(
-            _Source(name, speaker[0] if speaker else "", samples / rate, functools.partial(audio.read, path))
-        )
+        who = speaker[0] if speaker else ""
+        sources.append(_Source(name, who, samples / rate, functools.partial(audio.read, path)))
         listing.append([name, path.stat().st_size, path.stat().st_mtime_ns])
     if not sources:
         raise ValueError(f"corpus: expected WAV or FLAC files named {config.include} in {root}, got none")

@@ -48,9 +48,8 @@ def _score(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray
     for _ in range(rng.integers(4, 7)):
         for _ in range(rng.integers(1, 4)):
             if rng.random() < 0.7:
-                parts.append(
-                    (rng.integers(5, 12), 0.0, rng.uniform(0.01, 0.03), FRICATIVES[rng.integers(len(FRICATIVES))])
-                )
+                length, noise = rng.integers(5, 12), rng.uniform(0.01, 0.03)
+                parts.append((length, 0.0, noise, FRICATIVES[rng.integers(len(FRICATIVES))]))
             parts.append((rng.integers(10, 26), rng.uniform(0.6, 1.0), 0.05, VOWELS[rng.integers(len(VOWELS))]))
         parts.append((rng.integers(4, 35), 0.0, 0.0, VOWELS[0]))
     lengths = [part[0] for part in parts]

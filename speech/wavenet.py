@@ -77,16 +77,14 @@ class WaveNet(Core):
         check_call(inputs, reset, state, config.model_size, WaveNetState)
         age = _ages(reset, state.age)
         stream, past, skips = finite(inputs), [], torch.zeros((), device=inputs.device)
-        for dilation, before, convolution, projection in zip(
-            config.dilations, state.past, self.convolutions, self.projections
-        ):
+        layers = zip(config.dilations, state.past, self.convolutions, self.projections)
+        for dilation, before, convolution, projection in layers:
             seen = torch.cat([finite(before), stream.to(before.dtype)], dim=1)
             distances = [tap * dilation for tap in range(config.kernel_size)]
             taps = [_delayed(seen, distance, age) for distance in distances]
             gate, value = convolution(torch.cat(taps, dim=2)).chunk(2, dim=2)
-            skip, residual = projection(gate.sigmoid() * value.tanh()).split(
-                [config.skip_size, projection.out_features - config.skip_size], dim=2
-            )
+            sizes = [config.skip_size, projection.out_features - config.skip_size]
+            skip, residual = projection(gate.sigmoid() * value.tanh()).split(sizes, dim=2)
             skips = skips + skip
             if residual.shape[2]:
                 stream = (stream + residual) * 0.5**0.5

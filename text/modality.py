@@ -102,9 +102,8 @@ class Text(Modality):
             try:
                 total = evaluation.dynamic(model, read("dynamic"), learning, options.dynamic)
             except FloatingPointError as error:
-                raise ValueError(
-                    f"dynamic: expected a smaller learning rate, got {options.dynamic}: {error}"
-                ) from error
+                told = f"expected a smaller learning rate, got {options.dynamic}"
+                raise ValueError(f"dynamic: {told}: {error}") from error
             yield {"dynamic": {"learning_rate": options.dynamic, **evaluation.summary(total, part, self.tokenizer)}}
 
 

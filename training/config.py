@@ -129,10 +129,8 @@ class RunConfig(Checked):
             raise ValueError(f"replay.unrolls: expected at least {least} for this share, got {unrolls}")
         rows = self.unrolls_per_update * self.actors.envs_per_actor
         if rows % self.learners:
-            raise ValueError(
-                f"learners: expected a divisor of the {rows} rows of a batch (unrolls_per_update x envs_per_actor), "
-                f"got {self.learners}"
-            )
+            expected = f"a divisor of the {rows} rows of a batch (unrolls_per_update x envs_per_actor)"
+            raise ValueError(f"learners: expected {expected}, got {self.learners}")
         environments = self.environments  # an error if a stage has another form
         if self.resident:
             if (most := max(env.count(":") for env in environments)) > 1:
@@ -143,9 +141,8 @@ class RunConfig(Checked):
                 expected = f"a multiple of unrolls_per_update = {self.unrolls_per_update} for resident actors"
                 raise ValueError(f"num_actors: expected {expected}, got {self.actors.count}")
         if self.learners > 1 and self.learner.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(
-                f"device: expected auto, cpu or cuda for {self.learners} learners, got {self.learner.device!r}"
-            )
+            expected = f"auto, cpu or cuda for {self.learners} learners"
+            raise ValueError(f"device: expected {expected}, got {self.learner.device!r}")
 
     @property
     def core_config(self) -> CoreConfig:

@@ -168,9 +168,8 @@ class TransformerXLConfig(CompressiveTransformerConfig):
         for name in ("compressed_size", "compression", "compression_loss", "compression_rate", "compressed_position"):
             value, default = getattr(self, name), getattr(TransformerXLConfig, name)
             if any(each != default for each in (value if isinstance(value, tuple | list) else [value])):
-                raise ValueError(
-                    f"{name}: expected {default!r} for Transformer-XL, which compresses nothing, got {value!r}"
-                )
+                expected = f"{default!r} for Transformer-XL, which compresses nothing"
+                raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
 
 @dataclass(frozen=True)
