@@ -150,11 +150,7 @@ class BalancedTransformer(Core):
         raise ValueError(REFUSAL)
 
     def forward(self, inputs: Tensor, reset: Tensor, state: State, return_attention: bool = False) -> CoreOutput:
-        """Features [B, n, D] of whole sequences.
-
-        Raises:
-            ValueError: if a state is given, or an episode starts inside a sequence.
-        """
+        """Features [B, n, D] of whole sequences. Raises a ValueError for a state, or an episode start inside one."""
         if state is not None or reset[:, 1:].any():
             raise ValueError(REFUSAL)
         x = inputs + self.positions[: inputs.shape[1]]

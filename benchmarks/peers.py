@@ -76,11 +76,7 @@ class Options:
 
 
 def our_config(options: Options, envs: int) -> RunConfig:
-    """Our half as a run.
-
-    Raises:
-        ValueError: if a batch is not a whole number of unrolls.
-    """
+    """Our half as a run. Raises a ValueError if a batch is not a whole number of unrolls."""
     unrolls, rest = divmod(options.batch, envs * options.unroll_length)
     if rest or not unrolls:
         sizes = f"{envs} environments x {options.unroll_length} steps"

@@ -63,11 +63,7 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
 
 
 def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
-    """The configurations of a new sweep, by the trial's name.
-
-    Raises:
-        UserError: for what would make trials fail.
-    """
+    """The configurations of a new sweep, by the trial's name. Raises a UserError for what would make trials fail."""
     kind, axes = options.kind, [(words[0], words[1:]) for words in options.vary]
     grid = options.preset, options.cores, options.rates, options.seeds, axes, words
     trials = sweep.make_trials(CONFIGS[kind], lambda words: parse_train(kind, words).config, *grid)

@@ -49,8 +49,7 @@ def _integer(info: Any) -> tyro.constructors.PrimitiveConstructorSpec | None:
 def parse_command(name: str, words: Sequence[str]) -> tuple[Any, ...]:
     """What the function of a command is called with. Prints help and exits if that is asked for.
 
-    Raises:
-        UserError: names the option, what was expected and what was given.
+    Raises a UserError that names the option, what was expected and what was given.
     """
     if name == "launch":
         return (parse_launch(words),)

@@ -136,8 +136,7 @@ def _read(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
 def read_image(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
     """A PNG or JPEG file, upright, on white, cut around its middle and resized: [rows, columns, 3] uint8.
 
-    Raises:
-        ImageError: names the file and what is wrong with it.
+    Raises an ImageError that names the file and what is wrong with it.
     """
     expected = f"{path}: expected a whole PNG or JPEG of 8 bits a channel"
     try:

@@ -55,8 +55,7 @@ def require_size(file: str, size: int, most: int) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yields the path of a new, empty file. After the block it replaces `path`, unless the block raised.
 
-    Raises:
-        OSError: if the file cannot be written, or `path` is not a regular file.
+    Raises an OSError if the file cannot be written, or `path` is not a regular file.
     """
     require_output(path)
     temporary = path.with_name(f"{path.name}.tmp")
@@ -129,11 +128,7 @@ def format_json(value: Any, **options: Any) -> str:
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    """Writes a value as a JSON file atomically; see `format_json`.
-
-    Raises:
-        TypeError: if JSON cannot hold the value; nothing was written.
-    """
+    """Writes a value as a JSON file atomically; see `format_json`. If it raises a TypeError, nothing was written."""
     text = format_json(value, indent=2)
     with replacing(Path(path)) as temporary:
         temporary.write_text(text + "\n")

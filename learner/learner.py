@@ -203,11 +203,7 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state that `state_dict` returned. Configuration (hyper-parameters of the optimizer included) and
-        `total_steps` stay those of this learner.
-
-        Raises:
-            RuntimeError, ValueError: if weights or optimizer state are those of another agent.
-        """
+        `total_steps` stay those of this learner. Raises a RuntimeError or ValueError for the state of another agent."""
         self.agent.load_state_dict(state["weights"])
         self._optimization.load_state_dict(state["optimizer"])
         self.version, self.steps, self._unread = int(state["version"]), int(state["steps"]), []

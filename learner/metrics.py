@@ -141,8 +141,7 @@ def sample_metrics(run: Path | str, kept: str = "") -> list[dict[str, Any]]:
 def last_metrics(run: Path | str, name: str = "step") -> dict[str, Any]:
     """The last complete row that has a metric, empty if there is none in the last 64 MB.
 
-    Raises:
-        OSError: if `metrics.jsonl` is not a file or cannot be read.
+    Raises an OSError if `metrics.jsonl` is not a file or cannot be read.
     """
     try:
         with _open(run) as file:

@@ -104,8 +104,7 @@ class Modality(ABC):
     def source(self, rank: int = 0, size: int = 1) -> Streams:
         """Batches of the training split: the rows of learner number `rank` out of `size`.
 
-        Raises:
-            ValueError: if the split is too short for a batch, or the rows cannot be shared.
+        Raises a ValueError if the split is too short for a batch, or the rows cannot be shared.
         """
         learner, train = self.config.learner, self.splits["train"]
         try:
@@ -134,8 +133,7 @@ class Modality(ABC):
 def resized(model: SequenceModel, options: Any) -> tuple[SequenceModel, dict[str, int]]:
     """A model with the `memory_size` and `compressed_size` that options give, and those that are given.
 
-    Raises:
-        ValueError: if the model has no memory.
+    Raises a ValueError if the model has no memory.
     """
     given = {name: getattr(options, name) for name in ("memory_size", "compressed_size")}
     sizes = {name: size for name, size in given.items() if size is not None}

@@ -157,8 +157,7 @@ class Optimization:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restores the statistics of an optimizer of the same kind; hyper-parameters stay those of this one.
 
-        Raises:
-            ValueError: if it is the state of other parameters or of another optimizer.
+        Raises a ValueError for the state of other parameters or of another optimizer.
         """
         optimizer = self.optimizer
         own = optimizer.state_dict()["param_groups"]

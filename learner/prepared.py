@@ -51,8 +51,7 @@ def write_split(folder: Path, split: str, parts: Iterable[np.ndarray], vocabular
 def open_splits(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[np.ndarray, np.ndarray]]]:
     """What `corpus.json` says, and by split the tokens [N] and the positions at which documents or files start.
 
-    Raises:
-        ValueError: if the folder is damaged; says what to delete.
+    Raises a ValueError, which says what to delete, if the folder is damaged.
     """
     try:
         described = read_json(folder / "corpus.json")

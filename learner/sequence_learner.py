@@ -145,8 +145,7 @@ class SequenceLearner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state that `state_dict` returned. The number of learners and the options may differ.
 
-        Raises:
-            RuntimeError, ValueError: if weights, optimizer, memory or source do not fit.
+        Raises a RuntimeError or ValueError if weights, optimizer, memory or source do not fit.
         """
         memory = restore_state(state["memory"], map_state(Tensor.cpu, self.model.initial_state(self.config.batch_size)))
         self.source.load_state_dict(state["source"])

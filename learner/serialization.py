@@ -171,8 +171,7 @@ def rng_state() -> dict[str, Any]:
 def restore_rng(state: Any) -> None:
     """Restores the states that `rng_state` returned; those of GPUs only if there are as many GPUs as before.
 
-    Raises:
-        ValueError: if these are no such states, for example those of another version.
+    Raises a ValueError if these are no such states, for example those of another version.
     """
     require_schema(state, {"python": list, "numpy": list, "torch": str, "cuda": [str]}, "rng")
     generator = "python"

@@ -42,8 +42,7 @@ class Entry(NamedTuple):
 def find_runs(folder: Path) -> dict[str, Run]:
     """Runs below a folder, or the folder itself, by their path in it; links are not followed.
 
-    Raises:
-        OSError: if the folder cannot be read.
+    Raises an OSError if the folder cannot be read.
     """
     if Run(folder).config_file.is_file():
         return {".": Run(folder)}

@@ -239,8 +239,7 @@ def thin(split: Split, samples: int, pieces: int) -> Split:
 def excerpt(split: Split, samples: int, number: int = 0) -> np.ndarray:
     """Tokens [samples] from inside one file of the split, the `number`-th that is long enough.
 
-    Raises:
-        ValueError: if no file is that long; names the longest.
+    Raises a ValueError, which names the longest, if no file is that long.
     """
     ends = np.append(split.starts[1:], len(split.tokens))
     lengths = ends - split.starts

@@ -142,8 +142,7 @@ class HeadWatch:
     def check(self, save: Callable[[], object]) -> None:
         """Saves once when the head becomes silent; `save` returns where the last checkpoint is.
 
-        Raises:
-            ClusterError: when it has been silent for `patience`.
+        Raises a ClusterError when it has been silent for `patience`.
         """
         if self.silent < NOTICE_SECONDS:
             if self._warned:

@@ -192,8 +192,7 @@ def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, 
 def from_plain(kind: Any, plain: Any) -> Any:
     """The configuration of a class that `to_plain` took apart.
 
-    Raises:
-        ValueError: if a field is unknown or impossible, or the core's name is unknown.
+    Raises a ValueError if a field is unknown or impossible, or the core's name is unknown.
     """
     return _build(kind, plain, "config", kind.cores)
 

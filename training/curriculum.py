@@ -121,8 +121,7 @@ class Curriculum:
     def unpack(self, state: dict[str, Any]) -> None:
         """Restores what `pack` returned; a state without a stage is that of a run without several.
 
-        Raises:
-            ValueError: if the stage or an episode is not one of this run.
+        Raises a ValueError if the stage or an episode is not one of this run.
         """
         stage = state.get("stage", {"number": 0, "begin": 0, "env": self.config.env})
         require_schema(stage, STAGE, "state: stage")

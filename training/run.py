@@ -228,8 +228,7 @@ class Run:
 def absolute(path: str) -> str:
     """A path that is valid from any working directory, with `~` expanded.
 
-    Raises:
-        UserError: if there is no such path, for example because links form a circle.
+    Raises a UserError if there is no such path, for example because links form a circle.
     """
     try:
         return str(Path(path).expanduser().resolve())

@@ -181,8 +181,7 @@ def begin(folder: Path, trials: Mapping[str, Any], command: str) -> str:
 def read(folder: Path) -> tuple[dict[str, Any], str]:
     """The trials of a sweep's folder and the command that began it.
 
-    Raises:
-        UserError: if the folder is not that of a sweep, or its file cannot be read.
+    Raises a UserError if the folder is not that of a sweep, or its file cannot be read.
     """
     path = folder / FILE
     if not path.is_file():
