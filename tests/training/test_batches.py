@@ -149,20 +149,6 @@ def test_frames_are_counted_once_and_a_run_resumes(train: Callable[..., Trainer]
     assert timeless(tmp_path)[-1]["learner/frames"] == again.frames
 
 
-@pytest.mark.parametrize(("limit", "dropped"), [(None, 0), (1, 4)])
-def test_unrolls_that_would_be_too_old_are_dropped(
-    limit: int | None, dropped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = dataclasses.replace(CONFIG, max_policy_lag=limit, unrolls_per_update=2)
-    trainer = Trainer(config, Run(tmp_path), local=True)
-    trainer.pool = LocalPool(make_actor(CONFIG), CONFIG.actors)
-    versions, get = iter((0, 3, 2, 4, 1, 5, 6)), LocalPool.get
-    monkeypatch.setattr(LocalPool, "get", lambda pool, check: get(pool)._replace(version=next(versions)))
-    batch = trainer._receive(5, lambda: None)
-    assert batch.dropped == dropped
-    assert next(versions) == (2 if limit is None else 6)
-
-
 @pytest.mark.parametrize("method", ["get", "publish"])
 def test_errors_of_threads_reach_the_loop(
     method: str, train: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
