@@ -6,7 +6,7 @@ import torch
 
 from learner.config import SequenceLearnerConfig
 from speech import audio, config
-from speech.config import PRESETS, SPEECH_CORES, SpeechConfig, make_preset
+from speech.config import PRESETS, SPEECH_CORES, SpeechConfig
 from speech.corpus import Split, thin
 from speech.modality import Speech, make_model
 from tests.speech.tiny import TINY
@@ -44,7 +44,7 @@ def test_the_paper_preset_is_section_5_6() -> None:
     assert (ours.num_layers, larger.num_layers, wavenet.num_layers) == (20, 20, 30)
     assert (ours.segment_size, ours.memory_size, ours.compressed_size, ours.compression_rate) == (768, 768, 768, 4)
     assert larger.memory_size == ours.memory_size + ours.compressed_size
-    learner = make_preset("paper", "compressive").learner
+    learner = config.paper("compressive").learner
     assert (learner.batch_size, learner.sequence_length, learner.steps) == (32, 3840, 400_000)
 
 
@@ -88,10 +88,3 @@ def test_a_part_of_a_split_is_spread_over_it() -> None:
     assert data.validate(model) == {"valid/nll": measured["nats"], "valid/bits": measured["bits"]}
     across = thin(Split(split.tokens, ["a", "b", "c"], np.array([0, 2003, 2005])), 30, 3)
     assert (across.files, across.starts.tolist()) == (["a", "a", "b", "c", "c"], [0, 10, 13, 15, 20])
-
-
-def test_impossible_configurations_are_refused() -> None:
-    with pytest.raises(ValueError, match="preset: expected one of cpu, paper, got 'tpu'"):
-        make_preset("tpu", "lstm")
-    with pytest.raises(ValueError, match=r"core: expected one of compressive, .*, got 'gru'"):
-        make_preset("cpu", "gru")
