@@ -1,7 +1,6 @@
 """Updates with PopArt: the loss against its formula, several learners, updates that are not read, and resumption."""
 
 import copy
-import dataclasses
 import math
 from typing import Any
 
@@ -116,9 +115,3 @@ def test_statistics_are_restored_with_the_weights():
     assert other.agent.value.mean.tolist() != make_agent().value.mean.tolist()
     assert learner.update(make_batch(1)) == other.update(make_batch(1))
     same(learner, other)
-
-
-def test_the_option_is_off_and_checked():
-    assert not LearnerConfig().popart
-    with pytest.raises(ValueError, match="popart_rate: expected a positive number, got 0"):
-        dataclasses.replace(CONFIG, popart_rate=0.0)
