@@ -8,7 +8,6 @@ from learner import checkpoints
 from learner.metrics import read_metrics
 from tests.commands.cli import SMALL, TINY, Commands, saved_steps
 from tests.commands.pages import embedded
-from training.run import Run
 
 RECALL = ["launch", "--local", *SMALL, "--env=diagnostic:recall,delay=5"]
 
@@ -31,16 +30,6 @@ def test_a_run_in_stages(tmp_path: Path, cli: Commands) -> None:
     assert f"<td>{stage}</td>" in (folder / "report.html").read_text()
 
 
-def test_stages_that_differ_are_refused_before_there_is_a_run(tmp_path: Path, cli: Commands) -> None:
-    for stage, words in (
-        ("diagnostic:tmaze until frames 9", "stages: expected observations [5], 4 actions and 1 frame"),
-        ("diagnostic:recall,delay=2", "stages: expected 'ENV until CONDITION'"),
-        ("diagnostic:recal until frames 9", "no diagnostic task 'recal'"),
-    ):
-        cli.refuse(*RECALL, "--stages", stage, "--run", tmp_path / "run", words=words)
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_from_another(copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:
     """The network is that of the other run, whatever the preset's; the other run is named, and may be lost later."""
     source, folder, env = copied("source"), tmp_path / "run", "rooms:small,object_scale=2.5"
@@ -56,14 +45,3 @@ def test_a_run_from_another(copied: Callable[..., Path], tmp_path: Path, cli: Co
     (last.parent.parent / "config.json").unlink()
     cli.run("launch", "--local", "--resume", folder, "--frames=256")
     cli.refuse("launch", "--resume", folder, "--from-run", tmp_path, words=f"from_run: expected {last} as in {folder}")
-
-
-def test_what_a_run_cannot_start_from(copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:
-    source, new = copied("source"), tmp_path / "new"
-    launch = ["launch", "--local", "--from-run", source, "--run", new]
-    cli.refuse(*launch, "--core=lstm", words=f"core: expected compressive as in {source}, got lstm")
-    cli.refuse(*launch, "--agent.torso-size=32", words=f"agent.torso_size: expected 16 as in {source}, got 32")
-    cli.refuse(*launch, "--env=rooms:full", words="expected observations [24, 32, 3]")
-    cli.refuse("launch", "--local", "--from-run", new, "--run", new, words=f"{new} is not a run")
-    assert not new.exists()
-    assert Run(source).has_checkpoints
