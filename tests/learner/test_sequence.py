@@ -2,13 +2,11 @@
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from agent.core import CompressiveTransformerConfig, LSTMConfig, detach_state, make_core
 from agent.language_model import IGNORE, SequenceModel
@@ -16,6 +14,7 @@ from learner.communicator import Communicator
 from learner.config import SequenceLearnerConfig
 from learner.sequence_learner import SequenceLearner, evaluate, score
 from learner.streams import Batch, Streams, one_pass
+from tests.learner.test_group import together
 
 VOCABULARY = 9
 CORE = CompressiveTransformerConfig(8, 2, 2, 8, segment_size=4, memory_size=4, compressed_size=4, compression_rate=2)
@@ -154,25 +153,22 @@ def test_evaluation_leaves_the_model_and_random_numbers_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def _shared(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+def test_two_learners_are_one() -> None:
+    """And one continues for two."""
     config = dataclasses.replace(CONFIG, late_start=3, late_accumulation_steps=2, max_gradient_norm=0.5)
-    whole, shard = Streams(TOKENS, 4, 8, STARTS), Streams(TOKENS, 4, 8, STARTS, (rank, 2))
-    alone, resumed = (SequenceLearner(make_model(dtype=torch.float64), whole, config) for _ in range(2))
-    shared = SequenceLearner(make_model(dtype=torch.float64), shard, config, Communicator(dist.group.WORLD))
-    for _ in range(6):
-        expected, actual = alone.update(), shared.update()
-        assert actual == pytest.approx(expected, abs=1e-9)
-    torch.testing.assert_close(weights(shared.model), weights(alone.model), rtol=0, atol=1e-9)
-    resumed.load_state_dict(shared.state_dict())  # one learner continues for two
+    models, whole = [make_model(dtype=torch.float64) for _ in range(4)], Streams(TOKENS, 4, 8, STARTS)
+
+    def learn(comm: Communicator, rank: int) -> tuple[list[dict[str, float]], dict[str, Any]]:
+        learner = SequenceLearner(models[rank], Streams(TOKENS, 4, 8, STARTS, (rank, 2)), config, comm)
+        return [learner.update() for _ in range(6)], learner.state_dict()
+
+    alone, resumed = (SequenceLearner(model, whole, config) for model in models[2:])
+    expected = [alone.update() for _ in range(6)]
+    for metrics, state in together(learn):
+        assert metrics == [pytest.approx(each, abs=1e-9) for each in expected]
+        torch.testing.assert_close(state["weights"], alone.weights(), rtol=0, atol=1e-9)
+    resumed.load_state_dict(state)
     assert resumed.update() == pytest.approx(alone.update(), abs=1e-9)
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_two_learners_are_one(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_shared, (str(tmp_path),), nprocs=2)
 
 
 @pytest.mark.parametrize(
