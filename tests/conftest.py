@@ -1,7 +1,9 @@
 """Shared by all tests: threads, hypothesis profiles, one Ray cluster, and groups of tests for pytest-xdist."""
 
+import importlib
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -21,10 +23,13 @@ SHARED: set[str] = set()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Groups tests that share a Ray cluster or a finished run, and those with their own clusters, by process."""
+    """Groups tests that share a Ray cluster or a finished run, and those with their own clusters, by process; skips
+    those of a GPU where there is none."""
     fixtures = set(getattr(item, "fixturenames", ()))
     if item.get_closest_marker("ray"):
         item.add_marker(pytest.mark.xdist_group("ray" if fixtures & {"cluster", "make_pool"} else "clusters"))
+    if item.get_closest_marker("gpu") and not importlib.import_module("torch").cuda.is_available():
+        item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     for shared in ("finished", "straight"):
         if shared in fixtures:
             item.add_marker(pytest.mark.xdist_group(shared))
@@ -51,3 +56,18 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         store = 200 << 20
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=store)
         SHARED.add(ray.get_runtime_context().gcs_address)
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int, int]]]:
+    """A double of DeepMind Lab, with episodes of two steps and a return of 2; (level, mixer seed, seed) of all of them
+    but the first of an instance."""
+    from tests.envs.lab import Lab, Module
+    from training.factories import interface
+
+    monkeypatch.setitem(sys.modules, "deepmind_lab", Module)
+    for name, value in {"frames": 8, "rewards": {4: 2.0}, "begun": []}.items():
+        monkeypatch.setattr(Lab, name, value)
+    interface.cache_clear()
+    yield Lab.begun
+    interface.cache_clear()

@@ -311,7 +311,6 @@ def test_unsupported_environments_are_refused(change: dict[str, Any], message: s
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_an_actor_on_a_gpu_hands_out_what_one_on_the_cpu_does():
     def unrolls(device: str) -> list[torch.Tensor]:
         torch.manual_seed(0)

@@ -79,7 +79,6 @@ def test_flex_attention_gives_the_same(build, sizes, position) -> None:
 
 @SHAPES
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_flex_attention_learns_the_same_when_compiled(build, sizes, position) -> None:
     config = config_of(*sizes, compressed_position=position, model_size=32)  # kernels need 16 or more a head
     inputs, reset = normal(2, 30, 32).float().cuda(), resets(2, 30, (0, 13), (1, 22)).cuda()
@@ -95,7 +94,6 @@ def test_flex_attention_learns_the_same_when_compiled(build, sizes, position) ->
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("position", POSITIONS)
 def test_a_gpu_gives_the_same(build, norm, position) -> None:

@@ -2,9 +2,8 @@
 
 import json
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,24 +11,12 @@ import envs
 from envs.dmlab30 import LEVELS
 from learner.metrics import read_metrics
 from tests.commands.cli import Commands
-from tests.envs.lab import Lab, Module
-from training.factories import interface
+from tests.envs.lab import Lab
 
 SHORT = "episode_frames=64"
 TWO = f"rooms:small,{SHORT},rooms:small,{SHORT},spin_seconds=4"
 TINY = ["--core=lstm", "--agent.torso=small", "--agent.torso-size=8", "--agent.core.model-size=8"]
 TINY += ["--actors.envs-per-actor=1", "--eval-episodes=1", "--log-every=1", "--video-episodes=1"]
-
-
-@pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A double of DeepMind Lab with episodes of two steps and a return of 2."""
-    monkeypatch.setitem(sys.modules, "deepmind_lab", Module)
-    monkeypatch.setattr(Lab, "frames", 8)
-    monkeypatch.setattr(Lab, "rewards", {4: 2.0})
-    interface.cache_clear()
-    yield
-    interface.cache_clear()
 
 
 def test_two_tasks_from_launch_to_evaluate(tmp_path: Path, cli: Commands) -> None:
@@ -52,7 +39,7 @@ def test_two_tasks_from_launch_to_evaluate(tmp_path: Path, cli: Commands) -> Non
     assert read_metrics(folder)[-1]["tasks/seen"] == 2
 
 
-def test_all_of_dmlab30(lab: None, tmp_path: Path, cli: Commands) -> None:
+def test_all_of_dmlab30(lab: Any, tmp_path: Path, cli: Commands) -> None:
     """Thirty actors, one a level, with instructions; then the test levels, two of which are held out."""
     folder, env = tmp_path / "run", "dmlab:dmlab30,image_height=24,image_width=32,cache_gigabytes=0,processes=0"
     options = ["--actors.num-actors=30", "--actors.unroll-length=8", "--unrolls-per-update=30", "--frames=900"]
@@ -71,9 +58,7 @@ def test_all_of_dmlab30(lab: None, tmp_path: Path, cli: Commands) -> None:
     cli.refuse(*paper, words="instruction: expected True")
 
 
-def test_levels_whose_data_is_missing(
-    lab: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Commands
-) -> None:
+def test_levels_whose_data_is_missing(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Commands) -> None:
     """They are named before a run begins, or left out of it for good."""
     reset, folder = Lab.reset, tmp_path / "run"
 

@@ -21,7 +21,6 @@ SPECS = (
     "diagnostic:recall,delay=5",
     "diagnostic:recall,delay=1,symbols=7",
 )
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 TINY = ",image_height=12,image_width=16,hud=False"
 #: Of each variant its fields, the number of steps, and every how many of them it is compared; for the simulator.
 SIMULATED = {
@@ -204,7 +203,6 @@ def test_the_kernel_compiles_without_a_gpu(monkeypatch):
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("spec", ["rooms:full", "rooms:transfer", "rooms:small-recall,episode_frames=300"])
 def test_a_gpu_follows_the_cpu_up_to_rounding(spec):
     """From the same state at every step, since differences grow."""
@@ -222,7 +220,6 @@ def test_a_gpu_follows_the_cpu_up_to_rounding(spec):
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("spec", ["rooms:small,episode_frames=50", "diagnostic:recall"])
 def test_a_cuda_graph_holds_a_step(spec):
     env, other = (envs.make_device(spec, 64, "cuda") for _ in range(2))

@@ -1,7 +1,6 @@
 """Attention by kind of memory, on any device."""
 
 import pytest
-import torch
 
 from learner.diagnostics import attention_mass
 from tests.agent.agents import CORES, make_agent, make_trajectory
@@ -24,7 +23,6 @@ def test_shares_of_attention_sum_to_1_and_follow_the_resets() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_an_agent_on_a_gpu_takes_trajectories_from_the_cpu() -> None:
     agent, trajectory = make_agent(), make_trajectory(6, 24)
     expected = attention_mass(agent, trajectory)

@@ -178,7 +178,6 @@ def test_learners_that_share_batches_skip_together():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_nothing_waits_for_a_gpu(precision):
     learner = make(agents.make_agent(reconstruction_cost=0.1), fused=None, device="cuda", precision=precision)

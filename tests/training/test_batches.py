@@ -213,7 +213,6 @@ def test_a_snapshot_is_of_the_weights_when_it_was_taken() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_batch_and_a_snapshot_of_a_gpu_are_what_plain_copies_are() -> None:
     """While the GPU computes, from other threads, and again and again in the same memory."""
     device, weights = torch.device("cuda"), torch.nn.Linear(512, 512, device="cuda")

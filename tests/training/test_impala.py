@@ -4,9 +4,8 @@ import dataclasses
 import itertools
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,11 @@ from learner import checkpoints
 from learner.learner import Learner
 from learner.metrics import read_metrics
 from tests.commands.cli import state
-from tests.envs.lab import Lab, Module
 from tests.speech.tiny import TINY
 from training import UserError
 from training.config import RunConfig
 from training.evaluation import make_evaluator
-from training.factories import episode_stream, interface, make_actor, make_agent
+from training.factories import episode_stream, make_actor, make_agent
 from training.impala import Trainer
 from training.provenance import read_launches
 from training.run import Run
@@ -279,17 +277,6 @@ def test_each_unroll_is_learned_from_once_though_processes_die(cluster: None, tm
 # Seeds of DeepMind Lab.
 
 SMALL = "image_height=24,image_width=32,cache_gigabytes=0,processes=0"
-
-
-@pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int, int]]]:
-    """A double of DeepMind Lab with episodes of two steps; (level, mixer seed, seed) of all that begin."""
-    monkeypatch.setitem(sys.modules, "deepmind_lab", Module)
-    monkeypatch.setattr(Lab, "frames", 8)
-    monkeypatch.setattr(Lab, "begun", [])
-    interface.cache_clear()
-    yield Lab.begun
-    interface.cache_clear()
 
 
 def test_no_two_episodes_of_a_run_share_a_seed(lab: list[tuple[str, int, int]]) -> None:
