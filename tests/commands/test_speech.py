@@ -80,9 +80,7 @@ def test_evaluate_and_sample(trained: Path, copied: Callable[[], Path], cli: Com
     assert {path.name for path in (run / "more").iterdir()} == expected
 
 
-def test_part_of_a_split_and_a_corpus_that_has_moved(
-    voices: Path, copied: Callable[[], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_part_of_a_split_and_a_corpus_that_has_moved(voices: Path, copied, tmp_path: Path, monkeypatch) -> None:
     run, elsewhere = copied(), shutil.copytree(voices, tmp_path / "moved [twice]")
     config = config_of(run)
     assert Path(config.corpus.path).is_absolute()
@@ -105,9 +103,7 @@ def test_files_too_short_for_samples_do_not_fail_the_run(voices: Path, tmp_path:
     assert "none: seconds" in json.loads((run / "evaluation.json").read_text())["drawn"]
 
 
-def test_bad_input_is_refused_in_one_line(
-    trained: Path, voices: Path, copied: Callable[[], Path], tmp_path: Path, cli: Commands
-) -> None:
+def test_bad_input_is_refused_in_one_line(trained: Path, voices: Path, copied, tmp_path: Path, cli: Commands) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "torn.flac").write_bytes(b"fLaC")
     other, run = write_corpus("speech", tmp_path / "other"), copied()

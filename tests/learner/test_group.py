@@ -185,9 +185,7 @@ def kill(group: LearnerGroup, *ranks: int) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_group_on_ray_is_one_learner_when_any_of_them_die(
-    cluster: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_on_ray_is_one_learner_when_any_of_them_die(cluster: None, caplog, monkeypatch) -> None:
     """Equal to one learner throughout: after deaths, after an update that is not finite, after saving and resuming."""
     batches, alone, follower = make_batches("compressive", 7), make(), make()
     for learner in (alone, follower):
@@ -300,9 +298,7 @@ def wait_forever() -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_learners_fetch_batches_ahead_and_outlive_what_is_lost(
-    cluster: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_learners_fetch_batches_ahead_and_outlive_what_is_lost(cluster: None, caplog, monkeypatch) -> None:
     """Deaths and lost unrolls with a batch ahead, then lost weights; equal to one learner throughout."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     monkeypatch.setattr(Owner, "__module__", __name__, raising=False)

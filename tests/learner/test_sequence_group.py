@@ -19,9 +19,7 @@ from tests.learner.test_group import kill
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_lost_learners_of_a_sequence_model_leave_the_last_saved_state(
-    cluster: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_learners_of_a_sequence_model_leave_the_last_saved_state(cluster: None, monkeypatch) -> None:
     """Counters and weights fit each other, so that a rescue after the loss is a checkpoint that can be resumed."""
     monkeypatch.setattr(learner_group, "MAX_FAILURES", 0)
     config = SequenceLearnerConfig(batch_size=2, sequence_length=4, steps=9, warmup_steps=0, late_start=None)
