@@ -52,10 +52,8 @@ def parts(line: str) -> Iterator[list[str]]:
 
 
 LINES = [line for path in (ROOT / "docs" / "clusters.md", *DOCKER.iterdir()) for line in written(path)]
-LINES += [
-    shlex.split(service["command"])[-1] for service in COMPOSE["services"].values() if " -c " in service["command"]
-]
-LINES += [service["command"] for service in COMPOSE["services"].values() if " -c " not in service["command"]]
+STARTED = [service["command"] for service in COMPOSE["services"].values()]
+LINES += [shlex.split(line)[-1] if " -c " in line else line for line in STARTED]
 LINES += [JOB["entrypoint"]]
 COMMANDS = {" ".join(words): words for line in LINES for words in parts(line)}
 assert sum(words[0] == "ray" for words in COMMANDS.values()) >= 10

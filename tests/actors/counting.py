@@ -77,9 +77,7 @@ class CountingAgent(nn.Module):
 
     def forward(self, observation, last_action, last_reward, reset, state, return_attention=False) -> AgentOutput:
         wrong = []
-        for now, begins, action, reward in zip(
-            observation.unbind(1), reset.unbind(1), last_action.unbind(1), last_reward.unbind(1)
-        ):
+        for now, begins, action, reward in zip(*(x.unbind(1) for x in (observation, reset, last_action, last_reward))):
             follows = (now == state.last + torch.tensor([0.0, 0.0, 1.0])).all(1) & (action >= 0)
             follows &= reward == now[:, 2]
             begun = (now[:, 2] == 0) & (action == -1) & (~state.seen | (now[:, 0] == state.last[:, 0]))

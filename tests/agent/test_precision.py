@@ -63,9 +63,8 @@ def test_an_agent_in_bfloat16_is_near_the_same_in_float32(core: str, wide: bool,
     assert seen == dict.fromkeys(watched, torch.float32)
     output, gradient = learn("bfloat16")
     assert seen["torso"] == torch.bfloat16
-    assert seen.get("core", torch.bfloat16) == (
-        torch.bfloat16 if wide or core in ("lstm", "memoryless") else torch.float32
-    )
+    mixed = torch.bfloat16 if wide or core in ("lstm", "memoryless") else torch.float32
+    assert seen.get("core", torch.bfloat16) == mixed
     losses = [part for mean in output.losses.values() for part in mean]
     floats = [output.policy_logits, output.value, gradient, *losses, *leaves(output.state)]
     assert {leaf.dtype for leaf in floats} <= {torch.float32, torch.int64}
@@ -104,9 +103,8 @@ def test_a_learner_in_bfloat16_learns_what_one_in_float32_learns() -> None:
 @pytest.mark.slow
 @pytest.mark.xdist_group("compiler")
 def test_a_compiled_torso_learns_the_same() -> None:
-    learners = [
-        Learner(agents.make_agent(), LearnerConfig(device="cpu", compile=compile), 1000) for compile in (False, True)
-    ]
+    configs = [LearnerConfig(device="cpu", compile=compile) for compile in (False, True)]
+    learners = [Learner(agents.make_agent(), config, 1000) for config in configs]
     for seed in range(2):
         expected, metrics = (learner.update(agents.make_trajectory(4, 8, seed)) for learner in learners)
         assert metrics == pytest.approx(expected, rel=1e-3, abs=1e-4)

@@ -63,11 +63,8 @@ class Literal:
         size, joined = SIZE // HEADS, []
         for head in range(HEADS):
             part, group = slice(head * size, (head + 1) * size), head * self.sizes.groups // HEADS
-            q, u, v = (
-                (attention.query.weight @ x)[part],
-                attention.content_bias[head, 0],
-                attention.position_bias[head, 0],
-            )
+            q, u = (attention.query.weight @ x)[part], attention.content_bias[head, 0]
+            v = attention.position_bias[head, 0]
             mine = self.rings[group][literal_cluster(layer, group, layer.router.query.weight, x)]
             scores, values = [], []
             for time, routed in [(time, True) for time in mine] + [(time, False) for time in local]:

@@ -53,9 +53,8 @@ def test_operations_on_states() -> None:
 def test_states_that_do_not_fit_together_are_named() -> None:
     one, other = example(1), example(1)._replace(cache=torch.zeros(1))
     for states in ([one, example(1, offset=4)], [one, other], [other, other, one]):
-        with pytest.raises(
-            ValueError, match="states: expected one offset into the segment, and a cache in all or none"
-        ):
+        message = "states: expected one offset into the segment, and a cache in all or none"
+        with pytest.raises(ValueError, match=message):
             concatenate_states(states)
     with pytest.raises(TypeError, match="state: expected tensors, ints, None, KVCache and tuples of them, got list"):
         map_state(torch.clone, [torch.zeros(1)])

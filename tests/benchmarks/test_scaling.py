@@ -59,6 +59,5 @@ def test_rows_count_actors_and_bytes():
     weights = LOOP.steps_per_second(1) / 4000 * 0.03 * one["actor_nodes"]
     assert one["network_out"] == pytest.approx(weights / 10, abs=1e-3)
     unrolls = LOOP.steps_per_second(64) / 500 * 0.01 / 8  # a node of learners
-    assert many["network_in"] == pytest.approx(
-        (unrolls + 2 * 0.03 * LOOP.steps_per_second(64) / 256_000) / 10, abs=1e-3
-    )
+    gradients = 2 * 0.03 * LOOP.steps_per_second(64) / 256_000
+    assert many["network_in"] == pytest.approx((unrolls + gradients) / 10, abs=1e-3)

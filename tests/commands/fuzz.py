@@ -84,10 +84,9 @@ def fault(outcome: Outcome, folder: Path, damaged: Path | None = None) -> str | 
         return f"expected one line at the end, got {lines[-3:]}"
     if outcome.status and (len(lines[-1]) > LONGEST or re.match(r"compressive: *(\(see|$)", lines[-1])):
         return f"a message of {len(lines[-1])} characters: {lines[-1][:80]}"
-    texts = [path.read_text() for path in folder.rglob("*.json") if path.is_file() and path != damaged]
-    texts += [
-        line for path in folder.rglob("*.jsonl") if path.is_file() and path != damaged for line in path.open() if line
-    ]
+    written = [path for path in folder.rglob("*.json*") if path.is_file() and path != damaged]
+    texts = [path.read_text() for path in written if path.suffix == ".json"]
+    texts += [line for path in written if path.suffix == ".jsonl" for line in path.open()]
     texts += [outcome.out] if outcome.out.startswith("[\n") else []  # of evaluate --json
     for text in texts:
         try:

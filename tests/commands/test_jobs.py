@@ -106,9 +106,8 @@ def test_a_job_trains_shows_its_metrics_and_stops_with_a_checkpoint(head: Head, 
 
     def shown() -> dict[str, float]:
         text = urllib.request.urlopen(f"{head.metrics}/metrics", timeout=5).read().decode()
-        return {
-            name: float(value) for name, value in re.findall(r'^ray_(\w+){.*run="run".*} (\S+)$', text, re.MULTILINE)
-        }
+        found = re.findall(r'^ray_(\w+){.*run="run".*} (\S+)$', text, re.MULTILINE)
+        return {name: float(value) for name, value in found}
 
     wait_until(lambda: gauge_name("episode/return") in shown())
     numbers, names = shown(), ("episode/return", "learner/frames", "loss/total", "policy/entropy", "actors/alive")

@@ -173,9 +173,8 @@ def test_a_launch_killed_before_its_first_checkpoint(kind: Kind, tmp_path: Path,
 def at_update(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
     """Lets something happen at the end of the fourth update."""
     mark, count = Clock.mark, itertools.count(1)
-    return lambda happens: monkeypatch.setattr(
-        Clock, "mark", lambda clock, steps: (next(count) == 4 and happens(), mark(clock, steps))
-    )
+    when = lambda happens: lambda clock, steps: (next(count) == 4 and happens(), mark(clock, steps))  # noqa: E731
+    return lambda happens: monkeypatch.setattr(Clock, "mark", when(happens))
 
 
 def remove(folder: Path) -> None:

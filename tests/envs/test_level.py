@@ -230,10 +230,8 @@ def test_poses_lie_on_the_floor_plan():
         env.step(oracle_actions(env))
     places, corners = np.array(poses).reshape(-1, 4), np.array(plan["walls"]).reshape(-1, 2)
     assert ((places[:, :2] >= corners.min(0)) & (places[:, :2] <= corners.max(0))).all()
-    assert [plan["rooms"][int(room)] for room in np.unique(places[:, 3])] == [
-        "room of the example",
-        "room of the choice",
-    ]
+    rooms = [plan["rooms"][int(room)] for room in np.unique(places[:, 3])]
+    assert rooms == ["room of the example", "room of the choice"]
 
 
 @pytest.mark.parametrize("config", ["full", "full-recall-112"])

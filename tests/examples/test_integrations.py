@@ -130,9 +130,8 @@ def sb3(recorded: Recorded, once: bool = True) -> tuple[Tensor, Tensor]:
         found.clear()
         learned = torch.empty(ROWS * WINDOW, SIZE)
         for batch in buffer.get(WINDOW):
-            policy.evaluate_actions(
-                batch.observations, batch.actions.long().flatten(), batch.lstm_states, batch.episode_starts
-            )
+            actions = batch.actions.long().flatten()
+            policy.evaluate_actions(batch.observations, actions, batch.lstm_states, batch.episode_starts)
             mask = batch.mask > 0
             learned[batch.old_values.long()[mask]] = found.pop().flatten(0, 1)[mask].detach()
         learning.append(learned.unflatten(0, (ROWS, WINDOW)))

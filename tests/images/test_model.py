@@ -66,9 +66,8 @@ def test_embeddings_are_of_byte_channel_and_next_position() -> None:
         if place < SIZE:
             expected = expected + rows[place // 9] + columns[place // 3 % 3] + channels[place % 3]
         torch.testing.assert_close(found[place], expected)
-    torch.testing.assert_close(
-        embedding(tokens[:, 1:2], torch.tensor([[SIZE + 1]]))[0, 0], embedding.values[tokens[0, 1]]
-    )
+    elsewhere = embedding(tokens[:, 1:2], torch.tensor([[SIZE + 1]]))[0, 0]
+    torch.testing.assert_close(elsewhere, embedding.values[tokens[0, 1]])
 
 
 @pytest.mark.parametrize("core", CORES)
@@ -90,9 +89,8 @@ def test_byte_by_byte_is_the_whole(core: str) -> None:
         after = model(tokens[1:, 9:], none(tokens[1:, 9:]), index_state(model.initial_state(1), [0]), targets[1:, 9:])
         if core == "lstm":  # others have another phase
             torch.testing.assert_close(after.nll, whole.nll[1:, 9:])
-    other = model(
-        torch.cat([255 - tokens[:, :9].clamp(max=255), tokens[:, 9:]], 1), reset, model.initial_state(2), targets
-    )
+    changed = torch.cat([255 - tokens[:, :9].clamp(max=255), tokens[:, 9:]], 1)
+    other = model(changed, reset, model.initial_state(2), targets)
     torch.testing.assert_close(other.nll[1, 9:], whole.nll[1, 9:])
     assert not torch.equal(other.nll[0, 9:], whole.nll[0, 9:])
 

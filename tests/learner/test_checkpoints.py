@@ -161,9 +161,8 @@ def test_flatten_keeps_kinds_keys_and_tensors():
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_a_learner_is_restored_exactly(tmp_path, tiny_agent, trajectory, optimizer):
-    config = LearnerConfig(
-        device="cpu", optimizer=optimizer, rmsprop_momentum=0.5, learning_rate=0.01, learning_rate_schedule="linear"
-    )
+    schedule = {"learning_rate": 0.01, "learning_rate_schedule": "linear"}
+    config = LearnerConfig(device="cpu", optimizer=optimizer, rmsprop_momentum=0.5, **schedule)
     learner, resumed = (Learner(tiny_agent(), config, total_steps=1000) for _ in range(2))
     for seed in range(3):
         learner.update(trajectory(4, 6, seed))

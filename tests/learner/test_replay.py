@@ -163,10 +163,8 @@ def test_replayed_rows_are_learned_from_and_not_counted(tiny_agent, batch):
 
 
 def test_nothing_waits_for_the_device(tiny_agent, batch):
-    learner, mixed = (
-        make_learner(tiny_agent(), fused=True),
-        concatenate_states([mark(batch(0), False), mark(batch(1), True)]),
-    )
+    learner = make_learner(tiny_agent(), fused=True)
+    mixed = concatenate_states([mark(batch(0), False), mark(batch(1), True)])
     with Capturable() as mode:
         assert learner.update(mixed, read=False) == {}
     assert mode.forbidden == {}

@@ -31,9 +31,8 @@ def make_model(core: Any = CORE, dtype: torch.dtype = torch.float32) -> Sequence
 
 
 def make_learner(source: Streams | None = None, **changes: Any) -> SequenceLearner:
-    return SequenceLearner(
-        make_model(), source or Streams(TOKENS, 4, 8, STARTS), dataclasses.replace(CONFIG, **changes)
-    )
+    source = source or Streams(TOKENS, 4, 8, STARTS)
+    return SequenceLearner(make_model(), source, dataclasses.replace(CONFIG, **changes))
 
 
 def weights(model: SequenceModel) -> torch.Tensor:

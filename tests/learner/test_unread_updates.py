@@ -124,11 +124,8 @@ def test_saving_reads(tiny_agent, trajectory):
 
 def test_the_fused_optimizer_is_the_same_one(tiny_agent, trajectory):
     """To rounding; and a state of either can be loaded into the other."""
-    fused, plain, batches = (
-        make(tiny_agent()),
-        make(tiny_agent(), fused=None),
-        [trajectory(3, 5, seed=s) for s in (1, 2)],
-    )
+    fused, plain = make(tiny_agent()), make(tiny_agent(), fused=None)
+    batches = [trajectory(3, 5, seed=seed) for seed in (1, 2)]
     for batch in batches:
         fused.update(batch, read=False)
         plain.update(batch)

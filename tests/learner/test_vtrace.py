@@ -76,9 +76,8 @@ def test_equals_the_literal_sum_of_the_paper(rows, steps, seed, acting, bars, pg
     for name in ("log_rhos", "rewards", "values", "bootstrap_value"):
         inputs[name].requires_grad_()
     rho_bar, c_bar = bars
-    returns = vtrace(
-        **inputs, clip_rho_threshold=rho_bar, clip_c_threshold=c_bar, clip_pg_rho_threshold=pg_bar, lambda_=lambda_
-    )
+    thresholds = {"clip_rho_threshold": rho_bar, "clip_c_threshold": c_bar, "clip_pg_rho_threshold": pg_bar}
+    returns = vtrace(**inputs, **thresholds, lambda_=lambda_)
     assert not any(tensor.requires_grad for tensor in returns)
     vs, advantages, mean_rho, clipped = literal(**inputs, rho_bar=rho_bar, c_bar=c_bar, pg_bar=pg_bar, lambda_=lambda_)
     torch.testing.assert_close(returns.vs, vs.detach(), rtol=1e-11, atol=1e-11)

@@ -62,6 +62,7 @@ def test_files_of_every_width_rate_and_number_of_channels(
 def test_files_that_are_not_sound_are_named(tmp_path: Path) -> None:
     path, flac = tmp_path / "bad.wav", tmp_path / "torn.flac"
     soundfile.write(flac, np.random.default_rng(0).uniform(-0.5, 0.5, RATE), RATE)
+    half, wrong = flac.read_bytes()[: flac.stat().st_size // 2], np.array([0.1, np.nan, np.inf])
 
     def container(name: str) -> None:
         soundfile.write(path, tone(), RATE, "PCM_16", format=name)
@@ -72,16 +73,8 @@ def test_files_that_are_not_sound_are_named(tmp_path: Path) -> None:
         (lambda: container("AIFF"), path, "expected a WAV or FLAC file, got AIFF"),  # their headers are not checked
         (lambda: container("W64"), path, "expected a WAV or FLAC file, got W64"),
         (lambda: soundfile.write(path, np.zeros(0), RATE), path, "expected sound, got a file of 0 samples"),
-        (
-            lambda: soundfile.write(path, np.array([0.1, np.nan, np.inf]), RATE, "FLOAT"),
-            path,
-            "expected finite samples, got 2 others",
-        ),
-        (
-            lambda: flac.write_bytes(flac.read_bytes()[: flac.stat().st_size // 2]),
-            flac,
-            "expected 16000 samples as its header says, got ",
-        ),
+        (lambda: soundfile.write(path, wrong, RATE, "FLOAT"), path, "expected finite samples, got 2 others"),
+        (lambda: flac.write_bytes(half), flac, "expected 16000 samples as its header says, got "),
     ):
         make()
         with pytest.raises(audio.AudioError, match=f"{place.name}: {expected}"):

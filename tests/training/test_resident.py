@@ -114,9 +114,8 @@ def test_several_learners_act_for_themselves(cluster: None, tmp_path: Path) -> N
     config = dataclasses.replace(CONFIG, learners=2, frames=frames, evaluate_every=frames // 2, eval_episodes=2)
     trainer = train(config, tmp_path, local=False)
     assert trainer.learner.version >= 12
-    assert {episode.environment for episode in trainer.curriculum.recent[CONFIG.env]} == set(range(6)), (
-        "six of each learner"
-    )
+    rows = {episode.environment for episode in trainer.curriculum.recent[CONFIG.env]}
+    assert rows == set(range(6)), "six of each learner"
     assert trainer.episodes >= 24
     rows = read_metrics(tmp_path)
     assert "loss/policy" in rows[-1]
