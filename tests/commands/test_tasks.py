@@ -63,19 +63,25 @@ def test_levels_whose_data_is_missing(lab: Any, tmp_path: Path, monkeypatch: pyt
     reset, folder = Lab.reset, tmp_path / "run"
 
     def lacks_data(self: Lab, **seed: int) -> None:
-        if "psychlab" in self.level:
+        if "natlab" in self.level:
             raise RuntimeError("Failed to start environment - no data")
+        if "psychlab" in self.level:
+            raise KeyError("map")
         reset(self, **seed)
 
     monkeypatch.setattr(Lab, "reset", lacks_data)
-    here, missing = (
+    here, *missing = (
         f"dmlab:{level},image_height=24,image_width=32,cache_gigabytes=0,processes=0"
-        for level in ("rooms_watermaze", "psychlab_visual_search")
+        for level in ("rooms_watermaze", "natlab_fixed_large_map", "psychlab_visual_search")
     )
+    named = ", ".join(missing)
     options = ["--actors.num-actors=2", "--actors.unroll-length=8", "--frames=60", *TINY, "--video-episodes=0"]
-    launch = ["launch", "--local", "--run", folder, "--env", f"{here},{missing}", *options]
-    cli.refuse(*launch, words=f"1 of 2 levels cannot be played here: {missing}; the first: ")
+    launch = ["launch", "--local", "--run", folder, *options, "--env"]
+    words = [f"2 of 3 levels cannot be played here: {named}; the first: ", "no data", "or --skip-missing-levels"]
+    cli.refuse(*launch, ",".join([here, *missing]), words=words)
+    cli.refuse(*launch, ",".join(missing), "--skip-missing-levels", words="2 of 2 levels cannot be played here")
     assert not folder.exists()
-    assert f"left out, because they cannot be played here: {missing}" in cli.run(*launch, "--skip-missing-levels")
+    printed = cli.run(*launch, ",".join([here, *missing]), "--skip-missing-levels")
+    assert f"left out, because they cannot be played here: {named}" in printed
     assert json.loads((folder / "config.json").read_text())["env"] == here
     cli.run("launch", "--local", "--resume", folder, "--frames=120")

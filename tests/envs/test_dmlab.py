@@ -215,15 +215,6 @@ def test_the_cache_is_used_by_instances_together(begun, tmp_path, monkeypatch):
 # What may be missing.
 
 
-def test_labs_reason_for_an_episode_that_cannot_begin(monkeypatch):
-    def fail(lab, episode=-1, seed=None):
-        raise RuntimeError("Failed to start environment - no dataset")
-
-    monkeypatch.setattr(Lab, "reset", fail)
-    with pytest.raises(ValueError, match=r"psychlab_visual_search.*no dataset"):
-        double("psychlab_visual_search").reset(seed=0)
-
-
 def test_without_deepmind_lab_one_clear_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "deepmind_lab", None)
     for make in (DMLabEnv, lambda level: envs.make_vector(f"dmlab:{level}", 1)):
@@ -263,23 +254,6 @@ def test_it_has_a_process_of_its_own(tmp_path, monkeypatch):
         envs.prepare("dmlab:psychlab_visual_search")
     died = "environment process 0 of 1 died, status 1: ERROR: Couldn't load maps/missing.bsp"
     assert str(caught.value) == f"environment dmlab:psychlab_visual_search failed in reset: {died}"
-
-
-def test_levels_that_are_missing_are_all_named_or_left_out(monkeypatch):
-    levels = {"rooms_watermaze": "", "psychlab_visual_search": "no map", "natlab_fixed_large_map": "died"}
-
-    def begin(task):
-        if reason := levels[task.removeprefix("dmlab:").partition(",")[0]]:
-            raise envs.EnvironmentFailed(reason)
-
-    monkeypatch.setattr("envs.registry._begin", begin)
-    tasks = [f"dmlab:{level},instruction=True" for level in levels]
-    message = f"2 of 3 levels cannot be played here: {tasks[1]}, {tasks[2]}; the first: no map; .*--skip-missing-levels"
-    with pytest.raises(ValueError, match=message):
-        envs.prepare(",".join(tasks))
-    assert envs.prepare(",".join(tasks), skip_missing=True) == tasks[0]
-    with pytest.raises(ValueError, match="2 of 2 levels"):
-        envs.prepare(",".join(tasks[1:]), skip_missing=True)
 
 
 # By name.
