@@ -7,34 +7,23 @@ import pytest
 import torch
 from torch import nn
 
-from agent import Agent, AgentConfig
+from agent import Agent, AgentConfig, encoders
 from agent.core import LSTMConfig
-from agent.encoders import (
-    EMBEDDING_SIZE,
-    INSTRUCTION_SIZE,
-    TORSOS,
-    InstructionEncoder,
-    Reconstruction,
-    VectorTorso,
-    Vision,
-    make_torso,
-    scale,
-)
 from tests.agent.agents import IMAGE, VOCABULARY, WORDS, agent_inputs, random_words
 
 
-@pytest.mark.parametrize("name", TORSOS)
+@pytest.mark.parametrize("name", encoders.TORSOS)
 @pytest.mark.parametrize("shape", [(12, 16, 3), (2, 2, 1), (21, 17, 1)])
 def test_torsos_map_images_to_features(name, shape) -> None:
-    vision = make_torso(name, shape, 20)
+    vision = encoders.make_torso(name, shape, 20)
     features = vision(torch.randint(0, 256, (3, *shape), dtype=torch.uint8))
     assert (features.shape, features.min() >= 0) == ((3, 20), True)
-    assert make_torso(name, (5,), 4)(torch.randn(3, 5)).shape == (3, 4)
+    assert encoders.make_torso(name, (5,), 4)(torch.randn(3, 5)).shape == (3, 4)
 
 
 def test_the_deep_torso_is_that_of_impala() -> None:
     """Espeholt et al. 2018, figure 3: 15 convolutional layers, and 1.6 million parameters with the LSTM of 256."""
-    vision = Vision("deep", (72, 96, 3), 256)
+    vision = encoders.Vision("deep", (72, 96, 3), 256)
     convolutions = [module for module in vision.modules() if isinstance(module, nn.Conv2d)]
     assert [layer.out_channels for layer in convolutions] == [16] * 5 + [32] * 10
 
@@ -50,7 +39,7 @@ def test_the_deep_torso_is_that_of_impala() -> None:
 
 
 def test_images_are_centred_and_scaled_and_vectors_squashed() -> None:
-    vision = Vision("deep", (3, 4, 3), 4)
+    vision = encoders.Vision("deep", (3, 4, 3), 4)
     vision.convolutions, vision.linear = nn.Identity(), nn.Linear(36, 36)
     vision.linear.weight.data, vision.linear.bias.data = torch.eye(36), torch.zeros(36)
     for rows in (2, 40):  # features are permuted, or weights, whichever are fewer
@@ -58,7 +47,7 @@ def test_images_are_centred_and_scaled_and_vectors_squashed() -> None:
         channels = torch.stack([image[..., channel].flatten(1) for channel in range(3)], dim=1).flatten(1)
         torch.testing.assert_close(vision(image), ((channels - 127.5) / 63.75).clamp(min=0))
 
-    torso = VectorTorso(3, 3)
+    torso = encoders.VectorTorso(3, 3)
     torso.layers = nn.Linear(3, 3, bias=False)
     torso.layers.weight.data = torch.eye(3)
     squashed = torso(torch.tensor([[1e6, -1e6, 1.0]]))
@@ -71,7 +60,7 @@ def test_scaling_in_parts_changes_no_bit(rows, monkeypatch) -> None:
     images = torch.randint(0, 256, (rows, 5, 4, 3), dtype=torch.uint8)
     whole = images.float().sub(127.5).mul(1 / 63.75).to(torch.bfloat16).permute(0, 3, 1, 2)
     with torch.autocast("cpu", torch.bfloat16):
-        scaled = scale(images, torch.float32)
+        scaled = encoders.scale(images, torch.float32)
     assert scaled.stride() == whole.stride()
     torch.testing.assert_close(scaled, whole, rtol=0, atol=0)
 
@@ -90,15 +79,15 @@ def test_scaling_in_parts_changes_no_bit(rows, monkeypatch) -> None:
 )
 def test_bad_torsos_and_observations_are_named(name, shape, observation, message) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        make_torso(name, shape, 4)(observation)
+        encoders.make_torso(name, shape, 4)(observation)
 
 
 def test_the_instruction_encoder_is_an_lstm_over_the_words() -> None:
-    encoder, words = InstructionEncoder(VOCABULARY).double(), random_words(40)
-    cell = nn.LSTMCell(EMBEDDING_SIZE, INSTRUCTION_SIZE).double()
+    encoder, words = encoders.InstructionEncoder(VOCABULARY).double(), random_words(40)
+    cell = nn.LSTMCell(encoders.EMBEDDING_SIZE, encoders.INSTRUCTION_SIZE).double()
     cell.load_state_dict({name.removesuffix("_l0"): value for name, value in encoder.lstm.state_dict().items()})
     for row, actual in zip(words, encoder(words)):
-        hidden = memory = torch.zeros(1, INSTRUCTION_SIZE).double()
+        hidden = memory = torch.zeros(1, encoders.INSTRUCTION_SIZE).double()
         for word in row[row > 0]:
             hidden, memory = cell(encoder.embedding.weight[word][None], (hidden, memory))
         torch.testing.assert_close(actual, hidden[0], rtol=0, atol=1e-12)
@@ -110,7 +99,7 @@ def test_the_instruction_encoder_is_an_lstm_over_the_words() -> None:
 def test_reconstruction_equals_the_literal_formula() -> None:
     """12 x 16 pixels are 6 x 8 blocks of 2 x 2, whose means are predicted."""
     torch.manual_seed(0)
-    module = Reconstruction(8, (12, 16, 3)).double()
+    module = encoders.Reconstruction(8, (12, 16, 3)).double()
     images, features = agent_inputs(1, 5)["observation"][0], torch.randn(5, 8, dtype=torch.float64)
     predicted = (features @ module.decoder.weight.T + module.decoder.bias).detach().view(5, 3, 6, 8)
     pixels = (images.double() - 127.5) / 63.75

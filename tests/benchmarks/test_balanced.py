@@ -10,16 +10,7 @@ from agent import Agent, AgentConfig
 from agent.core.config import CORES
 from agent.core.routing import unit
 from agent.language_model import SequenceModel
-from benchmarks.balanced import (
-    BalancedConfig,
-    BalancedTransformer,
-    balanced_weights,
-    divergence,
-    prefix_only,
-    sequences,
-    teacher_forced,
-    train,
-)
+from benchmarks import balanced
 from learner.sampling import sample
 
 STEPS = 24
@@ -28,8 +19,8 @@ STEPS = 24
 def make_model(routing_heads: int, **sizes: int) -> SequenceModel:
     torch.manual_seed(0)
     sizes = {"clusters": 4, "window": 6, "local": 6, "longest": STEPS, "routing_layers": 2, **sizes}
-    config = BalancedConfig(16, routing_heads=routing_heads, **sizes)
-    return SequenceModel(BalancedTransformer(config), 5, tied=False).double().eval()
+    config = balanced.BalancedConfig(16, routing_heads=routing_heads, **sizes)
+    return SequenceModel(balanced.BalancedTransformer(config), 5, tied=False).double().eval()
 
 
 def draw(rows: int, seed: int = 0) -> Tensor:
@@ -40,7 +31,7 @@ def test_attention_is_algorithm_1_written_out() -> None:
     torch.manual_seed(0)
     vectors, values = unit(torch.randn(2, 3, 10, 4).double()), torch.randn(2, 3, 10, 4).double()
     centroids, left_out = unit(torch.randn(3, 2, 4).double()), 0
-    found = balanced_weights(vectors, centroids, 3) @ values
+    found = balanced.balanced_weights(vectors, centroids, 3) @ values
     for row in range(2):
         for head in range(3):
             outputs: dict[int, list[Tensor]] = {step: [] for step in range(10)}
@@ -66,27 +57,29 @@ def test_later_steps_change_earlier_outputs(routing_heads: int) -> None:
     model, tokens = make_model(routing_heads), draw(8)
     edited = torch.cat([tokens[:, :17], draw(8, seed=1)[:, 17:]], dim=1)
     # 16 steps predict tokens that both have; the steps that follow differ.
-    before, after = (teacher_forced(model, each)[:, :16] for each in (tokens, edited))
+    before, after = (balanced.teacher_forced(model, each)[:, :16] for each in (tokens, edited))
     changed = ((before - after).abs() > 1e-9).double().mean()
     assert (changed > 0.2) if routing_heads else (changed == 0)
-    alone, whole = (prefix_only(model, each) for each in (tokens[:, :17], tokens))
+    alone, whole = (balanced.prefix_only(model, each) for each in (tokens[:, :17], tokens))
     torch.testing.assert_close(alone, whole[:, :16])
-    torch.testing.assert_close(alone, prefix_only(model, edited)[:, :16], rtol=0, atol=0)
+    torch.testing.assert_close(alone, balanced.prefix_only(model, edited)[:, :16], rtol=0, atol=0)
     if not routing_heads:
-        torch.testing.assert_close(whole, teacher_forced(model, tokens))
+        torch.testing.assert_close(whole, balanced.teacher_forced(model, tokens))
 
 
 @pytest.mark.slow
 def test_training_finds_the_leak() -> None:
     """No causal model has less than 1 bit on independent fair bits; the published likelihood has, sampling has more."""
-    bits, _ = sequences("bits", "train", 16, torch.Generator().manual_seed(0))
+    bits, _ = balanced.sequences("bits", "train", 16, torch.Generator().manual_seed(0))
     torch.manual_seed(0)
-    config = BalancedConfig(routing_heads=4, routing_layers=2, clusters=4, window=4, longest=16)
-    model = SequenceModel(BalancedTransformer(config), 2, tied=False)
-    train(model, bits, updates=250, rows=256, learning_rate=3e-3)
+    config = balanced.BalancedConfig(routing_heads=4, routing_layers=2, clusters=4, window=4, longest=16)
+    model = SequenceModel(balanced.BalancedTransformer(config), 2, tied=False)
+    balanced.train(model, bits, updates=250, rows=256, learning_rate=3e-3)
     with torch.no_grad():
         fresh = bits(4096)
-        measured = [each(model, fresh).mean(dim=1) / math.log(2) for each in (teacher_forced, prefix_only)]
+        measured = [
+            each(model, fresh).mean(dim=1) / math.log(2) for each in (balanced.teacher_forced, balanced.prefix_only)
+        ]
     (leaking, error), (honest, other) = ((float(each.mean()), float(each.std()) / 64) for each in measured)
     assert leaking < 1 - 4 * error
     assert honest > 1 + 4 * other
@@ -99,10 +92,12 @@ def test_divergence_of_heads_is_the_literal_one() -> None:
     for a, b in zip(p[0].tolist(), q[0].tolist()):
         middle = [(x + y) / 2 for x, y in zip(a, b)]
         total += sum((x * math.log(x / m) + y * math.log(y / m)) / 2 for x, y, m in zip(a, b, middle))
-    assert divergence(p, q) == pytest.approx(total / 3)
-    assert divergence(p, p) == pytest.approx(0)
-    assert divergence(torch.eye(3)[None], torch.eye(3).roll(1, 0)[None]) == pytest.approx(math.log(2))
-    assert divergence(torch.eye(3)[None], torch.diag(torch.tensor([1.0, 0, 0]))[None]) == 0, "steps in no cluster"
+    assert balanced.divergence(p, q) == pytest.approx(total / 3)
+    assert balanced.divergence(p, p) == pytest.approx(0)
+    assert balanced.divergence(torch.eye(3)[None], torch.eye(3).roll(1, 0)[None]) == pytest.approx(math.log(2))
+    assert balanced.divergence(torch.eye(3)[None], torch.diag(torch.tensor([1.0, 0, 0]))[None]) == 0, (
+        "steps in no cluster"
+    )
 
 
 def test_centroids_move_in_training_only_and_to_the_means() -> None:
