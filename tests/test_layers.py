@@ -30,18 +30,18 @@ RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/re
 RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 2_965,
+    ("agent",): 2_960,
     ("envs",): 3_970,
     ("actors",): 1_390,
-    ("learner",): 3_550,
-    ("training",): 3_470,
-    ("text", "speech"): 2_170,
-    ("images",): 600,
+    ("learner",): 3_505,
+    ("training",): 3_400,
+    ("text", "speech"): 2_140,
+    ("images",): 590,
     ("reports",): 2_215,
-    ("commands",): 1_840,
-    ("benchmarks",): 3_350,
-    ("tests",): 18_140,
-    tuple(ALLOWED): 22_140,
+    ("commands",): 1_790,
+    ("benchmarks",): 3_340,
+    ("tests",): 17_990,
+    tuple(ALLOWED): 22_010,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 
