@@ -291,6 +291,7 @@ class Comparison:
             raise UserError(f"{mixed}: expected {scale}, got {', '.join(self.data)}; compare the runs of each alone")
         self.scale = scales[0]
         self.threshold = self.scale.threshold if threshold is None else threshold
+        self.fewest = min(len(self.of(name, data)) for name in self.names for data in self.data)
         self.variants = [self._variant(name) for name in self.names]
         extreme = min if self.scale.lower else max
         self.best = extreme(self.variants, key=lambda variant: variant.score.value)

@@ -24,6 +24,7 @@ from training.run import Run
 from training.sweep import CORE_FIELDS, IGNORED, flatten, goal
 
 FOLDER = "report"
+INTERVAL, RANGE = "its 95 % bootstrap interval", "the range of the runs, which are too few for an interval"
 
 
 def write_report(folder: Path, comparison: Comparison, missing: Mapping[str, str], command: str) -> Path:
@@ -91,7 +92,7 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], command: str) -> dict[str, Any]:
     """What `pages/comparison.html` reads."""
-    kind, scale = comparison.kind, comparison.scale
+    kind, scale, fewest = comparison.kind, comparison.scale, comparison.fewest
     seeds = sorted({run.config.seed for run in comparison.runs})
     totals = sorted({goal(run.config)[1] for run in comparison.runs})
     lines = [{"name": name, "value": value} for name, value in comparison.references.items()]
@@ -131,7 +132,8 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "scale": scale.text,
         "over": kind.over,
         "lower": scale.lower,
-        "fewest": min(len(comparison.of(name, data)) for name in comparison.names for data in comparison.data),
+        "fewest": fewest,
+        "interval": "" if fewest < 2 else RANGE if fewest < 4 and len(comparison.data) == 1 else INTERVAL,
         "lines": lines,
         "filters": filters(comparison),
         "profiles": profiles,
@@ -201,7 +203,7 @@ def verdict(comparison: Comparison) -> str:
     parts = [lead if better or not level else f"No difference is confirmed: {lead}"]
     parts += [f"its runs are better than those of {_list(better)}"] if better else []
     parts += [f"whether it differs from {_list(level)} is open"] if better and level else []
-    fewest = min(len(comparison.of(name, data)) for name in comparison.names for data in comparison.data)
+    fewest = comparison.fewest
     weak = f" With as few as {fewest} runs of a variant{where}, that is weak evidence." if fewest < 5 else ""
     weak += f" The interval of a mean of {fewest} runs is their range." if fewest < 4 and not where else ""
     weak = weak if len(comparison.names) > 1 else ""

@@ -243,7 +243,11 @@ class LineChart {
     for (const { name, value } of lines) {
       const under = series.some((line) => (line.y[line.y.length - 1] ?? -Infinity) >= value) && this.y(value) < box.bottom - 13;
       const y = under || this.y(value) < box.top + 12 ? this.y(value) + 12 : this.y(value) - 3;
-      this.svg.append(shape("text", { x: box.right, y, "text-anchor": "end", class: "within" }, `${name} ${readable(value)}`));
+      const text = `${name} ${readable(value)}`, wide = 7 * text.length;
+      const covered = (left) => series.reduce((sum, line) => sum + line.x.filter((x, index) =>
+        Math.abs(this.x(x) - left - wide / 2) < wide / 2 && Math.abs(this.y(line.y[index] ?? NaN) - y + 4) < 9).length, 0);
+      const left = covered(box.left) < covered(box.right - wide); // at the end that fewer curves cross
+      this.svg.append(shape("text", { x: left ? box.left + 4 : box.right, y, "text-anchor": left ? "start" : "end", class: "within" }, text));
     }
     const values = Math.max(0, ...series.map((line) => line.y.filter((value) => value !== null).length));
     if (values < 2) {
@@ -251,7 +255,7 @@ class LineChart {
       this.svg.append(shape("text", { x: (box.left + box.right) / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle", class: "within" }, text));
     }
     if (inset === undefined) {
-      const marks = ticks(from, to, Math.max(2, Math.floor(width / 110)));
+      const marks = ticks(from, to, Math.max(2, Math.floor(width / 90)));
       const name = options.xLabel || "", apart = name.length > 12; // a long name has a place of its own
       if (apart) this.svg.append(shape("text", { x: box.right, y: height - 6, "text-anchor": "end" }, name));
       marks.forEach((tick, index) => {
@@ -406,16 +410,17 @@ function dotChart(host, rows, { lines = [], label = "" } = {}) {
   function draw() {
     const width = host.clientWidth;
     if (!width) return;
-    const each = 40, height = each * rows.length + 28;
+    const names = Math.max(...rows.map((row) => 7 * row.name.length)), beside = names < width / 3; // else above
+    const each = beside ? 26 : 40, height = each * rows.length + 28, from = beside ? names + 16 : 8;
     const values = rows.flatMap((row) => [row.value, row.low, row.high, ...row.points]);
     const [low, high] = extent([{ y: [...values, ...lines.map((line) => line.value)] }]);
-    const x = (value) => 8 + ((value - low) / (high - low)) * (width - 16);
+    const x = (value) => from + ((value - low) / (high - low)) * (width - 8 - from);
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.style.height = `${height}px`;
     svg.replaceChildren();
-    for (const tick of ticks(low, high, Math.max(2, Math.floor(width / 110)))) {
+    for (const tick of ticks(low, high, Math.max(2, Math.floor(width / 80)))) {
       svg.append(shape("line", { x1: x(tick), x2: x(tick), y1: 0, y2: height - 24, stroke: "var(--grid)" }));
-      const anchor = x(tick) > width - 30 ? "end" : x(tick) < 30 ? "start" : "middle";
+      const anchor = x(tick) > width - 30 ? "end" : x(tick) < 30 && !beside ? "start" : "middle";
       svg.append(shape("text", { x: x(tick), y: height - 6, "text-anchor": anchor }, readable(tick)));
     }
     for (const { name, value } of lines) {
@@ -424,8 +429,8 @@ function dotChart(host, rows, { lines = [], label = "" } = {}) {
       svg.append(line);
     }
     rows.forEach((row, index) => {
-      const top = each * index, y = top + 28, at = x(row.value);
-      svg.append(shape("text", { x: 8, y: top + 15, class: "within" }, row.name));
+      const top = each * index, y = top + (beside ? 14 : 28), at = x(row.value);
+      svg.append(shape("text", { x: beside ? 8 : 12, y: beside ? y + 4 : top + 15, class: "within" }, row.name));
       if (row.low !== null) {
         svg.append(shape("line", {
           x1: x(row.low), x2: x(row.high), y1: y, y2: y, stroke: row.colour, "stroke-width": 5, opacity: 0.3, "stroke-linecap": "round",

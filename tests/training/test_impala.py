@@ -246,10 +246,11 @@ def test_learners_that_cannot_be_replaced(cluster: None, tmp_path: Path, monkeyp
 @pytest.mark.ray
 @pytest.mark.slow
 def test_each_unroll_is_learned_from_once_though_processes_die(cluster: None, tmp_path: Path) -> None:
-    """By two learners, of which one is killed, and an actor; a batch is always ahead."""
+    """By two learners, of which one is killed, and an actor; a batch is always ahead, and training is evaluated."""
     import ray
 
     config = dataclasses.replace(CONFIG, learners=2, unrolls_per_update=3, log_every=2, checkpoint_seconds=1e9)
+    config = dataclasses.replace(config, evaluate_every=2000, eval_episodes=2)
     trainer, restarts = SoakTrainer(config, Run(tmp_path), SoakOptions(learners=2)), list[tuple[int, int]]()
 
     def show(progress: Any) -> None:
@@ -268,6 +269,8 @@ def test_each_unroll_is_learned_from_once_though_processes_die(cluster: None, tm
     assert restarts[-1] == (1, 1)
     assert ledger.fresh <= 1
     assert not any(ledger.disagrees(row, trainer.action_repeat) for row in rows)
+    measured = [row for row in rows if "evaluation/return" in row]
+    assert [(row["learner/frames"] // 2000, row["evaluation/episodes"]) for row in measured] == [(1, 2), (2, 2)]
     checkpoint = checkpoints.load_latest(tmp_path)
     assert checkpoint.step == ledger.steps
     weights = trainer.learner.weights()
