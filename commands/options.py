@@ -203,8 +203,9 @@ class VisualizeOptions(PlayOptions):
 class ReportOptions(PlayOptions, RunOptions):
     """Writes one page about a run, which may still be training: scores, curves, memory, configuration, provenance."""
 
-    episodes: Count = 8
-    """Episodes to play for the attention by bucket of memory; 0 for none. Only agents play."""
+    episodes: Annotated[Count | None, tyro.conf.arg(metavar="INT")] = None
+    """Episodes to play for what memory is used for; 0 for none. If not given, 8, or 20 where the environment names
+    what it shows. Only agents play."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """The page; if not given, report.html in the run."""
 

@@ -39,15 +39,17 @@ def report(options: ReportOptions) -> None:
 
 def _memory(run: Run, options: ReportOptions, console: Console) -> dict[str, Any]:
     """Of some episodes, attention by bucket of memory, or why there is none; and what compression keeps."""
-    if not options.episodes:
+    if options.episodes == 0:
         return {"buckets": {"why": "No episodes were played for this report."}}
     try:
         player = load(Run(run.path.absolute()), options, console)  # "." would be in every sentence
         if not hasattr(player.agent.core, "attention_by_kind"):
             return {"buckets": {"why": f"This run's core ({core_name(player.config)}) has no attention."}}
         with console.status("playing"):
-            sampled = options.episodes, options.seed, not options.greedy
-            played = record(player.config, player.agent, *sampled, every_frame=False)
+            sample, count = not options.greedy, 8 if options.episodes is None else options.episodes
+            played = record(player.config, player.agent, count, options.seed, sample, every_frame=False)
+            if options.episodes is None and played[0].situations and played[0].compressed:
+                played += record(player.config, player.agent, 12, options.seed + 1, sample, every_frame=False)
         return {"buckets": attention_by_bucket(played), "kept": what_is_kept(played)}
     except (UserError, EnvironmentFailed) as error:
         why = f"Nothing could be played: {error}".replace(str(run.path.absolute()), run.name)

@@ -1,74 +1,114 @@
 """What compression keeps of what an agent saw: what a linear probe reads from the first layer's compressed slots."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from actors.recording import Recording
+from reports.statistics import bootstrap_interval
 from reports.views import coloured, webp
 
 RIDGE = 0.01
 """Penalty of a probe, over the variance of a feature."""
+FOLDS = 8
+"""Probes are tested on every FOLDS-th episode, and fitted to the others."""
+EACH = 6
+"""Fewest episodes for each answer that a probe chooses from."""
+Features = Sequence[np.ndarray]
 
 
 def what_is_kept(recordings: Sequence[Recording]) -> dict[str, Any] | None:
-    """How much of the redrawn views of a slot's steps a probe reads from the slot, in episodes it was not fitted to.
+    """How well probes name the thing that was shown at a slot's steps, and redraw its views, in other episodes.
 
-    For comparison the same is read from the mean of the slot's inputs, which has as many features, and from all of its
-    inputs. Redrawn views (`Recording.reconstructions`) are linear in these, so that what is missing there is
-    what the probe could not learn from so few slots. Probes are ridge regressions; two of each are fitted, on every
-    second episode, and tested on the others.
+    Probes are ridge regressions. For comparison they read the same from the mean of the slot's inputs, which has as
+    many features, and from all of its inputs; rows have this order. Redrawn views (`Recording.reconstructions`) are
+    linear in these, so that what is missing there is what a probe could not learn from so few slots.
 
     Returns:
-        "head", "rows": a table with a row for each of the c steps, oldest first, of the shares of the variance of its
-        pixels that are read, 0 at least; "slots": how many; "rate": c; "picture": a slot of median error, [2, c]
-        views, as it was above and as it is read below. None if there are not twice as many slots as features to fit
-        each probe of the slots to, if views do not vary, or if nothing is compressed or redrawn.
+        "names" and "views", each None if nothing can be said; None if that is so for both.
     """
-    found = [(each.compressed, each.reconstructions) for each in recordings]
-    parts = [(*kept, views[kept.steps] / 255.0) for kept, views in found if kept and views is not None]
-    if not parts:
+    found = [(each, each.compressed) for each in recordings if each.compressed and len(each.compressed.slots)]
+    if len(found) < 2 or not all(np.isfinite(part).all() for _, kept in found for part in kept):
         return None
-    fold = np.concatenate([np.full(len(part[0]), number % 2) for number, part in enumerate(parts)])
-    slots, _, inputs, views = (np.concatenate(each) for each in zip(*parts))
-    folds = [fold == number for number in (0, 1)]
-    if min(held.sum() for held in folds) < 2 * slots.shape[1]:
+    slots, _, inputs = map(np.concatenate, zip(*(kept for _, kept in found)))
+    features = slots, inputs.mean(axis=1), inputs.reshape(len(inputs), -1)
+    episode = np.repeat(np.arange(len(found)), [len(kept.slots) for _, kept in found])
+    things = np.concatenate([_things(each.situations, kept.steps) for each, kept in found])
+    drawn = [each.reconstructions[kept.steps] / 255.0 for each, kept in found if each.reconstructions is not None]
+    views = _views(features, np.concatenate(drawn), things, episode) if drawn else None
+    names = _names([x[things != ""] for x in features], things[things != ""], episode[things != ""])
+    return {"names": names, "views": views} if names or views else None
+
+
+def _things(situations: Sequence[Mapping[str, str]] | None, slots: np.ndarray) -> np.ndarray:
+    """[K] the only thing that is shown at all steps [K, c] of a slot; "" if there is none.
+
+    The situation names it with its place, such as "green cone, left".
+    """
+    words = [[text.split(", ")[0] for text in each.values() if ", " in text] for each in situations or ()]
+    shown = np.array([of[0] if len(of) == 1 else "" for of in words] or [""] * (slots.max() + 1))[slots]
+    return np.where((shown == shown[:, :1]).all(axis=1), shown[:, 0], "")
+
+
+def _names(features: Features, things: np.ndarray, episode: np.ndarray) -> dict[str, Any] | None:
+    """How often things [K] are named right: their whole names, and the first and the last word of each.
+
+    "rows": cells, the last of which is the share of the most frequent answer. "slots", "episodes": how many.
+    """
+    number, rows = len(set(episode)), list[list[Any]]()
+    for title, part in {"name": slice(None), "first word": slice(1), "last word": slice(-1, None)}.items():
+        words = [" ".join(thing.split()[part]) for thing in things]
+        answers, right, counts = np.unique(words, return_inverse=True, return_counts=True)
+        if len(answers) < 2 or (rows and len(answers) == len(set(things))):
+            continue
+        enough = number >= EACH * len(answers)
+        read = [_read(x, np.eye(len(answers))[right], episode).argmax(axis=1) == right for x in features if enough]
+        cells: list[Any] = [_share(each, np.ones(len(each)), episode) for each in read] or ["-"] * 3
+        which = ", ".join(answers) if len(answers) < 4 else f"one of {len(answers)}"
+        which += "" if enough else f": needs --episodes {EACH * len(answers)} or more"
+        rows.append([{"text": title, "small": which}, *cells, f"{100 * counts.max() / len(right):.0f} %"])
+    return {"rows": rows, "slots": len(things), "episodes": number} if rows else None
+
+
+def _views(features: Features, views: np.ndarray, things: np.ndarray, episode: np.ndarray) -> dict[str, Any] | None:
+    """How much of the variance of the views of slots' steps [K, c, height, width, channels] is read.
+
+    "rows": cells, for each of the c steps. "picture": a slot of median error, [2, c] views, as it was above and as it
+    is read below. "thing": what was shown then, "" if that is known of no slot. "slots", "rate": K and c. None if views
+    do not vary, or a probe of slots would be fitted to fewer than two of them for each feature.
+    """
+    if len(views) - max(np.bincount(episode % FOLDS)) < 2 * features[0].shape[1]:
         return None
-    features = {
-        "compressed slot": slots,
-        "mean of its inputs": inputs.mean(axis=1),
-        "all of its inputs": inputs.reshape(len(inputs), -1),
-    }
-    read = {name: np.zeros_like(views) for name in ("nothing", *features)}
-    for held in folds:
-        read["nothing"][held] = views[~held].mean(axis=0)
-        for name, x in features.items():
-            read[name][held] = _probe(x[~held], views[~held], x[held])
-    pixels = tuple(range(2, views.ndim))
-    errors = {name: ((each - views) ** 2).mean(axis=pixels) for name, each in read.items()}
-    spread = errors["nothing"].mean(axis=0)
-    if not (np.isfinite(list(errors.values())).all() and (spread > 0).all()):
+    read = [_read(x, views, episode) for x in (np.zeros((len(views), 1)), *features)]
+    spread, *errors = (((each - views) ** 2).mean(axis=tuple(range(2, views.ndim))).T for each in read)
+    if not spread.any(axis=1).all():
         return None
-    shares = [(1 - errors[name].mean(axis=0) / spread).clip(min=0) for name in features]
-    totals = errors["compressed slot"].mean(axis=1)
-    shown = int(np.argsort(totals)[len(totals) // 2])
-    picture = np.rint(255 * np.stack([views[shown], read["compressed slot"][shown]]).clip(0, 1)).astype(np.uint8)
+    known = np.flatnonzero((things != "") | (things == "").all())
+    shown = known[np.argsort(errors[0].sum(axis=0)[known])[len(known) // 2]]
+    picture = np.rint(255 * np.stack([views[shown], read[1][shown]]).clip(0, 1)).astype(np.uint8)
     picture = np.pad(picture, [(0, 0), (0, 0), (0, 1), (0, 1), (0, 0)], constant_values=255)  # lines between the views
     sheet = coloured(np.concatenate(np.concatenate(picture, axis=1), axis=1))
-    return {
-        "head": ["step", *features],
-        "rows": [[str(step), *(f"{100 * each:.0f} %" for each in row)] for step, row in enumerate(zip(*shares), 1)],
-        "slots": len(slots),
-        "rate": views.shape[1],
-        "picture": webp(sheet, lossless=True, quality=50),
-    }
+    shares = [[_share(all_ - error, all_, episode) for error in of] for all_, *of in zip(spread, *errors)]
+    rows = [[str(step), *cells] for step, cells in enumerate(shares, 1)]
+    numbers = {"slots": len(views), "rate": len(rows), "thing": str(things[shown])}
+    return {"rows": rows, **numbers, "picture": webp(sheet, lossless=True, quality=50)}
 
 
-def _probe(features: np.ndarray, views: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Views of other slots, by ridge regression from features [K, F] to views [K, ...]."""
-    mean, target = features.mean(axis=0), views.reshape(len(views), -1)
-    scale = features.std(axis=0) + 1e-9
-    x, y = (features - mean) / scale, target - target.mean(axis=0)
-    weights = np.linalg.solve(x.T @ x + RIDGE * len(x) * np.eye(x.shape[1]), x.T @ y)
-    return (((others - mean) / scale) @ weights + target.mean(axis=0)).reshape(len(others), *views.shape[1:])
+def _share(part: np.ndarray, whole: np.ndarray, episode: np.ndarray) -> dict[str, str]:
+    """A cell: the sum of parts [K] over that of wholes, 0 at least, with its 95 % interval over episodes."""
+    sums = np.array([[each[episode == one].sum() for each in (part, whole)] for one in np.unique(episode)])
+    low, high = bootstrap_interval(lambda scores: max(0.0, 100 * np.divide(*scores[0].sum(axis=0))), [sums])
+    return {"text": f"{max(0.0, 100 * part.sum() / whole.sum()):.0f} %", "small": f"[{low:.0f}, {high:.0f}]"}
+
+
+def _read(features: np.ndarray, targets: np.ndarray, episode: np.ndarray) -> np.ndarray:
+    """Targets [K, ...] as ridge regressions read them from features [K, F], each fitted to other episodes."""
+    read, y = np.zeros((len(targets), targets[0].size)), targets.reshape(len(targets), -1)
+    for fold in np.unique(episode % FOLDS):
+        held = episode % FOLDS == fold
+        mean, scale, middle = features[~held].mean(axis=0), features[~held].std(axis=0) + 1e-9, y[~held].mean(axis=0)
+        x, others = (features[held] - mean) / scale, (features[~held] - mean) / scale
+        square = others.T @ others + RIDGE * len(others) * np.eye(len(mean))
+        read[held] = x @ np.linalg.solve(square, others.T @ (y[~held] - middle)) + middle
+    return read.reshape(targets.shape)

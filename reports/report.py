@@ -211,13 +211,15 @@ def references(config: Any, summary: Mapping[str, Any]) -> dict[str, list[dict[s
 
 def lines_of(specs: Sequence[str]) -> list[dict[str, Any]]:
     """Means over tasks of the scores of random actions, of an oracle and of people, where all tasks have them."""
-    found = []
+    found = list[dict[str, Any]]()
     with contextlib.suppress(*DAMAGE):
         scores = [reference_scores(spec) for spec in specs]
-        for name in ("random", "oracle", "human"):
-            values = [score[name] for score in scores]
-            if None not in values:
-                found.append({"name": name, "value": float(np.mean(np.array(values, dtype=float)))})
+        values = {name: [score[name] for score in scores] for name in ("random", "oracle", "human")}
+        found = [
+            {"name": name, "value": float(np.mean(np.array(of, float)))}
+            for name, of in values.items()
+            if None not in of
+        ]
     return found
 
 
@@ -288,11 +290,8 @@ def attention_by_bucket(recordings: Sequence[Recording]) -> dict[str, Any]:
     """
     kinds = recordings[0].kinds
     sizes = {layer.sizes for recording in recordings for layer in recording.attention}
-    if len(sizes) > 1:  # buckets of layers that differ hold other spans of time; their kinds can be compared still
-        parts = [(kind, 1) for kind in kinds]
-    else:
-        (only,) = sizes
-        parts = [(kind, min(BUCKETS, size)) for kind, size in zip(kinds, only) if size]
+    most = BUCKETS if len(sizes) == 1 else 1  # of layers that differ, buckets hold other spans of time
+    parts = [(kind, min(most, max(of))) for kind, of in zip(kinds, zip(*sizes)) if any(of)]
     chosen = [_full(recording) for recording in recordings]
     full = any(steps.any() for steps in chosen)
     chosen = chosen if full else [np.ones_like(steps) for steps in chosen]
@@ -321,14 +320,13 @@ def _full(recording: Recording) -> np.ndarray:
 
 def media(run: Run, page: Path, embed: bool = True) -> dict[str, Any]:
     """The newest video of the run, embedded if it is small, and pages of episodes, as links from the report."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"pages": pages_of(run, page)}
     if videos := sorted(run.videos.glob("*.mp4"), key=lambda path: path.stat().st_mtime):
         found["video"] = {"name": videos[-1].name, "link": _link(videos[-1], page)}
         if not embed:
             found["video"]["source"] = found["video"]["link"]
         elif videos[-1].stat().st_size <= EMBEDDED_BYTES:
             found["video"]["source"] = f"data:video/mp4;base64,{base64.b64encode(videos[-1].read_bytes()).decode()}"
-    found["pages"] = pages_of(run, page)
     return found
 
 

@@ -98,20 +98,46 @@ def with_slots(recordings, informative=True, views=(2, 3, 3), count=40):
         flat = drawn.reshape(count, -1) / 255.0
         slots = flat if informative else rng.standard_normal(flat.shape)
         compressed = Compressed(slots, steps, flat[:, None].repeat(3, axis=1))
-        found.append(replace(recording, compressed=compressed, reconstructions=drawn.repeat(3, axis=0)))
+        drawn = drawn.repeat(3, axis=0)
+        found.append(replace(recording, compressed=compressed, reconstructions=drawn, situations=None))
     return found
 
 
 @pytest.mark.parametrize("informative", [True, False])
 def test_a_probe_reads_what_compressed_slots_hold(recordings, informative):
     kept = what_is_kept(with_slots(recordings[:2], informative))
-    assert (kept["slots"], kept["rate"]) == (80, 3)
-    assert kept["head"] == ["step", "compressed slot", "mean of its inputs", "all of its inputs"]
-    for row in kept["rows"]:
-        slot, *controls = (int(cell.removesuffix(" %")) for cell in row[1:])
+    views = kept["views"]
+    assert (kept["names"], views["slots"], views["rate"], views["thing"], len(views["rows"])) == (None, 80, 3, "", 3)
+    for row in views["rows"]:
+        slot, *controls = (int(cell["text"].removesuffix(" %")) for cell in row[1:])
         assert slot > 95 if informative else slot < 5
         assert min(controls) > 95
     assert what_is_kept(with_slots(recordings[:2], views=(2, 3, 1))) is not None, "gray"
+
+
+@pytest.mark.parametrize("informative", [True, False])
+def test_a_probe_names_what_compressed_slots_hold(recordings, informative):
+    """Slots count while one thing is there: not where it is only known (no comma), nor with another."""
+    rng, things, played = np.random.default_rng(0), ["light blue cone", "red cone", "red cube"], []
+    for episode in range(24):
+        thing = things[episode % 3]
+        inputs = rng.standard_normal((9, 2, 8))
+        inputs[..., :3] = 9 * np.eye(3)[episode % 3]
+        slots = inputs.mean(axis=1) if informative else rng.standard_normal((9, 8))
+        both = {"to take": f"{things[episode % 3 - 1]}, left", "to leave": f"{thing}, right"}
+        situations = [{"example": f"{thing}, left"}] * 13 + [{"example": thing}] * 3 + [{"example": thing} | both] * 2
+        compressed = Compressed(slots, np.arange(18).reshape(9, 2), inputs)
+        played.append(replace(recordings[0], compressed=compressed, situations=tuple(situations)))
+    kept = what_is_kept(played)
+    assert (kept["views"], kept["names"]["slots"], kept["names"]["episodes"]) == (None, 24 * 6, 24)
+    name, first, last = kept["names"]["rows"]
+    assert [row[0]["small"] for row in (name, first, last)] == [", ".join(things), "light, red", "cone, cube"]
+    assert [row[-1] for row in (name, first, last)] == ["33 %", "67 %", "67 %"]
+    assert (name[1]["text"] == "100 %") == informative == (int(name[1]["text"][:-2]) > 50)
+    assert {cell["text"] for row in (name, first, last) for cell in row[2:4]} == {"100 %"}
+    few = what_is_kept(played[:12])["names"]["rows"]
+    assert few[0][0]["small"].endswith(": needs --episodes 18 or more")
+    assert (few[0][1], few[1][2]["text"]) == ("-", "100 %")
 
 
 def test_without_enough_to_fit_a_probe_nothing_is_said(recordings):
