@@ -25,17 +25,8 @@ if TYPE_CHECKING:
     from envs.scores import chance_of_choice, mean_normalised, reference_scores
 
 __all__ = ["EnvironmentFailed", "EnvironmentLost", "limit_calls"]
-__all__ += [
-    "drawing",
-    "foreign_code",
-    "held_out",
-    "make_device",
-    "make_vector",
-    "parse_spec",
-    "prepare",
-    "require_consent",
-    "tasks",
-]
+__all__ += ["drawing", "foreign_code", "held_out", "make_device", "make_vector"]
+__all__ += ["parse_spec", "prepare", "require_consent", "tasks"]
 __all__ += ["chance_of_choice", "mean_normalised", "reference_scores"]
 
 

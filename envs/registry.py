@@ -103,10 +103,8 @@ def _diagnostic(name: str, overrides: dict[str, str], num_envs: int) -> VectorEn
     return task(num_envs, **fields)
 
 
-def _copies(
-    make_env: Callable[..., Any], name: str, num_envs: int, /, *, processes: int = 0, **fields: Any
-) -> VectorEnv:
-    return batch(functools.partial(make_env, name, **fields), num_envs, processes)
+def _copies(make: Callable[..., Any], name: str, num_envs: int, /, *, processes: int = 0, **fields: Any) -> VectorEnv:
+    return batch(functools.partial(make, name, **fields), num_envs, processes)
 
 
 #: Kind -> function (name, overrides, num_envs) that makes a batch of environments.

@@ -285,21 +285,19 @@ class Drawn(gymnasium.Env):
         return np.full((400, 600, 3), 40 * self.step_number, np.uint8)
 
 
+gymnasium.register("Drawn-v0", Drawn)
+
+
 def test_an_environment_of_vectors_draws_itself(monkeypatch):
-    gymnasium.register("Drawn-v0", Drawn)
-    try:
-        spec = drawing("gym:Drawn-v0")
-        assert spec == "gym:Drawn-v0,render_mode=rgb_array"
-        (recording,) = record_episodes(make_actor(LSTMConfig(8), spec), 1)
-        monkeypatch.setattr(Drawn, "render", lambda self: None)
-        assert drawing("gym:Drawn-v0") == "gym:Drawn-v0"
-        monkeypatch.setattr(Drawn, "__init__", lambda self: None)  # takes no render_mode
-        assert drawing("gym:Drawn-v0") == "gym:Drawn-v0"
-    finally:
-        del gymnasium.registry["Drawn-v0"]
-    assert recording.renderings.shape == (5, RENDERED, 300, 3)
+    spec = drawing("gym:Drawn-v0")
+    assert spec == "gym:Drawn-v0,render_mode=rgb_array"
+    (recording,) = record_episodes(make_actor(LSTMConfig(8), spec), 1)
+    monkeypatch.setattr(Drawn, "render", lambda self: None)
+    assert drawing("gym:Drawn-v0") == "gym:Drawn-v0"
+    monkeypatch.setattr(Drawn, "__init__", lambda self: None)  # takes no render_mode
+    assert drawing("gym:Drawn-v0") == "gym:Drawn-v0"
+    assert (recording.fps, recording.renderings.shape) == (50, (5, RENDERED, 300, 3))
     assert recording.renderings[:, 0, 0, 0].tolist() == [0, 40, 80, 120, 160]
-    assert recording.fps == 50
     shown = views(recording)
     np.testing.assert_array_equal(shown[:, :RENDERED], recording.renderings)
     assert shown.shape == (5, RENDERED + BARS, 300, 3)

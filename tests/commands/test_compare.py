@@ -300,11 +300,7 @@ def make_sequence_run(run: Path, config: Any, losses: list[float], summary: Any,
 
 MEASURES = {
     "text": ("bits_per_byte", {"word_perplexity": 9.0}, {}),
-    "speech": (
-        "nats",
-        {"bits": 1.0, "linear": 2.7, "order_0": 5.1},
-        {"linear predictor": 2.7, "frequencies": 5.1},
-    ),
+    "speech": ("nats", {"bits": 1.0, "linear": 2.7, "order_0": 5.1}, {"linear predictor": 2.7, "frequencies": 5.1}),
     "images": ("bits_per_dim", {"png": 7.0, "uniform": 8.0}, {"PNG files": 7.0, "uniform": 8.0}),
 }
 """By kind: the measure that is compared, others in the evaluation, and the lines that these become."""

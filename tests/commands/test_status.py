@@ -89,9 +89,7 @@ def test_damaged_metrics_and_evaluations(copied: Copied, cli: Commands) -> None:
 
 @pytest.mark.parametrize("reader", [["status"], ["report", "--episodes=0"]], ids=lambda words: words[0])
 @pytest.mark.parametrize("target", [None, ".", "loop", "/dev/null"])
-def test_folders_and_links_instead_of_files(
-    target: str | None, reader: list[str], copied: Copied, cli: Commands
-) -> None:
+def test_folders_and_links_for_files(target: str | None, reader: list[str], copied: Copied, cli: Commands) -> None:
     run = copied()
     for name in ("evaluation.json", "metrics.jsonl"):
         path = run / name

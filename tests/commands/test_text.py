@@ -193,9 +193,7 @@ def test_text_without_spaces(tmp_path: Path) -> None:
     assert saved_steps(tmp_path / "run")[-1] == 2
 
 
-def test_bad_input_is_refused_before_anything_is_written(
-    corpus: Path, trained: Path, tmp_path: Path, cli: Commands
-) -> None:
+def test_bad_input_is_refused_before_writing(corpus: Path, trained: Path, tmp_path: Path, cli: Commands) -> None:
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     for change, words in {
         "--path=/nowhere": "/nowhere: expected folder, found nothing there",

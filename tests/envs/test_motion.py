@@ -69,9 +69,7 @@ def test_a_runner_and_his_friction():
     assert seen["vx"].tolist() == running + quake(running[-1:], moves[30:], 0)
     # Measured on DeepMind Lab.
     assert seen["vx"][:10].tolist() == [45, 81, 125, 167, 198, 232, 263, 286, 311, 320]
-    assert seen["x"][[0, 9, 29, 39, 69]] == pytest.approx(
-        [-231.3728, -199.3582, -98.2382, -67.6002, -57.7325], abs=1e-3
-    )
+    assert seen["x"][[0, 9, 29, 39, 69]] == pytest.approx([-231.3728, -199.3582, -98.2382, -67.6, -57.7325], abs=1e-3)
 
 
 def test_a_teleported_player_is_thrown_falls_and_can_hardly_steer():
