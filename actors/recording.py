@@ -5,6 +5,7 @@ An ordinary actor plays them. `reports/` makes videos and pages of recordings.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,8 +84,8 @@ class Recording:
     mass: [T, L, H, 3] the attention on each of `kinds`.
     kinds: the core's kinds of slots, such as compressed, memory and segment; empty for cores without attention.
     poses: [T, 4] x, y, yaw in degrees and room before each action; None if the environment has no `poses`.
-    situations: for each of the T steps what the environment knows of it beside the observation, in words by name, such
-        as the right object; None if it has no `situations`.
+    situations: for each of the T steps what the environment knows of it beside the observation, by name: words, such as
+        the right object, or words with the x and y of what they name; None if it has no `situations`.
     renderings: [at most RENDERED_STEPS, height, width, 3] uint8 what the environment's `render()` draws before each
         action; None if it was not made for that (see `envs.drawing`).
     between: [at most RENDERED_STEPS, K, height, width, channels] uint8 the views between each observation and the next;
@@ -95,6 +96,7 @@ class Recording:
     action_names: one for each action.
     fps: agent steps per second of real time.
     floor_plan: to draw `poses` on; see `envs.rooms.level.floor_plan`.
+    rule: of the task, in words; empty if the environment's metadata have none.
     """
 
     episode: Episode
@@ -108,7 +110,7 @@ class Recording:
     mass: np.ndarray
     kinds: tuple[str, ...]
     poses: np.ndarray | None
-    situations: tuple[dict[str, str], ...] | None
+    situations: tuple[dict[str, Any], ...] | None
     renderings: np.ndarray | None
     between: np.ndarray | None
     compressed: Compressed | None
@@ -116,6 +118,7 @@ class Recording:
     action_names: tuple[str, ...]
     fps: float
     floor_plan: dict[str, Any] | None
+    rule: str
 
     @property
     def returns(self) -> np.ndarray:
@@ -136,7 +139,7 @@ def record_episodes(
     images = image_of(actor.env_output.observation).ndim > 2
     reconstruct = agent.reconstruction.picture if agent.reconstruction and images else None
     recordings: list[Recording] = []
-    steps: list[_Step] = []
+    steps: list[dict[str, Any]] = []
     with actor.acting():
         while len(recordings) < episodes:
             resets = bool(actor.over[0])  # this step only resets the environment: it belongs to no episode
@@ -152,51 +155,32 @@ def record_episodes(
                 continue
             weights, slots, mass = _attention(agent.core, before, output.attention, len(steps))
             steps.append(
-                _Step(
-                    observation,
-                    int(action[0]),
-                    float(output.value[0, 0].flatten()[0]),  # of the first task
-                    float(actor.env_output.reward[0]),
-                    torch.softmax(output.policy_logits[0, 0].float(), dim=-1).cpu().numpy(),
-                    [float(actor.infos[name][0]) if name in actor.episode_metrics else 0.0 for name in COUNTERS],
-                    weights,
-                    slots,
-                    mass,
-                    pose,
-                    situation,
-                    rendering,
-                    views,
-                    output.inputs[0, 0].float().cpu().numpy(),
-                    _compressed(agent.core, before, slots),
-                    reconstruct and reconstruct(output.inputs[0, :1]).cpu().numpy()[0],
-                )
+                {
+                    "observation": observation,
+                    "action": int(action[0]),
+                    "value": float(output.value[0, 0].flatten()[0]),  # of the first task
+                    "reward": float(actor.env_output.reward[0]),
+                    "probabilities": torch.softmax(output.policy_logits[0, 0].float(), dim=-1).cpu().numpy(),
+                    "counts": [
+                        float(actor.infos[name][0]) if name in actor.episode_metrics else 0.0 for name in COUNTERS
+                    ],
+                    "weights": weights,
+                    "slots": slots,
+                    "mass": mass,
+                    "pose": pose,
+                    "situation": situation,
+                    "rendering": rendering,
+                    "between": views,
+                    "input": output.inputs[0, 0].float().cpu().numpy(),
+                    "compressed": _compressed(agent.core, before, slots),
+                    "reconstruction": reconstruct and reconstruct(output.inputs[0, :1]).cpu().numpy()[0],
+                }
             )
             for episode in ended:
                 if episode.environment == 0:
                     recordings.append(_join(steps, episode, actor))
                     steps = []
     return recordings
-
-
-class _Step(NamedTuple):
-    """A step of `Recording`, with the counters after it."""
-
-    observation: np.ndarray
-    action: int
-    value: float
-    reward: float
-    probabilities: np.ndarray
-    counts: list[float]
-    weights: tuple[np.ndarray, ...]
-    slots: tuple[np.ndarray, ...]
-    mass: np.ndarray
-    pose: np.ndarray | None
-    situation: dict[str, str] | None
-    rendering: np.ndarray | None
-    between: np.ndarray | None
-    input: np.ndarray
-    compressed: tuple[np.ndarray, np.ndarray] | None
-    reconstruction: np.ndarray | None
 
 
 def _ask(actor: Actor, name: str, *arguments: Any) -> Any:
@@ -246,9 +230,9 @@ def _compressed(
     return state.compressed[0][0].float().cpu().numpy()[new[whole]], first[whole, None] + np.arange(rate)
 
 
-def _join(steps: list[_Step], episode: Episode, actor: Actor) -> Recording:
+def _join(steps: list[dict[str, Any]], episode: Episode, actor: Actor) -> Recording:
     metadata, core, attention = actor.envs.metadata, actor.agent.core, []
-    of: Any = _Step(*zip(*steps))  # of every field a tuple
+    of = SimpleNamespace(**{name: tuple(step[name] for step in steps) for name in steps[0]})
     new = [part for part in of.compressed if part is not None and len(part[0])]
     compressed = None
     if new:
@@ -280,6 +264,7 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor) -> Recording:
         action_names=tuple(metadata.get("action_names") or map(str, range(actor.agent.num_actions))),
         fps=float(metadata.get("render_fps", 15)),
         floor_plan=metadata.get("floor_plan"),
+        rule=str(metadata.get("rule") or ""),
     )
 
 

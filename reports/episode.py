@@ -67,13 +67,14 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
         "seen": what_is_seen(first),
         "drawn": None if first.reconstructions is None else first.reconstructions.shape[1:],
         "plan": first.floor_plan if first.poses is not None else None,
+        "rule": first.rule,
         "sheet": {"columns": 10, "rows": SHEET_FRAMES // 10, "width": width, "height": height},
         "episodes": episodes,
     }
 
 
 def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any], int]:
-    """An episode's steps of which there are pictures as the page reads them, and about how many bytes that takes."""
+    """An episode's steps of which there are pictures as the page reads them, and at most how many bytes that takes."""
     steps = len(pictures)
     layers = [
         {
@@ -99,16 +100,17 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
         "scores": rounded(recording.returns[:steps], 6),
         "layers": layers,
         "kinds": recording.kinds,
-        "situations": recording.situations and recording.situations[:steps],
+        "situations": recording.situations
+        and [
+            {
+                name: [known[0], *rounded(np.array(known[1:], float))] if isinstance(known, tuple) else known
+                for name, known in each.items()
+            }
+            for each in recording.situations[:steps]
+        ],
         "poses": None if recording.poses is None else [rounded(pose) for pose in recording.poses[:steps]],
     }
-    packs = [
-        *episode["sheets"],
-        episode["drawn"] or "",
-        *(layer[name] for layer in layers for name in ("weights", "steps")),
-    ]
-    words = len(json.dumps(episode["situations"]))
-    return episode, sum(map(len, packs)) + 80 * steps + words
+    return episode, len(json.dumps(episode))
 
 
 def _sheets(frames: np.ndarray) -> list[str]:
@@ -116,9 +118,8 @@ def _sheets(frames: np.ndarray) -> list[str]:
     pictures, (height, width) = [], frames.shape[1:3]
     for begin in range(0, len(frames), SHEET_FRAMES):
         part = frames[begin : begin + SHEET_FRAMES]
-        grid = np.pad(part, [(0, -len(part) % 10), (0, 0), (0, 0), (0, 0)])
-        grid = grid.reshape(-1, 10, height, width, 3).swapaxes(1, 2)
-        pictures.append(grid.reshape(-1, 10 * width, 3))
+        grid = np.pad(part, [(0, -len(part) % 10), (0, 0), (0, 0), (0, 0)]).reshape(-1, 10, height, width, 3)
+        pictures.append(grid.swapaxes(1, 2).reshape(-1, 10 * width, 3))
     sheets = [webp(picture, lossless=True, quality=50) for picture in pictures]
     if sum(map(len, sheets)) > LOSSLESS_BYTES:
         sheets = [webp(picture, quality=85) for picture in pictures]

@@ -125,6 +125,7 @@ class RoomsVectorEnv(BatchedEnv):
             action_repeat=config.action_repeat,
             action_names=NINE,
             floor_plan=level.floor_plan(config),
+            rule=level.rule(config),
         )
         self._images = np.zeros((num_envs, *config.image_shape), np.uint8)
         self._views = np.zeros((num_envs if config.shrink > 1 else 1, *config.view_shape), np.uint8)
@@ -154,19 +155,20 @@ class RoomsVectorEnv(BatchedEnv):
         room = np.array([0, 1, 1, 2, 0])[self.state.room]  # CHOSEN is still in the second room, GREY in the first
         return np.stack([self.state.x, self.state.y, self.state.yaw, room], axis=1)
 
-    def situations(self) -> list[dict[str, str]]:
-        """For each environment the example and, in the room of the choice, the objects to take and to leave, in words.
+    def situations(self) -> list[dict[str, Any]]:
+        """For each environment the example and, in the room of the choice, the objects to take and to leave.
 
-        With their sides; that of the example only while it is shown.
+        In words with their sides, and x and y. After it is shown, the example has no side, and with others no place.
         """
-        state, sides, found = self.state, ("left", "right"), []
+        state, places, sides, found = self.state, self.level.examples, ("left", "right"), []
         for i in range(self.num_envs):
             match, other = (self.config.object_name(int(objects[i])) for objects in (state.match, state.other))
-            room, at = state.room[i], int(state.match_side[i])
-            shown = f", {sides[state.example_side[i]]}" if room in (level.ROOM_1, level.GREY) else ""
-            found.append({"example": match + shown})
+            room, at, side = state.room[i], int(state.match_side[i]), int(state.example_side[i])
+            shown = f", {sides[side]}" if room in (level.ROOM_1, level.GREY) else ""
+            found.append({"example": (match + shown, *places[side]) if shown or self.config.examples == 1 else match})
             if room in (level.ROOM_2, level.CHOSEN):
-                found[-1] |= {"to take": f"{other}, {sides[1 - at]}", "to leave": f"{match}, {sides[at]}"}
+                for name, thing, side in (("to take", other, 1 - at), ("to leave", match, at)):
+                    found[-1][name] = (f"{thing}, {sides[side]}", *self.level.choices[side])
         return found
 
     def between(self, actions: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -150,6 +150,17 @@ def floor_plan(config: RoomsConfig) -> dict[str, Any]:
     }
 
 
+def rule(config: RoomsConfig) -> str:
+    """The task in words."""
+    shown, each = ("an example", "") if config.examples == 1 else (f"{config.examples} examples", ", for each in turn,")
+    same = "" if config.redraw_match else " The example is the same object in all rounds of an episode."
+    return (
+        f"A round shows {shown} in one room and then{each} a choice of two objects in another.{same} The object that "
+        f"differs from the example gives {config.reward_correct:+g}, the one that is like it {config.reward_wrong:+g}, "
+        f"and the teleporter between the rooms {config.reward_teleport:+g}."
+    )
+
+
 def _clear_of_wall(position: tuple[int, int], bounds: tuple[int, int, int, int], scale: float) -> NDArray[np.float64]:
     """The scaled position, moved away from the wall behind it by the player's half width where needed (below 0.63)."""
     return np.array([max(position[0] * scale, bounds[0] * scale + physics.HALF_WIDTH), position[1] * scale])

@@ -47,6 +47,7 @@ def test_the_page_of_a_run_holds_the_episode_as_it_was_played(page: Path, record
     assert counts == [recording.episode.metrics[name] for name in ("correct_choices", "wrong_choices")]
     assert data["actions"][0] == "forward"
     assert data["plan"]["rooms"][0] == "room of the example"
+    assert "The object that differs from the example gives +10" in data["rule"]
     (episode,) = data["episodes"]
     np.testing.assert_array_equal(shown_frames(data, episode), recording.observations)
     drawn = unpacked(episode["drawn"], "u1").reshape(len(recording.actions), *data["drawn"])
@@ -57,7 +58,8 @@ def test_the_page_of_a_run_holds_the_episode_as_it_was_played(page: Path, record
         np.testing.assert_allclose(episode[name], getattr(recording, name), rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(episode["scores"], recording.returns, atol=1e-3)
     np.testing.assert_allclose(episode["poses"], recording.poses, rtol=1e-3, atol=1e-6)
-    assert episode["situations"] == list(recording.situations)
+    for shown, known in zip(episode["situations"], recording.situations, strict=True):
+        assert shown == {name: [words, *map(pytest.approx, place)] for name, (words, *place) in known.items()}
     assert len(episode["layers"]) == len(recording.attention) == 2
     for layer, played in zip(episode["layers"], recording.attention):
         assert tuple(layer["sizes"]) == played.sizes

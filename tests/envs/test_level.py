@@ -239,14 +239,16 @@ def test_situations_name_the_example_and_the_object_to_take(config):
     """The oracle walks to the object to take, on its side; what was shown is what is to be left."""
     env = RoomsVectorEnv(8, config)
     env.reset(seed=0)
-    chosen = 0
+    chosen, spots = 0, {name: tuple(spot) for name, spot in env.metadata["floor_plan"]["spots"].items()}
     shown = [set() for _ in range(8)]
     for _ in range(env.config.episode_steps):
         before, left = env.situations(), env.state.y > -64
         rewards = env.step(oracle_actions(env))[1]
-        for i, words in enumerate(before):
+        for i, known in enumerate(before):
+            words = {name: each if isinstance(each, str) else each[0] for name, each in known.items()}
             if "to take" not in words:
                 name, _, side = words["example"].partition(", ")
+                assert not side or known["example"][1:] == spots[f"example, {side}"]
                 assert side in ("", ("left", "right")[env.state.example_side[i]]) or rewards[i]
                 shown[i].add(name)
                 continue
@@ -255,6 +257,7 @@ def test_situations_name_the_example_and_the_object_to_take(config):
             if rewards[i] == 10:
                 chosen += 1
                 assert words["to take"].endswith(", left") == left[i] != words["to leave"].endswith(", left")
+                assert known["to take"][1:] == spots[f"choice, {'left' if left[i] else 'right'}"]
     assert chosen > 8
     names = {env.config.object_name(number) for number in range(36)}
     assert len(names) == 36
