@@ -2,7 +2,7 @@
 const NAMES = { routed: "routed memory", compressed: "compressed memory", memory: "memory", segment: "segment" };
 const MEAN = "mean", SHOWN = 12, LARGEST = 104, SMALLEST = 22, INSET = 8;
 
-let episode, sheets, layers, probabilities, drawn, step = 0, timer = null, charts = [], led = false;
+let episode, sheets, step = 0, timer = null, charts = [], led = false;
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "") + readable(Math.abs(value));
@@ -36,8 +36,8 @@ function image(source) {
 }
 
 // Attention of a step: weights of slots, and the first and last step that each holds, by the layer and head chosen.
-function attention(at) {
-  const choice = get("layer").value, head = get("head").value;
+function attention(at, of = episode) {
+  const { layers, kinds } = of, choice = get("layer").value, head = get("head").value;
   const chosen = choice === MEAN ? layers : [layers[Number(choice)]];
   const { heads, slots, steps, sizes, rings } = chosen[0];
   const weights = new Float64Array(slots);
@@ -56,7 +56,7 @@ function attention(at) {
   const found = [];
   for (let slot = 0; slot < slots; slot++) {
     const first = steps[2 * (at * slots + slot)], last = steps[2 * (at * slots + slot) + 1];
-    const kind = episode.kinds[slot < sizes[0] ? 0 : slot < sizes[0] + sizes[1] ? 1 : 2];
+    const kind = kinds[slot < sizes[0] ? 0 : slot < sizes[0] + sizes[1] ? 1 : 2];
     if (first < 0) continue;
     const slotted = { kind, first, last, weight: weights[slot] / total };
     if (rings && slot < sizes[0]) {  // group by group, and in each cluster by cluster
@@ -69,18 +69,20 @@ function attention(at) {
   return found;
 }
 
+// Replaces what is packed in an episode by arrays, once.
+const unpack = (of) => of.unpacking ??= (async () => {
+  for (const layer of of.layers) {
+    layer.weights = await unpacked(layer.weights, Uint8Array);
+    layer.steps = await unpacked(layer.steps, Int32Array);
+  }
+  of.probabilities = await unpacked(of.probabilities, Uint8Array);
+  of.drawn = of.drawn && await unpacked(of.drawn, Uint8Array);
+})();
+
 async function choose(index, at = 0) {
   stop();
-  const chosen = DATA.episodes[index];
-  const pictures = Promise.all(chosen.sheets.map(image));
-  const unpack = async (layer) => ({
-    ...layer,
-    weights: await unpacked(layer.weights, Uint8Array),
-    steps: await unpacked(layer.steps, Int32Array),
-  });
-  [sheets, layers, probabilities, drawn] = await Promise.all([
-    pictures, Promise.all(chosen.layers.map(unpack)), unpacked(chosen.probabilities, Uint8Array), chosen.drawn && unpacked(chosen.drawn, Uint8Array),
-  ]);
+  const chosen = DATA.episodes[index], asked = DATA.episodes.filter(({ choices }) => choices.some(Boolean));
+  [sheets] = await Promise.all([Promise.all(chosen.sheets.map(image)), ...[chosen, ...asked].map(unpack)]);
   episode = chosen;
   get("slider").max = episode.values.length - 1;
   const steps = episode.values.map((_, at) => at);
@@ -97,10 +99,9 @@ async function choose(index, at = 0) {
 }
 
 // [first, last] of each stay in the room where what must be remembered is shown.
-function visits() {
+function visits(of = episode) {
   const found = [];
-  if (!episode.poses) return found;
-  episode.poses.forEach((pose, at) => {
+  of.poses?.forEach((pose, at) => {
     if (pose[3] !== 0) return;
     if (found.length && found[found.length - 1][1] === at - 1) found[found.length - 1][1] = at;
     else found.push([at, at]);
@@ -132,12 +133,12 @@ function mark() {
 function facts() {
   const chosen = episode.choices[step] ? [["choice", episode.choices[step] > 0 ? "right" : "wrong"]] : [];
   const room = DATA.plan && episode.poses ? [["place", DATA.plan.rooms[episode.poses[step][3]]]] : [];
-  const known = Object.entries(episode.situations?.[step] ?? {});
+  const known = Object.entries(episode.situations?.[step] ?? {}).map(([name, words]) => [name, [].concat(words)[0]]);
   const rows = [
     ["step", `${step} of ${episode.values.length - 1}`], ["action", DATA.actions[episode.actions[step]]],
     ["value", signed(episode.values[step])], ["score so far", signed(episode.scores[step])], ...room, ...known, ...chosen,
   ];
-  const count = DATA.actions.length, chances = probabilities.subarray(step * count, (step + 1) * count);
+  const count = DATA.actions.length, chances = episode.probabilities.subarray(step * count, (step + 1) * count);
   get("policy").replaceChildren(...DATA.actions.flatMap((name, action) => {
     const taken = action === episode.actions[step] ? { class: "chosen" } : {};
     const share = chances[action] / 255;
@@ -156,13 +157,14 @@ function go(to) {
   view.width = DATA.sheet.width * scale;
   view.height = DATA.sheet.height * scale;
   paint(view.getContext("2d"), step, 0, 0, view.width, view.height);
-  if (drawn) redraw();
+  if (episode.drawn) redraw();
   get("value").textContent = signed(episode.values[step]);
   get("reward").textContent = episode.rewards[step] ? signed(episode.rewards[step]) : "none";
   for (const chart of charts) chart.cursor(step);
   facts();
   follow();
-  if (layers.length) look();
+  if (episode.layers.length) look();
+  compare();
   if (window.parent !== window && !led) window.parent.postMessage([Number(get("episode").value), step], "*");
 }
 
@@ -185,7 +187,7 @@ function redraw() {
   const [height, width, channels] = DATA.drawn, canvas = get("drawn"), pixels = new ImageData(width, height);
   for (let pixel = 0; pixel < width * height; pixel++) {
     for (let channel = 0; channel < 3; channel++) {
-      pixels.data[4 * pixel + channel] = drawn[(step * width * height + pixel) * channels + Math.min(channel, channels - 1)];
+      pixels.data[4 * pixel + channel] = episode.drawn[(step * width * height + pixel) * channels + Math.min(channel, channels - 1)];
     }
     pixels.data[4 * pixel + 3] = 255;
   }
@@ -220,7 +222,7 @@ function follow() {
     context.arc(...point(...spot), 5, 0, 7);
     context.stroke();
   }
-  const mass = layers.length ? byStep() : null;
+  const mass = episode.layers.length ? byStep() : null;
   const largest = mass ? Math.max(...mass.map((entry) => entry.weight), 1e-9) : 1;
   for (let at = Math.max(0, step - 400); at <= step; at++) {
     const [x, y] = point(episode.poses[at][0], episode.poses[at][1]);
@@ -245,6 +247,18 @@ function follow() {
   context.moveTo(x + 11 * Math.cos(yaw), y - 11 * Math.sin(yaw));
   for (const turn of [2.5, -2.5]) context.lineTo(x + 8 * Math.cos(yaw + turn), y - 8 * Math.sin(yaw + turn));
   context.fill();
+  context.font = `600 12px ${getComputedStyle(document.body).fontFamily}`;
+  [context.textAlign, context.lineJoin, context.lineWidth, context.strokeStyle] = ["center", "round", 3, colour("paper")];
+  for (const [name, known] of Object.entries(episode.situations?.[step] ?? {})) {
+    const [, east, north] = [].concat(known);
+    if (!Number.isFinite(east) || !Number.isFinite(north)) continue;
+    const [at, down] = point(east, north), half = context.measureText(name).width / 2 + 2;
+    context.beginPath();
+    context.arc(at, down, 5, 0, 7);
+    context.fill();
+    const middle = Math.max(half, Math.min(width - half, at));
+    for (const draw of ["strokeText", "fillText"]) context[draw](name, middle, down < 22 ? down + 18 : down - 9);
+  }
 }
 
 // Attention on each step of the episode; a group shares its weight out equally.
@@ -260,7 +274,7 @@ function look() {
   const slots = attention(step), mass = byStep();
   ribbon(mass);
   const share = (kind) => slots.reduce((sum, slot) => sum + (slot.kind === kind ? slot.weight : 0), 0);
-  const present = episode.kinds.filter((_, index) => layers.some((layer) => layer.sizes[index]));
+  const present = episode.kinds.filter((_, index) => episode.layers.some((layer) => layer.sizes[index]));
   get("kinds").replaceChildren(...present.map((kind) => element("span", { style: `width: ${100 * share(kind)}%; background: var(--${kind})` })));
   get("shares").replaceChildren(...present.map((kind) => {
     const node = element("span"), swatch = element("i", { style: `color: var(--${kind})` });
@@ -270,9 +284,7 @@ function look() {
   const visit = visits().filter(([first]) => first <= step).pop();
   get("looks").textContent = "";
   if (visit) {
-    const weight = mass.slice(visit[0], visit[1] + 1).reduce((sum, entry) => sum + entry.weight, 0);
-    const within = ({ first, last }) => Math.max(0, Math.min(last, visit[1]) - Math.max(first, visit[0]) + 1) / (last - first + 1);
-    const equal = slots.reduce((sum, slot) => sum + within(slot), 0) / slots.length;
+    const [weight, equal] = sharesOf(slots, visit);
     get("looks").textContent = `${percent(weight)} of it goes to the latest stay in the ${DATA.plan.rooms[0]}, steps ${span(...visit)}. If all slots had the same weight, it would be ${percent(equal)}.`;
   }
   get("rings").replaceChildren(...clusters(slots).map((text) => element("div", {}, text)));
@@ -353,6 +365,7 @@ function stop() {
   timer = null;
   get("play").textContent = "Play";
   get("play").setAttribute("aria-pressed", "false");
+  if (episode) compare();
 }
 
 function play() {
@@ -394,16 +407,17 @@ function start() {
   get("shaded").textContent = DATA.plan ? `shaded: ${DATA.plan.rooms[0]}` : "";
   get("above").hidden = !DATA.plan;
   const known = DATA.episodes[0].layers;
+  const named = DATA.episodes[0].situations?.some((each) => Object.values(each).some(Array.isArray)) ? " the places that the environment names," : "";
   if (known.length) {
     // Only slots that hold the same steps in all layers have a mean: routed slots do not.
     const alike = DATA.episodes.every(({ layers }) => layers.every((layer) => layer.steps === layers[0].steps));
     options(get("layer"), [...(alike && known.length > 1 ? [[MEAN, "mean of all"]] : []), ...known.map((_, index) => [index, `${index + 1}`])]);
     options(get("head"), [...(known[0].heads > 1 ? [[MEAN, "mean of all"]] : []), ...Array.from({ length: known[0].heads }, (_, index) => [index, `${index + 1}`])]);
-    get("place").textContent = "From above: the agent, its path, and in colour where it was at the steps it attends to.";
+    get("place").textContent = `From above: the agent, its path,${named} and in colour where it was at the steps it attends to.`;
   } else {
     get("trace").hidden = true;
     get("attention").replaceChildren(element("p", { class: "note" }, DATA.without));
-    get("place").textContent = "From above: the agent and its path.";
+    get("place").textContent = `From above: the agent${named && ","}${named} and its path.`;
   }
   for (const name of ["layer", "head"]) get(name)?.addEventListener("change", () => go(step));
   get("slider").addEventListener("input", (event) => { stop(); go(Number(event.target.value)); });

@@ -132,6 +132,35 @@ def test_slider_keys_layers_heads_and_playing(tab: Any, finished: tuple[Path, st
     assert tab.locator("#play").inner_text() == "Play"
 
 
+def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -> None:
+    """With choices laid over a real episode: values, and the attention to the stay in the room of the example."""
+    (episode,) = show(tab, finished[0] / "videos" / "final.html")["episodes"]
+    right, room = np.arange(25, 180, 11), np.array(episode["poses"])[:, 3]
+
+    def attended(step: int) -> float:
+        last = np.flatnonzero(room[: step + 1] == 0)[-1]
+        first = max(np.flatnonzero(room[:last]), default=-1) + 1
+        slots = expected_slots(episode, step, [0, 1], list(range(episode["layers"][0]["heads"])))
+        return 100 * sum(w * max(0, min(b, last) - max(a, first) + 1) / (b - a + 1) for (a, b), w in slots.items())
+
+    def text(right: np.ndarray) -> str:
+        lay = "(right) => { episode.choices = episode.values.map((_, at) => right.includes(at) - (at === 100));"
+        tab.evaluate(f"{lay} compared.clear(); go(100); }}", right.tolist())
+        return tab.locator("#choice").inner_text().replace("−", "-")
+
+    values, attention = np.array(episode["values"]), np.array([attended(step) for step in range(180)])
+    for name, found in (("value before the choice", values), ("attention to the latest stay there", attention)):
+        numbers = re.findall(r"[+-]?\d[\d.]*", text(right).partition(f"{name}\t")[2].partition("\n")[0])
+        expected = [found[100], *np.quantile(found[right], [0.5, 0.25, 0.75])]
+        assert [float(number) for number in numbers] == pytest.approx(expected, rel=0.02, abs=0.1)
+    low, high = (values[right] <= values[100]).sum(), (values[right] >= values[100]).sum()
+    assert ("Unusual: value before" in text(right)) == (2 * (min(low, high) + 1) / (len(right) + 1) <= 0.2)
+    assert "There are only 3 correct choices on this page" in text(right[:3])
+    assert "There are no correct choices on this page" in text(right[:0])
+    tab.keyboard.press("ArrowRight")
+    assert not tab.locator("#choice").is_visible()
+
+
 def test_routed_slots_name_their_cluster_and_its_steps(tab: Any, routed: tuple[Path, Any]) -> None:
     (episode,) = show(tab, routed[0])["episodes"]
     assert "mean of all" not in tab.locator("#layer").inner_text(), "clusters of layers are not the same"
