@@ -41,12 +41,13 @@ def what_is_kept(recordings: Sequence[Recording]) -> dict[str, Any] | None:
     return {"names": names, "views": views} if names or views else None
 
 
-def _things(situations: Sequence[Mapping[str, str]] | None, slots: np.ndarray) -> np.ndarray:
+def _things(situations: Sequence[Mapping[str, Any]] | None, slots: np.ndarray) -> np.ndarray:
     """[K] the only thing that is shown at all steps [K, c] of a slot; "" if there is none.
 
-    The situation names it with its place, such as "green cone, left".
+    The situation says after a comma where it is, such as "green cone, left" or ("green cone, left", x, y).
     """
-    words = [[text.split(", ")[0] for text in each.values() if ", " in text] for each in situations or ()]
+    texts = [[of[0] if isinstance(of, tuple) else of for of in each.values()] for each in situations or ()]
+    words = [[text.split(", ")[0] for text in of if ", " in str(text)] for of in texts]
     shown = np.array([of[0] if len(of) == 1 else "" for of in words] or [""] * (slots.max() + 1))[slots]
     return np.where((shown == shown[:, :1]).all(axis=1), shown[:, 0], "")
 

@@ -31,17 +31,17 @@ RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
     ("agent",): 2_960,
-    ("envs",): 3_970,
-    ("actors",): 1_390,
+    ("envs",): 3_950,
+    ("actors",): 1_370,
     ("learner",): 3_505,
     ("training",): 3_400,
     ("text", "speech"): 2_140,
     ("images",): 590,
-    ("reports",): 2_215,
-    ("commands",): 1_790,
+    ("reports",): 2_235,
+    ("commands",): 1_795,
     ("benchmarks",): 3_340,
-    ("tests",): 17_990,
-    tuple(ALLOWED): 22_010,
+    ("tests",): 17_980,
+    tuple(ALLOWED): 21_925,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

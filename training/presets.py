@@ -128,8 +128,8 @@ def memory(core: str = "compressive") -> RunConfig:
         config,
         preset="memory",
         env="rooms:small-recall-long",
-        stages=("rooms:small-recall,delay_frames=64,delay_halvings=2 until correct 0.95 or frames 3M",),
-        frames=9_600_000,
+        stages=("rooms:small-recall,delay_frames=64,delay_halvings=2 until correct 0.95 or frames 6M",),
+        frames=12_000_000,
         agent=dataclasses.replace(config.agent, torso_size=64, core=matched_cores(sizes, 8, 16)[core]),
         learner=dataclasses.replace(
             config.learner, learning_rate_schedule="linear", discount=0.8, lambda_=0.95, entropy_cost_end=3e-3

@@ -189,7 +189,7 @@ _SMALL_RECALL = dataclasses.replace(
 #: colour alone, and no head-up display.
 #: A number at the end is the number of steps that a memory has to bridge (`envs.rooms.memory_spans`): "full-recall-N"
 #: shows many examples before the choices. "small-recall" shows one of two objects; after a delay of 2, 4, 8, 16, 32 or
-#: 64 steps ("-long": or 128) the player is thrown between the choices; one step to the correct side is the answer.
+#: 64 steps ("-long": 16 to 128) the player is thrown between the choices; one step to the correct side is the answer.
 VARIANTS: dict[str, RoomsConfig] = {
     "full": _FULL,
     "transfer": dataclasses.replace(_FULL, randomise=True),
@@ -202,7 +202,7 @@ VARIANTS: dict[str, RoomsConfig] = {
     },
     "small": _SMALL,
     "small-recall": _SMALL_RECALL,
-    "small-recall-long": dataclasses.replace(_SMALL_RECALL, delay_frames=512, delay_halvings=6, episode_frames=2880),
+    "small-recall-long": dataclasses.replace(_SMALL_RECALL, delay_frames=512, delay_halvings=3, episode_frames=2880),
     **{
         f"small-recall-{span}": dataclasses.replace(_SMALL_RECALL, delay_frames=frames, delay_halvings=0)
         for span, frames in ((18, 64), (34, 128), (66, 256), (130, 512))

@@ -126,7 +126,7 @@ def test_fixed_sides_put_the_lower_number_left():
 
 #: Least and greatest number of steps that a memory has to bridge; the names of other variants state it.
 SPANS = {"full": (5, 6), "full-half": (5, 6), "transfer": (5, 7), "small": (1, 2)}
-SPANS |= {"small-recall": (4, 66), "small-recall-long": (4, 130)}
+SPANS |= {"small-recall": (4, 66), "small-recall-long": (18, 130)}
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
