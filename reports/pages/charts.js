@@ -255,17 +255,12 @@ class LineChart {
       this.svg.append(shape("text", { x: (box.left + box.right) / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle", class: "within" }, text));
     }
     if (inset === undefined) {
-      const marks = ticks(from, to, Math.max(2, Math.floor(width / 90)));
-      const name = options.xLabel || "", apart = name.length > 12; // a long name has a place of its own
-      if (apart) this.svg.append(shape("text", { x: box.right, y: height - 6, "text-anchor": "end" }, name));
-      marks.forEach((tick, index) => {
-        const last = index === marks.length - 1;
-        if (apart && this.x(tick) > box.right - 7 * name.length - 20) return;
-        const text = readable(tick) + (last && name && !apart ? ` ${name}` : "");
-        const anchor = this.x(tick) > box.right - 40 ? "end" : "middle";
-        const x = anchor === "end" ? box.right : this.x(tick);
-        this.svg.append(shape("text", { x, y: height - 6, "text-anchor": anchor }, text));
-      });
+      const name = options.xLabel || "", end = name ? box.right - 7 * name.length - 20 : box.right;
+      this.svg.append(shape("text", { x: box.right, y: height - 6, "text-anchor": "end" }, name));
+      for (const tick of ticks(from, to, Math.max(2, Math.floor(width / 60)))) {
+        const x = this.x(tick), anchor = x > box.right - 14 ? "end" : "middle";
+        if (x <= end) this.svg.append(shape("text", { x, y: height - 6, "text-anchor": anchor }, readable(tick)));
+      }
     } else {
       for (const tick of ticks(low, high, height > 120 ? 4 : 2)) {
         const y = this.y(tick) < box.top + 14 ? this.y(tick) + 13 : this.y(tick) - 3;

@@ -125,7 +125,8 @@ def test_a_probe_names_what_compressed_slots_hold(recordings, informative):
         inputs[..., :3] = 9 * np.eye(3)[episode % 3]
         slots = inputs.mean(axis=1) if informative else rng.standard_normal((9, 8))
         both = {"to take": f"{things[episode % 3 - 1]}, left", "to leave": f"{thing}, right"}
-        situations = [{"example": (f"{thing}, left", 0.0, 1.0)}] * 13 + [{"example": thing}] * 3 + [{"example": thing} | both] * 2
+        shown, known = {"example": (f"{thing}, left", 0.0, 1.0)}, {"example": thing}
+        situations = [shown] * 13 + [known] * 3 + [known | both] * 2
         compressed = Compressed(slots, np.arange(18).reshape(9, 2), inputs)
         played.append(replace(recordings[0], compressed=compressed, situations=tuple(situations)))
     kept = what_is_kept(played)
