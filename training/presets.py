@@ -116,11 +116,11 @@ def dmlab30(core: str = "compressive") -> RunConfig:
 
 
 def memory(core: str = "compressive") -> RunConfig:
-    """A level that asks for up to 130 steps of memory, learned in five minutes of one CPU core: `make compare`.
+    """A level that asks for up to 130 steps of memory, learned in five minutes of a fast CPU core: `make compare`.
 
     The one layer sees 8 recent steps and 16 compressed slots. So rate 1 and Transformer-XL reach back 24 steps, rate 2
-    40, rate 4 72 and rate 8 136, and delays of 16 to 128 steps tell them apart. The first stage has short delays, but
-    one of 16 steps, so that older slots must be read.
+    40, rate 4 72 and rate 8 136, and delays of 16, 32, 64 and 128 steps tell them apart. The first stage has delays of
+    4, 8 and 16 steps, so that compressed slots must be read.
     """
     sizes = {"model_size": 64, "num_layers": 1, "num_heads": 4, "mlp_size": 128, "segment_size": 8, "norm": "pre"}
     config = cpu(core)
