@@ -274,9 +274,8 @@ class Comparison:
             if run.config == other.config and run.rows == other.rows:
                 raise UserError(f"expected each run once, got the same one in {run.path} and {other.path}")
         self.kind = KIND[runs[0].config.kind]
-        names = label([run.config for run in runs])
-        self.runs = [replace(run, variant=name) for run, name in zip(runs, names)]
-        self.names = list(dict.fromkeys(names))
+        self.runs = [replace(run, variant=name) for run, name in zip(runs, label([run.config for run in runs]))]
+        self.names = list(dict.fromkeys(run.variant for run in self.runs))
         self.data = list(dict.fromkeys(run.data for run in self.runs))
         mixed = "mixed environments" if self.kind.data == "environment" else "mixed corpora"
         for name, data in itertools.product(self.names, self.data):
@@ -326,9 +325,10 @@ class Comparison:
     @functools.cached_property
     def aggregates(self) -> dict[str, dict[str, Estimate]]:
         """Statistics of final scores over runs and tasks by variant and name, as `rliable` has them."""
-        found = {"median": statistics.median, "interquartile mean": interquartile_mean, "mean": statistics.mean}
-        if self.scale.name.endswith("_normalised"):  # 100 is the score of people or an oracle
-            found["optimality gap"] = statistics.optimality_gap
+        found = {"interquartile mean": interquartile_mean, "mean": statistics.mean}
+        found |= {"median of environments": statistics.median} if len(self.data) > 1 else {}  # of one, it is the mean
+        known = self.scale.name.endswith("_normalised")  # 100 is the score of people or an oracle
+        found |= {"optimality gap": statistics.optimality_gap} if known else {}
         return {name: {text: estimate(of, self.scores(name)) for text, of in found.items()} for name in self.names}
 
     def profile(self, name: str) -> tuple[NDArray[np.float64], ...]:

@@ -201,7 +201,7 @@ def verdict(comparison: Comparison) -> str:
     lead = f"{best.name} has the {'lowest' if comparison.scale.lower else 'highest'} interquartile mean"
     lead = f"{lead}, {significant(best.score.value)} {interval(best.score)}".rstrip()
     parts = [lead if better or not level else f"No difference is confirmed: {lead}"]
-    parts += [f"its runs are better than those of {_list(better)}"] if better else []
+    parts += [f"its runs are probably better than those of {_list(better)}"] if better else []
     parts += [f"whether it differs from {_list(level)} is open"] if better and level else []
     fewest = comparison.fewest
     weak = f" With as few as {fewest} runs of a variant{where}, that is weak evidence." if fewest < 5 else ""
@@ -286,7 +286,7 @@ def _improvements(comparison: Comparison) -> dict[str, Any]:
             shade = f"color-mix(in srgb, {colour}, transparent)"
             row.append({"text": f"{100 * p.value:.0f} %", "small": interval(p, 100), "shade": shade})
         rows.append(row)
-    return {"head": ["better than", *comparison.names], "rows": rows}
+    return {"head": ["improvement", *(f"over {name}" for name in comparison.names)], "rows": rows}
 
 
 def _runs(comparison: Comparison, folder: Path) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def _names(features: Features, things: np.ndarray, episode: np.ndarray) -> dict[
         read = [_read(x, np.eye(len(answers))[right], episode).argmax(axis=1) == right for x in features if enough]
         cells: list[Any] = [_share(each, np.ones(len(each)), episode) for each in read] or ["-"] * 3
         which = ", ".join(answers) if len(answers) < 4 else f"one of {len(answers)}"
-        which += "" if enough else f": needs --episodes {EACH * len(answers)} or more"
+        which += "" if enough else f": needs compressive report --episodes {EACH * len(answers)} or more"
         rows.append([{"text": title, "small": which}, *cells, f"{100 * counts.max() / len(right):.0f} %"])
     return {"rows": rows, "slots": len(things), "episodes": number} if rows else None
 

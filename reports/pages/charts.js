@@ -13,7 +13,7 @@ function readable(value) {
   if (size >= 1e4) return (value / 1e3).toFixed(0) + " k";
   if (size >= 100 || Number.isInteger(value)) return short(value);
   if (size >= 0.01) return String(Number(value.toPrecision(3)));
-  return value === 0 ? "0" : value.toExponential(1).replace("e-", "e−");
+  return value === 0 ? "0" : value.toExponential(1).replace(".0e", "e").replace("e-", "e−");
 }
 
 function element(name, attributes = {}, text = null) {
@@ -162,7 +162,8 @@ function extent(series, atLeast) {
 // single value is a dot, and the chart says so; it also says if there is none.
 // options: lines ([{name, value}], drawn across), height, domain ([from, to] of x), include ([low, high] that y shows at
 // least), bands ([{from, to}]), inset (pixels left and right of the plot; labels are then drawn inside it), xLabel, label
-// (for screen readers), legend (element for names and values: where the pointer is, or the arrow keys have moved it),
+// (for screen readers), legend (element for names and values: where the pointer is, or the arrow keys have moved it, or
+// the last ones, if not unread),
 // pick (called with x where the chart is clicked or dragged on).
 class LineChart {
   constructor(host, series, options = {}) {
@@ -336,7 +337,9 @@ class LineChart {
       swatch.style.color = line.colour;
       const known = line.y.length - 1 - [...line.y].reverse().findIndex((value) => value !== null);
       const index = this.at === null ? Math.min(known, line.y.length - 1) : nearest(line.x, this.at);
-      node.append(swatch, `${line.name} `, element("b", {}, readable(line.y[index])));
+      node.append(swatch, `${line.name} `);
+      if (this.options.unread && this.at === null) return node;
+      node.append(element("b", {}, readable(line.y[index])));
       if (line.low && (line.low[index] ?? null) !== null) node.append(` [${readable(line.low[index])}, ${readable(line.high[index])}]`);
       return node;
     });

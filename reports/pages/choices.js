@@ -23,7 +23,7 @@ function numbers(of, at) {
     const since = Array.from({ length: at - entered + 1 }, (_, index) => sharesOf(attention(entered + index, of), stay)[0]);
     const [share, equal] = sharesOf(slots, stay);
     const mean = since.reduce((sum, each) => sum + each, 0) / since.length;
-    found.push(["attention to the latest stay there", share, percent, true], ["that, relative to slots of equal weight", share / equal, readable]);
+    found.push(["attention to the latest stay there", share, percent, true], ["the same over that of equal weights", share / equal, readable]);
     found.push(["attention to that stay, mean in this room", mean, percent, true]);
   }
   of.kinds.forEach((kind, index) => {
@@ -54,6 +54,9 @@ function compare() {
   const host = get("choice"), right = episode.choices[step] > 0;
   host.hidden = !episode.choices[step] || timer !== null;
   if (host.hidden) return;
+  const slots = episode.kinds.indexOf("compressed"), compresses = episode.layers.some(({ sizes }) => sizes[slots]);
+  const early = compresses && attention(step).every(({ kind }) => kind !== "compressed");
+  const empty = early ? " Nothing was compressed yet at this step." : "";
   const usual = others(episode, step), count = usual.length, far = [], few = 2 / (count + 1) > RARE;
   const correct = `${count || "no"} ${right ? "other " : ""}correct choice${count === 1 ? "" : "s"}`;
   host.querySelector("h2").textContent = `This choice was ${right ? "right" : "wrong"}`;
@@ -63,15 +66,15 @@ function compare() {
     const [median, low, high] = [0.5, 0.25, 0.75].map((share) => text(quantile(known, share)));
     const lower = known.filter((each) => each <= number).length, higher = known.filter((each) => each >= number).length;
     const rare = !fills && known.length && (2 * (Math.min(lower, higher) + 1)) / (known.length + 1) <= RARE;
-    if (rare) far.push(`${name} (as ${lower < higher ? `low at ${lower}` : `high at ${higher}`} of ${known.length})`);
+    if (rare) far.push(`${name} (${lower < higher ? `${lower} of ${known.length} correct choices have one as low` : `${higher} of ${known.length} correct choices have one as high`})`);
     const row = element("tr");
     row.append(element("th", { scope: "row" }, name), element("td", rare ? { class: "rare" } : {}, text(number)));
     row.append(element("td", {}, known.length ? `${median} (${low} to ${high})` : "–"));
     return row;
   }));
   host.querySelector("p").textContent = few ? `There ${count === 1 ? "is" : "are"} ${count ? "only " : ""}${correct} on this page: too few to say what is usual.`
-    : (far.length ? `Unusual: ${far.join(", ")}. In each, at most one correct choice in five lies so far out.`
+    : (far.length ? `Unusual: ${far.join(", ")}.`
       : "No number is unusual: in each, more than one correct choice in five lies as far out.")
-      + (episode.layers.length ? " Shares of attention are not judged, because they change as memory fills." : "");
+      + (episode.layers.length ? " Shares of attention are not judged, because they change as memory fills." + empty : "");
 }
 

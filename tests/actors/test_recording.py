@@ -137,7 +137,7 @@ def test_a_probe_names_what_compressed_slots_hold(recordings, informative):
     assert (name[1]["text"] == "100 %") == informative == (int(name[1]["text"][:-2]) > 50)
     assert {cell["text"] for row in (name, first, last) for cell in row[2:4]} == {"100 %"}
     few = what_is_kept(played[:12])["names"]["rows"]
-    assert few[0][0]["small"].endswith(": needs --episodes 18 or more")
+    assert few[0][0]["small"].endswith(": needs compressive report --episodes 18 or more")
     assert (few[0][1], few[1][2]["text"]) == ("-", "100 %")
 
 
