@@ -33,9 +33,10 @@ def relative_shift(scores: Tensor) -> Tensor:
 class RelativeAttention(nn.Module):
     """Multi-head attention whose scores are (q + u)k + (q + v)r, with r the projected encoding of the distance."""
 
-    def __init__(self, model_size: int, num_heads: int, use_flex: bool = False, unplaced: bool = False) -> None:
+    def __init__(self, model_size: int, num_heads: int, use_flex: bool = False, rings: int = 1) -> None:
         super().__init__()
         self.use_flex = use_flex
+        self.rings = rings
         self.num_heads = num_heads
         self.head_size = model_size // num_heads
         self.scale = self.head_size**-0.5
@@ -45,7 +46,6 @@ class RelativeAttention(nn.Module):
         self.output = nn.Linear(model_size, model_size, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_size))
         self.position_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_size))
-        self.unplaced_bias = nn.Parameter(torch.zeros(num_heads, 1, 1, 1)) if unplaced else None
 
     def _heads(self, flat: Tensor) -> Tensor:
         return flat.unflatten(-1, (self.num_heads, self.head_size)).transpose(1, 2)
@@ -71,8 +71,8 @@ class RelativeAttention(nn.Module):
 
         Args:
             queries: the inputs of the last T of the S slots.
-            cache: keys and values of at least S slots in temporal order. The first slots may have no position: those
-                that exceed its encodings of distances. A learned bias takes the place of their scores by distance.
+            cache: keys and values of at least S slots in temporal order. The first of them may be several rings of
+                slots; each has the positions that it would have alone.
             bias: [B, 1 or H, T, S], 0 where a query may attend to a slot, -infinity elsewhere; at least one 0 in each
                 row.
             return_weights: whether the weights are needed.
@@ -83,8 +83,8 @@ class RelativeAttention(nn.Module):
         content_query = query + self.content_bias
         # Heads first: positions are shared by the rows, so this is one matrix product for each head.
         position_query = (query + self.position_bias).transpose(0, 1)
-        unplaced = cache.keys.shape[2] - cache.near.shape[-1]
-        near = _by_head(position_query, cache.near[..., unplaced - slots :])
+        repeated = cache.keys.shape[2] - cache.near.shape[-1]
+        near = _by_head(position_query, cache.near[..., repeated - slots :])
         far, weights = None, None
         if cache.far is not None and cache.far_index is not None:
             begin = slots - steps - (cache.keys.shape[2] - len(cache.far_index))
@@ -109,8 +109,9 @@ class RelativeAttention(nn.Module):
             positions = relative_shift(near)
             if far is not None:
                 positions = torch.cat([far, positions[..., far.shape[-1] :]], dim=-1)
-            if self.unplaced_bias is not None:
-                positions = torch.cat([self.unplaced_bias.expand(*positions.shape[:3], unplaced), positions], dim=-1)
+            if repeated:
+                window = repeated // (self.rings - 1)
+                positions = torch.cat([positions[..., :window]] * (self.rings - 1) + [positions], dim=-1)
             bias = torch.add(bias, positions.transpose(0, 1), alpha=self.scale)
             if in_parallel and query.is_cuda:
                 attended = F.scaled_dot_product_attention(content_query, keys, values, attn_mask=bias)

@@ -23,8 +23,8 @@ class KVCache:
 
     Attributes:
         keys, values: [B, H, S, K]; slots after the last step of the state are undefined.
-        near: [H, K, S], projected encodings of the distances S - 1, ..., 0, shared by the batch; of routed slots, which
-            have no position, there are none.
+        near: [H, K, S], projected encodings of the distances S - 1, ..., 0, shared by the batch; with
+            several rings of routed slots, which share them, S counts one ring.
         far: [H, K, M], projected encodings of the distances 0, ..., M - 1 for compressed slots, shared by the batch;
             None if a compressed slot counts as one position.
         far_index: [n_s, n_cm] int64, distances from each step of a segment to the compressed slots, if there is `far`.

@@ -148,7 +148,7 @@ class RoutedLayer(TransformerLayer):
     """A transformer's layer, and the filing of its memories; without a window it is one of Transformer-XL."""
 
     def __init__(self, config: RoutingTransformerConfig, sizes: RoutedSizes) -> None:
-        super().__init__(config, sizes, unplaced=sizes.window > 0)
+        super().__init__(config, sizes, rings=max(1, sizes.clusters))
         self.router: Router | None = None
         if sizes.window:
             self.router = Router(config.model_size, config.num_heads, sizes.groups, sizes.clusters)
@@ -164,7 +164,7 @@ class RoutedLayer(TransformerLayer):
         )
         filed = (part.movedim(-1, 1).flatten(1, 2) for part in filed)
         keys, values = (F.pad(torch.cat(part, dim=2), (0, 0, 0, n_s - offset)) for part in zip(filed, recent))
-        return KVCache(keys, values, self.attention.project_positions(encoding[-(n_m + n_s) :]), None, None)
+        return KVCache(keys, values, self.attention.project_positions(encoding[-(window + n_m + n_s) :]), None, None)
 
     def bias(
         self, x: Tensor, slots: RoutedLayerState, bias: Tensor, age: Tensor, offset: int, unbroken: Tensor

@@ -48,14 +48,14 @@ class TransformerLayer(nn.Module):
     """
 
     def __init__(
-        self, config: TransformerConfig, sizes: LayerSizes | RoutedSizes, use_flex: bool = False, unplaced: bool = False
+        self, config: TransformerConfig, sizes: LayerSizes | RoutedSizes, use_flex: bool = False, rings: int = 1
     ) -> None:
         super().__init__()
         self.config: Any = config
         self.sizes: Any = sizes
         size, gate = config.model_size, GRUGate if config.gate == "gru" else lambda _: torch.add
         self.pre_norm = config.norm == "pre"
-        self.attention = RelativeAttention(size, config.num_heads, use_flex, unplaced)
+        self.attention = RelativeAttention(size, config.num_heads, use_flex, rings)
         self.attention_norm = nn.LayerNorm(size)
         self.attention_gate = gate(size)
         self.mlp = nn.Sequential(nn.Linear(size, config.mlp_size), nn.ReLU(), nn.Linear(config.mlp_size, size))

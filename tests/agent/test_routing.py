@@ -47,7 +47,7 @@ class Literal:
         outputs = []
         for now in range(len(self.inputs)):
             first = now - now % n_s  # of the segment
-            outputs.append(self.step(now, list(range(max(0, first - n_m), now + 1))))
+            outputs.append(self.step(now, first - n_m, list(range(max(0, first - n_m), now + 1))))
             if now + 1 == first + n_s:
                 for time in range(first - n_m, first - n_m + n_s):
                     for group in range(groups if time >= 0 else 0):
@@ -57,7 +57,7 @@ class Literal:
                         del ring[: max(0, len(ring) - window)]
         return torch.stack(outputs)
 
-    def step(self, now: int, local: list[int]) -> Tensor:
+    def step(self, now: int, oldest: int, local: list[int]) -> Tensor:
         layer, x, attention = self.layer, self.inputs[now], self.layer.attention
         w_k, w_v = attention.key_value.weight.chunk(2)
         size, joined = SIZE // HEADS, []
@@ -67,13 +67,14 @@ class Literal:
             v = attention.position_bias[head, 0]
             mine = self.rings[group][literal_cluster(layer, group, layer.router.query.weight, x)]
             scores, values = [], []
-            for time, routed in [(time, True) for time in mine] + [(time, False) for time in local]:
+            # The ring is placed as if its newest member stood before the oldest slot of memory.
+            placed = [(time, oldest - rank) for rank, time in enumerate(reversed(mine), start=1)]
+            for time, seen_at in placed + [(time, time) for time in local]:
                 if self.episode[time] != self.episode[now]:
                     continue
                 key = (w_k @ self.inputs[time])[part]
-                place = (attention.position.weight @ sinusoids(torch.tensor([now - time]), SIZE)[0])[part]
-                by_position = attention.unplaced_bias[head].squeeze() if routed else (q + v) @ place
-                scores.append(((q + u) @ key + by_position) / math.sqrt(size))
+                place = (attention.position.weight @ sinusoids(torch.tensor([now - seen_at]), SIZE)[0])[part]
+                scores.append(((q + u) @ key + (q + v) @ place) / math.sqrt(size))
                 values.append((w_v @ self.inputs[time])[part])
             joined.append(sum(weight * value for weight, value in zip(torch.stack(scores).softmax(dim=0), values)))
         a = literal_norm(layer.attention_norm, x + attention.output.weight @ torch.cat(joined))
@@ -129,15 +130,10 @@ def test_attention_is_that_of_one_cluster_and_slots_trace_to_their_steps(build) 
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_one_cluster_is_a_longer_memory(build, groups) -> None:
-    """Without positions, memory n_m and a ring of w steps are a first-in-first-out memory of n_m + w steps."""
+    """Memory n_m and one ring of w steps are a Transformer-XL with a memory of n_m + w steps."""
     routed = build(config_of(4, 3, 6, 1, groups, num_layers=2))
     memory = build(TransformerXLConfig(SIZE, 2, HEADS, 6, segment_size=4, memory_size=9))
     memory.load_state_dict(routed.state_dict(), strict=False)
-    for core in (routed, memory):
-        for layer in core.layers:
-            layer.attention.position.weight.data.zero_()
-            if layer.attention.unplaced_bias is not None:
-                layer.attention.unplaced_bias.data.zero_()
     inputs, reset = normal(2, 50, SIZE), resets(2, 50, (1, 30))
     features = [core(inputs, reset, core.initial_state(2)).features for core in (routed, memory)]
     assert_same(*features)
