@@ -2,6 +2,7 @@
 
     python -m benchmarks.balanced bits           (independent fair bits: no causal model has less than 1 bit)
     python -m benchmarks.balanced text --steps 256 --window 32 --updates 500 --rows 8
+    python -m benchmarks.balanced images --steps 192 --window 48 --rows 8 --routing 2 1 4 1 2 2 4 2
 
 Each centroid takes the `window` steps of the whole sequence that are nearest to it. So later steps decide which earlier
 ones are members, and change their outputs, although the attention itself is causal. The likelihood as published, of all
@@ -210,11 +211,18 @@ def train(model: SequenceModel, draw: Callable[[int], Tensor], updates: int, row
 def sequences(data: str, split: str, steps: int, generator: torch.Generator) -> tuple[Callable[[int], Tensor], int]:
     """A function that draws so many sequences [rows, steps + 1] int64, and the size of the vocabulary.
 
-    Those of a corpus begin at multiples of the number of steps, after a separator 0 in place of what came before.
+    Those of a corpus begin at multiples of the number of steps, after a separator 0 in place of what came before. Images
+    have so many pixels a side that a sequence is one image. Raises a ValueError if there is no such number.
     """
     if data == "bits":
         return lambda rows: torch.randint(2, (rows, steps + 1), generator=generator), 2
-    found = open_data(PRESETS[data]("cpu", "lstm"))
+    config = PRESETS[data]("cpu", "lstm")
+    if data == "images":
+        side = math.isqrt(steps // 3)
+        if 3 * side**2 != steps:
+            raise ValueError(f"steps: expected 3 n^2, the bytes of an image of n x n pixels, got {steps}")
+        config = replace(config, corpus=replace(config.corpus, height=side, width=side))
+    found = open_data(config)
     tokens, vocabulary = found.splits[split].tokens, found.make_model().vocabulary
     tokens = tokens[tokens < vocabulary]  # without the starts of images, which are given
     whole = torch.from_numpy(tokens[: len(tokens) // steps * steps].astype("int64")).view(-1, steps)
@@ -228,7 +236,7 @@ def sequences(data: str, split: str, steps: int, generator: torch.Generator) -> 
 @dataclass
 class Options:
     data: tyro.conf.Positional[Literal["bits", "text", "speech", "images"]] = "bits"
-    """Fair bits, or the corpus of a preset `cpu`; with 768 steps, whole images."""
+    """Fair bits, or the corpus of a preset `cpu`; of images, whole ones."""
     steps: int = 32
     """Steps of a sequence."""
     updates: int = 400
@@ -241,6 +249,8 @@ class Options:
     """Adam's, after warm-up."""
     window: int = 8
     """Steps that a centroid takes, and that a local head sees."""
+    routing: tuple[tuple[int, int], ...] = ((2, 1), (4, 2))
+    """Variants with routing: how many heads route, in how many layers, from the top."""
     seed: int = 0
     """Of weights and sequences."""
     network: BalancedConfig = BalancedConfig()  # frozen
@@ -248,18 +258,15 @@ class Options:
 
 
 def main(options: Options) -> dict[str, Any]:
-    """Trains a full, a local, a mixed and an all-routing network.
+    """Trains a full and a local network, and those with routing heads.
 
     Returns both likelihoods in bits a token, and the divergence of heads by layer.
     """
     base = replace(options.network, window=options.window, local=options.window, longest=options.steps)
-    heads, layers = base.num_heads, base.num_layers
-    variants = {
-        "full": replace(base, routing_heads=0, local=options.steps),
-        "local": replace(base, routing_heads=0),
-        "half of the heads of the top layer route": replace(base, routing_heads=heads // 2, routing_layers=1),
-        "all heads route": replace(base, routing_heads=heads, routing_layers=layers),
-    }
+    variants = {"full": replace(base, routing_heads=0, local=options.steps), "local": replace(base, routing_heads=0)}
+    for heads, layers in options.routing:
+        name = f"{heads} of {base.num_heads} heads route, in {layers} of {base.num_layers} layers"
+        variants[name] = replace(base, routing_heads=heads, routing_layers=layers)
     held_out, _ = sequences(options.data, "test", options.steps, torch.Generator().manual_seed(options.seed + 10**6))
     tokens = torch.cat([held_out(1) for _ in range(options.measured)])
     found: dict[str, Any] = {}
