@@ -211,8 +211,8 @@ def train(model: SequenceModel, draw: Callable[[int], Tensor], updates: int, row
 def sequences(data: str, split: str, steps: int, generator: torch.Generator) -> tuple[Callable[[int], Tensor], int]:
     """A function that draws so many sequences [rows, steps + 1] int64, and the size of the vocabulary.
 
-    Those of a corpus begin at multiples of the number of steps, after a separator 0 in place of what came before. Images
-    have so many pixels a side that a sequence is one image. Raises a ValueError if there is no such number.
+    Those of a corpus begin at multiples of the number of steps, after a separator 0 in place of what came before. Of
+    images, one is a sequence. Raises a ValueError if none has so many bytes.
     """
     if data == "bits":
         return lambda rows: torch.randint(2, (rows, steps + 1), generator=generator), 2

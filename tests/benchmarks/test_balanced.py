@@ -85,6 +85,11 @@ def test_training_finds_the_leak() -> None:
     assert honest > 1 + 4 * other
 
 
+def test_sequences_of_images_are_whole_images() -> None:
+    with pytest.raises(ValueError, match=r"steps: expected 3 n\^2, the bytes of an image of n x n pixels, got 100"):
+        balanced.sequences("images", "train", 100, torch.Generator())
+
+
 def test_divergence_of_heads_is_the_literal_one() -> None:
     """Sums of p log p; 0 for equal heads, ln 2 for heads that see different steps."""
     p, q = torch.rand(2, 1, 3, 3).double().softmax(dim=-1)
