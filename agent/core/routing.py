@@ -130,7 +130,7 @@ class Router(nn.Module):
             together = (query @ key.transpose(-1, -2)).clamp(min=1e-9).log()
             seen = together + bias.to(together)
             weights = weights.to(together)
-            total = (weights * (seen.logsumexp(dim=-1, keepdim=True) - together)).sum()
+            total = (weights * (F.softplus(seen.logsumexp(dim=-1, keepdim=True)) - together)).sum()
         return total[None], weights.new_full((1,), weights[..., 0].numel())
 
 
