@@ -20,6 +20,9 @@ from .transformer import Transformer, TransformerLayer, additive
 
 TEMPERATURE = 0.3
 """Of the softmax over clusters in the router's loss. At 0.1 few pairs of query and key find a common cluster."""
+ELSEWHERE = 0.3
+"""Of the router's loss: a slot that no step sees is in the query's cluster with this probability. With 0, the loss is
+small as soon as the right slot is more probable than the other local ones, even if its cluster is another."""
 
 
 class RoutingState(NamedTuple):
@@ -110,10 +113,10 @@ class Router(nn.Module):
     def loss(self, x: Tensor, slots: Tensor, weights: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy between attention and the choice of a slot by cluster: its sum and its count, for `Mean`.
 
-        The probability that a query and a slot are in one cluster, normalised over the slots that the query sees, is
-        compared with the attention between them. So queries and the keys that they attend to come to one cluster, and
-        other keys leave it. The hard choice of a cluster has no gradient; this has, because local slots are attended to
-        in whatever cluster they are.
+        The probability that a query and a slot are in one cluster, divided by the sum of these over the slots that the
+        query sees and of ELSEWHERE, is compared with the attention between them. So queries and the keys that they
+        attend to come to one cluster, and other keys leave it. The hard choice of a cluster has no gradient; this has,
+        because local slots are attended to in whatever cluster they are.
 
         Args:
             x: [B, T, D], the inputs of the queries.
@@ -130,7 +133,8 @@ class Router(nn.Module):
             together = (query @ key.transpose(-1, -2)).clamp(min=1e-9).log()
             seen = together + bias.to(together)
             weights = weights.to(together)
-            total = (weights * (F.softplus(seen.logsumexp(dim=-1, keepdim=True)) - together)).sum()
+            every = (seen.logsumexp(dim=-1, keepdim=True).exp() + ELSEWHERE).log()
+            total = (weights * (every - together)).sum()
         return total[None], weights.new_full((1,), weights[..., 0].numel())
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from agent.core import RoutingTransformerConfig, TransformerXLConfig
 from agent.core.attention import sinusoids
-from agent.core.routing import TEMPERATURE, RoutedLayer, unit
+from agent.core.routing import ELSEWHERE, TEMPERATURE, RoutedLayer, unit
 from tests.agent.literal import literal_norm
 from tests.agent.tiny import HEADS, assert_same, normal, resets
 
@@ -213,7 +213,7 @@ def test_the_loss_of_the_router_is_that_of_its_formula(build) -> None:
             seen = [s for s in range(t + 1) if (s >= 2) == (t >= 2)]
             together = {s: (query[group, t] @ key[group, s]).item() for s in seen}
             for s in seen:
-                total -= float(weights[group, t, s]) ** 2 * math.log(together[s] / sum(together.values()))
+                total -= float(weights[group, t, s]) ** 2 * math.log(together[s] / (ELSEWHERE + sum(together.values())))
     assert output.losses["router/layer_0"].value.item() == pytest.approx(total / 12, abs=1e-8)
 
 
