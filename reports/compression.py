@@ -89,13 +89,13 @@ def _names(features: Features, things: np.ndarray, episode: np.ndarray) -> dict[
 
 
 def _conclusion(title: str, slot: Mapping[str, Any], ceiling: Mapping[str, Any], guess: float) -> str:
-    """What follows from how often a probe is right that reads slots, and the better one of those that read inputs."""
+    """What follows of a probe of slots, from the better one of those that read inputs, and from guessing."""
+    shares = f"({slot['text']} against {ceiling['text']}; {guess:.0f} % without any slot)"
     if ceiling["low"] <= guess:
-        return f"The {title} cannot be read even from the inputs of a slot, so nothing is said of it."
-    shares = f"{slot['text']} against {ceiling['text']}; {guess:.0f} % without any slot"
+        return f"The {title} cannot be read even from the inputs of a slot, so nothing is said of it {shares}."
     if slot["high"] < ceiling["low"]:
-        return f"Of the {title}, compression loses a part: it is read less often from the slots than before ({shares})."
-    return f"The {title} is read as often from the slots as before compression ({shares}): no loss is found."
+        return f"The {title} is read less often from the slots than before compression {shares}: a loss is found."
+    return f"The {title} is read about as often from the slots as before compression {shares}: no loss is sure."
 
 
 def _views(features: Features, views: np.ndarray, things: np.ndarray, episode: np.ndarray) -> dict[str, Any] | None:
@@ -114,8 +114,7 @@ def _views(features: Features, views: np.ndarray, things: np.ndarray, episode: n
     known = np.flatnonzero((things != "") | (things == "").all())
     shown = known[np.argsort(errors[0].sum(axis=0)[known])[len(known) // 2]]
     picture = np.rint(255 * np.stack([views[shown], read[1][shown]]).clip(0, 1)).astype(np.uint8)
-    opaque = coloured(picture)
-    opaque = np.concatenate([opaque, np.full_like(opaque[..., :1], 255)], axis=-1)
+    opaque = np.pad(coloured(picture), [(0, 0)] * 4 + [(0, 1)], constant_values=255)
     opaque = np.pad(opaque, [(0, 0), (0, 0), (0, 1), (0, 1), (0, 0)])  # transparent lines between the views
     sheet = np.concatenate(np.concatenate(opaque, axis=1), axis=1)
     shares = [[_share(all_ - error, all_, episode) for error in of] for all_, *of in zip(spread, *errors)]
