@@ -93,9 +93,8 @@ def _conclusion(title: str, slot: Mapping[str, Any], ceiling: Mapping[str, Any],
     shares = f"({slot['text']} against {ceiling['text']}; {guess:.0f} % without any slot)"
     if ceiling["low"] <= guess:
         return f"The {title} cannot be read even from the inputs of a slot, so nothing is said of it {shares}."
-    if slot["high"] < ceiling["low"]:
-        return f"The {title} is read less often from the slots than before compression {shares}: a loss is found."
-    return f"The {title} is read about as often from the slots as before compression {shares}: no loss is sure."
+    compared, loss = ("less often than", "a") if slot["high"] < ceiling["low"] else ("about as often as", "no")
+    return f"From slots, the {title} is read {compared} before compression {shares}: {loss} loss is shown."
 
 
 def _views(features: Features, views: np.ndarray, things: np.ndarray, episode: np.ndarray) -> dict[str, Any] | None:

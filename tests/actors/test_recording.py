@@ -134,7 +134,7 @@ def test_a_probe_names_what_compressed_slots_hold(recordings, informative):
     name, first, last = kept["names"]["rows"]
     assert [row[0]["small"] for row in (name, first, last)] == [", ".join(things), "light, red", "cone, cube"]
     assert [row[-1] for row in (name, first, last)] == ["33 %", "67 %", "67 %"]
-    assert ("no loss is sure" in kept["names"]["says"][0]) == informative != ("a loss" in kept["names"]["says"][0])
+    assert ("no loss is shown" in kept["names"]["says"][0]) == informative != ("a loss" in kept["names"]["says"][0])
     assert (name[1]["text"] == "100 %") == informative == (int(name[1]["text"][:-2]) > 50)
     assert {cell["text"] for row in (name, first, last) for cell in row[2:4]} == {"100 %"}
     plan = recordings[0].floor_plan | {"view": 90.0}

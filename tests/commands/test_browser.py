@@ -284,6 +284,7 @@ def test_a_comparison_is_filtered(tab: Any, finished: tuple[Path, str], tmp_path
     main(["compare", "--folder", str(tmp_path / "out"), "--from", *map(str, runs)])
     show(tab, tmp_path / "out" / "report.html")
     rows = tab.locator("tr[data-variant]:visible").count()
+    assert {"random", "threshold"} <= {*tab.locator("#scores text").all_inner_texts()}, "names of dotted lines"
     lines = tab.locator("#panels path").count()
     tab.select_option("#controls select", "0.95")
     assert tab.locator("tr[data-variant]:visible").count() == rows / 2
