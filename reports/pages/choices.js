@@ -88,7 +88,7 @@ function others(of, at) {
 // How far out a number is among sorted ones: [how many are as low, how many are as high, whether it is unusual].
 function rank(number, known) {
   const lower = known.filter((each) => each <= number).length, higher = known.filter((each) => each >= number).length;
-  return [lower, higher, known.length >= FEW && (2 * (Math.min(lower, higher) + 1)) / (known.length + 1) <= RARE];
+  return [lower, higher, Number.isFinite(number) && known.length >= FEW && (2 * (Math.min(lower, higher) + 1)) / (known.length + 1) <= RARE];
 }
 
 // A quantile of sorted numbers, linear between them.
@@ -111,15 +111,15 @@ function story(of, at, ranks) {
     if (of.layers.length) happened.push(`${held.length === seen.length ? "All" : held.length || "None"} of them were in memory at step ${turned}.`);
   }
   if (of.choices[at] > 0) return [happened.join(" ")];
+  const all = [...compared.values()].pop(), rate = (of) => `${of.filter((one) => !one.right).length} of ${of.length}`;
+  const apart = (is, these, those) => (all.some(is) && !all.every(is) ? `: ${these}, ${rate(all.filter(is))} on this page were wrong, ${those}, ${rate(all.filter((one) => !is(one)))}` : "");
   const [readLow, , readRare] = ranks.get(READ) ?? [], [low, high, valueRare] = ranks.get(VALUE) ?? [], parts = [];
   if (seen && !seen.length) parts.push(`${example} was not in view in the latest stay, so that what to take could not be seen in it`);
-  else if (seen && of.layers.length && !held.length) parts.push(`no step with ${example} in view was in memory any more, so that it could be known only through later steps`);
+  else if (seen && of.layers.length && !held.length) parts.push(`no step with ${example} in view was in memory any more, so that it could be known only through later steps${apart((one) => !Number.isFinite(one.known.get(READ)), "of choices without one in memory", "of those with one")}`);
   else if (ranks.has(READ) && readRare) parts.push(`${example} had been in view and was in memory, but its steps had unusually ${readLow < ranks.get(READ)[1] ? "little" : "much"} attention`);
   else if (ranks.has(READ)) parts.push(`${example} had been in view and was in memory${ranks.get(READ)[3] < FEW ? "" : ", and its steps had as much attention as at correct choices: nothing here says that it was forgotten or overlooked"}`);
   if (valueRare && low < high) parts.push(`on entering this room the agent already expected less than at ${high} of ${ranks.get(VALUE)[3]} correct choices`);
-  const pairs = [...compared.values()][0].map((one) => ({ ...one, alike: before(one.each, one.when).alike })).filter((one) => one.alike !== undefined);
-  const rate = (of) => `${of.filter((one) => !one.right).length} of ${of.length}`;
-  if (alike) parts.push(`the two are alike ("${alike}"): of choices between such things, ${rate(pairs.filter((one) => one.alike))} on this page were wrong, of the others ${rate(pairs.filter((one) => !one.alike))}`);
+  if (alike) parts.push(`the two are alike ("${alike}")${apart((one) => before(one.each, one.when).alike, "of choices between such things", "of the others")}`);
   const said = parts.map((part) => part[0].toUpperCase() + part.slice(1)).join(". ");
   return [`In short: it took the ${took.words}, and was nearer to it already ${turned > entered ? `${steps(turned - entered)} after` : "on"} entering this room. ${said}${said && ". "}What the agent read from these steps is not recorded, so these are circumstances, and no proof of a cause.`, happened.join(" ")];
 }

@@ -170,7 +170,8 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
     assert "In short: it took the red cube, right, and was nearer to it already 18 steps after entering this" in said
     assert "60 of the 80 steps of the latest stay (0–79) had the example in view" in said
     pairs = 1 + np.isin(right, range(80, 101)).sum()
-    assert f'alike ("red"): of choices between such things, 1 of {pairs} on this page were wrong' in said
+    rates = f"of choices between such things, 1 of {pairs} on this page were wrong, of the others, 0 of"
+    assert f'alike ("red"): {rates}' in said
     tab.keyboard.press("ArrowRight")
     assert not tab.locator("#choice").is_visible()
     text(right, wrong=-1)
@@ -284,7 +285,7 @@ def test_a_comparison_is_filtered(tab: Any, finished: tuple[Path, str], tmp_path
     main(["compare", "--folder", str(tmp_path / "out"), "--from", *map(str, runs)])
     show(tab, tmp_path / "out" / "report.html")
     rows = tab.locator("tr[data-variant]:visible").count()
-    assert {"random", "threshold"} <= {*tab.locator("#scores text").all_inner_texts()}, "names of dotted lines"
+    assert {"random", "threshold"} <= {*tab.locator("#scores text").all_text_contents()}, "names of dotted lines"
     lines = tab.locator("#panels path").count()
     tab.select_option("#controls select", "0.95")
     assert tab.locator("tr[data-variant]:visible").count() == rows / 2
