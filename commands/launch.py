@@ -160,6 +160,6 @@ def evaluate_and_film(trainer: Trainer, console: Console) -> tuple[dict[str, Any
         recordings = record(config, copy.deepcopy(trainer.agent).to("cpu"), config.video_episodes)
         run.require()
         title = f"{run.name}, {quantity(trainer.learner.steps)} steps"
-        shown = show(recordings, run.videos / "final", title, core_name(config))
+        shown = show(recordings, run.videos / "final", title, core_name(config), run.path)
         log_recordings(run.path, trainer.learner.steps, recordings)
     return summary, shown

@@ -38,7 +38,7 @@ def visualize(options: VisualizeOptions) -> None:
             recordings = play(player, options, together)
         title = f"{player.run.name}, {quantity(player.checkpoint.step)} steps"
         with console.status("drawing"), user_errors("output"):
-            rows = show(recordings, folder / name, title, core_name(player.config))
+            rows = show(recordings, folder / name, title, core_name(player.config), player.run.path)
         scores = ", ".join(f"{recording.episode.score:g}" for recording in recordings)
         say_all(console, {"checkpoint": str(player.checkpoint.path), "score": scores} | rows)
     if together:

@@ -16,7 +16,7 @@ from rich.console import Console
 from learner.files import replacing
 from reports.comparison import CORRECT, Comparison, Estimate
 from reports.pages import points, rounded, write_page
-from reports.report import lines_of, pages_of
+from reports.report import lines_of, pages_about, pages_of, rules
 from reports.tables import print_table
 from training.config import to_plain
 from training.console import quantity
@@ -101,6 +101,7 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
     normalised = scale.name.endswith("_normalised")
     if normalised:
         lines += [{"name": "random", "value": 0.0}, {"name": scale.name.partition("_")[0], "value": 100.0}]
+    rates = {getattr(run.config.core_config, "compression_rate", 0) for run in comparison.runs}
     panels: list[dict[str, Any]] = []
     for data in comparison.data:
         series: list[dict[str, Any]] = []
@@ -126,6 +127,10 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "about": f"{len(comparison.runs)} runs: {len(comparison.names)} variants, seeds {', '.join(map(str, seeds))}, "
         f"{' or '.join(map(quantity, totals))} {kind.unit} each",
         "verdict": verdict(comparison),
+        "second": next_best(comparison),
+        "best": comparison.best.name,
+        "rules": rules(comparison.data if kind.unit == "frames" else ()),
+        "rates": [str(rate) for rate in sorted(rates - {0})],
         "missing": dict(missing),
         "cautions": comparison.cautions,
         "unit": kind.unit,
@@ -206,10 +211,22 @@ def verdict(comparison: Comparison) -> str:
     fewest = comparison.fewest
     weak = f" With as few as {fewest} runs of a variant{where}, that is weak evidence." if fewest < 5 else ""
     weak += f" The interval of a mean of {fewest} runs is their range." if fewest < 4 and not where else ""
-    weak = weak if len(comparison.names) > 1 else ""
-    if fewest == 1:
-        weak = f" A single run of a variant{where} has no interval."
+    weak *= len(comparison.names) > 1
+    weak = f" A single run of a variant{where} has no interval." if fewest == 1 else weak
     return "; ".join(parts) + "." + weak
+
+
+def next_best(comparison: Comparison) -> dict[str, Any]:
+    """The second variant by score, and how surely the best one's runs are better than its; empty if that is unknown."""
+    best, sign = comparison.best, -1 if comparison.scale.lower else 1
+    others = [variant for variant in comparison.variants if variant is not best]
+    if not others or comparison.fewest < 2:
+        return {}
+    other = max(others, key=lambda each: sign * each.score.value)
+    p, runs = comparison.improvements[best.name, other.name], [len(best.runs), len(other.runs)]
+    alike = f"{2 / math.comb(sum(runs), runs[0]):.2g}" if p.value == 1 and len(comparison.data) == 1 else ""
+    text = f"{100 * p.value:.0f} % {interval(p, 100)}"  # "chance": of variants that are alike, by orders of runs
+    return {"name": other.name, "p": text, "confirmed": p.low > 0.5, "runs": runs, "chance": alike}
 
 
 def worse_than_best(comparison: Comparison) -> list[str]:
@@ -282,8 +299,8 @@ def _improvements(comparison: Comparison) -> dict[str, Any]:
                 row.append("" if ours == theirs else "unknown")
                 continue
             p = comparison.improvements[ours, theirs]
-            colour = f"var(--{'good' if p.value > 0.5 else 'bad'}) {90 * abs(p.value - 0.5):.0f}%"
-            shade = f"color-mix(in srgb, {colour}, transparent)"
+            colour, share = "good" if p.value > 0.5 else "bad", 90 * abs(p.value - 0.5)
+            shade = f"color-mix(in srgb, var(--{colour}) {share:.0f}%, transparent)"
             row.append({"text": f"{100 * p.value:.0f} %", "small": interval(p, 100), "shade": shade})
         rows.append(row)
     return {"head": ["improvement", *(f"over {name}" for name in comparison.names)], "rows": rows}
@@ -297,6 +314,8 @@ def _runs(comparison: Comparison, folder: Path) -> dict[str, Any]:
         cells += [significant(run.summary.get(kind.details[name])) for name in names]
         path = run.path.relative_to(folder) if run.path.is_relative_to(folder) else run.path
         links = pages_of(Run(run.path), folder / "report.html")
-        rows.append([*cells, {"text": "episodes", "link": links[-1]["link"]} if links else "", str(path)])
+        look = {"text": "episodes", "link": links[-1]["link"]} if links else ""
+        about = [page["link"] for page in pages_about(run.path, folder / "report.html") if "report" in page["name"]]
+        rows.append([*cells, look, {"text": str(path), "link": "".join(about)}])
     head = ["variant", kind.data, "seed", scale.text, *(name.replace("_", " ") for name in names), "look", "folder"]
     return {"head": head, "rows": rows}

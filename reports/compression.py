@@ -34,30 +34,44 @@ def what_is_kept(recordings: Sequence[Recording]) -> dict[str, Any] | None:
     slots, _, inputs = map(np.concatenate, zip(*(kept for _, kept in found)))
     features = slots, inputs.mean(axis=1), inputs.reshape(len(inputs), -1)
     episode = np.repeat(np.arange(len(found)), [len(kept.slots) for _, kept in found])
-    things = np.concatenate([_things(each.situations, kept.steps) for each, kept in found])
+    things = np.concatenate([_things(each, kept.steps) for each, kept in found])
     drawn = [each.reconstructions[kept.steps] / 255.0 for each, kept in found if each.reconstructions is not None]
     views = _views(features, np.concatenate(drawn), things, episode) if drawn else None
     names = _names([x[things != ""] for x in features], things[things != ""], episode[things != ""])
     return {"names": names, "views": views} if names or views else None
 
 
-def _things(situations: Sequence[Mapping[str, Any]] | None, slots: np.ndarray) -> np.ndarray:
+def _things(recording: Recording, slots: np.ndarray) -> np.ndarray:
     """[K] the only thing that is shown at all steps [K, c] of a slot; "" if there is none.
 
-    The situation says after a comma where it is, such as "green cone, left" or ("green cone, left", x, y).
+    The situation says after a comma where it is, such as "green cone, left" or ("green cone, left", x, y). A thing with
+    a place is shown where that is within the field of view, if the floor plan has one ("view", in degrees).
     """
-    texts = [[of[0] if isinstance(of, tuple) else of for of in each.values()] for each in situations or ()]
-    words = [[text.split(", ")[0] for text in of if ", " in str(text)] for of in texts]
-    shown = np.array([of[0] if len(of) == 1 else "" for of in words] or [""] * (slots.max() + 1))[slots]
+    names = np.full(max(len(recording.actions), slots.max() + 1), "", object)
+    for step, situation in enumerate(recording.situations or ()):
+        known = [of if isinstance(of, tuple) else (of,) for of in situation.values()]
+        words = [of[0].split(", ")[0] for of in known if ", " in str(of[0]) and _in_view(recording, step, *of[1:])]
+        names[step] = words[0] if len(words) == 1 else ""
+    shown = names.astype(str)[slots]
     return np.where((shown == shown[:, :1]).all(axis=1), shown[:, 0], "")
+
+
+def _in_view(recording: Recording, step: int, *place: float) -> bool:
+    """Whether a place, x and y, is within the field of view at a step; True if nothing says where that is."""
+    if recording.poses is None or not place or "view" not in (recording.floor_plan or {}):
+        return True
+    (x, y, yaw), plan = recording.poses[step, :3], recording.floor_plan or {}
+    bearing = np.degrees(np.arctan2(place[1] - y, place[0] - x)) - yaw
+    return bool(abs((bearing + 180) % 360 - 180) <= plan["view"] / 2)
 
 
 def _names(features: Features, things: np.ndarray, episode: np.ndarray) -> dict[str, Any] | None:
     """How often things [K] are named right: their whole names, and the first and the last word of each.
 
-    "rows": cells, the last of which is the share of the most frequent answer. "slots", "episodes": how many.
+    "rows": cells, the last of which is the share of the most frequent answer. "slots", "episodes": how many. "says":
+    what follows, a sentence a row.
     """
-    number, rows = len(set(episode)), list[list[Any]]()
+    number, rows, says = len(set(episode)), list[list[Any]](), list[str]()
     for title, part in {"name": slice(None), "first word": slice(1), "last word": slice(-1, None)}.items():
         words = [" ".join(thing.split()[part]) for thing in things]
         answers, right, counts = np.unique(words, return_inverse=True, return_counts=True)
@@ -68,8 +82,19 @@ def _names(features: Features, things: np.ndarray, episode: np.ndarray) -> dict[
         cells: list[Any] = [_share(each, np.ones(len(each)), episode) for each in read] or ["-"] * 3
         which = ", ".join(answers) if len(answers) < 4 else f"one of {len(answers)}"
         which += "" if enough else f": needs compressive report --episodes {EACH * len(answers)} or more"
-        rows.append([{"text": title, "small": which}, *cells, f"{100 * counts.max() / len(right):.0f} %"])
-    return {"rows": rows, "slots": len(things), "episodes": number} if rows else None
+        guess = 100 * counts.max() / len(right)
+        rows.append([{"text": title, "small": which}, *cells, f"{guess:.0f} %"])
+        says += [_conclusion(title, cells[0], max(cells[1:], key=lambda cell: cell["value"]), guess)] if enough else []
+    return {"rows": rows, "slots": len(things), "episodes": number, "says": says} if rows else None
+
+
+def _conclusion(title: str, slot: Mapping[str, Any], ceiling: Mapping[str, Any], guess: float) -> str:
+    """What follows of a probe of slots, from the better one of those that read inputs, and from guessing."""
+    shares = f"({slot['text']} against {ceiling['text']}; {guess:.0f} % without any slot)"
+    if ceiling["low"] <= guess:
+        return f"The {title} cannot be read even from the inputs of a slot, so nothing is said of it {shares}."
+    compared, loss = ("less often than", "a") if slot["high"] < ceiling["low"] else ("about as often as", "no")
+    return f"From slots, the {title} is read {compared} before compression {shares}: {loss} loss is shown."
 
 
 def _views(features: Features, views: np.ndarray, things: np.ndarray, episode: np.ndarray) -> dict[str, Any] | None:
@@ -88,19 +113,21 @@ def _views(features: Features, views: np.ndarray, things: np.ndarray, episode: n
     known = np.flatnonzero((things != "") | (things == "").all())
     shown = known[np.argsort(errors[0].sum(axis=0)[known])[len(known) // 2]]
     picture = np.rint(255 * np.stack([views[shown], read[1][shown]]).clip(0, 1)).astype(np.uint8)
-    picture = np.pad(picture, [(0, 0), (0, 0), (0, 1), (0, 1), (0, 0)], constant_values=255)  # lines between the views
-    sheet = coloured(np.concatenate(np.concatenate(picture, axis=1), axis=1))
+    opaque = np.pad(coloured(picture), [(0, 0)] * 4 + [(0, 1)], constant_values=255)
+    opaque = np.pad(opaque, [(0, 0), (0, 0), (0, 1), (0, 1), (0, 0)])  # transparent lines between the views
+    sheet = np.concatenate(np.concatenate(opaque, axis=1), axis=1)
     shares = [[_share(all_ - error, all_, episode) for error in of] for all_, *of in zip(spread, *errors)]
     rows = [[str(step), *cells] for step, cells in enumerate(shares, 1)]
     numbers = {"slots": len(views), "rate": len(rows), "thing": str(things[shown])}
     return {"rows": rows, **numbers, "picture": webp(sheet, lossless=True, quality=50)}
 
 
-def _share(part: np.ndarray, whole: np.ndarray, episode: np.ndarray) -> dict[str, str]:
+def _share(part: np.ndarray, whole: np.ndarray, episode: np.ndarray) -> dict[str, Any]:
     """A cell: the sum of parts [K] over that of wholes, 0 at least, with its 95 % interval over episodes."""
     sums = np.array([[each[episode == one].sum() for each in (part, whole)] for one in np.unique(episode)])
     low, high = bootstrap_interval(lambda scores: max(0.0, 100 * np.divide(*scores[0].sum(axis=0))), [sums])
-    return {"text": f"{max(0.0, 100 * part.sum() / whole.sum()):.0f} %", "small": f"[{low:.0f}, {high:.0f}]"}
+    value = max(0.0, 100 * part.sum() / whole.sum())
+    return {"text": f"{value:.0f} %", "small": f"[{low:.0f}, {high:.0f}]", "value": value, "low": low, "high": high}
 
 
 def _read(features: np.ndarray, targets: np.ndarray, episode: np.ndarray) -> np.ndarray:

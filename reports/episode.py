@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from actors.recording import Recording
 from reports.pages import packed, rounded, write_page
+from reports.report import pages_about
 from reports.video import film
 from reports.views import views, webp, what_is_seen
 
@@ -23,7 +24,7 @@ LOSSLESS_BYTES = 4_000_000
 """Size of an episode's frames above which they are compressed with loss."""
 
 
-def show(recordings: Sequence[Recording], stem: Path, title: str, core: str) -> dict[str, str]:
+def show(recordings: Sequence[Recording], stem: Path, title: str, core: str, run: Path) -> dict[str, str]:
     """Writes the video and the page of recorded episodes; returns where they are.
 
     Args:
@@ -31,9 +32,11 @@ def show(recordings: Sequence[Recording], stem: Path, title: str, core: str) -> 
         stem: path of both without their endings.
         title: of the page.
         core: name of the agent's core.
+        run: its folder, to whose report the page has a link, if there is one.
     """
     film(recordings, stem.with_suffix(".mp4"))
-    page = write_page(stem.with_suffix(".html"), "episode", page_data(recordings, title, core))
+    page, data = stem.with_suffix(".html"), page_data(recordings, title, core)
+    write_page(page, "episode", data | {"related": pages_about(run, page)})
     return {"video": str(stem.with_suffix(".mp4")), "page": f"{page}  (open it in a browser)"}
 
 
@@ -100,17 +103,15 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
         "scores": rounded(recording.returns[:steps], 6),
         "layers": layers,
         "kinds": recording.kinds,
-        "situations": recording.situations
-        and [
-            {
-                name: [known[0], *rounded(np.array(known[1:], float))] if isinstance(known, tuple) else known
-                for name, known in each.items()
-            }
-            for each in recording.situations[:steps]
-        ],
+        "situations": recording.situations and list(map(_plain, recording.situations[:steps])),
         "poses": None if recording.poses is None else [rounded(pose) for pose in recording.poses[:steps]],
     }
     return episode, len(json.dumps(episode))
+
+
+def _plain(situation: Mapping[str, Any]) -> dict[str, Any]:
+    places = {name: rounded(np.array(of[1:], float)) for name, of in situation.items() if isinstance(of, tuple)}
+    return {name: [of[0], *places[name]] if name in places else of for name, of in situation.items()}
 
 
 def _sheets(frames: np.ndarray) -> list[str]:

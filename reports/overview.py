@@ -74,24 +74,15 @@ def describe(name: str, run: Run) -> Entry:
         return Entry(run, name, "damaged", score=str(error))
     summary: dict[str, Any] = {}
     with suppress(OSError, ValueError):
-        found = read_json(run.evaluation_file())
-        summary = found if isinstance(found, dict) else {}
+        evaluation = read_json(run.evaluation_file())
+        summary = evaluation if isinstance(evaluation, dict) else {}
     done = row.get(counter, 0.0)
     done = done if 0 <= done <= total else 0.0 if not done > total else float(total)
     data = config.env if kind == "launch" else str(getattr(config.corpus, "path", config.corpus) or kind)
-    return Entry(
-        run,
-        name,
-        state,
-        kind,
-        data,
-        f"{core_name(config)} on {data}",
-        done / total,
-        f"{quantity(done)} of {quantity(total)} {'frames' if kind == 'launch' else 'steps'}",
-        score_text(kind, summary, row),
-        max(0.0, time.time() - row.get("time", math.nan)),
-        next_command(run, kind, state),
-    )
+    about, age = f"{core_name(config)} on {data}", max(0.0, time.time() - row.get("time", math.nan))
+    progress = f"{quantity(done)} of {quantity(total)} {'frames' if kind == 'launch' else 'steps'}"
+    found = run, name, state, kind, data, about, done / total, progress, score_text(kind, summary, row), age
+    return Entry(*found, next_command(run, kind, state))
 
 
 def score_text(kind: str, summary: Mapping[str, Any], row: Mapping[str, Any]) -> str:

@@ -19,6 +19,8 @@ import numpy as np
 
 from actors.recording import Recording
 from envs import chance_of_choice, reference_scores, tasks
+from envs.registry import parse_spec, rooms_config
+from envs.rooms.level import rule
 from learner.files import read_json
 from learner.metrics import sample_metrics
 from reports.comparison import KIND
@@ -53,9 +55,7 @@ class Chart(NamedTuple):
 
 CHARTS = {
     "return": Chart("mean over the last episodes", ["episode/return", "evaluation/return"]),
-    "correct choices": Chart(
-        "share of all choices", ["episode/correct_choices", "evaluation/correct_choices"], (0.0, 1.0)
-    ),
+    "correct choices": Chart("share of all", ["episode/correct_choices", "evaluation/correct_choices"], (0.0, 1.0)),
     "normalised score": Chart(
         "0 is random, 100 is a human or the oracle",
         [f"{part}/{scale}" for part in ("episode", "evaluation") for scale in SCALES],
@@ -74,9 +74,7 @@ CHARTS = {
         (0.0, 1.0),
     ),
     "entropy": Chart("of the policy, nats", ["policy/entropy"]),
-    "value": Chart(
-        "predicted, and its target: discounted rewards as learned from", ["value/mean", "value/target_mean"]
-    ),
+    "value": Chart("predicted, and its target: discounted learned rewards", ["value/mean", "value/target_mean"]),
     "gradient": Chart("norm", ["gradient/norm"]),
     "learning rate": Chart("", ["learning_rate"]),
     "throughput": Chart("per second", ["speed/frames_per_second", "speed/tokens_per_second"]),
@@ -97,9 +95,8 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     evaluation, summary = dict[str, str](), dict[str, Any]()
     with contextlib.suppress(*DAMAGE):  # it does not exist, or is damaged
         summary = read_json(run.evaluation_file())
-        forms = {int: ",", float: ".5g"}
-        numbers = {name.replace("_", " "): value for name, value in summary.items() if type(value) in forms}
-        plain = {name: f"{value:{forms[type(value)]}}" for name, value in numbers.items()}
+        numbers = {name.replace("_", " "): value for name, value in summary.items() if type(value) in (int, float)}
+        plain = {name: f"{value:{',' if type(value) is int else '.5g'}}" for name, value in numbers.items()}
         evaluation = evaluation_rows(summary) if kind == "launch" else plain
     changed = differences(to_plain(PRESETS[kind](config.preset, core_name(config))), to_plain(config))
     last, launches = rows[-1] if rows else {}, read_launches(run)
@@ -117,15 +114,12 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         facts["steps"] = f"{quantity(last['step'])} of {quantity(total)}"
         facts["loss"] = number(last, "loss/nll", ".4f", unit=" nats a token")
     if known:
-        over = f" over {len(launches)} launches" if len(launches) > 1 else ""
-        facts["training time"] = f"{duration(max(known))}{over}"
+        facts["training time"] = duration(max(known)) + f" over {len(launches)} launches" * (len(launches) > 1)
     lines = references(config, summary)
     return {
         "title": run.name,
         "kind": kind,
-        "axes": {"x": "frames", "steps": "steps", "time": "time"}
-        if kind == "launch"
-        else {"x": "steps", "time": "time"},
+        "axes": ({"x": "frames", "steps": "steps"} if kind == "launch" else {"x": "steps"}) | {"time": "time"},
         "facts": facts,
         "preset": config.preset,
         "changed": {name: [str(old), str(new)] for name, old, new in changed},
@@ -183,11 +177,10 @@ def curves(rows: list[dict[str, Any]], names: Sequence[str], axes: Mapping[str, 
         has = np.array([name in row for row in rows], dtype=bool) & np.isfinite(axes["x"])
         if not has.any():
             continue
-        title = name.replace("valid/", "validation ").rpartition("/")[2].replace("_", " ")
-        line: dict[str, Any] = {"name": title}
+        line: dict[str, Any] = {"name": name.replace("valid/", "validation ").rpartition("/")[2].replace("_", " ")}
         kept = {axis: places[has] for axis, places in axes.items()}
         if name.startswith("evaluation/"):
-            line |= {"name": f"evaluation: {title}", "exact": True}
+            line |= {"name": f"evaluation: {line['name']}", "exact": True}
             kept |= {end: column(rows, f"{name}_{end}")[has] for end in ("low", "high")}
         found.append({**line, **points(column(rows, name)[has], **kept)})
     return found
@@ -214,13 +207,18 @@ def lines_of(specs: Sequence[str]) -> list[dict[str, Any]]:
     found = list[dict[str, Any]]()
     with contextlib.suppress(*DAMAGE):
         scores = [reference_scores(spec) for spec in specs]
-        values = {name: [score[name] for score in scores] for name in ("random", "oracle", "human")}
-        found = [
-            {"name": name, "value": float(np.mean(np.array(of, float)))}
-            for name, of in values.items()
-            if None not in of
-        ]
+        for name in ("random", "oracle", "human"):
+            if None not in (values := [score[name] for score in scores]):
+                found.append({"name": name, "value": float(np.mean(np.array(values, float)))})
     return found
+
+
+def rules(specs: Sequence[str]) -> list[str]:
+    """The rules of the tasks that are levels of rooms; none if one of them is unknown."""
+    with contextlib.suppress(*DAMAGE):
+        found = [parse_spec(task) for spec in specs for task in tasks(spec)]
+        return list(dict.fromkeys(rule(rooms_config(name, fields)) for kind, name, fields in found if kind == "rooms"))
+    return []
 
 
 def evaluations(kind: str, rows: list[dict[str, Any]], counter: str) -> dict[str, Any]:
@@ -237,10 +235,8 @@ def evaluations(kind: str, rows: list[dict[str, Any]], counter: str) -> dict[str
             small = "" if math.isnan(ends[0]) else f"[{ends[0]:.4g}, {ends[1]:.4g}]"
             cells.append({"text": "-" if math.isnan(value) else f"{value:.4g}{' %' * share}", "small": small})
         body.append(cells)
-    return {
-        "head": ["frames" if kind == "launch" else "steps", *(n[len(prefix) :].replace("_", " ") for n in names)],
-        "rows": body,
-    }
+    head = ["frames" if kind == "launch" else "steps", *(name[len(prefix) :].replace("_", " ") for name in names)]
+    return {"head": head, "rows": body}
 
 
 def launch_facts(launch: Mapping[str, Any]) -> dict[str, str]:
@@ -321,6 +317,7 @@ def _full(recording: Recording) -> np.ndarray:
 def media(run: Run, page: Path, embed: bool = True) -> dict[str, Any]:
     """The newest video of the run, embedded if it is small, and pages of episodes, as links from the report."""
     found: dict[str, Any] = {"pages": pages_of(run, page)}
+    found |= {"related": related} if embed and (related := pages_about(run.path, page)) else {}
     if videos := sorted(run.videos.glob("*.mp4"), key=lambda path: path.stat().st_mtime):
         found["video"] = {"name": videos[-1].name, "link": _link(videos[-1], page)}
         if not embed:
@@ -333,6 +330,14 @@ def media(run: Run, page: Path, embed: bool = True) -> dict[str, Any]:
 def pages_of(run: Run, page: Path) -> list[dict[str, str]]:
     """The pages of a run's episodes, as links from another page."""
     return [{"name": path.name, "link": _link(path, page)} for path in sorted(run.videos.glob("*.html"))]
+
+
+def pages_about(folder: Path, page: Path) -> list[dict[str, str]]:
+    """The report of the run in a folder and the comparison around it, as links from another page, if they exist."""
+    run, beside = folder.resolve(), {"the run's report": "config.json", "comparison with other runs": "report"}
+    found = [(name, path) for (name, mark), path in zip(beside.items(), (run, run.parent)) if (path / mark).exists()]
+    pages = [(name, path / "report.html") for name, path in found if path / "report.html" != page.resolve()]
+    return [{"name": name, "link": _link(path, page)} for name, path in pages if path.is_file()]
 
 
 def _link(path: Path, page: Path) -> str:

@@ -152,8 +152,8 @@ class _Handler(BaseHTTPRequestHandler):
             (kind, *_), (data, *_) = query["kind"], query["data"]
             of, make = server.comparison(kind, data)
             return server.page(f"{kind} {data}", of, make)
-        name = path.removesuffix("/") or "."
-        if name not in runs or not (path == "" or path.endswith("/")):
+        name = path.removesuffix("report.html").removesuffix("/") or "."
+        if name not in runs or not (path in ("", "report.html") or path.endswith(("/", "/report.html"))):
             return ""
         return server.page(name, [runs[name]], lambda: server.report(name, runs[name]))
 

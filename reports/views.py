@@ -92,7 +92,7 @@ def looks(recording: Recording, count: int) -> Iterator[list[Look]]:
 
 
 def webp(picture: np.ndarray, **options: Any) -> str:
-    """A picture [height, width, 3] uint8 as a data URL, given the options of Pillow's WebP."""
+    """A picture [height, width, 3 or 4] uint8 as a data URL, given the options of Pillow's WebP."""
     buffer = io.BytesIO()
     Image.fromarray(picture).save(buffer, "WEBP", method=2, **options)
     return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -37,11 +37,11 @@ LINES = {
     ("training",): 3_400,
     ("text", "speech"): 2_140,
     ("images",): 590,
-    ("reports",): 2_235,
+    ("reports",): 2_275,
     ("commands",): 1_795,
     ("benchmarks",): 3_345,
-    ("tests",): 17_980,
-    tuple(ALLOWED): 21_925,
+    ("tests",): 18_025,
+    tuple(ALLOWED): 21_965,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

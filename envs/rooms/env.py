@@ -164,7 +164,7 @@ class RoomsVectorEnv(BatchedEnv):
         for i in range(self.num_envs):
             match, other = (self.config.object_name(int(objects[i])) for objects in (state.match, state.other))
             room, at, side = state.room[i], int(state.match_side[i]), int(state.example_side[i])
-            shown = f", {sides[side]}" if room in (level.ROOM_1, level.GREY) else ""
+            shown = f", {sides[side]}" if room == level.ROOM_1 else ""
             found.append({"example": (match + shown, *places[side]) if shown or self.config.examples == 1 else match})
             if room in (level.ROOM_2, level.CHOSEN):
                 for name, thing, side in (("to take", other, 1 - at), ("to leave", match, at)):

@@ -135,8 +135,7 @@ def build(config: RoomsConfig) -> Level:
 def floor_plan(config: RoomsConfig) -> dict[str, Any]:
     """A plan on which paths can be drawn, in the units and axes of `State.x` and `State.y` (y grows to the left).
 
-    "rooms": names by the number in a pose. "walls": segments (x0, y0, x1, y1). "areas" and "spots": boxes and points
-    by name.
+    "rooms": names by the number in a pose. "walls": x0, y0, x1, y1. "areas": boxes. "spots": points. "view": degrees.
     """
     scale = config.distance_scale
     ends = [(at, low, at, high) if axis == 0 else (low, at, high, at) for room in WALLS for axis, at, low, high in room]
@@ -147,6 +146,7 @@ def floor_plan(config: RoomsConfig) -> dict[str, Any]:
         "walls": [[scale * end for end in wall] for wall in ends],
         "areas": {"teleporter": [scale * edge for edge in PAD]},
         "spots": {name: [scale * at for at in spot] for name, spot in points.items()},
+        "view": config.fov_degrees,
     }
 
 

@@ -409,7 +409,7 @@ function dotChart(host, rows, { lines = [], label = "" } = {}) {
     const width = host.clientWidth;
     if (!width) return;
     const names = Math.max(...rows.map((row) => 7 * row.name.length)), beside = names < width / 3; // else above
-    const each = beside ? 26 : 40, height = each * rows.length + 28, from = beside ? names + 16 : 8;
+    const each = beside ? 26 : 40, above = lines.length ? 28 : 0, height = above + each * rows.length + 28, from = beside ? names + 16 : 8;
     const values = rows.flatMap((row) => [row.value, row.low, row.high, ...row.points]);
     const [low, high] = extent([{ y: [...values, ...lines.map((line) => line.value)] }]);
     const x = (value) => from + ((value - low) / (high - low)) * (width - 8 - from);
@@ -421,13 +421,17 @@ function dotChart(host, rows, { lines = [], label = "" } = {}) {
       const anchor = x(tick) > width - 30 ? "end" : x(tick) < 30 && !beside ? "start" : "middle";
       svg.append(shape("text", { x: x(tick), y: height - 6, "text-anchor": anchor }, readable(tick)));
     }
-    for (const { name, value } of lines) {
-      const line = shape("line", { x1: x(value), x2: x(value), y1: 0, y2: height - 24, stroke: "var(--faint)", "stroke-dasharray": "2 3" });
+    const ends = [-Infinity, -Infinity]; // of the names in two rows above
+    for (const { name, value } of [...lines].sort((a, b) => a.value - b.value)) {
+      const half = 3.9 * name.length, middle = Math.max(half, Math.min(width - half, x(value)));
+      const level = middle - half > ends[0] + 6 ? 0 : 1;
+      ends[level] = middle + half;
+      const line = shape("line", { x1: x(value), x2: x(value), y1: 26 - 13 * level, y2: height - 24, stroke: "var(--faint)", "stroke-dasharray": "2 3" });
       line.append(shape("title", {}, `${name}: ${readable(value)}`));
-      svg.append(line);
+      svg.append(line, shape("text", { x: middle, y: 22 - 13 * level, "text-anchor": "middle", class: "within" }, name));
     }
     rows.forEach((row, index) => {
-      const top = each * index, y = top + (beside ? 14 : 28), at = x(row.value);
+      const top = above + each * index, y = top + (beside ? 14 : 28), at = x(row.value);
       svg.append(shape("text", { x: beside ? 8 : 12, y: beside ? y + 4 : top + 15, class: "within" }, row.name));
       if (row.low !== null) {
         svg.append(shape("line", {

@@ -1,6 +1,8 @@
-// A choice beside the correct choices of all episodes of the page; included by `episode.html` before `episode.js`.
-const RARE = 0.2;  // a number is unusual if at most this share of correct choices is as far out, on either side
-let compared = new Map();  // numbers of the correct choices, by layer and head
+// A choice beside correct choices of the page, and what happened before it; included by `episode.html` before `episode.js`.
+const RARE = 0.2, FEW = 9;  // unusual: at most this share of so many correct choices is as far out, on either side
+const VALUE = "value on entering this room", TURNED = "steps in this room before it was nearer to what it took";
+const SEEN = "steps with the example in view", READ = "attention to them then, over that of equal weights";
+let compared = new Map();  // numbers of all choices, by layer and head
 
 // The share of the attention that goes to the steps from one to another, and what it would be if all slots had the same.
 function sharesOf(slots, [from, to]) {
@@ -8,39 +10,85 @@ function sharesOf(slots, [from, to]) {
   return [slots.reduce((sum, slot) => sum + slot.weight * within(slot), 0), slots.reduce((sum, slot) => sum + within(slot), 0) / slots.length];
 }
 
-// [name, number, its text, whether it changes as memory fills] of a choice, by the layer and head that the menus choose.
-function numbers(of, at) {
-  const placed = of.poses && DATA.plan, stay = placed && visits(of).filter(([first]) => first <= at).pop();
+// What the environment names at a step and says where it is: [{name, words, thing, x, y}].
+const located = (of, at) => Object.entries(of.situations?.[at] ?? {}).map(([name, known]) => {
+  const [words, x, y] = [].concat(known);
+  return { name, words, thing: words.split(", ")[0], x, y };
+}).filter(({ words, x }) => words.includes(", ") && Number.isFinite(x));
+
+// Whether a place is within the field of view at a step.
+function visible(of, at, { x, y }) {
+  const [east, north, yaw] = of.poses[at], bearing = (180 / Math.PI) * Math.atan2(y - north, x - east) - yaw;
+  return Math.abs(((bearing % 360) + 540) % 360 - 180) <= (DATA.plan.view ?? 360) / 2;
+}
+
+// What preceded a choice: when its room was entered, the stay before in the first room and the steps of it with something
+// in view; of two things their names, which one it took, and the step from which on it was nearer to that one.
+function before(of, at) {
+  const placed = of.poses && DATA.plan, stay = placed ? visits(of).filter(([first]) => first <= at).pop() : undefined;
   let entered = at;
   while (placed && entered > 0 && of.poses[entered - 1][3] === of.poses[at][3]) entered--;
+  const inView = (when) => located(of, when).some((thing) => visible(of, when, thing));
+  const seen = stay && of.situations ? of.poses.map((_, when) => when).slice(stay[0], Math.min(stay[1], at) + 1).filter(inView) : undefined;
+  const things = placed ? located(of, at) : [], far = (when, { x, y }) => Math.hypot(x - of.poses[when][0], y - of.poses[when][1]);
+  if (things.length !== 2) return { entered, stay, seen };
+  const [took, left] = things.sort((a, b) => far(at, a) - far(at, b));
+  let turned = at;
+  while (turned > entered && far(turned - 1, took) < far(turned - 1, left)) turned--;
+  const alike = took.thing.split(" ").filter((word) => left.thing.split(" ").includes(word)).join(" ");
+  return { entered, stay, seen, took, left, turned, alike };
+}
+
+// [name, number, its text] of a choice, by the layer and head that the menus choose.
+function numbers(of, at) {
+  const { entered, stay, seen, turned } = before(of, at);
   const found = [["value before the choice", of.values[at] ?? NaN, signed]];
-  if (placed) found.push(["value on entering this room", of.values[entered] ?? NaN, signed]);
+  if (of.poses && DATA.plan) found.push([VALUE, of.values[entered] ?? NaN, signed]);
+  if (turned !== undefined) found.push([TURNED, turned - entered, readable]);
   found.push(["probability of the last action", of.probabilities[at * DATA.actions.length + of.actions[at]] / 255, percent]);
-  if (stay) found.push([`steps since the ${DATA.plan.rooms[0]}`, at - stay[1], String]);
+  if (stay) found.push([`steps since the ${DATA.plan.rooms[0]}`, at - stay[1], readable]);
+  if (seen) found.push([SEEN, seen.length, readable]);
   if (!of.layers.length) return found;
   const slots = attention(at, of);
+  if (seen?.length && turned !== undefined) {
+    const then = attention(turned, of), parts = seen.map((when) => sharesOf(then, [when, when]));
+    found.push([READ, parts.reduce((sum, [share]) => sum + share, 0) / parts.reduce((sum, [, equal]) => sum + equal, 0), readable]);
+  }
   if (stay) {
-    const since = Array.from({ length: at - entered + 1 }, (_, index) => sharesOf(attention(entered + index, of), stay)[0]);
     const [share, equal] = sharesOf(slots, stay);
-    const mean = since.reduce((sum, each) => sum + each, 0) / since.length;
-    found.push(["attention to the latest stay there", share, percent, true], ["the same over that of equal weights", share / equal, readable]);
-    found.push(["attention to that stay, mean in this room", mean, percent, true]);
+    found.push(["attention to the latest stay there", share, percent], ["the same over that of equal weights", share / equal, readable]);
   }
   of.kinds.forEach((kind, index) => {
     if (!of.layers.some(({ sizes }) => sizes[index])) return;
-    found.push([`attention to ${kind === "segment" ? "the " : ""}${NAMES[kind]}`, slots.reduce((sum, slot) => sum + (slot.kind === kind ? slot.weight : 0), 0), percent, true]);
+    found.push([`attention to ${kind === "segment" ? "the " : ""}${NAMES[kind]}`, slots.reduce((sum, slot) => sum + (slot.kind === kind ? slot.weight : 0), 0), percent]);
   });
   return found;
 }
 
-// All correct choices of the page but one, each as a Map from name to number.
+// Whether all slots but those of the segment hold something at a step.
+function isFull(of, at) {
+  const { sizes } = of.layers[get("layer").value === MEAN ? 0 : Number(get("layer").value)];
+  return attention(at, of).filter(({ kind }) => kind !== "segment").length === sizes[0] + sizes[1];
+}
+
+// The other correct choices to compare with, each a Map from name to number, and what they have in common with this one:
+// their place in the episode; or, if these are few and memory is full, that it is.
 function others(of, at) {
   const menus = `${get("layer")?.value} ${get("head")?.value}`;
   if (!compared.has(menus)) {
-    compared.set(menus, DATA.episodes.flatMap((each) => each.choices.flatMap((choice, when) => (
-      choice > 0 ? [{ each, when, known: new Map(numbers(each, when)) }] : []))));
+    compared.set(menus, DATA.episodes.flatMap((each) => each.choices.flatMap((choice, when) => (choice ? [[each, when]] : [])).map(([, when], index) => (
+      { each, when, index, right: each.choices[when] > 0, full: each.layers.length > 0 && isFull(each, when), known: new Map(numbers(each, when)) }))));
   }
-  return compared.get(menus).filter(({ each, when }) => each !== of || when !== at).map(({ known }) => known);
+  const all = compared.get(menus), here = all.find(({ each, when }) => each === of && when === at);
+  const correct = all.filter((one) => one.right && one !== here), same = correct.filter(({ index }) => index === here.index);
+  if (!of.layers.length) return [correct, ""];
+  return same.length < FEW && here.full ? [correct.filter(({ full }) => full), " with full memory"] : [same, `, each choice ${here.index + 1} of its episode`];
+}
+
+// How far out a number is among sorted ones: [how many are as low, how many are as high, whether it is unusual].
+function rank(number, known) {
+  const lower = known.filter((each) => each <= number).length, higher = known.filter((each) => each >= number).length;
+  return [lower, higher, Number.isFinite(number) && known.length >= FEW && (2 * (Math.min(lower, higher) + 1)) / (known.length + 1) <= RARE];
 }
 
 // A quantile of sorted numbers, linear between them.
@@ -49,32 +97,56 @@ function quantile(sorted, share) {
   return sorted[low] + (at - low) * (sorted[Math.ceil(at)] - sorted[low]);
 }
 
+// Sentences on a choice between two things: of a wrong one what stands out, and what happened and what memory held.
+function story(of, at, ranks) {
+  const { entered, stay, seen, took, left, turned, alike } = before(of, at), steps = (number) => `${number} step${number === 1 ? "" : "s"}`;
+  if (!took) return [];
+  const count = DATA.actions.length, chances = Array.from({ length: at - entered + 1 }, (_, index) => of.probabilities.subarray((entered + index) * count, (entered + index + 1) * count));
+  const firm = chances.findIndex((row) => Math.max(...row) > 127), example = DATA.plan.rooms[0].replace(/^room of /, "");
+  const happened = [`It took the ${took.words} (${took.name}), not the ${left.words} (${left.name}). From step ${turned} on it was nearer to the one that it took: ${steps(turned - entered)} after entering this room, ${at - turned} before the choice.`];
+  if (firm >= 0) happened.push(`The first action with more than half of the probability in this room was ${DATA.actions[chances[firm].indexOf(Math.max(...chances[firm]))]}, ${percent(Math.max(...chances[firm]) / 255)} at step ${entered + firm}.`);
+  const held = seen && of.layers.length ? seen.filter((when) => attention(turned, of).some(({ first, last }) => first <= when && when <= last)) : [];
+  if (seen?.length) {
+    happened.push(`In the ${DATA.plan.rooms[0]}, ${seen.length} of the ${stay[1] - stay[0] + 1} steps of the latest stay (${span(...stay)}) had ${example} in view.`);
+    if (of.layers.length) happened.push(`${held.length === seen.length ? "All" : held.length || "None"} of them were in memory at step ${turned}.`);
+  }
+  if (of.choices[at] > 0) return [happened.join(" ")];
+  const all = [...compared.values()].pop(), rate = (of) => `${of.filter((one) => !one.right).length} of ${of.length}`;
+  const apart = (is, these, those) => (all.some(is) && !all.every(is) ? `: ${these}, ${rate(all.filter(is))} on this page were wrong, ${those}, ${rate(all.filter((one) => !is(one)))}` : "");
+  const [readLow, , readRare] = ranks.get(READ) ?? [], [low, high, valueRare] = ranks.get(VALUE) ?? [], parts = [];
+  if (seen && !seen.length) parts.push(`${example} was not in view in the latest stay, so that what to take could not be seen in it`);
+  else if (seen && of.layers.length && !held.length) parts.push(`no step with ${example} in view was in memory any more, so that it could be known only through later steps${apart((one) => !Number.isFinite(one.known.get(READ)), "of choices without one in memory", "of those with one")}`);
+  else if (ranks.has(READ) && readRare) parts.push(`${example} had been in view and was in memory, but its steps had unusually ${readLow < ranks.get(READ)[1] ? "little" : "much"} attention`);
+  else if (ranks.has(READ)) parts.push(`${example} had been in view and was in memory${ranks.get(READ)[3] < FEW ? "" : ", and its steps had as much attention as at correct choices: nothing here says that it was forgotten or overlooked"}`);
+  if (valueRare && low < high) parts.push(`on entering this room the agent already expected less than at ${high} of ${ranks.get(VALUE)[3]} correct choices`);
+  if (alike) parts.push(`the two are alike ("${alike}")${apart((one) => before(one.each, one.when).alike, "of choices between such things", "of the others")}`);
+  const said = parts.map((part) => part[0].toUpperCase() + part.slice(1)).join(". ");
+  return [`In short: it took the ${took.words}, and was nearer to it already ${turned > entered ? `${steps(turned - entered)} after` : "on"} entering this room. ${said}${said && ". "}What the agent read from these steps is not recorded, so these are circumstances, and no proof of a cause.`, happened.join(" ")];
+}
+
 // Shows the numbers of a choice at its step, unless the episode is being played.
 function compare() {
   const host = get("choice"), right = episode.choices[step] > 0;
   host.hidden = !episode.choices[step] || timer !== null;
   if (host.hidden) return;
-  const slots = episode.kinds.indexOf("compressed"), compresses = episode.layers.some(({ sizes }) => sizes[slots]);
-  const early = compresses && attention(step).every(({ kind }) => kind !== "compressed");
-  const empty = early ? " Nothing was compressed yet at this step." : "";
-  const usual = others(episode, step), count = usual.length, far = [], few = 2 / (count + 1) > RARE;
-  const correct = `${count || "no"} ${right ? "other " : ""}correct choice${count === 1 ? "" : "s"}`;
+  const [usual, which] = others(episode, step), count = usual.length, far = [], ranks = new Map(), rows = numbers(episode, step);
+  const correct = `${count || "no"} ${right ? "other " : ""}correct choice${count === 1 ? "" : "s"}${which}`;
   host.querySelector("h2").textContent = `This choice was ${right ? "right" : "wrong"}`;
   host.querySelector("thead th:last-child").textContent = `${correct}${count ? ": median (quartiles)" : ""}`;
-  host.querySelector("tbody").replaceChildren(...numbers(episode, step).map(([name, number, text, fills]) => {
-    const known = usual.map((each) => each.get(name)).filter(Number.isFinite).sort((a, b) => a - b);
+  host.querySelector("tbody").replaceChildren(...rows.map(([name, number, text]) => {
+    const known = usual.map((each) => each.known.get(name)).filter(Number.isFinite).sort((a, b) => a - b);
     const [median, low, high] = [0.5, 0.25, 0.75].map((share) => text(quantile(known, share)));
-    const lower = known.filter((each) => each <= number).length, higher = known.filter((each) => each >= number).length;
-    const rare = !fills && known.length && (2 * (Math.min(lower, higher) + 1)) / (known.length + 1) <= RARE;
+    const [lower, higher, rare] = rank(number, known);
+    ranks.set(name, [lower, higher, rare, known.length]);
     if (rare) far.push(`${name} (${lower < higher ? `${lower} of ${known.length} correct choices have one as low` : `${higher} of ${known.length} correct choices have one as high`})`);
     const row = element("tr");
     row.append(element("th", { scope: "row" }, name), element("td", rare ? { class: "rare" } : {}, text(number)));
     row.append(element("td", {}, known.length ? `${median} (${low} to ${high})` : "–"));
     return row;
   }));
-  host.querySelector("p").textContent = few ? `There ${count === 1 ? "is" : "are"} ${count ? "only " : ""}${correct} on this page: too few to say what is usual.`
-    : (far.length ? `Unusual: ${far.join(", ")}.`
-      : "No number is unusual: in each, more than one correct choice in five lies as far out.")
-      + (episode.layers.length ? " Shares of attention are not judged, because they change as memory fills." + empty : "");
+  get("story").replaceChildren(...story(episode, step, ranks).map((text) => element("p", text.startsWith("In short") ? { class: "lesson" } : {}, text)));
+  host.querySelector(".note").textContent = count < FEW ? `There ${count === 1 ? "is" : "are"} ${count ? "only " : ""}${correct}: too few to say what is usual.`
+    : far.length ? `Unusual: ${far.join(", ")}. By chance, about ${Math.round(RARE * rows.length)} of ${rows.length} numbers would be.`
+      : "No number is unusual: in each, more than one correct choice in five lies as far out.";
 }
 

@@ -92,7 +92,9 @@ async function choose(index, at = 0) {
     new LineChart(get("values"), [{ name: "value", colour: "var(--s0)", x: steps, y: episode.values }], { ...shared, height: 96, label: "value at each step", include: [0, 0] }),
     new LineChart(get("rewards"), [{ name: "reward", colour: "var(--s6)", x: steps, y: episode.rewards, stems: true }], { ...shared, height: 56, label: "reward after each step", include: [0, 0] }),
   ];
-  get("mistake").hidden = !mistakes().length;
+  get("mistake").hidden = !episode.choices.some(Boolean);
+  get("mistake").disabled = !mistakes().length;
+  get("mistake").textContent = mistakes().length ? "next mistake" : "no mistake";
   go(at);
   mark();
   document.body.dataset.ready = index;

@@ -128,14 +128,19 @@ def test_a_probe_names_what_compressed_slots_hold(recordings, informative):
         shown, known = {"example": (f"{thing}, left", 0.0, 1.0)}, {"example": thing}
         situations = [shown] * 13 + [known] * 3 + [known | both] * 2
         compressed = Compressed(slots, np.arange(18).reshape(9, 2), inputs)
-        played.append(replace(recordings[0], compressed=compressed, situations=tuple(situations)))
+        played.append(replace(recordings[0], compressed=compressed, situations=tuple(situations), poses=None))
     kept = what_is_kept(played)
     assert (kept["views"], kept["names"]["slots"], kept["names"]["episodes"]) == (None, 24 * 6, 24)
     name, first, last = kept["names"]["rows"]
     assert [row[0]["small"] for row in (name, first, last)] == [", ".join(things), "light, red", "cone, cube"]
     assert [row[-1] for row in (name, first, last)] == ["33 %", "67 %", "67 %"]
+    assert ("no loss is shown" in kept["names"]["says"][0]) == informative != ("a loss" in kept["names"]["says"][0])
     assert (name[1]["text"] == "100 %") == informative == (int(name[1]["text"][:-2]) > 50)
     assert {cell["text"] for row in (name, first, last) for cell in row[2:4]} == {"100 %"}
+    plan = recordings[0].floor_plan | {"view": 90.0}
+    poses = np.array([[-1.0, 1.0, 0.0, 0.0]] * 9 + [[1.0, 1.0, 0.0, 0.0]] * 9)
+    aside = what_is_kept([replace(each, floor_plan=plan, poses=poses) for each in played])["names"]["slots"]
+    assert aside == 24 * 4, "the first nine steps"
     few = what_is_kept(played[:12])["names"]["rows"]
     assert few[0][0]["small"].endswith(": needs compressive report --episodes 18 or more")
     assert (few[0][1], few[1][2]["text"]) == ("-", "100 %")

@@ -109,7 +109,7 @@ def test_slider_keys_layers_heads_and_playing(tab: Any, finished: tuple[Path, st
     tab.goto(f"{(finished[0] / 'videos' / 'final.html').as_uri()}{tab.locator('#here').get_attribute('href')}")
     tab.wait_for_function("document.body.dataset.step === '150'")
     wrong = [step for step, choice in enumerate(episode["choices"]) if choice < 0]
-    assert tab.locator("#mistake").is_visible() == bool(wrong)
+    assert tab.locator("#mistake").is_visible() == any(episode["choices"])
     tab.keyboard.press("m")
     assert tab.evaluate(SHOWN)["step"] == next((step for step in wrong if step > 150), (wrong or [150])[0])
     tab.evaluate("go(150)")
@@ -133,9 +133,11 @@ def test_slider_keys_layers_heads_and_playing(tab: Any, finished: tuple[Path, st
 
 
 def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -> None:
-    """With choices laid over a real episode: values, and the attention to the stay in the room of the example."""
+    """With choices laid over a real episode: values, attention to the stay in the first room, and what is said."""
     (episode,) = show(tab, finished[0] / "videos" / "final.html")["episodes"]
-    right, room = np.arange(25, 180, 11), np.array(episode["poses"])[:, 3]
+    layer, room = episode["layers"][0], np.array(episode["poses"])[:, 3]
+    steps = unpacked(layer["steps"], "<i4").reshape(180, -1, 2)[:, : sum(layer["sizes"][:2]), 0]
+    right = np.array([step for step in range(25, 180, 11) if (steps[step] >= 0).all()])
 
     def attended(step: int) -> float:
         last = np.flatnonzero(room[: step + 1] == 0)[-1]
@@ -143,22 +145,38 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
         slots = expected_slots(episode, step, [0, 1], list(range(episode["layers"][0]["heads"])))
         return 100 * sum(w * max(0, min(b, last) - max(a, first) + 1) / (b - a + 1) for (a, b), w in slots.items())
 
-    def text(right: np.ndarray) -> str:
-        lay = "(right) => { episode.choices = episode.values.map((_, at) => right.includes(at) - (at === 100));"
-        tab.evaluate(f"{lay} compared.clear(); go(100); }}", right.tolist())
+    def text(right: np.ndarray, wrong: int = 100) -> str:
+        lay = "episode.choices = episode.values.map((_, at) => right.includes(at) - (at === wrong));"
+        tab.evaluate(f"([right, wrong]) => {{ {lay} compared.clear(); go(100); }}", [[5, 15, *right.tolist()], wrong])
         return tab.locator("#choice").inner_text().replace("−", "-")
 
     values, attention = np.array(episode["values"]), np.array([attended(step) for step in range(180)])
+    assert "correct choices with full memory" in text(right), "not those at 5 and 15"
     for name, found in (("value before the choice", values), ("attention to the latest stay there", attention)):
         numbers = re.findall(r"[+-]?\d[\d.]*", text(right).partition(f"{name}\t")[2].partition("\n")[0])
         expected = [found[100], *np.quantile(found[right], [0.5, 0.25, 0.75])]
         assert [float(number) for number in numbers] == pytest.approx(expected, rel=0.02, abs=0.1)
     low, high = (values[right] <= values[100]).sum(), (values[right] >= values[100]).sum()
     assert ("Unusual: value before" in text(right)) == (2 * (min(low, high) + 1) / (len(right) + 1) <= 0.2)
-    assert "There are only 3 correct choices on this page" in text(right[:3])
-    assert "There are no correct choices on this page" in text(right[:0])
+    assert "There are only 3 correct choices with full memory: too few" in text(right[:3])
+    assert "There are no correct choices with full memory" in text(right[:0])
+    tab.evaluate("""() => { // the agent comes nearer to the second thing at step 98, and looks along x
+        const [take, leave] = [["red cone, left", 50, 0], ["red cube, right", -50, 0]];
+        const steps = episode.values.map((_, at) => [at < 98 ? 10 : -10, at < 80 || at > 100 ? 0 : 1]);
+        episode.poses = steps.map(([x, room], at) => [x, 0, at < 60 ? 0 : 180, room]);
+        episode.situations = steps.map(([, room]) => (room ? { take, leave } : { example: take }));
+    }""")
+    said = text(right)
+    assert "In short: it took the red cube, right, and was nearer to it already 18 steps after entering this" in said
+    assert "60 of the 80 steps of the latest stay (0–79) had the example in view" in said
+    pairs = 1 + np.isin(right, range(80, 101)).sum()
+    rates = f"of choices between such things, 1 of {pairs} on this page were wrong, of the others, 0 of"
+    assert f'alike ("red"): {rates}' in said
     tab.keyboard.press("ArrowRight")
     assert not tab.locator("#choice").is_visible()
+    text(right, wrong=-1)
+    tab.evaluate("choose(0, 100)")
+    tab.wait_for_selector("#mistake:disabled:has-text('no mistake')")
 
 
 def test_routed_slots_name_their_cluster_and_its_steps(tab: Any, routed: tuple[Path, Any]) -> None:
@@ -267,6 +285,7 @@ def test_a_comparison_is_filtered(tab: Any, finished: tuple[Path, str], tmp_path
     main(["compare", "--folder", str(tmp_path / "out"), "--from", *map(str, runs)])
     show(tab, tmp_path / "out" / "report.html")
     rows = tab.locator("tr[data-variant]:visible").count()
+    assert {"random", "threshold"} <= {*tab.locator("#scores text").all_text_contents()}, "names of dotted lines"
     lines = tab.locator("#panels path").count()
     tab.select_option("#controls select", "0.95")
     assert tab.locator("tr[data-variant]:visible").count() == rows / 2

@@ -168,6 +168,10 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
 
     page = embedded(out / "report.html")
     assert all(words in text for words in ("Oracle-normalised", "86.00", "75 %", RECALL, "--from"))
+    assert (page["second"]["name"], page["second"]["confirmed"], page["second"]["runs"]) == ("lstm", False, [2, 2])
+    assert "A run of compressive is better than a run of lstm, the next best, with a probability of 75 %" in text
+    assert "it is not confirmed which of the two is better" in text
+    assert "<b>The compression rate</b>, here 4, is how many steps" in text
     ((panel,), scores) = page["panels"], page["scores"]
     lines = [(line["name"], line.get("thin", False)) for line in panel["series"]]
     assert lines == [(name, thin) for name in ("compressive", "lstm") for thin in (True, True, False)]
@@ -211,6 +215,7 @@ def test_two_runs_of_each_in_every_environment_have_intervals(make_run: MakeRun,
     runs = [make_run(f"{env}{final}", core, seed, [50.0], final, env=env) for core, env, seed, final in grid]
     _, text = compare(cli, tmp_path / "out", runs)
     assert "With as few as 2 runs of a variant in an environment, that is weak evidence" in text
+    assert "that gru is better is confirmed, as far as so few runs can" in text
     _, text = compare(cli, tmp_path / "out", runs[:-1])
     assert "more runs in one environment than in another" in text
 
@@ -324,6 +329,7 @@ def test_runs_of_sequences_are_compared_by_their_loss(kind: str, tmp_path: Path,
     assert page["verdict"].startswith("compressive has the lowest interquartile mean, 1.100 [1.000, 1.200]; its runs")
     rows = {row["variant"]: row for row in table(out / "report" / "improvements.csv")}
     assert float(rows["compressive"]["probability"]) == 1
+    assert page["second"]["chance"] == "0.33", "two of the six orders"
     reached = [row["steps_to_threshold"] for row in table(out / "report" / "runs.csv")]
     assert reached == ["", "", "4.0", "4.0"]
     assert all(line in printed for line in references)

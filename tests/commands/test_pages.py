@@ -15,7 +15,7 @@ from learner.metrics import read_metrics
 from reports.comparison import KIND
 from reports.episode import page_data
 from reports.pages import packed, write_page
-from reports.report import CHARTS, attention_by_bucket, references
+from reports.report import CHARTS, attention_by_bucket, pages_about, references
 from reports.views import BARS
 from tests.commands.cli import TINY, Commands, frames
 from tests.commands.pages import embedded, shown_frames, unpacked
@@ -186,6 +186,11 @@ def test_the_report_of_a_finished_run(copied: Copied, tmp_path: Path, cli: Comma
     cli.run("report", run, "--episodes=0", "--output", tmp_path / "page.html")
     (link,) = embedded(tmp_path / "page.html")["media"]["pages"]
     assert link["link"] == "run%20%231%20100%25/videos/final.html"
+    assert [each["link"] for each in pages_about(run, run / "videos" / "a.html")] == ["../report.html"]
+    cli.run("compare", "--from", run, "--folder", tmp_path)
+    report, comparison = pages_about(run, tmp_path / "page.html")
+    assert (report["link"], comparison["link"]) == ("run%20%231%20100%25/report.html", "report.html")
+    assert embedded(tmp_path / "report.html")["runs"]["rows"][0][-1]["link"] == report["link"]
 
 
 def test_runs_without_attention_or_images(tmp_path: Path, cli: Commands) -> None:
