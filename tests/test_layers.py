@@ -30,7 +30,7 @@ RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/re
 RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 2_960,
+    ("agent",): 2_965,
     ("envs",): 3_950,
     ("actors",): 1_370,
     ("learner",): 3_505,
@@ -41,7 +41,7 @@ LINES = {
     ("commands",): 1_795,
     ("benchmarks",): 3_345,
     ("tests",): 18_025,
-    tuple(ALLOWED): 21_965,
+    tuple(ALLOWED): 21_970,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

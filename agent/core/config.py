@@ -280,8 +280,7 @@ def matched_cores(
     """
     size, layers, mlp = (transformer[name] for name in ("model_size", "num_layers", "mlp_size"))
     slots = memory + compressed if baseline is None else baseline
-    # A half of the slots recalls no more, and stores twice as many: docs/routing.md.
-    window = max(1, (memory + compressed) // 4)
+    window = max(1, (memory + compressed) // 4)  # a half recalls no more and stores twice as many: docs/routing.md
     return {
         "compressive": CompressiveTransformerConfig(
             **transformer, memory_size=memory, compressed_size=compressed, compression_rate=rate
