@@ -117,11 +117,11 @@ function story(of, at, ranks) {
   if (seen && !seen.length) parts.push(`${example} was not in view in the latest stay, so that what to take could not be seen in it`);
   else if (seen && of.layers.length && !held.length) parts.push(`no step with ${example} in view was in memory any more, so that it could be known only through later steps${apart((one) => !Number.isFinite(one.known.get(READ)), "of choices without one in memory", "of those with one")}`);
   else if (ranks.has(READ) && readRare) parts.push(`${example} had been in view and was in memory, but its steps had unusually ${readLow < ranks.get(READ)[1] ? "little" : "much"} attention`);
-  else if (ranks.has(READ)) parts.push(`${example} had been in view and was in memory${ranks.get(READ)[3] < FEW ? "" : ", and its steps had as much attention as at correct choices: nothing here says that it was forgotten or overlooked"}`);
+  else if (ranks.has(READ)) parts.push(`${example} had been in view and was in memory${ranks.get(READ)[3] < FEW ? "" : `; its steps had ${readLow < ranks.get(READ)[1] ? "less" : "more"} attention than at ${Math.max(readLow, ranks.get(READ)[1])} of ${ranks.get(READ)[3]} correct choices, which is not unusual`}`);
   if (valueRare && low < high) parts.push(`on entering this room the agent already expected less than at ${high} of ${ranks.get(VALUE)[3]} correct choices`);
   if (alike) parts.push(`the two are alike ("${alike}")${apart((one) => before(one.each, one.when).alike, "of choices between such things", "of the others")}`);
   const said = parts.map((part) => part[0].toUpperCase() + part.slice(1)).join(". ");
-  return [`In short: it took the ${took.words}, and was nearer to it already ${turned > entered ? `${steps(turned - entered)} after` : "on"} entering this room. ${said}${said && ". "}What the agent read from these steps is not recorded, so these are circumstances, and no proof of a cause.`, happened.join(" ")];
+  return [`In short: it took the ${took.words}, and was nearer to it from step ${turned} on, ${steps(turned - entered)} after entering this room. ${said}${said && ". "}What the agent read from these steps is not recorded, so these are circumstances, and no proof of a cause.`, happened.join(" ")];
 }
 
 // Shows the numbers of a choice at its step, unless the episode is being played.

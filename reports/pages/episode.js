@@ -93,8 +93,9 @@ async function choose(index, at = 0) {
     new LineChart(get("rewards"), [{ name: "reward", colour: "var(--s6)", x: steps, y: episode.rewards, stems: true }], { ...shared, height: 56, label: "reward after each step", include: [0, 0] }),
   ];
   get("mistake").hidden = !episode.choices.some(Boolean);
-  get("mistake").disabled = !mistakes().length;
-  get("mistake").textContent = mistakes().length ? "next mistake" : "no mistake";
+  const none = !DATA.episodes.some((each) => mistakes(each).length);
+  get("mistake").disabled = none;
+  get("mistake").textContent = none ? "no mistake" : "next mistake";
   go(at);
   mark();
   document.body.dataset.ready = index;
@@ -381,8 +382,18 @@ function play() {
   }, 1000 / (DATA.fps * Number(get("speed").value)));
 }
 
-const mistakes = () => episode.choices.flatMap((choice, at) => (choice < 0 ? [at] : []));
-const nextMistake = () => go(mistakes().find((at) => at > step) ?? mistakes()[0] ?? step);
+const mistakes = (of = episode) => of.choices.flatMap((choice, at) => (choice < 0 ? [at] : []));
+
+// Goes to the next wrong choice, of this episode or of the next one that has any.
+function nextMistake() {
+  const later = mistakes().find((at) => at > step), count = DATA.episodes.length, here = Number(get("episode").value);
+  if (later !== undefined) return go(later);
+  const index = Array.from({ length: count }, (_, each) => (here + 1 + each) % count).find((each) => mistakes(DATA.episodes[each]).length);
+  if (index === undefined) return undefined;
+  get("episode").value = index;
+  return choose(index, mistakes(DATA.episodes[index])[0]);
+}
+
 const nextReward = () => go(rewarded().find((at) => at > step) ?? step);
 const formerReward = () => go(rewarded().reverse().find((at) => at < step) ?? step);
 const KEYS = {
@@ -404,7 +415,7 @@ function options(select, names) {
 }
 
 function start() {
-  options(get("episode"), DATA.episodes.map((each, index) => [index, `episode ${index + 1}: ${signed(each.score)}`]));
+  options(get("episode"), DATA.episodes.map((each, index) => [index, `episode ${index + 1}: ${signed(each.score)}${mistakes(each).length ? `, ${mistakes(each).length} wrong` : ""}`]));
   get("episode").addEventListener("change", (event) => choose(Number(event.target.value)));
   get("shaded").textContent = DATA.plan ? `shaded: ${DATA.plan.rooms[0]}` : "";
   get("above").hidden = !DATA.plan;

@@ -167,7 +167,9 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
         episode.situations = steps.map(([, room]) => (room ? { take, leave } : { example: take }));
     }""")
     said = text(right)
-    assert "In short: it took the red cube, right, and was nearer to it already 18 steps after entering this" in said
+    assert (
+        "In short: it took the red cube, right, and was nearer to it from step 98 on, 18 steps after entering" in said
+    )
     assert "60 of the 80 steps of the latest stay (0–79) had the example in view" in said
     pairs = 1 + np.isin(right, range(80, 101)).sum()
     rates = f"of choices between such things, 1 of {pairs} on this page were wrong, of the others, 0 of"
