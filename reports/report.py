@@ -334,8 +334,9 @@ def pages_of(run: Run, page: Path) -> list[dict[str, str]]:
 
 def pages_about(folder: Path, page: Path) -> list[dict[str, str]]:
     """The report of the run in a folder and the comparison around it, as links from another page, if they exist."""
-    run, beside = folder.resolve(), {"the run's report": "config.json", "comparison with other runs": "report"}
-    found = [(name, path) for (name, mark), path in zip(beside.items(), (run, run.parent)) if (path / mark).exists()]
+    run = folder.resolve()
+    marks = {"the run's report": Run(run).config_file, "comparison with other runs": run.parent / "report"}
+    found = [(name, mark.parent) for name, mark in marks.items() if mark.exists()]
     pages = [(name, path / "report.html") for name, path in found if path / "report.html" != page.resolve()]
     return [{"name": name, "link": _link(path, page)} for name, path in pages if path.is_file()]
 

@@ -77,13 +77,16 @@ class Router(nn.Module):
         self.centroids = nn.Parameter(unit(torch.randn(groups, clusters, size)))
 
     def forward(self, x: Tensor, projection: nn.Linear) -> Tensor:
-        """Cosines with the centroids [B, G, S, k] of layer inputs [B, S, D]; only the projection has gradients."""
+        """Cosines [B, G, S, k] of `vectors` with the centroids; only the projection has gradients."""
         with full_precision(x):
             return self.vectors(x, projection) @ unit(self.centroids.detach()).transpose(-1, -2)
 
     def vectors(self, x: Tensor, projection: nn.Linear) -> Tensor:
-        """Routing vectors [B, G, S, R] of layer inputs [B, S, D], which receive no gradient."""
-        return unit(projection(x.detach()).unflatten(-1, (len(self.centroids), -1)).transpose(1, 2))
+        """Routing vectors [B, G, S, R] of layer inputs [B, S, D] or, for each group, [B, G, S, D]; without gradient."""
+        x, groups = x.detach(), len(self.centroids)
+        if x.dim() == 4:
+            return unit(x @ projection.weight.unflatten(0, (groups, -1)).mT)
+        return unit(projection(x).unflatten(-1, (groups, -1)).transpose(1, 2))
 
     @torch.no_grad()
     def nearest(self, x: Tensor, projection: nn.Linear) -> Tensor:
@@ -110,7 +113,7 @@ class Router(nn.Module):
         # `Mean` divides by the number of entries.
         return squares.flatten() / 2 * (groups * clusters), count.flatten()
 
-    def loss(self, x: Tensor, slots: Tensor, weights: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, x: Tensor, routed: Tensor, recent: Tensor, weights: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy between attention and the choice of a slot by cluster: its sum and its count, for `Mean`.
 
         The probability that a query and a slot are in one cluster, divided by the sum of these over the slots that the
@@ -120,20 +123,18 @@ class Router(nn.Module):
 
         Args:
             x: [B, T, D], the inputs of the queries.
-            slots: [B, S, D], those of the slots of memory and segment.
-            weights: [B, G, T, S], squared attention to these slots, a mean over the heads of each group. Squares,
+            routed: [B, G, k w, D], those of the routed slots of each group.
+            recent: [B, S, D], those of the slots of memory and segment.
+            weights: [B, G, T, k w + S], squared attention to the slots, a mean over the heads of each group. Squares,
                 because most queries attend to nothing in particular.
-            bias: [B, 1, T, S], 0 where a step sees a slot, -infinity elsewhere.
+            seen: [B, G, T, k w + S], 0 where a step sees a slot, -infinity elsewhere.
         """
-        query, key = (
-            (self(inputs, projection) / TEMPERATURE).softmax(dim=-1)
-            for inputs, projection in ((x, self.query), (slots, self.key))
-        )
+        cosines = self(x, self.query), torch.cat([self(each, self.key) for each in (routed, recent)], dim=2)
+        query, key = ((each / TEMPERATURE).softmax(dim=-1) for each in cosines)
         with full_precision(x):
             together = (query @ key.transpose(-1, -2)).clamp(min=1e-9).log()
-            seen = together + bias.to(together)
             weights = weights.to(together)
-            every = (seen.logsumexp(dim=-1, keepdim=True).exp() + ELSEWHERE).log()
+            every = ((together + seen.to(together)).logsumexp(dim=-1, keepdim=True).exp() + ELSEWHERE).log()
             total = (weights * (every - together)).sum()
         return total[None], weights.new_full((1,), weights[..., 0].numel())
 
@@ -188,12 +189,13 @@ class RoutedLayer(TransformerLayer):
         return self.router is not None and torch.is_grad_enabled()
 
     def observe(self, x: Tensor, slots: RoutedLayerState, weights: Tensor, bias: Tensor) -> RoutedLayerState:
-        """Adds the losses of the router, whose teacher is the attention to memory and segment."""
+        """Adds the losses of the router, whose teacher is the attention."""
         assert self.router is not None
-        local = bias.shape[-1]
-        inputs = torch.cat([slots.memory, slots.segment], dim=1)[:, :local]
-        weights = weights[..., -local:].detach().square().unflatten(1, (self.sizes.groups, -1)).mean(dim=2)
-        losses = {"routing": self.router.centroid_loss(x), "router": self.router.loss(x, inputs, weights, bias)}
+        groups, routed = self.sizes.groups, slots.routed.flatten(2, 3)
+        recent = torch.cat([slots.memory, slots.segment], dim=1)[:, : bias.shape[-1] - routed.shape[2]]
+        weights = weights.detach().square().unflatten(1, (groups, -1)).mean(dim=2)
+        seen = bias[:, :: max(1, bias.shape[1] // groups)]
+        losses = {"routing": self.router.centroid_loss(x), "router": self.router.loss(x, routed, recent, weights, seen)}
         return slots._replace(losses=(*slots.losses, losses))
 
     def slot_weights(self, weights: Tensor) -> Tensor:

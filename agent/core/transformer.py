@@ -81,7 +81,7 @@ class TransformerLayer(nn.Module):
         return False
 
     def observe(self, x: Tensor, slots: Any, weights: Tensor, bias: Tensor) -> Any:
-        """The layer's state after the attention [B, H, T, S] of steps x [B, T, D]; `bias` is that of `ages`."""
+        """The layer's state after the attention [B, H, T, S] of steps x [B, T, D]; `bias` is that of `bias`."""
         return slots
 
     def update_memory(self, slots: Any, age: Tensor, keep_cache: bool) -> Any:
@@ -268,7 +268,7 @@ class Transformer(Core):
             x, cache, weights = layer(x, part.cache, bias, return_attention or observes)
             part = part._replace(cache=cache)
             if observes:
-                part = layer.observe(inputs, part, weights, shared)
+                part = layer.observe(inputs, part, weights, bias)
             if return_attention:
                 weights = layer.slot_weights(weights)
                 attention.append(F.pad(weights, (0, layer.sizes.slots - weights.shape[-1])))

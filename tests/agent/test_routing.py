@@ -200,21 +200,31 @@ def test_a_gradient_step_is_the_moving_average_of_means(build, stops) -> None:
         assert_same(router.centroids - rate * router.centroids.grad, expected)
 
 
-def test_the_loss_of_the_router_is_that_of_its_formula(build) -> None:
-    """One segment from the start: all slots are local."""
+@pytest.mark.parametrize("before", [0, 14])
+def test_the_loss_of_the_router_is_that_of_its_formula(build, before) -> None:
+    """The loss of three steps, which see the slots whose weights are not 0."""
     core = build(config_of(6, 2, 2, 3, 2)).train()
-    router, inputs = core.layers[0].router, normal(1, 6, SIZE)
-    output = core(inputs, resets(1, 6, (0, 2)), core.initial_state(1), return_attention=True)
-    weights = output.attention[0].detach()[0, :, :, -6:]
-    query, key = ((router(inputs, each)[0] / TEMPERATURE).softmax(dim=-1) for each in (router.query, router.key))
-    total = 0.0
+    router, inputs = core.layers[0].router, normal(1, before + 3, SIZE)
+    state = core.initial_state(1)
+    if before:
+        with torch.no_grad():
+            state = core(inputs[:, :before], resets(1, before), state).state
+    output = core(inputs[:, before:], resets(1, 3, (0, 2)), state, return_attention=True)
+    recent = torch.cat([state.memory[0][0], output.state.segment[0][0]])
+    query, total, old = router(inputs[:, before:], router.query)[0], 0.0, 0
     for group in range(2):
-        for t in range(6):
-            seen = [s for s in range(t + 1) if (s >= 2) == (t >= 2)]
-            together = {s: (query[group, t] @ key[group, s]).item() for s in seen}
-            for s in seen:
-                total -= float(weights[group, t, s]) ** 2 * math.log(together[s] / (ELSEWHERE + sum(together.values())))
-    assert output.losses["router/layer_0"].value.item() == pytest.approx(total / 12, abs=1e-8)
+        slots = torch.cat([state.routed[0][0, group].flatten(0, 1), recent])
+        weights = output.attention[0].detach()[0, group].split([6, 6, 8], dim=-1)
+        weights = torch.cat([weights[group], weights[2]], dim=-1)
+        key = router(slots[None], router.key)[0, group]
+        together = (query[group] / TEMPERATURE).softmax(-1) @ (key / TEMPERATURE).softmax(-1).T
+        for t in range(3):
+            seen = weights[t].nonzero().flatten().tolist()
+            every = ELSEWHERE + sum(together[t, s].item() for s in seen)
+            total -= sum(weights[t, s].item() ** 2 * math.log(together[t, s].item() / every) for s in seen)
+            old += sum(s < 6 for s in seen)
+    assert bool(old) == bool(before)
+    assert output.losses["router/layer_0"].value.item() == pytest.approx(total / 6, abs=1e-8)
 
 
 def test_clusters_are_chosen_in_float32_under_autocast(build) -> None:

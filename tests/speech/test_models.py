@@ -68,10 +68,10 @@ def test_a_split_is_measured_whole_and_in_its_order(reset: bool) -> None:
     with torch.no_grad():
         nll = model(tokens[:, :-1], resets, model.initial_state(1), tokens[:, 1:]).nll
     assert measured["samples"] == 99
-    assert measured["nats"] == pytest.approx(nll.mean().item(), abs=1e-6)
-    assert measured["bits"] == pytest.approx(nll.mean().item() / np.log(2), abs=1e-6)
+    assert measured["nats"] == pytest.approx(nll.mean().item())  # within 8 units in the last place of float32
+    assert measured["bits"] == pytest.approx(nll.mean().item() / np.log(2))
     expected = {"a": nll[0, :49].mean().item(), "b": nll[0, 49:].mean().item()}
-    assert measured["files"] == pytest.approx(expected, abs=1e-6)
+    assert measured["files"] == pytest.approx(expected)
     found = whole.measure(model, whole.splits["test"])
     assert (2999 * found["files"]["a"] + 3000 * found["files"]["b"]) / 5999 == pytest.approx(found["nats"])
 
