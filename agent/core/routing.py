@@ -20,7 +20,7 @@ from .transformer import Transformer, TransformerLayer, additive
 
 TEMPERATURE = 0.3
 """Of the softmax over clusters in the router's loss. At 0.1 few pairs of query and key find a common cluster."""
-ELSEWHERE = 0.3
+ELSEWHERE = 0.5
 """Of the router's loss: a slot that no step sees is in the query's cluster with this probability. With 0, the loss is
 small as soon as the right slot is more probable than the other local ones, even if its cluster is another."""
 
