@@ -14,9 +14,10 @@ import numpy as np
 from rich.console import Console
 
 from learner.files import replacing
-from reports.comparison import CORRECT, Comparison, Estimate
+from reports.comparison import CORRECT, Comparison, Estimate, estimate
 from reports.pages import points, rounded, write_page
 from reports.report import lines_of, pages_about, pages_of, rules
+from reports.statistics import interquartile_mean
 from reports.tables import print_table
 from training.config import to_plain
 from training.console import quantity
@@ -127,6 +128,7 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "about": f"{len(comparison.runs)} runs: {len(comparison.names)} variants, seeds {', '.join(map(str, seeds))}, "
         f"{' or '.join(map(quantity, totals))} {kind.unit} each",
         "verdict": verdict(comparison),
+        "reach": {of.name: of.temporal_range for of in comparison.variants if of.temporal_range is not None},
         "second": next_best(comparison),
         "best": comparison.best.name,
         "rules": rules(comparison.data if kind.unit == "frames" else ()),
@@ -199,14 +201,14 @@ def print_scores(console: Console, comparison: Comparison) -> None:
 
 
 def verdict(comparison: Comparison) -> str:
-    """The best variant, and those others that are probably worse."""
+    """The best variant, and those others that are confirmed to be worse."""
     best, where = comparison.best, " in an environment" if len(comparison.data) > 1 else ""
     better = worse_than_best(comparison)
     level = [name for name in comparison.names if name not in (best.name, *better)]
     lead = f"{best.name} has the {'lowest' if comparison.scale.lower else 'highest'} interquartile mean"
     lead = f"{lead}, {significant(best.score.value)} {interval(best.score)}".rstrip()
     parts = [lead if better or not level else f"No difference is confirmed: {lead}"]
-    parts += [f"its runs are probably better than those of {_list(better)}"] if better else []
+    parts += [f"it is confirmed to be better than {_list(better)}"] if better else []
     parts += [f"whether it differs from {_list(level)} is open"] if better and level else []
     fewest = comparison.fewest
     weak = f" With as few as {fewest} runs of a variant{where}, that is weak evidence." if fewest < 5 else ""
@@ -217,7 +219,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def next_best(comparison: Comparison) -> dict[str, Any]:
-    """The second variant by score, and how surely the best one's runs are better than its; empty if that is unknown."""
+    """The second variant by score, and how much and how surely the best one is better; empty if that is unknown."""
     best, sign = comparison.best, -1 if comparison.scale.lower else 1
     others = [variant for variant in comparison.variants if variant is not best]
     if not others or comparison.fewest < 2:
@@ -226,7 +228,10 @@ def next_best(comparison: Comparison) -> dict[str, Any]:
     p, runs = comparison.improvements[best.name, other.name], [len(best.runs), len(other.runs)]
     alike = f"{2 / math.comb(sum(runs), runs[0]):.2g}" if p.value == 1 and len(comparison.data) == 1 else ""
     text = f"{100 * p.value:.0f} % {interval(p, 100)}"  # "chance": of variants that are alike, by orders of runs
-    return {"name": other.name, "p": text, "confirmed": p.low > 0.5, "runs": runs, "chance": alike}
+    scores = comparison.scores(best.name), comparison.scores(other.name)
+    apart = estimate(lambda ours, theirs: sign * (interquartile_mean(ours) - interquartile_mean(theirs)), *scores)
+    found = {"name": other.name, "p": text, "confirmed": p.low > 0.5, "runs": runs, "chance": alike}
+    return found | {"apart": f"{significant(apart.value)} {interval(apart)}"}
 
 
 def worse_than_best(comparison: Comparison) -> list[str]:
@@ -268,12 +273,13 @@ def variant_table(comparison: Comparison) -> dict[str, Any]:
     head += [f"{kind.speed}/s", "mean", "state", "temporal range"]
     best = comparison.best if worse_than_best(comparison) else None
     for variant in comparison.variants:
-        reached = [x for x in variant.reached if x is not None]
+        reached = sorted(math.inf if x is None else x for x in variant.reached)
+        count, middle = sum(map(math.isfinite, reached)), float(np.median(reached))
         score = {"text": significant(variant.score.value), "small": interval(variant.score)}
         row = [_key(comparison, variant.name), len(variant.runs), {**score, "best": variant is best}]
         row += ["-" if variant.correct is None else f"{variant.correct:.1f} %"] * chose
-        count = f"{len(reached)} of {len(variant.runs)}"
-        row += [{"text": quantity(sum(reached) / len(reached)) if reached else "-", "small": count}] * limit
+        part = f"{count} of {len(variant.runs)}"
+        row += [{"text": quantity(middle) if math.isfinite(middle) else "-", "small": part}] * limit
         reach = "unbounded" if variant.temporal_range is None else f"{variant.temporal_range} steps"
         row += [quantity(variant.speed), significant(variant.mean), f"{variant.state_bytes / 1024:.1f} KiB", reach]
         rows.append(row)
