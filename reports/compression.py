@@ -26,7 +26,8 @@ def what_is_kept(recordings: Sequence[Recording]) -> dict[str, Any] | None:
     linear in these, so that what is missing there is what a probe could not learn from so few slots.
 
     Returns:
-        "names" and "views", each None if nothing can be said; None if that is so for both.
+        "names" and "views", each None if nothing can be said, and "says": what follows, in sentences. None if nothing
+        can be said of either.
     """
     found = [(each, each.compressed) for each in recordings if each.compressed and len(each.compressed.slots)]
     if len(found) < 2 or not all(np.isfinite(part).all() for _, kept in found for part in kept):
@@ -38,7 +39,8 @@ def what_is_kept(recordings: Sequence[Recording]) -> dict[str, Any] | None:
     drawn = [each.reconstructions[kept.steps] / 255.0 for each, kept in found if each.reconstructions is not None]
     views = _views(features, np.concatenate(drawn), things, episode) if drawn else None
     names = _names([x[things != ""] for x in features], things[things != ""], episode[things != ""])
-    return {"names": names, "views": views} if names or views else None
+    says = [*(names or {}).get("says", ()), *([_lost(views["rows"])] if views else ())]
+    return {"names": names, "views": views, "says": says} if says else None
 
 
 def _things(recording: Recording, slots: np.ndarray) -> np.ndarray:
@@ -69,32 +71,43 @@ def _names(features: Features, things: np.ndarray, episode: np.ndarray) -> dict[
     """How often things [K] are named right: their whole names, and the first and the last word of each.
 
     "rows": cells, the last of which is the share of the most frequent answer. "slots", "episodes": how many. "says":
-    what follows, a sentence a row.
+    what follows.
     """
     number, rows, says = len(set(episode)), list[list[Any]](), list[str]()
     for title, part in {"name": slice(None), "first word": slice(1), "last word": slice(-1, None)}.items():
         words = [" ".join(thing.split()[part]) for thing in things]
         answers, right, counts = np.unique(words, return_inverse=True, return_counts=True)
-        if len(answers) < 2 or (rows and len(answers) == len(set(things))):
+        if len(answers) < 2 or (title != "name" and len(answers) == len(set(things))):
             continue
-        enough = number >= EACH * len(answers)
-        read = [_read(x, np.eye(len(answers))[right], episode).argmax(axis=1) == right for x in features if enough]
-        cells: list[Any] = [_share(each, np.ones(len(each)), episode) for each in read] or ["-"] * 3
-        which = ", ".join(answers) if len(answers) < 4 else f"one of {len(answers)}"
-        which += "" if enough else f": needs compressive report --episodes {EACH * len(answers)} or more"
+        which = ", ".join(answers[:4]) + (", ..." if len(answers) > 4 else "")
+        if number < EACH * len(answers):
+            least = f"{len(answers)} answers need {EACH * len(answers)} episodes, and there are {number} (--episodes)"
+            says.append(f"Whether slots keep the {title} ({which}) is unknown: {least}.")
+            continue
+        read = [_read(x, np.eye(len(answers))[right], episode).argmax(axis=1) == right for x in features]
+        cells = [_share(each, np.ones(len(each)), episode) for each in read]
         guess = 100 * counts.max() / len(right)
         rows.append([{"text": title, "small": which}, *cells, f"{guess:.0f} %"])
-        says += [_conclusion(title, cells[0], max(cells[1:], key=lambda cell: cell["value"]), guess)] if enough else []
-    return {"rows": rows, "slots": len(things), "episodes": number, "says": says} if rows else None
+        ceiling = max(cells[1:], key=lambda cell: cell["value"])
+        says.append(_conclusion(f"{title} ({which})", cells[0], ceiling, guess))
+    return {"rows": rows, "slots": len(things), "episodes": number, "says": says} if says else None
 
 
 def _conclusion(title: str, slot: Mapping[str, Any], ceiling: Mapping[str, Any], guess: float) -> str:
     """What follows of a probe of slots, from the better one of those that read inputs, and from guessing."""
-    shares = f"({slot['text']} against {ceiling['text']}; {guess:.0f} % without any slot)"
+    shares = f"{slot['text']} right from slots, {ceiling['text']} before compression, {guess:.0f} % without any slot"
     if ceiling["low"] <= guess:
-        return f"The {title} cannot be read even from the inputs of a slot, so nothing is said of it {shares}."
-    compared, loss = ("less often than", "a") if slot["high"] < ceiling["low"] else ("about as often as", "no")
-    return f"From slots, the {title} is read {compared} before compression {shares}: {loss} loss is shown."
+        return f"Whether slots keep the {title} is unknown, as it cannot be read even before compression: {shares}."
+    if slot["high"] < ceiling["low"]:
+        return f"Slots lose {'a part of' if slot['low'] > guess else 'all that can be read of'} the {title}: {shares}."
+    return f"Slots keep the {title}, as far as can be seen: {shares}."
+
+
+def _lost(rows: Sequence[Sequence[Any]]) -> str:
+    """What follows of the rows of views: their least and greatest shares."""
+    slot, *before = ([row[column]["value"] for row in rows] for column in (1, 2, 3))
+    least, most = (f"{min(of):.0f} to {max(of):.0f} %" for of in (slot, max(before, key=sum)))
+    return f"Of the variance of views, a probe reads {least} from slots, and {most} before compression."
 
 
 def _views(features: Features, views: np.ndarray, things: np.ndarray, episode: np.ndarray) -> dict[str, Any] | None:

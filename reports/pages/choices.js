@@ -1,6 +1,6 @@
 // A choice beside correct choices of the page, and what happened before it; included by `episode.html` before `episode.js`.
 const RARE = 0.2, FEW = 9;  // unusual: at most this share of so many correct choices is as far out, on either side
-const VALUE = "value on entering this room", TURNED = "steps in this room before it was nearer to what it took";
+const VALUE = "value on entering this room", TURNED = "steps in this room before it turned to what it took";
 const SEEN = "steps with the example in view", READ = "attention to them then, over that of equal weights";
 let compared = new Map();  // numbers of all choices, by layer and head
 
@@ -16,27 +16,54 @@ const located = (of, at) => Object.entries(of.situations?.[at] ?? {}).map(([name
   return { name, words, thing: words.split(", ")[0], x, y };
 }).filter(({ words, x }) => words.includes(", ") && Number.isFinite(x));
 
-// Whether a place is within the field of view at a step.
-function visible(of, at, { x, y }) {
-  const [east, north, yaw] = of.poses[at], bearing = (180 / Math.PI) * Math.atan2(y - north, x - east) - yaw;
-  return Math.abs(((bearing % 360) + 540) % 360 - 180) <= (DATA.plan.view ?? 360) / 2;
+// How far a place is to the left of the direction of view at a step, in degrees from -180 to 180.
+const wrapped = (angle) => ((angle % 360) + 540) % 360 - 180;
+function bearing(of, at, { x, y }) {
+  const [east, north, yaw] = of.poses[at];
+  return wrapped((180 / Math.PI) * Math.atan2(y - north, x - east) - yaw);
+}
+
+// How far each action turns to the left on this page, in degrees a step: a mean, 0 if it was never taken.
+let turning;
+function turns() {
+  if (turning) return turning;
+  const sums = DATA.actions.map(() => [0, 0]);
+  for (const { actions, poses } of DATA.episodes) {
+    for (let at = 0; at + 1 < poses.length; at++) {
+      if (poses[at][3] !== poses[at + 1][3]) continue; // it may have been put elsewhere
+      sums[actions[at]][0] += wrapped(poses[at + 1][2] - poses[at][2]);
+      sums[actions[at]][1]++;
+    }
+  }
+  return (turning = sums.map(([sum, count]) => (count ? sum / count : 0)));
+}
+
+// The probabilities at a step that it turns to the first of two things, and to the other.
+function turnsTo(of, at, [first, second]) {
+  const side = Math.sign(wrapped(bearing(of, at, first) - bearing(of, at, second))), count = DATA.actions.length;
+  const to = (sign) => turns().reduce((sum, turn, action) => sum + (turn * sign > 1 ? of.probabilities[at * count + action] / 255 : 0), 0);
+  return [to(side), to(-side)];
 }
 
 // What preceded a choice: when its room was entered, the stay before in the first room and the steps of it with something
-// in view; of two things their names, which one it took, and the step from which on it was nearer to that one.
+// in view; of two things their names, which one it took, from which step on it headed for that one rather than for the
+// other, and from which step on until then it was more likely to turn to it.
 function before(of, at) {
   const placed = of.poses && DATA.plan, stay = placed ? visits(of).filter(([first]) => first <= at).pop() : undefined;
   let entered = at;
   while (placed && entered > 0 && of.poses[entered - 1][3] === of.poses[at][3]) entered--;
-  const inView = (when) => located(of, when).some((thing) => visible(of, when, thing));
+  const inView = (when) => located(of, when).some((thing) => Math.abs(bearing(of, when, thing)) <= (DATA.plan.view ?? 360) / 2);
   const seen = stay && of.situations ? of.poses.map((_, when) => when).slice(stay[0], Math.min(stay[1], at) + 1).filter(inView) : undefined;
   const things = placed ? located(of, at) : [], far = (when, { x, y }) => Math.hypot(x - of.poses[when][0], y - of.poses[when][1]);
   if (things.length !== 2) return { entered, stay, seen };
   const [took, left] = things.sort((a, b) => far(at, a) - far(at, b));
-  let turned = at;
-  while (turned > entered && far(turned - 1, took) < far(turned - 1, left)) turned--;
+  const off = (when, thing) => Math.abs(bearing(of, when, thing)), likelier = ([to, away]) => to > away;
+  let headed = at;
+  while (headed > entered && off(headed - 1, took) < off(headed - 1, left)) headed--;
+  let turned = headed;
+  while (turned > entered && likelier(turnsTo(of, turned - 1, [took, left]))) turned--;
   const alike = took.thing.split(" ").filter((word) => left.thing.split(" ").includes(word)).join(" ");
-  return { entered, stay, seen, took, left, turned, alike };
+  return { entered, stay, seen, took, left, headed, turned, alike };
 }
 
 // [name, number, its text] of a choice, by the layer and head that the menus choose.
@@ -99,12 +126,11 @@ function quantile(sorted, share) {
 
 // Sentences on a choice between two things: of a wrong one what stands out, and what happened and what memory held.
 function story(of, at, ranks) {
-  const { entered, stay, seen, took, left, turned, alike } = before(of, at), steps = (number) => `${number} step${number === 1 ? "" : "s"}`;
+  const { entered, stay, seen, took, left, headed, turned, alike } = before(of, at), steps = (number) => `${number} step${number === 1 ? "" : "s"}`;
   if (!took) return [];
-  const count = DATA.actions.length, chances = Array.from({ length: at - entered + 1 }, (_, index) => of.probabilities.subarray((entered + index) * count, (entered + index + 1) * count));
-  const firm = chances.findIndex((row) => Math.max(...row) > 127), example = DATA.plan.rooms[0].replace(/^room of /, "");
-  const happened = [`It took the ${took.words} (${took.name}), not the ${left.words} (${left.name}). From step ${turned} on it was nearer to the one that it took: ${steps(turned - entered)} after entering this room, ${at - turned} before the choice.`];
-  if (firm >= 0) happened.push(`The first action with more than half of the probability in this room was ${DATA.actions[chances[firm].indexOf(Math.max(...chances[firm]))]}, ${percent(Math.max(...chances[firm]) / 255)} at step ${entered + firm}.`);
+  const example = DATA.plan.rooms[0].replace(/^room of /, ""), [to, away] = turnsTo(of, turned, [took, left]);
+  const when = turned === entered ? "when it entered this room" : `${steps(turned - entered)} after entering this room`;
+  const happened = [`It took the ${took.words} (${took.name}), not the ${left.words} (${left.name}). ${turned < headed ? `At step ${turned}, actions that turn to it had a probability of ${percent(to)}, and those that turn to the other ${percent(away)}. ` : ""}From step ${headed} on it headed for it rather than for the other, ${steps(at - headed)} before the choice.`];
   const held = seen && of.layers.length ? seen.filter((when) => attention(turned, of).some(({ first, last }) => first <= when && when <= last)) : [];
   if (seen?.length) {
     happened.push(`In the ${DATA.plan.rooms[0]}, ${seen.length} of the ${stay[1] - stay[0] + 1} steps of the latest stay (${span(...stay)}) had ${example} in view.`);
@@ -121,7 +147,7 @@ function story(of, at, ranks) {
   if (valueRare && low < high) parts.push(`on entering this room the agent already expected less than at ${high} of ${ranks.get(VALUE)[3]} correct choices`);
   if (alike) parts.push(`the two are alike ("${alike}")${apart((one) => before(one.each, one.when).alike, "of choices between such things", "of the others")}`);
   const said = parts.map((part) => part[0].toUpperCase() + part.slice(1)).join(". ");
-  return [`In short: it took the ${took.words}, and was nearer to it from step ${turned} on, ${steps(turned - entered)} after entering this room. ${said}${said && ". "}What the agent read from these steps is not recorded, so these are circumstances, and no proof of a cause.`, happened.join(" ")];
+  return [`In short: it took the ${took.words}, to which it ${turned < headed ? "was more likely to turn" : "headed"} from step ${turned} on, ${when}. ${said}${said && ". "}What the agent read from these steps is not recorded, so these are circumstances, and no proof of a cause.`, happened.join(" ")];
 }
 
 // Shows the numbers of a choice at its step, unless the episode is being played.

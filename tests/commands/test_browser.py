@@ -160,16 +160,24 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
     assert ("Unusual: value before" in text(right)) == (2 * (min(low, high) + 1) / (len(right) + 1) <= 0.2)
     assert "There are only 3 correct choices with full memory: too few" in text(right[:3])
     assert "There are no correct choices with full memory" in text(right[:0])
-    tab.evaluate("""() => { // the agent comes nearer to the second thing at step 98, and looks along x
-        const [take, leave] = [["red cone, left", 50, 0], ["red cube, right", -50, 0]];
+    tab.evaluate("""() => { // it looks along x until step 60; in the room, which begins at 80, it looks between things,
+        // turns by action 1 from 84 on, and from 82 on that is more probable than action 2, which turns back
+        const [take, leave] = [["red cone, left", 50, 9], ["red cube, right", -50, 9]], count = DATA.actions.length;
         const steps = episode.values.map((_, at) => [at < 98 ? 10 : -10, at < 80 || at > 100 ? 0 : 1]);
-        episode.poses = steps.map(([x, room], at) => [x, 0, at < 60 ? 0 : 180, room]);
+        const yaw = (at) => (at < 60 ? 0 : at < 65 ? 1260 - 18 * at : at < 84 ? 90 : Math.min(180, 15 * at - 1170));
+        episode.poses = steps.map(([x, room], at) => [x, 0, yaw(at), room]);
         episode.situations = steps.map(([, room]) => (room ? { take, leave } : { example: take }));
+        episode.actions = steps.map((_, at) => at === 59 ? 3 : 60 <= at && at < 65 ? 2 : 84 <= at && at < 90 ? 1 : 0);
+        const chances = (at) => [51, ...(at < 82 ? [51, 102] : [153, 51])];
+        steps.forEach((_, at) => episode.probabilities.set([...chances(at), ...Array(count - 3).fill(0)], at * count));
+        turning = undefined;
     }""")
     said = text(right)
+    assert "In short: it took the red cube, right, to which it was more likely to turn from step 82 on, 2 steps" in said
     assert (
-        "In short: it took the red cube, right, and was nearer to it from step 98 on, 18 steps after entering" in said
+        "At step 82, actions that turn to it had a probability of 60 %, and those that turn to the other 20 %" in said
     )
+    assert "From step 85 on it headed for it rather than for the other, 15 steps before the choice." in said
     assert "60 of the 80 steps of the latest stay (0–79) had the example in view" in said
     pairs = 1 + np.isin(right, range(80, 101)).sum()
     rates = f"of choices between such things, 1 of {pairs} on this page were wrong, of the others, 0 of"
