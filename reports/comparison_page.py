@@ -201,21 +201,19 @@ def print_scores(console: Console, comparison: Comparison) -> None:
 
 
 def verdict(comparison: Comparison) -> str:
-    """The best variant, and those others that are confirmed to be worse."""
+    """The best variant, and those others that are worse, as far as the intervals tell."""
     best, where = comparison.best, " in an environment" if len(comparison.data) > 1 else ""
     better = worse_than_best(comparison)
     level = [name for name in comparison.names if name not in (best.name, *better)]
     lead = f"{best.name} has the {'lowest' if comparison.scale.lower else 'highest'} interquartile mean"
     lead = f"{lead}, {significant(best.score.value)} {interval(best.score)}".rstrip()
     parts = [lead if better or not level else f"No difference is confirmed: {lead}"]
-    parts += [f"it is confirmed to be better than {_list(better)}"] if better else []
+    parts += [f"its runs are better than those of {_list(better)}"] if better else []
     parts += [f"whether it differs from {_list(level)} is open"] if better and level else []
-    fewest = comparison.fewest
-    weak = f" With as few as {fewest} runs of a variant{where}, that is weak evidence." if fewest < 5 else ""
-    weak += f" The interval of a mean of {fewest} runs is their range." if fewest < 4 and not where else ""
-    weak *= len(comparison.names) > 1
-    weak = f" A single run of a variant{where} has no interval." if fewest == 1 else weak
-    return "; ".join(parts) + "." + weak
+    weak = f" With as few as {comparison.fewest} runs of a variant{where}, that is weak evidence."
+    weak *= comparison.fewest < 5 and len(comparison.names) > 1
+    alone = f" A single run of a variant{where} has no interval."
+    return "; ".join(parts) + "." + (alone if comparison.fewest == 1 else weak)
 
 
 def next_best(comparison: Comparison) -> dict[str, Any]:
@@ -278,8 +276,8 @@ def variant_table(comparison: Comparison) -> dict[str, Any]:
         score = {"text": significant(variant.score.value), "small": interval(variant.score)}
         row = [_key(comparison, variant.name), len(variant.runs), {**score, "best": variant is best}]
         row += ["-" if variant.correct is None else f"{variant.correct:.1f} %"] * chose
-        part = f"{count} of {len(variant.runs)}"
-        row += [{"text": quantity(middle) if math.isfinite(middle) else "-", "small": part}] * limit
+        text = quantity(middle) if math.isfinite(middle) else "-"
+        row += [{"text": text, "small": f"{count} of {len(variant.runs)}"}] * limit
         reach = "unbounded" if variant.temporal_range is None else f"{variant.temporal_range} steps"
         row += [quantity(variant.speed), significant(variant.mean), f"{variant.state_bytes / 1024:.1f} KiB", reach]
         rows.append(row)

@@ -95,12 +95,11 @@ def _names(features: Features, things: np.ndarray, episode: np.ndarray) -> dict[
 
 def _conclusion(title: str, slot: Mapping[str, Any], ceiling: Mapping[str, Any], guess: float) -> str:
     """What follows of a probe of slots, from the better one of those that read inputs, and from guessing."""
-    shares = f"{slot['text']} right from slots, {ceiling['text']} before compression, {guess:.0f} % without any slot"
+    lost = "a part of" if slot["low"] > guess else "all that can be read of"
+    said = f"Slots lose {lost} the {title}" if slot["high"] < ceiling["low"] else f"Slots keep the {title}"
     if ceiling["low"] <= guess:
-        return f"Whether slots keep the {title} is unknown, as it cannot be read even before compression: {shares}."
-    if slot["high"] < ceiling["low"]:
-        return f"Slots lose {'a part of' if slot['low'] > guess else 'all that can be read of'} the {title}: {shares}."
-    return f"Slots keep the {title}, as far as can be seen: {shares}."
+        said = f"Whether slots keep the {title} is unknown, as it cannot be read even before compression"
+    return f"{said}: right {slot['text']} from slots, {ceiling['text']} before, {guess:.0f} % without any slot."
 
 
 def _lost(rows: Sequence[Sequence[Any]]) -> str:

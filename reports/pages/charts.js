@@ -256,12 +256,13 @@ class LineChart {
       this.svg.append(shape("text", { x: (box.left + box.right) / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle", class: "within" }, text));
     }
     if (inset === undefined) {
-      const name = options.xLabel || "", end = name ? box.right - 7 * name.length - 20 : box.right;
-      this.svg.append(shape("text", { x: box.right, y: height - 6, "text-anchor": "end" }, name));
-      for (const tick of ticks(from, to, Math.max(2, Math.floor(width / 60)))) {
-        const x = this.x(tick), anchor = x > box.right - 14 ? "end" : "middle";
-        if (x <= end) this.svg.append(shape("text", { x, y: height - 6, "text-anchor": anchor }, readable(tick)));
-      }
+      const places = ticks(from, to, Math.max(2, Math.floor(width / 60))), last = places.length - 1;
+      const wide = 7 * `${readable(places[last])} ${options.xLabel || ""}`.length; // the last tick has the unit
+      places.forEach((tick, index) => {
+        const right = Math.min(box.right, this.x(places[last]) + wide / 2), x = index < last ? this.x(tick) : right;
+        const text = index < last ? readable(tick) : `${readable(tick)} ${options.xLabel || ""}`;
+        if (index === last || x < right - wide - 24) this.svg.append(shape("text", { x, y: height - 6, "text-anchor": index < last ? "middle" : "end" }, text));
+      });
     } else {
       for (const tick of ticks(low, high, height > 120 ? 4 : 2)) {
         const y = this.y(tick) < box.top + 14 ? this.y(tick) + 13 : this.y(tick) - 3;
