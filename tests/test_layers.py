@@ -30,18 +30,18 @@ RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/re
 RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 2_965,
+    ("agent",): 2_964,
     ("envs",): 3_950,
-    ("actors",): 1_370,
-    ("learner",): 3_505,
-    ("training",): 3_400,
+    ("actors",): 1_366,
+    ("learner",): 3_501,
+    ("training",): 3_397,
     ("text", "speech"): 2_140,
-    ("images",): 590,
-    ("reports",): 2_275,
-    ("commands",): 1_795,
+    ("images",): 586,
+    ("reports",): 2_292,
+    ("commands",): 1_793,
     ("benchmarks",): 3_345,
-    ("tests",): 18_025,
-    tuple(ALLOWED): 21_970,
+    ("tests",): 18_028,
+    tuple(ALLOWED): 21_989,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

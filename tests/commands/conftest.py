@@ -54,6 +54,12 @@ def routed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recording]:
 
 
 @pytest.fixture
+def fresh(trained: Path, tmp_path: Path) -> Callable[[], Path]:
+    """Copies the run of a module's own fixture `trained`."""
+    return lambda: shutil.copytree(trained, tmp_path / "run")
+
+
+@pytest.fixture
 def copied(finished: tuple[Path, str], tmp_path: Path) -> Callable[..., Path]:
     """Copies the finished run, with other values in its configuration: `copied("name", seed=3)`."""
 

@@ -1,7 +1,6 @@
 """`compressive images`: from files to a sheet of samples, and bad input. Interruptions: test_resume.py."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,11 +33,6 @@ def trained(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.fixture
-def copied(trained: Path, tmp_path: Path) -> Callable[[], Path]:
-    return lambda: shutil.copytree(trained, tmp_path / "run")
-
-
 def test_training_leaves_a_run_with_samples(trained: Path) -> None:
     assert [row["step"] for row in read_metrics(trained) if "valid/nll" in row] == [3, 6]
     summary = json.loads((trained / "evaluation.json").read_text())
@@ -49,8 +43,8 @@ def test_training_leaves_a_run_with_samples(trained: Path) -> None:
     assert "samples" in EventAccumulator(str(trained)).Reload().Tags()["images"]
 
 
-def test_evaluate_and_sample(trained: Path, copied: Callable[[], Path], cli: Commands) -> None:
-    run, finished = copied(), json.loads((trained / "evaluation.json").read_text())
+def test_evaluate_and_sample(trained: Path, fresh: Callable[[], Path], cli: Commands) -> None:
+    run, finished = fresh(), json.loads((trained / "evaluation.json").read_text())
     out = cli.run("images", "evaluate", run)
     again = json.loads((run / "evaluation-test.json").read_text())
     assert again["bits_per_dim"] == pytest.approx(finished["bits_per_dim"], abs=1e-5)
@@ -66,11 +60,11 @@ def test_evaluate_and_sample(trained: Path, copied: Callable[[], Path], cli: Com
         assert (below[5:] != real[number][5:]).any()
 
 
-def test_bad_input_is_refused_in_one_line(trained: Path, pictures: Path, copied, tmp_path: Path, cli: Commands) -> None:
+def test_bad_input_is_refused_in_one_line(trained: Path, pictures: Path, fresh, tmp_path: Path, cli: Commands) -> None:
     (tmp_path / "bad").mkdir()
     for number in range(3):
         (tmp_path / "bad" / f"{number}.png").write_bytes(b"\x89PNG")
-    other, run = write_corpus("images", tmp_path / "other"), copied()
+    other, run = write_corpus("images", tmp_path / "other"), fresh()
     Image.new("RGB", (9, 9)).save(other / "new.png")
     train, resume = [*TRAIN[1:], "--run", tmp_path / "new"], ["train", "--resume", run]
     for *arguments, words in (

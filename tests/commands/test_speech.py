@@ -41,11 +41,6 @@ def trained(voices: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.fixture
-def copied(trained: Path, tmp_path: Path) -> Callable[[], Path]:
-    return lambda: shutil.copytree(trained, tmp_path / "run")
-
-
 def test_training_leaves_a_run_with_samples(trained: Path) -> None:
     assert [row["step"] for row in read_metrics(trained) if "valid/nll" in row] == [3, 6]
     summary = json.loads((trained / "evaluation.json").read_text())
@@ -63,8 +58,8 @@ def test_training_leaves_a_run_with_samples(trained: Path) -> None:
     assert events.Audio("sample-0")[0].sample_rate == RATE
 
 
-def test_evaluate_and_sample(trained: Path, copied: Callable[[], Path], cli: Commands) -> None:
-    run, finished = copied(), json.loads((trained / "evaluation.json").read_text())
+def test_evaluate_and_sample(trained: Path, fresh: Callable[[], Path], cli: Commands) -> None:
+    run, finished = fresh(), json.loads((trained / "evaluation.json").read_text())
     cli.run("speech", "evaluate", run, "--split", "validation", "--threads=1")
     validation = json.loads((run / "evaluation-validation.json").read_text())["nats"]
     assert validation == pytest.approx(finished["validation"], abs=1e-5)
@@ -80,8 +75,8 @@ def test_evaluate_and_sample(trained: Path, copied: Callable[[], Path], cli: Com
     assert {path.name for path in (run / "more").iterdir()} == expected
 
 
-def test_part_of_a_split_and_a_corpus_that_has_moved(voices: Path, copied, tmp_path: Path, monkeypatch) -> None:
-    run, elsewhere = copied(), shutil.copytree(voices, tmp_path / "moved [twice]")
+def test_part_of_a_split_and_a_corpus_that_has_moved(voices: Path, fresh, tmp_path: Path, monkeypatch) -> None:
+    run, elsewhere = fresh(), shutil.copytree(voices, tmp_path / "moved [twice]")
     config = config_of(run)
     assert Path(config.corpus.path).is_absolute()
     monkeypatch.chdir(tmp_path)
@@ -103,10 +98,10 @@ def test_files_too_short_for_samples_do_not_fail_the_run(voices: Path, tmp_path:
     assert "none: seconds" in json.loads((run / "evaluation.json").read_text())["drawn"]
 
 
-def test_bad_input_is_refused_in_one_line(trained: Path, voices: Path, copied, tmp_path: Path, cli: Commands) -> None:
+def test_bad_input_is_refused_in_one_line(trained: Path, voices: Path, fresh, tmp_path: Path, cli: Commands) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "torn.flac").write_bytes(b"fLaC")
-    other, run = write_corpus("speech", tmp_path / "other"), copied()
+    other, run = write_corpus("speech", tmp_path / "other"), fresh()
     audio.write_wav(other / "0.wav", synthetic.utterance(1, 1)[:1000], RATE)
     train, resume = ["train", "--run", tmp_path / "new", "--threads=1"], ["train", "--resume", trained]
     for *arguments, words in (

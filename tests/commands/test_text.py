@@ -51,11 +51,6 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.fixture
-def copied(trained: Path, tmp_path: Path) -> Callable[[], Path]:
-    return lambda: shutil.copytree(trained, tmp_path / "run")
-
-
 def measured(run: Path, split: str = "") -> dict[str, Any]:
     return json.loads((run / f"evaluation{split}.json").read_text())
 
@@ -118,8 +113,8 @@ def test_evaluate_measures_all_that_is_asked_for(trained: Path, cli: Commands) -
     assert (found["step"], found["rows"], found["dynamic"]["learning_rate"]) == (40, 8, 0.001)
 
 
-def test_checkpoints_that_are_skipped_are_named(copied: Callable[[], Path], cli: Commands) -> None:
-    run = copied()
+def test_checkpoints_that_are_skipped_are_named(fresh: Callable[[], Path], cli: Commands) -> None:
+    run = fresh()
     (run / "checkpoints" / f"{40:012d}" / "weights.safetensors").write_bytes(b"")
     said = f"skipped checkpoint {40:012d}: weights.safetensors has 0 bytes"
     main(["text", "sample", str(run), "--length=1"])
@@ -219,8 +214,8 @@ def test_bad_input_is_refused_before_writing(corpus: Path, trained: Path, tmp_pa
         cli.refuse("text", *arguments, words=words)
 
 
-def test_a_run_that_is_damaged_or_of_another_version(copied: Callable[[], Path], cli: Commands) -> None:
-    run = copied()
+def test_a_run_that_is_damaged_or_of_another_version(fresh: Callable[[], Path], cli: Commands) -> None:
+    run = fresh()
     last, file = run / "checkpoints" / f"{40:012d}", run / "tokenizer.json"
     state, tokenizer = (last / "state.json").read_text(), json.loads(file.read_text())
     resume = ["train", f"--resume={run}"]
