@@ -229,7 +229,7 @@ class LineChart {
         fill: "var(--band)",
       }));
     }
-    for (const tick of ticks(low, high, height > 120 ? 4 : 2)) {
+    for (const tick of ticks(low, high, height > 120 ? 4 : height > 60 ? 3 : 2)) {
       const y = this.y(tick);
       this.svg.append(shape("line", { x1: box.left, x2: box.right, y1: y, y2: y, stroke: "var(--grid)" }));
       if (inset === undefined) {
@@ -264,7 +264,7 @@ class LineChart {
         if (index === last || x < right - wide - 24) this.svg.append(shape("text", { x, y: height - 6, "text-anchor": index < last ? "middle" : "end" }, text));
       });
     } else {
-      for (const tick of ticks(low, high, height > 120 ? 4 : 2)) {
+      for (const tick of ticks(low, high, height > 120 ? 4 : height > 60 ? 3 : 2)) {
         const y = this.y(tick) < box.top + 14 ? this.y(tick) + 13 : this.y(tick) - 3;
         this.svg.append(shape("text", { x: box.left + 4, y, class: "within" }, readable(tick)));
       }

@@ -47,7 +47,7 @@ function turnsTo(of, at, [first, second]) {
 
 // What preceded a choice: when its room was entered, the stay before in the first room and the steps of it with something
 // in view; of two things their names, which one it took, from which step on it headed for that one rather than for the
-// other, and from which step on until then it was more likely to turn to it.
+// other, and from which step on until then it was more likely, by 0.1 or more, to turn to it.
 function before(of, at) {
   const placed = of.poses && DATA.plan, stay = placed ? visits(of).filter(([first]) => first <= at).pop() : undefined;
   let entered = at;
@@ -57,7 +57,7 @@ function before(of, at) {
   const things = placed ? located(of, at) : [], far = (when, { x, y }) => Math.hypot(x - of.poses[when][0], y - of.poses[when][1]);
   if (things.length !== 2) return { entered, stay, seen };
   const [took, left] = things.sort((a, b) => far(at, a) - far(at, b));
-  const off = (when, thing) => Math.abs(bearing(of, when, thing)), likelier = ([to, away]) => to > away;
+  const off = (when, thing) => Math.abs(bearing(of, when, thing)), likelier = ([to, away]) => to > away + 0.1;
   let headed = at;
   while (headed > entered && off(headed - 1, took) < off(headed - 1, left)) headed--;
   let turned = headed;

@@ -90,7 +90,7 @@ async function choose(index, at = 0) {
   const shared = { inset: INSET, domain: [0, steps.length - 1], bands: visits().map(([from, to]) => ({ from, to })), pick: (x) => go(Math.round(x)) };
   charts = [
     new LineChart(get("values"), [{ name: "value", colour: "var(--s0)", x: steps, y: episode.values }], { ...shared, height: 96, label: "value at each step", include: [0, 0] }),
-    new LineChart(get("rewards"), [{ name: "reward", colour: "var(--s6)", x: steps, y: episode.rewards, stems: true }], { ...shared, height: 56, label: "reward after each step", include: [0, 0] }),
+    new LineChart(get("rewards"), [{ name: "reward", colour: "var(--s6)", x: steps, y: episode.rewards, stems: true }], { ...shared, height: 68, label: "reward after each step", include: [0, 0] }),
   ];
   get("mistake").hidden = !episode.choices.some(Boolean);
   const none = !DATA.episodes.some((each) => mistakes(each).length);
@@ -259,7 +259,8 @@ function follow() {
     context.beginPath();
     context.arc(at, down, 5, 0, 7);
     context.fill();
-    const middle = Math.max(half, Math.min(width - half, at));
+    const beside = walls.filter(([a, b, c, d]) => a === c && (b - north) * (d - north) < 0).map(([a]) => point(a, 0)[0]);
+    const middle = Math.max(half + Math.max(0, ...beside.filter((wall) => wall < at)), Math.min(Math.min(width, ...beside.filter((wall) => wall > at)) - half, at));
     for (const draw of ["strokeText", "fillText"]) context[draw](name, middle, down < 22 ? down + 18 : down - 9);
   }
 }
