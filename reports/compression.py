@@ -105,8 +105,8 @@ def _conclusion(title: str, slot: Mapping[str, Any], ceiling: Mapping[str, Any],
 def _lost(rows: Sequence[Sequence[Any]]) -> str:
     """What follows of the rows of views: their least and greatest shares."""
     slot, *before = ([row[column]["value"] for row in rows] for column in (1, 2, 3))
-    least, most = (f"{min(of):.0f} to {max(of):.0f} %" for of in (slot, max(before, key=sum)))
-    return f"Of the variance of views, a probe reads {least} from slots, and {most} before compression."
+    now, then = (f"{min(of):.0f} to {max(of):.0f} %" for of in (slot, max(before, key=sum)))
+    return f"Of the variance of views, a probe reads {now} from slots, and {then} before compression."
 
 
 def _views(features: Features, views: np.ndarray, things: np.ndarray, episode: np.ndarray) -> dict[str, Any] | None:

@@ -119,6 +119,7 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "title": run.name,
         "kind": kind,
+        "rules": rules([config.env] if kind == "launch" else ()),
         "axes": ({"x": "frames", "steps": "steps"} if kind == "launch" else {"x": "steps"}) | {"time": "time"},
         "facts": facts,
         "preset": config.preset,
@@ -336,9 +337,9 @@ def pages_about(folder: Path, page: Path) -> list[dict[str, str]]:
     """The report of the run in a folder and the comparison around it, as links from another page, if they exist."""
     run = folder.resolve()
     marks = {"the run's report": Run(run).config_file, "comparison with other runs": run.parent / "report"}
-    found = [(name, mark.parent) for name, mark in marks.items() if mark.exists()]
-    pages = [(name, path / "report.html") for name, path in found if path / "report.html" != page.resolve()]
-    return [{"name": name, "link": _link(path, page)} for name, path in pages if path.is_file()]
+    found = {name: mark.parent / "report.html" for name, mark in marks.items() if mark.exists()}
+    others = {name: path for name, path in found.items() if path.is_file() and path != page.resolve()}
+    return [{"name": name, "link": _link(path, page)} for name, path in others.items()]
 
 
 def _link(path: Path, page: Path) -> str:
