@@ -16,7 +16,7 @@ from rich.console import Console
 from learner.files import replacing
 from reports.comparison import CORRECT, Comparison, Estimate, estimate
 from reports.pages import points, rounded, write_page
-from reports.report import lines_of, pages_about, pages_of, rules
+from reports.report import levels, lines_of, pages_about, pages_of, rules
 from reports.statistics import interquartile_mean
 from reports.tables import print_table
 from training.config import to_plain
@@ -128,7 +128,12 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "about": f"{len(comparison.runs)} runs: {len(comparison.names)} variants, seeds {', '.join(map(str, seeds))}, "
         f"{' or '.join(map(quantity, totals))} {kind.unit} each",
         "verdict": verdict(comparison),
-        "reach": {of.name: of.temporal_range for of in comparison.variants if of.temporal_range is not None},
+        "reach": {of.name: [of.temporal_range, of.correct] for of in comparison.variants if of.temporal_range},
+        "delays": sorted(
+            (level.delay_frames >> halved) / level.action_repeat
+            for level in levels(comparison.data if kind.unit == "frames" and len(comparison.data) == 1 else ())
+            for halved in range(level.delay_halvings + 1 if level.delay_frames else 0)
+        ),
         "second": next_best(comparison),
         "best": comparison.best.name,
         "rules": rules(comparison.data if kind.unit == "frames" else ()),
@@ -277,7 +282,7 @@ def variant_table(comparison: Comparison) -> dict[str, Any]:
         row = [_key(comparison, variant.name), len(variant.runs), {**score, "best": variant is best}]
         row += ["-" if variant.correct is None else f"{variant.correct:.1f} %"] * chose
         text = quantity(middle) if math.isfinite(middle) else "-"
-        row += [{"text": text, "small": f"{count} of {len(variant.runs)}"}] * limit
+        row += [{"text": text, "small": f"reached by {count} of {len(variant.runs)}"}] * limit
         reach = "unbounded" if variant.temporal_range is None else f"{variant.temporal_range} steps"
         row += [quantity(variant.speed), significant(variant.mean), f"{variant.state_bytes / 1024:.1f} KiB", reach]
         rows.append(row)

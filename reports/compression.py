@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from actors.recording import Recording
+from envs.rooms.shapes import SHAPES
 from reports.statistics import bootstrap_interval
 from reports.views import coloured, webp
 
@@ -15,6 +16,7 @@ FOLDS = 8
 """Probes are tested on every FOLDS-th episode, and fitted to the others."""
 EACH = 6
 """Fewest episodes for each answer that a probe chooses from."""
+ENDS = "value", "low", "high"
 Features = Sequence[np.ndarray]
 
 
@@ -39,8 +41,9 @@ def what_is_kept(recordings: Sequence[Recording]) -> dict[str, Any] | None:
     drawn = [each.reconstructions[kept.steps] / 255.0 for each, kept in found if each.reconstructions is not None]
     views = _views(features, np.concatenate(drawn), things, episode) if drawn else None
     names = _names([x[things != ""] for x in features], things[things != ""], episode[things != ""])
-    says = [*(names or {}).get("says", ()), *([_lost(views["rows"])] if views else ())]
-    return {"names": names, "views": views, "says": says} if says else None
+    says = [*(names or {}).get("says", ())]
+    says += [_conclusion("the variance of the views", [row[1:] for row in views["rows"]], 0)] if views else []
+    return {"names": names, "views": views, "says": sorted(says)} if says else None  # keeps, loses, whether
 
 
 def _things(recording: Recording, slots: np.ndarray) -> np.ndarray:
@@ -67,46 +70,52 @@ def _in_view(recording: Recording, step: int, *place: float) -> bool:
     return bool(abs((bearing + 180) % 360 - 180) <= plan["view"] / 2)
 
 
+def _parts(things: np.ndarray) -> dict[str, list[str]]:
+    """What probes read of things: their names, and if all are objects of `rooms` their colours and shapes."""
+    shapes = sorted((f" {name.replace('_', ' ')}" for name in SHAPES), key=len, reverse=True)  # "pot cone", then "cone"
+    ends = [next(filter(thing.endswith, shapes), "") for thing in things]
+    colours = [thing.removesuffix(end) for thing, end in zip(things, ends)]
+    known = {"colour": colours, "shape": [end[1:] for end in ends]} if all(ends) else {}
+    return {"name": list(things)} | {part: of for part, of in known.items() if 1 < len(set(of)) < len(set(things))}
+
+
 def _names(features: Features, things: np.ndarray, episode: np.ndarray) -> dict[str, Any] | None:
-    """How often things [K] are named right: their whole names, and the first and the last word of each.
+    """How often things [K] are named right, whole and in parts.
 
     "rows": cells, the last of which is the share of the most frequent answer. "slots", "episodes": how many. "says":
     what follows.
     """
     number, rows, says = len(set(episode)), list[list[Any]](), list[str]()
-    for title, part in {"name": slice(None), "first word": slice(1), "last word": slice(-1, None)}.items():
-        words = [" ".join(thing.split()[part]) for thing in things]
+    for title, words in _parts(things).items() if len(set(things)) > 1 else ():
         answers, right, counts = np.unique(words, return_inverse=True, return_counts=True)
-        if len(answers) < 2 or (title != "name" and len(answers) == len(set(things))):
-            continue
         which = ", ".join(answers[:4]) + (", ..." if len(answers) > 4 else "")
         if number < EACH * len(answers):
             least = f"{len(answers)} answers need {EACH * len(answers)} episodes, and there are {number} (--episodes)"
-            says.append(f"Whether slots keep the {title} ({which}) is unknown: {least}.")
+            says.append(f"Whether compressed memory keeps the {title} ({which}) is unknown: {least}.")
             continue
         read = [_read(x, np.eye(len(answers))[right], episode).argmax(axis=1) == right for x in features]
         cells = [_share(each, np.ones(len(each)), episode) for each in read]
-        guess = 100 * counts.max() / len(right)
-        rows.append([{"text": title, "small": which}, *cells, f"{guess:.0f} %"])
-        ceiling = max(cells[1:], key=lambda cell: cell["value"])
-        says.append(_conclusion(f"{title} ({which})", cells[0], ceiling, guess))
+        floor = 100 * counts.max() / len(right)
+        rows.append([{"text": title, "small": which}, *cells, f"{floor:.0f} %"])
+        says.append(_conclusion(f"the {title} ({which})", [cells], floor))
     return {"rows": rows, "slots": len(things), "episodes": number, "says": says} if says else None
 
 
-def _conclusion(title: str, slot: Mapping[str, Any], ceiling: Mapping[str, Any], guess: float) -> str:
-    """What follows of a probe of slots, from the better one of those that read inputs, and from guessing."""
-    lost = "a part of" if slot["low"] > guess else "all that can be read of"
-    said = f"Slots lose {lost} the {title}" if slot["high"] < ceiling["low"] else f"Slots keep the {title}"
-    if ceiling["low"] <= guess:
-        said = f"Whether slots keep the {title} is unknown, as it cannot be read even before compression"
-    return f"{said}: right {slot['text']} from slots, {ceiling['text']} before, {guess:.0f} % without any slot."
-
-
-def _lost(rows: Sequence[Sequence[Any]]) -> str:
-    """What follows of the rows of views: their least and greatest shares."""
-    slot, *before = ([row[column]["value"] for row in rows] for column in (1, 2, 3))
-    now, then = (f"{min(of):.0f} to {max(of):.0f} %" for of in (slot, max(before, key=sum)))
-    return f"Of the variance of views, a probe reads {now} from slots, and {then} before compression."
+def _conclusion(what: str, rows: Sequence[Sequence[Mapping[str, Any]]], floor: float) -> str:
+    """What follows of rows of cells: of slots, against the better ones of those that read inputs, and a guess."""
+    slot, *inputs = ({end: np.mean([cell[end] for cell in of]) for end in ENDS} for of in zip(*rows))
+    before = max(inputs, key=lambda each: each["value"])
+    lost = 100 * min(1, (before["value"] - slot["value"]) / max(before["value"] - floor, 1e-9))
+    if before["low"] <= floor:
+        said = f"Whether compressed memory keeps {what} is unknown: it cannot be read even before compression"
+    elif slot["high"] < before["low"] and lost >= 1:
+        said = f"Compressed memory loses {lost:.0f} % of what can be read of {what}"
+    elif slot["low"] > floor:
+        said = f"Compressed memory keeps {what}, without a loss that shows"
+    else:
+        said = f"Whether compressed memory keeps {what} is unknown: the intervals are too wide"
+    shares = (f"{share:.0f} %" for share in (slot["value"], before["value"], floor))
+    return "{}. A probe reads {} from slots, {} before compression, {} without a slot.".format(said, *shares)
 
 
 def _views(features: Features, views: np.ndarray, things: np.ndarray, episode: np.ndarray) -> dict[str, Any] | None:

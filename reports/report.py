@@ -20,6 +20,7 @@ import numpy as np
 from actors.recording import Recording
 from envs import chance_of_choice, reference_scores, tasks
 from envs.registry import parse_spec, rooms_config
+from envs.rooms.config import RoomsConfig
 from envs.rooms.level import rule
 from learner.files import read_json
 from learner.metrics import sample_metrics
@@ -214,12 +215,17 @@ def lines_of(specs: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
-def rules(specs: Sequence[str]) -> list[str]:
-    """The rules of the tasks that are levels of rooms; none if one of them is unknown."""
+def levels(specs: Sequence[str]) -> list[RoomsConfig]:
+    """The tasks that are levels of rooms; none if one of them is unknown."""
     with contextlib.suppress(*DAMAGE):
         found = [parse_spec(task) for spec in specs for task in tasks(spec)]
-        return list(dict.fromkeys(rule(rooms_config(name, fields)) for kind, name, fields in found if kind == "rooms"))
+        return [rooms_config(name, fields) for kind, name, fields in found if kind == "rooms"]
     return []
+
+
+def rules(specs: Sequence[str]) -> list[str]:
+    """The rules of `levels`."""
+    return list(dict.fromkeys(map(rule, levels(specs))))
 
 
 def evaluations(kind: str, rows: list[dict[str, Any]], counter: str) -> dict[str, Any]:

@@ -37,11 +37,11 @@ LINES = {
     ("training",): 3_397,
     ("text", "speech"): 2_140,
     ("images",): 586,
-    ("reports",): 2_293,
+    ("reports",): 2_313,
     ("commands",): 1_793,
     ("benchmarks",): 3_345,
-    ("tests",): 18_028,
-    tuple(ALLOWED): 21_990,
+    ("tests",): 18_029,
+    tuple(ALLOWED): 22_010,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

@@ -250,6 +250,11 @@ class LineChart {
       const left = covered(box.left) < covered(box.right - wide); // at the end that fewer curves cross
       this.svg.append(shape("text", { x: left ? box.left + 4 : box.right, y, "text-anchor": left ? "start" : "end", class: "within" }, text));
     }
+    const known = series.flatMap((line) => line.x.filter((_, index) => line.y[index] !== null)), first = Math.min(...known);
+    const empty = `no values before ${readable(first)}`, begin = this.x(first) - box.left;
+    if (inset === undefined && known.length && begin > 7 * empty.length + 8) {
+      this.svg.append(shape("text", { x: box.left + begin / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle", class: "within" }, empty));
+    }
     const values = Math.max(0, ...series.map((line) => line.y.filter((value) => value !== null).length));
     if (values < 2) {
       const text = values ? "a single value: no curve yet" : "no values yet";

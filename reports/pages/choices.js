@@ -1,7 +1,7 @@
 // A choice beside correct choices of the page, and what happened before it; included by `episode.html` before `episode.js`.
 const RARE = 0.2, FEW = 9;  // unusual: at most this share of so many correct choices is as far out, on either side
-const VALUE = "value on entering this room", TURNED = "steps in this room before it turned to what it took";
-const SEEN = "steps with the example in view", READ = "attention to them then, over that of equal weights";
+const VALUE = "value on entering this room", TURNED = "steps in this room before its probabilities turned to what it took";
+const SEEN = "steps with the example in view", READ = "attention to these steps when its probabilities turned (1: as with equal weights)";
 let compared = new Map();  // numbers of all choices, by layer and head
 
 // The share of the attention that goes to the steps from one to another, and what it would be if all slots had the same.
@@ -23,47 +23,51 @@ function bearing(of, at, { x, y }) {
   return wrapped((180 / Math.PI) * Math.atan2(y - north, x - east) - yaw);
 }
 
-// How far each action turns to the left on this page, in degrees a step: a mean, 0 if it was never taken.
-let turning;
-function turns() {
-  if (turning) return turning;
-  const sums = DATA.actions.map(() => [0, 0]);
+// How far each action moves the agent on this page until the next step, [forward, to the left]: a mean, 0 if it was never taken.
+let moved;
+function moves() {
+  if (moved) return moved;
+  const sums = DATA.actions.map(() => [0, 0, 0]);
   for (const { actions, poses } of DATA.episodes) {
     for (let at = 0; at + 1 < poses.length; at++) {
-      if (poses[at][3] !== poses[at + 1][3]) continue; // it may have been put elsewhere
-      sums[actions[at]][0] += wrapped(poses[at + 1][2] - poses[at][2]);
-      sums[actions[at]][1]++;
+      const [[x, y, yaw, room], [east, north, , next]] = [poses[at], poses[at + 1]], turn = (Math.PI / 180) * yaw;
+      if (room !== next) continue; // it may have been put elsewhere
+      const [along, up, sum] = [east - x, north - y, sums[actions[at]]];
+      sum[0] += along * Math.cos(turn) + up * Math.sin(turn);
+      sum[1] += up * Math.cos(turn) - along * Math.sin(turn);
+      sum[2]++;
     }
   }
-  return (turning = sums.map(([sum, count]) => (count ? sum / count : 0)));
+  return (moved = sums.map(([ahead, left, count]) => (count ? [ahead / count, left / count] : [0, 0])));
 }
 
-// The probabilities at a step that it turns to the first of two things, and to the other.
-function turnsTo(of, at, [first, second]) {
-  const side = Math.sign(wrapped(bearing(of, at, first) - bearing(of, at, second))), count = DATA.actions.length;
-  const to = (sign) => turns().reduce((sum, turn, action) => sum + (turn * sign > 1 ? of.probabilities[at * count + action] / 255 : 0), 0);
-  return [to(side), to(-side)];
+// For each action of a step its probability times how much more nearly it moves to the first of two things than to the other.
+function leads(of, at, things) {
+  const [a, b] = things.map((thing) => (Math.PI / 180) * bearing(of, at, thing));
+  return moves().map(([ahead, left], action, { length }) =>
+    (of.probabilities[at * length + action] / 255) * (ahead * (Math.cos(a) - Math.cos(b)) + left * (Math.sin(a) - Math.sin(b))));
 }
+const balance = (...which) => leads(...which).reduce((sum, each) => sum + each, 0);
 
 // What preceded a choice: when its room was entered, the stay before in the first room and the steps of it with something
-// in view; of two things their names, which one it took, from which step on it headed for that one rather than for the
-// other, and from which step on until then it was more likely, by 0.1 or more, to turn to it.
+// in view; of two things their names, which one it took, and from which step on its probabilities led to that one: the
+// first from which on they do so in sum, up to any later step (the step after the choice if there is none).
 function before(of, at) {
   const placed = of.poses && DATA.plan, stay = placed ? visits(of).filter(([first]) => first <= at).pop() : undefined;
   let entered = at;
   while (placed && entered > 0 && of.poses[entered - 1][3] === of.poses[at][3]) entered--;
   const inView = (when) => located(of, when).some((thing) => Math.abs(bearing(of, when, thing)) <= (DATA.plan.view ?? 360) / 2);
   const seen = stay && of.situations ? of.poses.map((_, when) => when).slice(stay[0], Math.min(stay[1], at) + 1).filter(inView) : undefined;
-  const things = placed ? located(of, at) : [], far = (when, { x, y }) => Math.hypot(x - of.poses[when][0], y - of.poses[when][1]);
+  const things = placed ? located(of, at) : [], far = ({ x, y }) => Math.hypot(x - of.poses[at][0], y - of.poses[at][1]);
   if (things.length !== 2) return { entered, stay, seen };
-  const [took, left] = things.sort((a, b) => far(at, a) - far(at, b));
-  const off = (when, thing) => Math.abs(bearing(of, when, thing)), likelier = ([to, away]) => to > away + 0.1;
-  let headed = at;
-  while (headed > entered && off(headed - 1, took) < off(headed - 1, left)) headed--;
-  let turned = headed;
-  while (turned > entered && likelier(turnsTo(of, turned - 1, [took, left]))) turned--;
+  const [took, left] = things.sort((a, b) => far(a) - far(b));
+  let [turned, sum, least] = [entered, 0, 0];
+  for (let when = entered; when <= at; when++) {
+    sum += balance(of, when, things);
+    if (sum <= least) [turned, least] = [when + 1, sum];
+  }
   const alike = took.thing.split(" ").filter((word) => left.thing.split(" ").includes(word)).join(" ");
-  return { entered, stay, seen, took, left, headed, turned, alike };
+  return { entered, stay, seen, took, left, turned, alike };
 }
 
 // [name, number, its text] of a choice, by the layer and head that the menus choose.
@@ -78,12 +82,13 @@ function numbers(of, at) {
   if (!of.layers.length) return found;
   const slots = attention(at, of);
   if (seen?.length && turned !== undefined) {
-    const then = attention(turned, of), parts = seen.map((when) => sharesOf(then, [when, when]));
+    const then = attention(Math.min(turned, at), of), parts = seen.map((when) => sharesOf(then, [when, when]));
     found.push([READ, parts.reduce((sum, [share]) => sum + share, 0) / parts.reduce((sum, [, equal]) => sum + equal, 0), readable]);
   }
   if (stay) {
     const [share, equal] = sharesOf(slots, stay);
-    found.push(["attention to the latest stay there", share, percent], ["the same over that of equal weights", share / equal, readable]);
+    const name = `attention at the choice to the latest stay in the ${DATA.plan.rooms[0]}`;
+    found.push([name, share, percent], [`${name} (1: as with equal weights)`, share / equal, readable]);
   }
   of.kinds.forEach((kind, index) => {
     if (!of.layers.some(({ sizes }) => sizes[index])) return;
@@ -126,15 +131,21 @@ function quantile(sorted, share) {
 
 // Sentences on a choice between two things: of a wrong one what stands out, and what happened and what memory held.
 function story(of, at, ranks) {
-  const { entered, stay, seen, took, left, headed, turned, alike } = before(of, at), steps = (number) => `${number} step${number === 1 ? "" : "s"}`;
+  const { entered, stay, seen, took, left, turned, alike } = before(of, at), then = Math.min(turned, at);
   if (!took) return [];
-  const example = DATA.plan.rooms[0].replace(/^room of /, ""), [to, away] = turnsTo(of, turned, [took, left]);
-  const when = turned === entered ? "when it entered this room" : `${steps(turned - entered)} after entering this room`;
-  const happened = [`It took the ${took.words} (${took.name}), not the ${left.words} (${left.name}). ${turned < headed ? `At step ${turned}, actions that turn to it had a probability of ${percent(to)}, and those that turn to the other ${percent(away)}. ` : ""}From step ${headed} on it headed for it rather than for the other, ${steps(at - headed)} before the choice.`];
-  const held = seen && of.layers.length ? seen.filter((when) => attention(turned, of).some(({ first, last }) => first <= when && when <= last)) : [];
+  const example = DATA.plan.rooms[0].replace(/^room of /, ""), late = turned - entered;
+  const when = late ? `${late} step${late === 1 ? "" : "s"} after entering this room` : "when it entered this room";
+  const happened = [`It took the ${took.words} (${took.name}), not the ${left.words} (${left.name}).`];
+  if (turned <= at) {
+    const rows = of.poses.slice(turned, at + 1).map((_, index) => leads(of, turned + index, [took, left]));
+    const sums = rows.map((row) => row.reduce((sum, each) => sum + each, 0)), most = sums.indexOf(Math.max(...sums));
+    const action = rows[most].indexOf(Math.max(...rows[most])), chance = of.probabilities[(turned + most) * DATA.actions.length + action];
+    happened.push(`Its action probabilities led to what it took most at step ${turned + most}, above all by ${DATA.actions[action]}, ${percent(chance / 255)}.`);
+  }
+  const held = seen && of.layers.length ? seen.filter((when) => attention(then, of).some(({ first, last }) => first <= when && when <= last)) : [];
   if (seen?.length) {
     happened.push(`In the ${DATA.plan.rooms[0]}, ${seen.length} of the ${stay[1] - stay[0] + 1} steps of the latest stay (${span(...stay)}) had ${example} in view.`);
-    if (of.layers.length) happened.push(`${held.length === seen.length ? "All" : held.length || "None"} of them were in memory at step ${turned}.`);
+    if (of.layers.length) happened.push(`${held.length === seen.length ? "All" : held.length || "None"} of them were in memory at step ${then}.`);
   }
   if (of.choices[at] > 0) return [happened.join(" ")];
   const all = [...compared.values()].pop(), rate = (of) => `${of.filter((one) => !one.right).length} of ${of.length}`;
@@ -147,7 +158,8 @@ function story(of, at, ranks) {
   if (valueRare && low < high) parts.push(`on entering this room the agent already expected less than at ${high} of ${ranks.get(VALUE)[3]} correct choices`);
   if (alike) parts.push(`the two are alike ("${alike}")${apart((one) => before(one.each, one.when).alike, "of choices between such things", "of the others")}`);
   const said = parts.map((part) => part[0].toUpperCase() + part.slice(1)).join(". ");
-  return [`In short: it took the ${took.words}, to which it ${turned < headed ? "was more likely to turn" : "headed"} from step ${turned} on, ${when}. ${said}${said && ". "}What the agent read from these steps is not recorded, so these are circumstances, and no proof of a cause.`, happened.join(" ")];
+  const turn = turned > at ? "Up to the choice its action probabilities led, on balance, to the other, and the actions that were drawn from them to this one" : `From step ${turned} on, ${when}, its action probabilities led to this one rather than to the other, on balance`;
+  return [`In short: it took the ${took.words}. ${turn}. ${said}${said && ". "}What the agent read from these steps is not recorded, so these are circumstances, and no proof of a cause.`, happened.join(" ")];
 }
 
 // Shows the numbers of a choice at its step, unless the episode is being played.

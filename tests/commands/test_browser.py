@@ -152,7 +152,8 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
 
     values, attention = np.array(episode["values"]), np.array([attended(step) for step in range(180)])
     assert "correct choices with full memory" in text(right), "not those at 5 and 15"
-    for name, found in (("value before the choice", values), ("attention to the latest stay there", attention)):
+    stay = "attention at the choice to the latest stay in the room of the example"
+    for name, found in (("value before the choice", values), (stay, attention)):
         numbers = re.findall(r"[+-]?\d[\d.]*", text(right).partition(f"{name}\t")[2].partition("\n")[0])
         expected = [found[100], *np.quantile(found[right], [0.5, 0.25, 0.75])]
         assert [float(number) for number in numbers] == pytest.approx(expected, rel=0.02, abs=0.1)
@@ -160,24 +161,26 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
     assert ("Unusual: value before" in text(right)) == (2 * (min(low, high) + 1) / (len(right) + 1) <= 0.2)
     assert "There are only 3 correct choices with full memory: too few" in text(right[:3])
     assert "There are no correct choices with full memory" in text(right[:0])
-    tab.evaluate("""() => { // it looks along x until step 60; in the room, which begins at 80, it looks between things,
-        // turns by action 1 from 84 on, and from 82 on that is more probable than action 2, which turns back
+    room = """(likely) => { // in the room, which begins at 80, it looks between two things: action 1 moves it to the
+        // left, 2 to the right, and from a step on 1 is more probable than 2; x is 0 at 88
         const [take, leave] = [["red cone, left", 50, 9], ["red cube, right", -50, 9]], count = DATA.actions.length;
-        const steps = episode.values.map((_, at) => [at < 98 ? 10 : -10, at < 80 || at > 100 ? 0 : 1]);
-        const yaw = (at) => (at < 60 ? 0 : at < 65 ? 1260 - 18 * at : at < 84 ? 90 : Math.min(180, 15 * at - 1170));
-        episode.poses = steps.map(([x, room], at) => [x, 0, yaw(at), room]);
-        episode.situations = steps.map(([, room]) => (room ? { take, leave } : { example: take }));
-        episode.actions = steps.map((_, at) => at === 59 ? 3 : 60 <= at && at < 65 ? 2 : 84 <= at && at < 90 ? 1 : 0);
-        const chances = (at) => [51, ...(at < 82 ? [51, 102] : [153, 51])];
-        steps.forEach((_, at) => episode.probabilities.set([...chances(at), ...Array(count - 3).fill(0)], at * count));
-        turning = undefined;
-    }""")
+        const inside = episode.values.map((_, at) => at >= 80 && at <= 100);
+        const x = (at) => (at < 84 ? 2 * at - 160 : 176 - 2 * at), yaw = (at) => (at < 60 ? 0 : at < 80 ? 180 : 90);
+        episode.poses = inside.map((is, at) => [is ? x(at) : 10, 0, yaw(at), Number(is)]);
+        episode.situations = inside.map((is) => (is ? { take, leave } : { example: take }));
+        episode.actions = inside.map((is, at) => Number(is) * (at < 84 ? 2 : 1));
+        const chances = (at) => [51, ...(at < likely ? [51, 102] : [153, 51]), ...Array(count - 3).fill(0)];
+        inside.forEach((_, at) => episode.probabilities.set(chances(at), at * count));
+        moved = undefined;
+    }"""
+    tab.evaluate(room, 200)
+    assert "Up to the choice its action probabilities led, on balance, to the other" in text(right)
+    tab.evaluate(room, 86)
     said = text(right)
-    assert "In short: it took the red cube, right, to which it was more likely to turn from step 82 on, 2 steps" in said
     assert (
-        "At step 82, actions that turn to it had a probability of 60 %, and those that turn to the other 20 %" in said
+        "In short: it took the red cube, right. From step 86 on, 6 steps after entering this room, its action" in said
     )
-    assert "From step 85 on it headed for it rather than for the other, 15 steps before the choice." in said
+    assert "most at step 88, above all by " + tab.evaluate("DATA.actions[1]") + ", 60 %." in said
     assert "60 of the 80 steps of the latest stay (0–79) had the example in view" in said
     pairs = 1 + np.isin(right, range(80, 101)).sum()
     rates = f"of choices between such things, 1 of {pairs} on this page were wrong, of the others, 0 of"
