@@ -146,9 +146,13 @@ def label(configs: Sequence[Any]) -> list[str]:
     """A name for each configuration of one kind: its core and the fields in which it differs from another.
 
     Runs of one label are runs of one variant. Fields of a core are compared between configurations of that core only.
+    Transformer-XL without memory is `local`.
     """
     core = CORE_FIELDS[configs[0].kind]
     flats = [flatten(to_plain(config)) for config in configs]
+    for flat in flats:
+        if (flat[f"{core}.name"], flat.get(f"{core}.memory_size")) == ("transformer-xl", 0):
+            flat[f"{core}.name"] = "local"
     labels = []
     for flat in flats:
         parts, mine = [], flat[f"{core}.name"]

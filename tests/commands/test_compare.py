@@ -61,6 +61,8 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
     trials = grid(rates=("1", "4"), cores=("lstm",), vary=[("learner.discount", ("0.9", "0.99"))])
     assert label(list(trials.values()))[0::5] == ["compressive (rate 1, discount 0.9)", "lstm (discount 0.99)"]
     assert label([make_preset("memory", "lstm")]) == ["lstm"]
+    transformers = [PRESETS["text"]("cpu", core) for core in ("local", "transformer-xl")]
+    assert label(transformers) == ["local", "transformer-xl"]
     with pytest.raises(UserError, match="the same run"):
         grid(vary=[("learner.discount", ("0.9", "0.90"))])
 
