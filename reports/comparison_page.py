@@ -128,12 +128,7 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "about": f"{len(comparison.runs)} runs: {len(comparison.names)} variants, seeds {', '.join(map(str, seeds))}, "
         f"{' or '.join(map(quantity, totals))} {kind.unit} each",
         "verdict": verdict(comparison),
-        "reach": {of.name: [of.temporal_range, of.correct] for of in comparison.variants if of.temporal_range},
-        "delays": sorted(
-            (level.delay_frames >> halved) / level.action_repeat
-            for level in levels(comparison.data if kind.unit == "frames" and len(comparison.data) == 1 else ())
-            for halved in range(level.delay_halvings + 1 if level.delay_frames else 0)
-        ),
+        "reach": reach_table(comparison),
         "second": next_best(comparison),
         "best": comparison.best.name,
         "rules": rules(comparison.data if kind.unit == "frames" else ()),
@@ -256,6 +251,27 @@ def interval(estimate: Estimate, factor: float = 1.0) -> str:
     """The ends in brackets; empty if there is no interval."""
     ends = [significant(factor * end) if factor == 1 else f"{factor * end:.0f}" for end in estimate[1:]]
     return "" if math.isnan(estimate.low) else f"[{ends[0]}, {ends[1]}]"
+
+
+def reach_table(comparison: Comparison) -> dict[str, Any]:
+    """How many steps back memories reach, and what would be correct after "delays" if they knew all of that.
+
+    Without "rows" if not two of them are bounded, and without "delays" if the task has none or is not one level.
+    """
+    tasks = levels(comparison.data if comparison.kind.unit == "frames" else ())
+    delays, rows = list[int](), list[list[Any]]()
+    if len(tasks) == 1 and tasks[0].delay_frames:
+        frames, repeat = tasks[0].delay_frames, tasks[0].action_repeat
+        delays = sorted((frames >> times) // repeat for times in range(tasks[0].delay_halvings + 1))
+    for variant in comparison.variants:
+        if steps := variant.temporal_range:
+            rows.append([_key(comparison, variant.name), f"{steps} steps"])
+            if delays:
+                within = sum(delay < steps for delay in delays)
+                rows[-1] += [f"{within} of {len(delays)}", f"{50 + 50 * within / len(delays):.1f} %"]
+                rows[-1] += ["-" if variant.correct is None else f"{variant.correct:.1f} %"]
+    head = ["variant", "memory reaches back", *["delays within", "correct if so", "correct"] * bool(delays)]
+    return {"head": head, "rows": rows if len(rows) > 1 else [], "delays": delays}
 
 
 def _list(names: list[str]) -> str:

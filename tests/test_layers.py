@@ -34,14 +34,14 @@ LINES = {
     ("envs",): 3_950,
     ("actors",): 1_366,
     ("learner",): 3_501,
-    ("training",): 3_397,
+    ("training",): 3_401,
     ("text", "speech"): 2_140,
     ("images",): 586,
-    ("reports",): 2_313,
+    ("reports",): 2_329,
     ("commands",): 1_793,
     ("benchmarks",): 3_345,
-    ("tests",): 18_029,
-    tuple(ALLOWED): 22_010,
+    ("tests",): 18_042,
+    tuple(ALLOWED): 22_030,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

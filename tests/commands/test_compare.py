@@ -224,6 +224,17 @@ def test_two_runs_of_each_in_every_environment_have_intervals(make_run: MakeRun,
     assert "more runs in one environment than in another" in text
 
 
+def test_reach_is_beside_the_delays_of_a_level(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
+    cores, cells = ("compressive", "transformer-xl"), {}
+    for env in (RECALL, "rooms:small-recall-long"):
+        _, text = compare(cli, tmp_path / env, [make_run(env + core, core, 0, [50.0], 60.0, env=env) for core in cores])
+        reach = embedded(tmp_path / env / "report.html")["reach"]
+        cells[env] = [row[1:] for row in reach["rows"]]
+        assert ("cannot tell" in text, reach["delays"]) == ((True, []) if env == RECALL else (False, [16, 32, 64, 128]))
+    beyond = [["3 of 4", "87.5 %", "-"], ["1 of 4", "62.5 %", "-"]]
+    assert list(cells.values()) == [[["72 steps"], ["24 steps"]], [["72 steps", *beyond[0]], ["24 steps", *beyond[1]]]]
+
+
 def test_a_run_under_two_names_is_refused(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
     run = make_run("a", "lstm", 0, [1.0, 2.0], 3.0)
     (tmp_path / "link").symlink_to(run)
