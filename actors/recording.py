@@ -3,7 +3,7 @@
 An ordinary actor plays them. `reports/` makes videos and pages of recordings.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from PIL import Image
 from actors.actor import Actor, Episode
 from actors.config import MAX_EPISODE_STEPS
 from actors.evaluation import check_length
-from agent.core import CompressiveTransformer, State, Transformer
+from agent.core import CompressiveTransformer, State, Transformer, map_state
 from agent.core.config import RoutedSizes
 from agent.trajectory import image_of
 from envs import guard
@@ -88,6 +88,9 @@ class Recording:
         the right object, or words with the x and y of what they name; None if it has no `situations`.
     renderings: [at most RENDERED_STEPS, height, width, 3] uint8 what the environment's `render()` draws before each
         action; None if it was not made for that (see `envs.drawing`).
+    otherwise: [T] of the action taken the probability that it would have had, had the example of the choice been its
+        other object; NaN outside of rooms of choices. None if that was not asked for, or the environment has no
+        `counterfactuals`.
     between: [at most RENDERED_STEPS, K, height, width, channels] uint8 the views between each observation and the next;
         None if they were not asked for, or the environment has no `between`.
     compressed: None if the first layer compressed nothing of the episode.
@@ -113,6 +116,7 @@ class Recording:
     situations: tuple[dict[str, Any], ...] | None
     renderings: np.ndarray | None
     between: np.ndarray | None
+    otherwise: np.ndarray | None
     compressed: Compressed | None
     reconstructions: np.ndarray | None
     action_names: tuple[str, ...]
@@ -127,15 +131,17 @@ class Recording:
 
 
 def record_episodes(
-    actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_STEPS, every_frame: bool = True
+    actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_STEPS, in_detail: bool = True
 ) -> list[Recording]:
     """Plays and records complete episodes in the actor's first environment.
 
-    The actor is at the start of an episode; `max_steps` is that of `play_episodes`. `every_frame` asks for the views
-    between steps, which are left out where a step has more than MOST_FRAMES frames.
+    The actor is at the start of an episode; `max_steps` is that of `play_episodes`. `in_detail` asks for what takes
+    longer: what the agent would have done otherwise, and the views between steps, but not where a step has more than
+    MOST_FRAMES frames.
     """
     agent = actor.agent
-    every_frame = every_frame and actor.envs.metadata.get("action_repeat", 1) <= MOST_FRAMES
+    counterfactuals = getattr(actor.envs, "counterfactuals", None) if in_detail else None
+    every_frame = in_detail and actor.envs.metadata.get("action_repeat", 1) <= MOST_FRAMES
     images = image_of(actor.env_output.observation).ndim > 2
     reconstruct = agent.reconstruction.picture if agent.reconstruction and images else None
     recordings: list[Recording] = []
@@ -143,8 +149,11 @@ def record_episodes(
     with actor.acting():
         while len(recordings) < episodes:
             resets = bool(actor.over[0])  # this step only resets the environment: it belongs to no episode
-            observation, before = image_of(actor.env_output.observation)[0].numpy(), actor.core_state
+            given, before = actor.env_output, actor.core_state
+            if not steps:
+                begin = map_state(torch.clone, agent.core.without_cache(before))  # acting writes into the cache
             pose, situation = _ask(actor, "poses"), _ask(actor, "situations")
+            state = actor.envs.get_state() if counterfactuals else None  # type: ignore[attr-defined]
             early = len(steps) < RENDERED_STEPS
             rendering = _render(actor) if early else None
             action, output = actor.act(return_attention=True)
@@ -156,7 +165,9 @@ def record_episodes(
             weights, slots, mass = _attention(agent.core, before, output.attention, len(steps))
             steps.append(
                 {
-                    "observation": observation,
+                    "observation": image_of(given.observation)[0].numpy(),
+                    "given": given,
+                    "state": state,
                     "action": int(action[0]),
                     "value": float(output.value[0, 0].flatten()[0]),  # of the first task
                     "reward": float(actor.env_output.reward[0]),
@@ -178,9 +189,26 @@ def record_episodes(
             )
             for episode in ended:
                 if episode.environment == 0:
-                    recordings.append(_join(steps, episode, actor))
+                    otherwise = _otherwise(actor, counterfactuals, begin, steps) if counterfactuals else None
+                    recordings.append(_join(steps, episode, actor, otherwise))
                     steps = []
     return recordings
+
+
+def _otherwise(
+    actor: Actor, counterfactuals: Callable[..., Any], begin: State, steps: list[dict[str, Any]]
+) -> np.ndarray:
+    """`Recording.otherwise` of an episode, given the core's state before it."""
+    found = np.full(len(steps), np.nan, np.float32)
+    names = "last_action", "reward", "reset"
+    inputs = [torch.stack([getattr(step["given"], name)[:1] for step in steps], dim=1) for name in names]
+    first = map_state(lambda leaf: leaf[:1], begin)
+    for entered, views in counterfactuals([step["state"] for step in steps]):
+        given = (each[:, : len(views)].to(actor.device) for each in inputs)
+        logits = actor.agent(torch.from_numpy(views)[None].to(actor.device), *given, first).policy_logits[0, entered:]
+        taken = torch.tensor([step["action"] for step in steps[entered : len(views)]])
+        found[entered : len(views)] = logits.float().softmax(dim=-1).cpu()[torch.arange(len(taken)), taken].numpy()
+    return found
 
 
 def _ask(actor: Actor, name: str, *arguments: Any) -> Any:
@@ -230,7 +258,7 @@ def _compressed(
     return state.compressed[0][0].float().cpu().numpy()[new[whole]], first[whole, None] + np.arange(rate)
 
 
-def _join(steps: list[dict[str, Any]], episode: Episode, actor: Actor) -> Recording:
+def _join(steps: list[dict[str, Any]], episode: Episode, actor: Actor, otherwise: np.ndarray | None) -> Recording:
     metadata, core, attention = actor.envs.metadata, actor.agent.core, []
     of = SimpleNamespace(**{name: tuple(step[name] for step in steps) for name in steps[0]})
     new = [part for part in of.compressed if part is not None and len(part[0])]
@@ -259,6 +287,7 @@ def _join(steps: list[dict[str, Any]], episode: Episode, actor: Actor) -> Record
         situations=None if of.situation[0] is None else of.situation,
         renderings=_stack(of.rendering),
         between=_stack(of.between),
+        otherwise=otherwise,
         compressed=compressed,
         reconstructions=_stack(of.reconstruction),
         action_names=tuple(metadata.get("action_names") or map(str, range(actor.agent.num_actions))),

@@ -47,9 +47,9 @@ def _memory(run: Run, options: ReportOptions, console: Console) -> dict[str, Any
             return {"buckets": {"why": f"This run's core ({core_name(player.config)}) has no attention."}}
         with console.status("playing"):
             sample, count = not options.greedy, 8 if options.episodes is None else options.episodes
-            played = record(player.config, player.agent, count, options.seed, sample, every_frame=False)
+            played = record(player.config, player.agent, count, options.seed, sample, in_detail=False)
             if options.episodes is None and played[0].situations and played[0].compressed:
-                played += record(player.config, player.agent, 64, options.seed + 1, sample, every_frame=False)
+                played += record(player.config, player.agent, 64, options.seed + 1, sample, in_detail=False)
         return {"buckets": attention_by_bucket(played), "kept": what_is_kept(played)}
     except (UserError, EnvironmentFailed) as error:
         why = f"Nothing could be played: {error}".replace(str(run.path.absolute()), run.name)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from actors.recording import Recording
+from reports.compression import what_is_kept
 from reports.pages import packed, rounded, write_page
 from reports.report import pages_about
 from reports.video import film
@@ -42,7 +43,7 @@ def show(recordings: Sequence[Recording], stem: Path, title: str, core: str, run
 
 def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int = PAGE_BYTES) -> dict[str, Any]:
     """What `pages/episode.html` reads: the episodes that fit, but at least the beginning of the first."""
-    first = recordings[0]
+    first, kept = recordings[0], what_is_kept(recordings)
     height, width = views(first).shape[1:3]
     room, note = limit - 100_000, ""  # the page itself
     episodes: list[dict[str, Any]] = []
@@ -71,6 +72,7 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
         "drawn": None if first.reconstructions is None else first.reconstructions.shape[1:],
         "plan": first.floor_plan if first.poses is not None else None,
         "rule": first.rule,
+        "kept": kept if kept and (kept["views"] or kept["names"]["rows"]) else None,
         "sheet": {"columns": 10, "rows": SHEET_FRAMES // 10, "width": width, "height": height},
         "episodes": episodes,
     }
@@ -100,6 +102,7 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
         "rewards": rounded(recording.rewards[:steps]),
         "probabilities": packed(np.rint(255 * recording.probabilities[:steps]).astype(np.uint8)),
         "choices": recording.choices[:steps].tolist(),
+        "evidence": None if recording.otherwise is None else rounded(_evidence(recording, recording.otherwise)[:steps]),
         "scores": rounded(recording.returns[:steps], 6),
         "layers": layers,
         "kinds": recording.kinds,
@@ -107,6 +110,12 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
         "poses": None if recording.poses is None else [rounded(pose) for pose in recording.poses[:steps]],
     }
     return episode, len(json.dumps(episode))
+
+
+def _evidence(recording: Recording, otherwise: np.ndarray) -> np.ndarray:
+    """[T] log of how many times as likely the action was as it would have been with the other example; else NaN."""
+    taken = recording.probabilities[np.arange(len(recording.actions)), recording.actions]
+    return np.log(np.maximum(taken, 1e-30) / np.maximum(otherwise, 1e-30))
 
 
 def _plain(situation: Mapping[str, Any]) -> dict[str, Any]:

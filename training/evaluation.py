@@ -143,18 +143,18 @@ def record(
     seed: int = 0,
     sample: bool = True,
     env: str | None = None,
-    every_frame: bool = True,
+    in_detail: bool = True,
 ) -> list[Recording]:
     """Plays episodes of the first task one after the other and keeps every step of them.
 
-    An environment whose observations are no images is asked to draw itself. `every_frame` is that of
+    An environment whose observations are no images is asked to draw itself. `in_detail` is that of
     `record_episodes`.
     """
     first = tasks(env or held_out(config.env))[0]
     shown = first if len(interface(first).observation_shape) == 3 else drawing(first)
     actor = make_evaluator(config, agent, 1, seed, sample, shown, film=True)
     try:
-        return record_episodes(actor, episodes, config.actors.max_episode_steps, every_frame)
+        return record_episodes(actor, episodes, config.actors.max_episode_steps, in_detail)
     finally:
         actor.close()
 

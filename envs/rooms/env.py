@@ -7,6 +7,8 @@ one thread runs: actors are processes.
 import dataclasses
 import functools
 import hashlib
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +184,31 @@ class RoomsVectorEnv(BatchedEnv):
             found.append(np.where(ended[:, None, None, None], found[-1], slow.step(actions)[0]))
             ended |= slow.over
         return np.stack(found, axis=1)[:, 1:]
+
+    def counterfactuals(self, states: Sequence[dict[str, NDArray[Any]]]) -> list[tuple[int, NDArray[np.uint8]]]:
+        """What the first environment would have shown, had the example of a choice been the other of its two objects.
+
+        Given its states before the steps of an episode. For each choice the step at which its room was entered, and the
+        views up to the choice, [at most T, H, W, 3]. The room of the choice looks the same. Where all rounds of an
+        episode have one example, it is the other object in all.
+        """
+        rows = {name: np.concatenate([state[name][:1] for state in states]) for name in self.arrays}
+        visit, rounds = rows["visit"], np.cumsum(np.diff(rows["visit"], prepend=0) < 0)
+        choosing = np.isin(rows["room"], (level.ROOM_2, level.CHOSEN))
+        begins = np.flatnonzero(np.diff(np.where(choosing, visit, -1), prepend=-1))
+        found, drawn = [], RoomsVectorEnv(len(states), self.config)
+        for begin, end in itertools.pairwise([*map(int, begins), len(states)]):
+            if choosing[begin]:
+                visits = visit[begin], visit[begin] - self.config.examples - 1  # of the choice and of its example
+                pair = (rounds == rounds[begin]) & np.isin(visit, visits)
+                everywhere, match, other = pair | (not self.config.redraw_match), *(rows[n] for n in ("match", "other"))
+                changed = {
+                    "match": np.where(everywhere, other[begin], match),
+                    "other": np.where(everywhere & (other == other[begin]), match[begin], other),
+                    "match_side": np.where(pair, 1 - rows["match_side"], rows["match_side"]),
+                }
+                found.append((begin, drawn.set_state(rows | changed)[:end]))
+        return found
 
     @functools.cached_property
     def _slow(self) -> "RoomsVectorEnv":

@@ -1,5 +1,10 @@
 // The page of episodes: view, path, attention and charts of the chosen step. Reads DATA; see `reports/episode.py`.
 const NAMES = { routed: "routed memory", compressed: "compressed memory", memory: "memory", segment: "segment" };
+const MEANS = {
+  segment: (count) => `the present step and up to ${count - 1} before it, one in a slot`, memory: (count) => `the ${count} steps before the segment, one in a slot`,
+  compressed: (count, each) => `${count} slots of still older steps, each a learned summary of ${each === 1 ? "one step" : `${each} steps (compression rate ${each})`}`,
+  routed: (count) => `${count} slots of steps of any age, of which a step sees those in the cluster of its own content`,
+};
 const MEAN = "mean", SHOWN = 12, LARGEST = 104, SMALLEST = 22, INSET = 8;
 
 let episode, sheets, step = 0, timer = null, charts = [], led = false;
@@ -93,9 +98,6 @@ async function choose(index, at = 0) {
     new LineChart(get("rewards"), [{ name: "reward", colour: "var(--s6)", x: steps, y: episode.rewards, stems: true }], { ...shared, height: 68, label: "reward after each step", include: [0, 0] }),
   ];
   get("mistake").hidden = !episode.choices.some(Boolean);
-  const none = !DATA.episodes.some((each) => mistakes(each).length);
-  get("mistake").disabled = none;
-  get("mistake").textContent = none ? "no mistake" : "next mistake";
   go(at);
   mark();
   document.body.dataset.ready = index;
@@ -161,6 +163,7 @@ function go(to) {
   view.height = DATA.sheet.height * scale;
   paint(view.getContext("2d"), step, 0, 0, view.width, view.height);
   if (episode.drawn) redraw();
+  name();
   get("value").textContent = signed(episode.values[step]);
   get("reward").textContent = episode.rewards[step] ? signed(episode.rewards[step]) : "none";
   for (const chart of charts) chart.cursor(step);
@@ -168,6 +171,7 @@ function go(to) {
   follow();
   if (episode.layers.length) look();
   compare();
+  announce();
   if (window.parent !== window && !led) window.parent.postMessage([Number(get("episode").value), step], "*");
 }
 
@@ -183,6 +187,15 @@ async function lead({ source, data }) {
     await choose(data[0], data[1]);
   }
   led = false;
+}
+
+// Marks above the view the things that the environment names and that are in view.
+function name() {
+  const half = ((DATA.plan?.view ?? 90) * Math.PI) / 360;
+  get("named").replaceChildren(...(DATA.plan && episode.poses ? inView(episode, step) : []).map((thing) => {
+    const share = 0.5 - Math.tan((bearing(episode, step, thing) * Math.PI) / 180) / Math.tan(half) / 2;
+    return element("span", { style: `left: clamp(3.2em, ${100 * share}%, calc(100% - 3.2em))`, title: thing.words }, `${thing.name} ▾`);
+  }));
 }
 
 // The view as the agent redraws it from its core's input.
@@ -285,6 +298,11 @@ function look() {
     node.append(swatch, `${NAMES[kind]} `, element("b", {}, percent(share(kind))));
     return node;
   }));
+  const { sizes } = episode.layers[get("layer").value === MEAN ? 0 : Number(get("layer").value)];
+  get("means").textContent = present.map((kind) => {
+    const each = Math.max(1, ...slots.map((slot) => (slot.kind === kind ? slot.last - slot.first + 1 : 1))), count = sizes[episode.kinds.indexOf(kind)];
+    return `${NAMES[kind][0].toUpperCase()}${NAMES[kind].slice(1)}: ${MEANS[kind](count, each)}.`;
+  }).reverse().join(" ");
   const visit = visits().filter(([first]) => first <= step).pop();
   get("looks").textContent = "";
   if (visit) {
@@ -385,14 +403,27 @@ function play() {
 
 const mistakes = (of = episode) => of.choices.flatMap((choice, at) => (choice < 0 ? [at] : []));
 
-// Goes to the next wrong choice, of this episode or of the next one that has any.
-function nextMistake() {
+// [episode, step] of the next wrong choice, of this episode or of the next one that has any; none if none has.
+function laterMistake() {
   const later = mistakes().find((at) => at > step), count = DATA.episodes.length, here = Number(get("episode").value);
-  if (later !== undefined) return go(later);
+  if (later !== undefined) return [here, later];
   const index = Array.from({ length: count }, (_, each) => (here + 1 + each) % count).find((each) => mistakes(DATA.episodes[each]).length);
+  return index === undefined ? [] : [index, mistakes(DATA.episodes[index])[0]];
+}
+
+function nextMistake() {
+  const [index, at] = laterMistake();
   if (index === undefined) return undefined;
+  if (index === Number(get("episode").value)) return go(at);
   get("episode").value = index;
-  return choose(index, mistakes(DATA.episodes[index])[0]);
+  return choose(index, at);
+}
+
+// Says on the button where the next mistake is.
+function announce() {
+  const [index] = laterMistake(), elsewhere = index !== undefined && index !== Number(get("episode").value);
+  get("mistake").disabled = index === undefined;
+  get("mistake").textContent = index === undefined ? "no mistake" : `next mistake${elsewhere ? ` (in episode ${index + 1})` : ""}`;
 }
 
 const nextReward = () => go(rewarded().find((at) => at > step) ?? step);

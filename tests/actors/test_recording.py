@@ -90,6 +90,27 @@ def test_compressed_slots_are_recorded_with_their_steps(rate):
     assert record_episodes(make_actor(LSTMConfig(8)), 1)[0].compressed is None
 
 
+@pytest.mark.parametrize("core", [compressive(), LSTMConfig(8)])
+def test_with_the_same_views_an_agent_would_not_do_otherwise(core, monkeypatch):
+    """Later episodes begin within a segment."""
+    actor = make_actor(core, "rooms:small-recall,episode_frames=600")
+    for weights in actor.agent.policy.parameters():
+        weights.data.mul_(100)
+    counterfactuals = actor.envs.counterfactuals
+
+    def same(states):
+        views = np.concatenate([actor.envs._slow.set_state(state) for state in states])
+        return [(begin, views[: len(other)]) for begin, other in counterfactuals(states)]
+
+    monkeypatch.setattr(actor.envs, "counterfactuals", same, raising=False)
+    for recording in record_episodes(actor, 3):
+        taken = recording.probabilities[np.arange(len(recording.actions)), recording.actions]
+        known = np.isfinite(recording.otherwise)
+        assert known.any()
+        assert known.tolist() == (recording.poses[:, 3] == 1).tolist()
+        np.testing.assert_allclose(recording.otherwise[known], taken[known], rtol=1e-3)
+
+
 def with_slots(recordings, informative=True, views=(2, 3, 3), count=40):
     """Recordings whose slots have all 18 numbers of a view that repeats three times, or noise; inputs are the views."""
     rng, found = np.random.default_rng(0), []
@@ -315,7 +336,7 @@ def test_pictures_of_long_episodes_end(monkeypatch, tmp_path):
     for module in ("actors.recording", "reports.views"):
         monkeypatch.setattr(f"{module}.RENDERED_STEPS", 7)
     for env, frames in ((ENV, 4), ("diagnostic:recall,delay=10", 1)):
-        (recording,) = record_episodes(make_actor(compressive(), env), 1, every_frame=True)
+        (recording,) = record_episodes(make_actor(compressive(), env), 1, in_detail=True)
         assert len(recording.actions) > 7
         film([recording], tmp_path / "a.mp4")
         with av.open(tmp_path / "a.mp4") as video:

@@ -147,11 +147,10 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
 
     def text(right: np.ndarray, wrong: int = 100) -> str:
         lay = "episode.choices = episode.values.map((_, at) => right.includes(at) - (at === wrong));"
-        tab.evaluate(f"([right, wrong]) => {{ {lay} compared.clear(); go(100); }}", [[5, 15, *right.tolist()], wrong])
+        tab.evaluate(f"([right, wrong]) => {{ {lay} compared.clear(); go(100); }}", [right.tolist(), wrong])
         return tab.locator("#choice").inner_text().replace("−", "-")
 
     values, attention = np.array(episode["values"]), np.array([attended(step) for step in range(180)])
-    assert "correct choices with full memory" in text(right), "not those at 5 and 15"
     stay = "attention at the choice to the latest stay in the room of the example"
     for name, found in (("value before the choice", values), (stay, attention)):
         numbers = re.findall(r"[+-]?\d[\d.]*", text(right).partition(f"{name}\t")[2].partition("\n")[0])
@@ -159,32 +158,42 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
         assert [float(number) for number in numbers] == pytest.approx(expected, rel=0.02, abs=0.1)
     low, high = (values[right] <= values[100]).sum(), (values[right] >= values[100]).sum()
     assert ("Unusual: value before" in text(right)) == (2 * (min(low, high) + 1) / (len(right) + 1) <= 0.2)
-    assert "There are only 3 correct choices with full memory: too few" in text(right[:3])
-    assert "There are no correct choices with full memory" in text(right[:0])
-    room = """(likely) => { // in the room, which begins at 80, it looks between two things: action 1 moves it to the
-        // left, 2 to the right, and from a step on 1 is more probable than 2; x is 0 at 88
-        const [take, leave] = [["red cone, left", 50, 9], ["red cube, right", -50, 9]], count = DATA.actions.length;
+    assert "There are only 3 correct choices: too few" in text(right[:3])
+    assert "There are no correct choices" in text(right[:0])
+    room = """(evidence) => { // the room begins at 80; it is between two things, nearer to the second
+        const [take, leave] = [["red cone, left", 50, 9], ["red cube, right", -50, 9]];
         const inside = episode.values.map((_, at) => at >= 80 && at <= 100);
-        const x = (at) => (at < 84 ? 2 * at - 160 : 176 - 2 * at), yaw = (at) => (at < 60 ? 0 : at < 80 ? 180 : 90);
-        episode.poses = inside.map((is, at) => [is ? x(at) : 10, 0, yaw(at), Number(is)]);
+        episode.poses = inside.map((is, at) => [is ? -1 : 10, 0, at < 60 ? 0 : at < 80 ? 180 : 90, Number(is)]);
         episode.situations = inside.map((is) => (is ? { take, leave } : { example: take }));
-        episode.actions = inside.map((is, at) => Number(is) * (at < 84 ? 2 : 1));
-        const chances = (at) => [51, ...(at < likely ? [51, 102] : [153, 51]), ...Array(count - 3).fill(0)];
-        inside.forEach((_, at) => episode.probabilities.set(chances(at), at * count));
-        moved = undefined;
+        episode.evidence = inside.map((is, at) => (is ? (at === 86 ? evidence : 0) : null));
     }"""
-    tab.evaluate(room, 200)
-    assert "Up to the choice its action probabilities led, on balance, to the other" in text(right)
-    tab.evaluate(room, 86)
+    example, times = "had the example been the red cone", np.log(20)
+    tab.evaluate(room, times)
     said = text(right)
-    assert (
-        "In short: it took the red cube, right. From step 86 on, 6 steps after entering this room, its action" in said
-    )
-    assert "most at step 88, above all by " + tab.evaluate("DATA.actions[1]") + ", 60 %." in said
+    assert "Its memory misled it" in said
+    assert f"20 times as likely with the example that it had seen as it would have been {example}" in said
+    assert "It took the red cube, right (leave), not the red cone" in said
+    assert "most is 86, 6 after entering" in said
     assert "60 of the 80 steps of the latest stay (0–79) had the example in view" in said
     pairs = 1 + np.isin(right, range(80, 101)).sum()
-    rates = f"of choices between such things, 1 of {pairs} on this page were wrong, of the others, 0 of"
+    rates = f"of choices between such things, 1 of {pairs} on this page were wrong, of the others 0 of"
     assert f'alike ("red"): {rates}' in said
+    counts = "of 1 wrong one it misled {}, made no difference in {} and spoke against {}"
+    assert counts.format(1, 0, 0) in said
+    tab.evaluate(room, -times)
+    said = text(right)
+    assert "acted against its memory" in said
+    assert f"would have been 20 times as likely {example}" in said
+    assert counts.format(0, 0, 1) in said
+    tab.evaluate(room, np.log(2.5))
+    said = text(right)
+    assert f"made no difference: what it did in this room would have been about as likely {example} (2.5" in said
+    assert counts.format(0, 1, 0) in said
+    tab.locator("#decisive").click()
+    assert tab.evaluate(SHOWN)["step"] == 86
+    tab.evaluate("go(10)")
+    assert tab.locator("#named").inner_text() == "example ▾"
+    tab.evaluate("go(100)")
     tab.keyboard.press("ArrowRight")
     assert not tab.locator("#choice").is_visible()
     text(right, wrong=-1)

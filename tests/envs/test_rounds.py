@@ -137,3 +137,31 @@ def test_memory_spans_of_the_variants(variant):
     else:
         assert spans.max() == int(variant.rpartition("-")[2])
         assert spans.max() - spans.min() <= 1
+
+
+@pytest.mark.parametrize("env", ["small", "small-recall", "full-half", replace(VARIANTS["small"], redraw_match=True)])
+def test_counterfactuals_show_the_other_example_and_the_same_choices(env):
+    """In the room of a choice the views are the same; with the example in view they are those of the other object."""
+    envs = RoomsVectorEnv(1, env)
+    observation, _ = envs.reset(seed=4)
+    states, views = [], []
+    while not envs.over[0] and len(states) < 400:
+        states.append(envs.get_state())
+        views.append(observation[0])
+        observation = envs.step(envs.oracle_actions())[0]
+    found = envs.counterfactuals(states)
+    assert len(found) > 2
+    visits = np.array([state["visit"][0] for state in states])
+    for begin, other in found:
+        end, examples = len(other), envs.config.examples
+        np.testing.assert_array_equal(other[begin:], views[begin:end])
+        objects = {name: states[begin][name] for name in ("match", "other")}
+        changed = np.flatnonzero((other != np.stack(views[:end])).any(axis=(1, 2, 3)))
+        shown = changed[visits[changed] == visits[begin] - examples - 1]
+        assert len(shown)
+        if envs.config.redraw_match:
+            rounds = np.flatnonzero(np.diff(visits[:begin], prepend=0) < 0)
+            assert changed.min() >= max(rounds, default=0), "only in this round"
+        last = shown[-1]
+        expected = {**states[last], "match": objects["other"], "other": objects["match"]}
+        np.testing.assert_array_equal(other[last], envs.set_state(expected)[0])
