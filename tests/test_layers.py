@@ -31,17 +31,17 @@ RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
     ("agent",): 2_964,
-    ("envs",): 3_950,
-    ("actors",): 1_366,
+    ("envs",): 3_977,
+    ("actors",): 1_395,
     ("learner",): 3_501,
     ("training",): 3_401,
     ("text", "speech"): 2_140,
     ("images",): 586,
-    ("reports",): 2_329,
+    ("reports",): 2_338,
     ("commands",): 1_793,
-    ("benchmarks",): 3_345,
-    ("tests",): 18_042,
-    tuple(ALLOWED): 22_030,
+    ("benchmarks",): 3_343,
+    ("tests",): 18_110,
+    tuple(ALLOWED): 22_095,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

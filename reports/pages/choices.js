@@ -1,7 +1,7 @@
 // A choice: whether the memory of the example decided it, and its numbers beside those of correct choices of the page;
 // included by `episode.html` before `episode.js`.
 const RARE = 0.2, FEW = 9;  // unusual: at most this share of so many correct choices is as far out, on either side
-const TIMES = 3;  // actions that are less than so many times as likely with one example as with the other: no difference
+const TIMES = 100;  // actions that are less than so many times as likely with one example as with the other: little difference
 const VALUE = "value on entering this room";
 const SEEN = "steps with the example in view", READ = "attention to these steps at the step that decided most (1: as with equal weights)";
 const LED = "led", NONE = "none", AGAINST = "against";
@@ -46,7 +46,7 @@ function before(of, at) {
   return { entered, stay, seen, terms, total, decided, took, left, alike };
 }
 
-// Whether its memory of the example led an agent to what it took, made no difference, or spoke against it.
+// Whether its memory of the example led an agent to what it took, made little difference, or spoke against it.
 const verdict = (total) => (total > Math.log(TIMES) ? LED : total < -Math.log(TIMES) ? AGAINST : NONE);
 
 // [name, number, its text] of a choice, by the layer and head that the menus choose.
@@ -106,14 +106,14 @@ function verdicts({ total, took, left }, right) {
   const other = `had the example been the ${(right ? took : left)?.thing ?? "other object"}`;
   const said = {
     [LED]: `${right ? "Its memory led it" : "Its memory misled it"}: what it did in this room was ${often(total)} times as likely with the example that it had seen as it would have been ${other}${right ? "" : ". It took the example for the other object"}.`,
-    [NONE]: `Its memory made no difference: what it did in this room would have been about as likely ${other} (${often(total)} times ${total < 0 ? "more" : "less"}). It ${right ? "was right by chance" : "did not know or did not use which object it had seen"}.`,
+    [NONE]: `Its memory made little difference: what it did in this room was ${often(total)} times as likely ${total < 0 ? `${other} ` : ""}as ${total < 0 ? "with the example that it had seen" : `it would have been ${other}`}. It ${right ? "was right by chance" : "did not know or did not use which object it had seen"}.`,
     [AGAINST]: `It acted against its memory: what it did in this room would have been ${often(total)} times as likely ${other}${right ? "" : ". It knew which object it had seen, and the actions drawn from its probabilities led elsewhere"}.`,
   }[verdict(total)];
   const counts = [false, true].flatMap((is) => {
     const those = everyChoice().filter((one) => one.right === is && one.total !== undefined), of = (name) => those.filter((one) => verdict(one.total) === name).length;
-    return those.length ? [`of ${those.length} ${is ? "right" : "wrong"} one${those.length === 1 ? "" : "s"} it ${is ? "led" : "misled"} ${of(LED)}, made no difference in ${of(NONE)} and spoke against ${of(AGAINST)}`] : [];
+    return those.length ? [`of ${those.length} ${is ? "right" : "wrong"} one${those.length === 1 ? "" : "s"} it ${is ? "led" : "misled"} ${of(LED)}, made little difference in ${of(NONE)} and spoke against ${of(AGAINST)}`] : [];
   });
-  return [said, `Memory in all choices of this page: ${counts.join("; ")}.`];
+  return [said, `Memory in all choices of this page: ${counts.join("; ")}. Little difference means less than ${TIMES} times.`];
 }
 
 // Sentences on a choice: the verdict first, then what happened and what memory held.

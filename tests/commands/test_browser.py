@@ -167,27 +167,30 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
         episode.situations = inside.map((is) => (is ? { take, leave } : { example: take }));
         episode.evidence = inside.map((is, at) => (is ? (at === 86 ? evidence : 0) : null));
     }"""
-    example, times = "had the example been the red cone", np.log(20)
+    example, times = "had the example been the red cone", np.log(200)
     tab.evaluate(room, times)
     said = text(right)
     assert "Its memory misled it" in said
-    assert f"20 times as likely with the example that it had seen as it would have been {example}" in said
+    assert f"200 times as likely with the example that it had seen as it would have been {example}" in said
     assert "It took the red cube, right (leave), not the red cone" in said
     assert "most is 86, 6 after entering" in said
     assert "60 of the 80 steps of the latest stay (0–79) had the example in view" in said
     pairs = 1 + np.isin(right, range(80, 101)).sum()
     rates = f"of choices between such things, 1 of {pairs} on this page were wrong, of the others 0 of"
     assert f'alike ("red"): {rates}' in said
-    counts = "of 1 wrong one it misled {}, made no difference in {} and spoke against {}"
+    counts = "of 1 wrong one it misled {}, made little difference in {} and spoke against {}"
     assert counts.format(1, 0, 0) in said
     tab.evaluate(room, -times)
     said = text(right)
     assert "acted against its memory" in said
-    assert f"would have been 20 times as likely {example}" in said
+    assert f"would have been 200 times as likely {example}" in said
     assert counts.format(0, 0, 1) in said
     tab.evaluate(room, np.log(2.5))
     said = text(right)
-    assert f"made no difference: what it did in this room would have been about as likely {example} (2.5" in said
+    assert (
+        f"made little difference: what it did in this room was 2.5 times as likely as it would have been {example}"
+        in said
+    )
     assert counts.format(0, 1, 0) in said
     tab.locator("#decisive").click()
     assert tab.evaluate(SHOWN)["step"] == 86
