@@ -176,7 +176,7 @@ def popgym(core: str = "compressive") -> RunConfig:
         preset="popgym",
         env="gym:popgym-RepeatPreviousEasy-v0",
         frames=400_000,
-        learner=dataclasses.replace(config.learner, learning_rate=1e-3, discount=0.96, reward_scale=10.0),
+        learner=dataclasses.replace(config.learner, learning_rate=1e-3, discount=0.9, reward_scale=10.0),
         replay=ReplayConfig(share=0.75, unrolls=32),
         actors=dataclasses.replace(config.actors, envs_per_actor=32),
     )
