@@ -64,8 +64,9 @@ class Agent(nn.Module):
         self.core = make_core(config.core)
         self.policy = nn.Linear(model_size, num_actions)
         self.value = PopArt(model_size, popart_tasks) if popart_tasks else nn.Linear(model_size, 1)
-        reconstructs = config.reconstruction_cost > 0
-        self.reconstruction = Reconstruction(model_size, observation_shape) if reconstructs else None
+        self.reconstruction = None
+        if config.reconstruction_cost > 0:
+            self.reconstruction = Reconstruction(model_size, observation_shape, config.reconstruction_height)
         # Near-uniform first policy and near-zero first values, whatever the core's scale.
         for head in (self.policy, self.value):
             nn.init.normal_(head.weight, std=0.01)

@@ -17,8 +17,10 @@ class AgentConfig(Checked):
     core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
     """The recurrent core."""
     reconstruction_cost: AtLeast0 = 0.0
-    """Weight of an auxiliary loss: to predict the observation from the core's features; 0 for none. Of an image 6 x 8
-    pixels are predicted, and the error is a mean; of a vector it is a sum. A mean over steps for both reductions of the
-    learner."""
+    """Weight of an auxiliary loss: to predict the observation from the core's inputs; 0 for none. The error is a mean
+    over the pixels of a small image, and a sum over the elements of a vector; a mean over steps for both reductions of
+    the learner."""
+    reconstruction_height: Size = 6
+    """Pixels from top to bottom of the small image, whose width follows from the observation's shape."""
     instruction: bool = False
     """Encode the environment's instructions with IMPALA's LSTM; set if and only if the environment has instructions."""

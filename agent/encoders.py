@@ -4,6 +4,7 @@ Observations are scaled here and nowhere else (docs/decisions.md gives the reaso
 function and one line in `TORSOS`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -175,15 +176,15 @@ class Reconstruction(nn.Module):
 
     So memory stores what was seen, and attention is left to the task. MERLIN (Wayne et al. 2018) decodes the
     observation from what it writes to memory, too. Here the decoder is one linear layer. Of images it predicts a small
-    version, of vectors what the torso sees.
+    version of `height` pixels, or of the image's own if it has fewer, and as wide as the image's shape asks for; of
+    vectors what the torso sees.
     """
 
-    def __init__(self, model_size: int, observation_shape: Sequence[int], height: int = 6, width: int = 8) -> None:
+    def __init__(self, model_size: int, observation_shape: Sequence[int], height: int = 6) -> None:
         super().__init__()
-        self.size = (height, width)
-        self.channels = observation_shape[-1]
-        image = len(observation_shape) == 3
-        self.decoder = nn.Linear(model_size, observation_shape[-1] * (height * width if image else 1))
+        *image, self.channels = observation_shape
+        self.size = tuple(max(1, round(side * min(1, height / image[0]))) for side in image)
+        self.decoder = nn.Linear(model_size, self.channels * math.prod(self.size))
 
     def forward(self, inputs: Tensor, observations: Tensor) -> Mean:
         """The mean squared error over steps and pixels, or over steps of the sum over the elements of a vector.

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -38,8 +39,8 @@ def export(options: ExportOptions) -> None:
         kept = {round(index * (len(rows) - 1) / (ROWS - 1)) for index in range(ROWS)} if rows else ()
         lines = (json.dumps(rows[index]) for index in sorted(kept))
         (target.path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-        if run.evaluation_file().is_file():
-            shutil.copy(run.evaluation_file(), target.evaluation_file())
+        for file in filter(Path.is_file, (run.evaluation_file(), run.launches_file)):
+            shutil.copy(file, target.path / file.name)
     size = sum(path.stat().st_size for path in target.path.rglob("*") if path.is_file())
     say(console, f"{target}  {size / 1e6:.1f} MB; play with it: {program()} visualize {target}")
 

@@ -96,6 +96,23 @@ def test_the_instruction_encoder_is_an_lstm_over_the_words() -> None:
     assert encoder.embedding.weight.grad.abs().sum(dim=1).nonzero().flatten().tolist() == [3, 7, 9]
 
 
+@pytest.mark.parametrize(
+    ("shape", "height", "size"),
+    [
+        ((24, 32, 3), 6, (6, 8)),
+        ((56, 56, 3), 14, (14, 14)),
+        ((210, 160, 3), 6, (6, 5)),
+        ((4, 8, 1), 6, (4, 8)),
+        ((90, 2, 3), 6, (6, 1)),
+    ],
+)
+def test_the_reconstructed_image_has_the_shape_of_the_observation(shape, height, size) -> None:
+    module = encoders.Reconstruction(8, shape, height)
+    assert module.picture(torch.zeros(2, 8)).shape == (2, *size, shape[2])
+    count = module(torch.zeros(2, 8), torch.zeros(2, *shape, dtype=torch.uint8)).count
+    assert count.item() == 2 * size[0] * size[1] * shape[2]
+
+
 def test_reconstruction_equals_the_literal_formula() -> None:
     """12 x 16 pixels are 6 x 8 blocks of 2 x 2, whose means are predicted."""
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ from learner import checkpoints
 from learner.metrics import read_metrics
 from tests.commands.cli import Commands
 from training.evaluation import load_player
+from training.provenance import read_launches
 from training.run import Run
 
 
@@ -23,6 +24,7 @@ def test_an_agent_is_exported(finished: tuple[Path, str], tmp_path: Path, cli: C
     assert half.config == whole.config
     assert read_metrics(small) == read_metrics(finished[0]), "up to 200 rows"
     assert json.loads((small / "evaluation.json").read_text())["episodes"] == 2
+    assert read_launches(Run(small)) == read_launches(Run(finished[0])) != []
     (evaluated,) = json.loads(cli.run("evaluate", small, "--episodes=2", "--json"))
     assert evaluated["episodes"] == 2
     cli.refuse("export", finished[0], small, words="output: expected a new folder")

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 import envs
-from envs.gym import PACKAGES, adapt, one_hot_cells
+from envs.gym import PACKAGES, adapt, make_env, one_hot_cells
 
 FLOATS = spaces.Box(-2.0, 3.0, (2, 2), np.float64)
 
@@ -97,6 +97,26 @@ def test_minigrid_symbols_are_those_of_its_own_one_hot_wrapper():
         bits = reference.observation({"image": cells})["image"]
         assert np.array_equal(one_hot_cells(cells), bits.ravel())
         assert one_hot_cells(cells).sum() == 3 * 49
+
+
+@minigrid
+@pytest.mark.parametrize("name", ["MiniGrid-DoorKey-6x6-v0", "MiniGrid-LavaCrossingS9N1-v0", "MiniGrid-MemoryS7-v0"])
+def test_minigrid_pixels_are_those_of_its_own_wrapper(name):
+    """Also while a key is carried, through doors, and beside cells that are not seen."""
+    from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
+
+    ours, reference = make_env(name, view="pixels"), ImgObsWrapper(RGBImgPartialObsWrapper(gymnasium.make(name)))
+    assert (ours.reset(seed=0)[0] == reference.reset(seed=0)[0]).all()
+    assert ours.observation_space == reference.observation_space
+    carried = 0
+    for action in np.random.default_rng(0).choice(6, p=[0.2, 0.2, 0.3, 0.1, 0.05, 0.15], size=1500):
+        (view, *_, ended, cut, _), (expected, *_) = ours.step(action), reference.step(action)
+        carried += ours.unwrapped.carrying is not None
+        assert view.dtype == np.uint8
+        assert (view == expected).all()
+        if ended or cut:
+            assert (ours.reset()[0] == reference.reset()[0]).all()
+    assert carried > 100 or "Door" not in name
 
 
 @minigrid
