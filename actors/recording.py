@@ -91,6 +91,9 @@ class Recording:
     otherwise: [T] of the action taken the probability that it would have had, had the example of the choice been its
         other object; NaN outside of rooms of choices. None if that was not asked for, or the environment has no
         `counterfactuals`.
+    apart: [T] in rooms of choices, how far what the core received since the choice before would have been from what it
+        was, had the example been the other: root mean square over the steps whose views differ, in units of the
+        distance between two steps of the episode; 0 if no view differs. NaN and None as `otherwise`.
     between: [at most RENDERED_STEPS, K, height, width, channels] uint8 the views between each observation and the next;
         None if they were not asked for, or the environment has no `between`.
     compressed: None if the first layer compressed nothing of the episode.
@@ -117,6 +120,7 @@ class Recording:
     renderings: np.ndarray | None
     between: np.ndarray | None
     otherwise: np.ndarray | None
+    apart: np.ndarray | None
     compressed: Compressed | None
     reconstructions: np.ndarray | None
     action_names: tuple[str, ...]
@@ -189,26 +193,36 @@ def record_episodes(
             )
             for episode in ended:
                 if episode.environment == 0:
-                    otherwise = _otherwise(actor, counterfactuals, begin, steps) if counterfactuals else None
-                    recordings.append(_join(steps, episode, actor, otherwise))
+                    supposed = _suppose(actor, counterfactuals, begin, steps) if counterfactuals else (None, None)
+                    recordings.append(_join(steps, episode, actor, *supposed))
                     steps = []
     return recordings
 
 
-def _otherwise(
+def _suppose(
     actor: Actor, counterfactuals: Callable[..., Any], begin: State, steps: list[dict[str, Any]]
-) -> np.ndarray:
-    """`Recording.otherwise` of an episode, given the core's state before it."""
-    found = np.full(len(steps), np.nan, np.float32)
+) -> tuple[np.ndarray, np.ndarray]:
+    """`otherwise` and `apart` of an episode's recording, given the core's state before it."""
+    otherwise, apart = np.full((2, len(steps)), np.nan, np.float32)
     names = "last_action", "reward", "reset"
     inputs = [torch.stack([getattr(step["given"], name)[:1] for step in steps], dim=1) for name in names]
     first = map_state(lambda leaf: leaf[:1], begin)
+    received, seen = np.stack([step["input"] for step in steps]), np.stack([step["observation"] for step in steps])
+    unit = np.sqrt(2 * received.var(axis=0).sum())  # the root mean square distance of two steps
+    since = 0
     for entered, views in counterfactuals([step["state"] for step in steps]):
-        given = (each[:, : len(views)].to(actor.device) for each in inputs)
-        logits = actor.agent(torch.from_numpy(views)[None].to(actor.device), *given, first).policy_logits[0, entered:]
-        taken = torch.tensor([step["action"] for step in steps[entered : len(views)]])
-        found[entered : len(views)] = logits.float().softmax(dim=-1).cpu()[torch.arange(len(taken)), taken].numpy()
-    return found
+        until = len(views)
+        given = (each[:, :until].to(actor.device) for each in inputs)
+        output = actor.agent(torch.from_numpy(views)[None].to(actor.device), *given, first)
+        taken = torch.tensor([step["action"] for step in steps[entered:until]])
+        chances = output.policy_logits[0, entered:].float().softmax(dim=-1).cpu()
+        otherwise[entered:until] = chances[torch.arange(len(taken)), taken].numpy()
+        changed = views[since:entered] != seen[since:entered]
+        differ = since + np.flatnonzero(changed.reshape(len(changed), -1).any(axis=1))
+        far = output.inputs[0, differ].float().cpu().numpy() - received[differ]
+        apart[entered:until] = np.sqrt(np.square(far).sum() / max(1, len(differ))) / max(unit, 1e-9)
+        since = until
+    return otherwise, apart
 
 
 def _ask(actor: Actor, name: str, *arguments: Any) -> Any:
@@ -258,7 +272,13 @@ def _compressed(
     return state.compressed[0][0].float().cpu().numpy()[new[whole]], first[whole, None] + np.arange(rate)
 
 
-def _join(steps: list[dict[str, Any]], episode: Episode, actor: Actor, otherwise: np.ndarray | None) -> Recording:
+def _join(
+    steps: list[dict[str, Any]],
+    episode: Episode,
+    actor: Actor,
+    otherwise: np.ndarray | None,
+    apart: np.ndarray | None,
+) -> Recording:
     metadata, core, attention = actor.envs.metadata, actor.agent.core, []
     of = SimpleNamespace(**{name: tuple(step[name] for step in steps) for name in steps[0]})
     new = [part for part in of.compressed if part is not None and len(part[0])]
@@ -288,6 +308,7 @@ def _join(steps: list[dict[str, Any]], episode: Episode, actor: Actor, otherwise
         renderings=_stack(of.rendering),
         between=_stack(of.between),
         otherwise=otherwise,
+        apart=apart,
         compressed=compressed,
         reconstructions=_stack(of.reconstruction),
         action_names=tuple(metadata.get("action_names") or map(str, range(actor.agent.num_actions))),

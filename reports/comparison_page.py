@@ -26,6 +26,8 @@ from training.sweep import CORE_FIELDS, IGNORED, flatten, goal
 
 FOLDER = "report"
 INTERVAL, RANGE = "its 95 % bootstrap interval", "the range of the runs, which are too few for an interval"
+CLOSE = 5
+"""Points by which a share of correct choices may miss what reach predicts and still agree with it."""
 
 
 def write_report(folder: Path, comparison: Comparison, missing: Mapping[str, str], command: str) -> Path:
@@ -140,7 +142,9 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "over": kind.over,
         "lower": scale.lower,
         "fewest": fewest,
-        "interval": "" if fewest < 2 else RANGE if fewest < 4 and len(comparison.data) == 1 else INTERVAL,
+        "interval": spread(comparison),
+        "meaning": f"0 is random actions, 100 {'people' if scale.name.startswith('human') else 'the oracle'}"
+        * normalised,
         "lines": lines,
         "filters": filters(comparison),
         "profiles": profiles,
@@ -206,7 +210,10 @@ def verdict(comparison: Comparison) -> str:
     better = worse_than_best(comparison)
     level = [name for name in comparison.names if name not in (best.name, *better)]
     lead = f"{best.name} has the {'lowest' if comparison.scale.lower else 'highest'} interquartile mean"
-    lead = f"{lead}, {significant(best.score.value)} {interval(best.score)}".rstrip()
+    ends = interval(best.score)
+    if ends and spread(comparison) == RANGE:
+        ends = "(its runs: {} to {})".format(*map(significant, best.score[1:]))
+    lead = f"{lead}, {significant(best.score.value)} {ends}".rstrip()
     parts = [lead if better or not level else f"No difference is confirmed: {lead}"]
     parts += [f"its runs are better than those of {_list(better)}"] if better else []
     parts += [f"whether it differs from {_list(level)} is open"] if better and level else []
@@ -214,6 +221,12 @@ def verdict(comparison: Comparison) -> str:
     weak *= comparison.fewest < 5 and len(comparison.names) > 1
     alone = f" A single run of a variant{where} has no interval."
     return "; ".join(parts) + "." + (alone if comparison.fewest == 1 else weak)
+
+
+def spread(comparison: Comparison) -> str:
+    """What the brackets of a variant's scores are; empty if there are none."""
+    few = comparison.fewest < 4 and len(comparison.data) == 1
+    return "" if comparison.fewest < 2 else RANGE if few else INTERVAL
 
 
 def next_best(comparison: Comparison) -> dict[str, Any]:
@@ -225,7 +238,8 @@ def next_best(comparison: Comparison) -> dict[str, Any]:
     other = max(others, key=lambda each: sign * each.score.value)
     p, runs = comparison.improvements[best.name, other.name], [len(best.runs), len(other.runs)]
     alike = f"{2 / math.comb(sum(runs), runs[0]):.2g}" if p.value == 1 and len(comparison.data) == 1 else ""
-    text = f"{100 * p.value:.0f} % {interval(p, 100)}"  # "chance": of variants that are alike, by orders of runs
+    # "chance": of variants that are alike, by orders of runs. An interval without width would look like certainty.
+    text = f"{100 * p.value:.0f} %" if alike else f"{100 * p.value:.0f} % {interval(p, 100)}"
     scores = comparison.scores(best.name), comparison.scores(other.name)
     apart = estimate(lambda ours, theirs: sign * (interquartile_mean(ours) - interquartile_mean(theirs)), *scores)
     found = {"name": other.name, "p": text, "confirmed": p.low > 0.5, "runs": runs, "chance": alike}
@@ -259,7 +273,7 @@ def reach_table(comparison: Comparison) -> dict[str, Any]:
     Without "rows" if not two of them are bounded, and without "delays" if the task has none or is not one level.
     """
     tasks = levels(comparison.data if comparison.kind.unit == "frames" else ())
-    delays, rows = list[int](), list[list[Any]]()
+    delays, rows, misses = list[int](), list[list[Any]](), dict[str, float]()
     if len(tasks) == 1 and tasks[0].delay_frames:
         frames, repeat = tasks[0].delay_frames, tasks[0].action_repeat
         delays = sorted((frames >> times) // repeat for times in range(tasks[0].delay_halvings + 1))
@@ -270,8 +284,19 @@ def reach_table(comparison: Comparison) -> dict[str, Any]:
                 within = sum(delay < steps for delay in delays)
                 rows[-1] += [f"{within} of {len(delays)}", f"{50 + 50 * within / len(delays):.1f} %"]
                 rows[-1] += ["-" if variant.correct is None else f"{variant.correct:.1f} %"]
-    head = ["variant", "memory reaches back", *["delays within", "correct if so", "correct"] * bool(delays)]
-    return {"head": head, "rows": rows if len(rows) > 1 else [], "delays": delays}
+                if variant.correct is not None:
+                    misses[variant.name] = 50 + 50 * within / len(delays) - variant.correct
+    head = ["variant", "memory reaches back", *["delays within", "predicted", "measured"] * bool(delays)]
+    return {"head": head, "rows": rows if len(rows) > 1 else [], "delays": delays, "says": _agreement(misses)}
+
+
+def _agreement(misses: Mapping[str, float]) -> str:
+    """How well reach explains the scores, given by variant how far the measured percentage is below the predicted."""
+    below = [f"{name} is {miss:.0f} points below its prediction" for name, miss in misses.items() if miss > CLOSE]
+    above = [f"{name} {-miss:.0f} points above" for name, miss in misses.items() if miss < -CLOSE]
+    if not (below or above):
+        return f"All are within {CLOSE} points of their predictions: reach explains the difference."
+    return f"{_list(below + above)}: reach explains a part of the difference, and not all of it."
 
 
 def _list(names: list[str]) -> str:

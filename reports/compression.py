@@ -43,7 +43,7 @@ def what_is_kept(recordings: Sequence[Recording]) -> dict[str, Any] | None:
     names = _names([x[things != ""] for x in features], things[things != ""], episode[things != ""])
     says = [*(names or {}).get("says", ())]
     says += [_conclusion("the variance of the views", [row[1:] for row in views["rows"]], 0)] if views else []
-    return {"names": names, "views": views, "says": sorted(says)} if says else None  # keeps, loses, whether
+    return {"names": names, "views": views, "says": sorted(says)} if says else None  # keeps, loses, hides, whether
 
 
 def _things(recording: Recording, slots: np.ndarray) -> np.ndarray:
@@ -90,7 +90,7 @@ def _names(features: Features, things: np.ndarray, episode: np.ndarray) -> dict[
         answers, right, counts = np.unique(words, return_inverse=True, return_counts=True)
         which = ", ".join(answers[:4]) + (", ..." if len(answers) > 4 else "")
         if number < EACH * len(answers):
-            least = f"{len(answers)} answers need {EACH * len(answers)} episodes, and there are {number} (--episodes)"
+            least = f"{len(answers)} answers need {EACH * len(answers)} episodes (--episodes), and there are {number}"
             says.append(f"Whether compressed memory keeps the {title} ({which}) is unknown: {least}.")
             continue
         read = [_read(x, np.eye(len(answers))[right], episode).argmax(axis=1) == right for x in features]
@@ -107,7 +107,7 @@ def _conclusion(what: str, rows: Sequence[Sequence[Mapping[str, Any]]], floor: f
     before = max(inputs, key=lambda each: each["value"])
     lost = 100 * min(1, (before["value"] - slot["value"]) / max(before["value"] - floor, 1e-9))
     if before["low"] <= floor:
-        said = f"Whether compressed memory keeps {what} is unknown: it cannot be read even before compression"
+        said = f"Compression is not what hides {what}: a linear probe cannot read it even before, though the agent may"
     elif slot["high"] < before["low"] and lost >= 1:
         said = f"Compressed memory loses {lost:.0f} % of what can be read of {what}"
     elif slot["low"] > floor:
@@ -138,7 +138,7 @@ def _views(features: Features, views: np.ndarray, things: np.ndarray, episode: n
     opaque = np.pad(opaque, [(0, 0), (0, 0), (0, 1), (0, 1), (0, 0)])  # transparent lines between the views
     sheet = np.concatenate(np.concatenate(opaque, axis=1), axis=1)
     shares = [[_share(all_ - error, all_, episode) for error in of] for all_, *of in zip(spread, *errors)]
-    rows = [[str(step), *cells] for step, cells in enumerate(shares, 1)]
+    rows = [[f"{step} (oldest)" if step == 1 else str(step), *cells] for step, cells in enumerate(shares, 1)]
     numbers = {"slots": len(views), "rate": len(rows), "thing": str(things[shown])}
     return {"rows": rows, **numbers, "picture": webp(sheet, lossless=True, quality=50)}
 

@@ -103,6 +103,7 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
         "probabilities": packed(np.rint(255 * recording.probabilities[:steps]).astype(np.uint8)),
         "choices": recording.choices[:steps].tolist(),
         "evidence": None if recording.otherwise is None else rounded(_evidence(recording, recording.otherwise)[:steps]),
+        "apart": None if recording.apart is None else rounded(recording.apart[:steps]),
         "scores": rounded(recording.returns[:steps], 6),
         "layers": layers,
         "kinds": recording.kinds,

@@ -78,9 +78,9 @@ class LiveLine:
 
     def show(self, share: float, head: str, fields: Sequence[str]) -> None:
         """Shows the share done of 1, the same in words, and other fields, the most important first."""
+        complete, now = share >= 1 > self.shown[0], time.monotonic()
         self.shown = min(1.0, share), head, fields
-        now = time.monotonic()
-        if self.live or (now - self.printed < PLAIN_SECONDS and share < 1):
+        if self.live or (now - self.printed < PLAIN_SECONDS and not complete):
             return
         self.printed = now
         begin = f"{duration(now - self.started):>8}", f"{100 * min(1.0, share):5.1f} %"

@@ -269,8 +269,11 @@ class LineChart {
         if (index === last || x < right - wide - 24) this.svg.append(shape("text", { x, y: height - 6, "text-anchor": index < last ? "middle" : "end" }, text));
       });
     } else {
+      const placed = [];
       for (const tick of ticks(low, high, height > 120 ? 4 : height > 60 ? 3 : 2)) {
         const y = this.y(tick) < box.top + 14 ? this.y(tick) + 13 : this.y(tick) - 3;
+        if (placed.some((other) => Math.abs(other - y) < 13)) continue;
+        placed.push(y);
         this.svg.append(shape("text", { x: box.left + 4, y, class: "within" }, readable(tick)));
       }
     }
@@ -343,10 +346,11 @@ class LineChart {
       swatch.style.color = line.colour;
       const known = line.y.length - 1 - [...line.y].reverse().findIndex((value) => value !== null);
       const index = this.at === null ? Math.min(known, line.y.length - 1) : nearest(line.x, this.at);
+      const beyond = this.at !== null && Math.abs(this.x(this.at) - this.x(Math.max(line.x[0], Math.min(line.x[line.x.length - 1], this.at)))) > 8;
       node.append(swatch, `${line.name} `);
       if (this.options.unread && this.at === null) return node;
-      node.append(element("b", {}, readable(line.y[index])));
-      if (line.low && (line.low[index] ?? null) !== null) node.append(` [${readable(line.low[index])}, ${readable(line.high[index])}]`);
+      node.append(element("b", {}, beyond ? "–" : readable(line.y[index])));
+      if (!beyond && line.low && (line.low[index] ?? null) !== null) node.append(` [${readable(line.low[index])}, ${readable(line.high[index])}]`);
       return node;
     });
     if (this.at !== null && xLabel) nodes.push(element("span", {}, `at ${readable(this.at)} ${xLabel}`));

@@ -2,8 +2,9 @@
 // included by `episode.html` before `episode.js`.
 const RARE = 0.2, FEW = 9;  // unusual: at most this share of so many correct choices is as far out, on either side
 const TIMES = 100;  // actions that are less than so many times as likely with one example as with the other: little difference
+const APART = "how far apart the two examples would be in memory (1: as two steps of the episode)";
 const VALUE = "value on entering this room";
-const SEEN = "steps with the example in view", READ = "attention to these steps at the step that decided most (1: as with equal weights)";
+const SEEN = "steps with the example in view", READ = "attention to these steps at the step that counted most (1: as with equal weights)";
 const LED = "led", NONE = "none", AGAINST = "against";
 let compared = new Map();  // all choices with their numbers, by layer and head
 
@@ -57,6 +58,7 @@ function numbers(of, at) {
   found.push(["probability of the last action", of.probabilities[at * DATA.actions.length + of.actions[at]] / 255, percent]);
   if (stay) found.push([`steps since the ${DATA.plan.rooms[0]}`, at - stay[1], readable]);
   if (seen) found.push([SEEN, seen.length, readable]);
+  if (total !== undefined && of.apart) found.push([APART, of.apart[at] ?? NaN, readable]);
   if (!of.layers.length) return found;
   const slots = attention(at, of);
   if (seen?.length && total !== undefined) {
@@ -69,7 +71,7 @@ function numbers(of, at) {
     found.push([name, share, percent], [`${name} (1: as with equal weights)`, share / equal, readable]);
   }
   of.kinds.forEach((kind, index) => {
-    if (!of.layers.some(({ sizes }) => sizes[index])) return;
+    if (!of.layers.some(({ sizes }) => sizes[index]) || !slots.some((slot) => slot.kind === kind)) return;  // empty so far
     found.push([`attention to ${kind === "segment" ? "the " : ""}${NAMES[kind]}`, slots.reduce((sum, slot) => sum + (slot.kind === kind ? slot.weight : 0), 0), percent]);
   });
   return found;
@@ -97,32 +99,59 @@ function quantile(sorted, share) {
   return sorted[low] + (at - low) * (sorted[Math.ceil(at)] - sorted[low]);
 }
 
-// How often as likely, in words.
-const often = (total) => (Math.abs(total) > Math.log(1e6) ? "more than a million" : readable(Number(Math.exp(Math.abs(total)).toPrecision(2))));
+// How many times as likely, in words.
+function often(total) {
+  const number = (size) => (size > Math.log(1e6) ? "a million" : readable(Number(Math.exp(size).toPrecision(2))));
+  if (total <= -Math.log(TIMES)) return `${total < -Math.log(1e6) ? "less than " : ""}1/${number(-total)}`;
+  return `${total > Math.log(1e6) ? "more than " : ""}${total < 0 ? readable(Number(Math.exp(total).toPrecision(2))) : number(total)} times`;
+}
+
+// Whether memory hardly told the two examples of a choice apart: less than in three of four correct choices; undefined
+// if there are too few of these.
+const blurred = ([low, , , count] = []) => (count >= FEW ? low <= count / 4 : undefined);
+
+// Why memory made little difference, in a sentence.
+function cause(ranks) {
+  const [, high, , count] = ranks.get(APART) ?? [], fails = blurred(ranks.get(APART));
+  if (fails === undefined) return "It did not know or did not use which object it had seen; with so few correct choices to compare, the page cannot say which";
+  return fails ? `It hardly told the two apart when it saw the example: had that been the other, its memory would have differed less than at ${high} of ${count} correct choices`
+    : `It told the two apart when it saw the example (had that been the other, its memory would have differed no less than is usual at correct choices), but made no use of it`;
+}
 
 // The verdict on a choice as a sentence, and those on all choices of the page as another.
-function verdicts({ total, took, left }, right) {
+function verdicts({ total, took, left }, right, ranks) {
   if (total === undefined) return [];
-  const other = `had the example been the ${(right ? took : left)?.thing ?? "other object"}`;
+  const times = `with the example that it had seen, what it did in this room was ${often(total)} as likely as it would have been with the ${(right ? took : left)?.thing ?? "other object"}`;
   const said = {
-    [LED]: `${right ? "Its memory led it" : "Its memory misled it"}: what it did in this room was ${often(total)} times as likely with the example that it had seen as it would have been ${other}${right ? "" : ". It took the example for the other object"}.`,
-    [NONE]: `Its memory made little difference: what it did in this room was ${often(total)} times as likely ${total < 0 ? `${other} ` : ""}as ${total < 0 ? "with the example that it had seen" : `it would have been ${other}`}. It ${right ? "was right by chance" : "did not know or did not use which object it had seen"}.`,
-    [AGAINST]: `It acted against its memory: what it did in this room would have been ${often(total)} times as likely ${other}${right ? "" : ". It knew which object it had seen, and the actions drawn from its probabilities led elsewhere"}.`,
+    [LED]: `${right ? "Its memory led it" : "Its memory misled it"}: ${times}.${right ? "" : " It took the example for the other object."}`,
+    [NONE]: `It guessed${right ? " right" : ""}; its memory made little difference: ${times}. ${cause(ranks)}.`,
+    [AGAINST]: `It acted against its memory: ${times}.${right ? "" : " It knew which object it had seen, and the actions drawn from its probabilities led elsewhere."}`,
   }[verdict(total)];
-  const counts = [false, true].flatMap((is) => {
-    const those = everyChoice().filter((one) => one.right === is && one.total !== undefined), of = (name) => those.filter((one) => verdict(one.total) === name).length;
+  const known = everyChoice().filter((one) => one.total !== undefined), counts = [false, true].flatMap((is) => {
+    const those = known.filter((one) => one.right === is), of = (name) => those.filter((one) => verdict(one.total) === name).length;
     return those.length ? [`of ${those.length} ${is ? "right" : "wrong"} one${those.length === 1 ? "" : "s"} it ${is ? "led" : "misled"} ${of(LED)}, made little difference in ${of(NONE)} and spoke against ${of(AGAINST)}`] : [];
   });
-  return [said, `Memory in all choices of this page: ${counts.join("; ")}. Little difference means less than ${TIMES} times.`];
+  const guesses = known.filter((one) => verdict(one.total) === NONE), fails = guesses.map((one) => blurred(rankOf(one, APART)));
+  const why = guesses.length && !fails.includes(undefined) ? ` In ${fails.filter(Boolean).length} of these ${guesses.length} guesses it hardly told the two apart.` : "";
+  return [said, `Memory in all choices of this page: ${counts.join("; ")}.${why} Between 1/${TIMES} and ${TIMES} times, which a few chance actions can make, counts as little difference.`];
 }
+
+// The rank of a choice's number among those of the other correct choices, as `rank` has it, with how many they are.
+function rankOf({ each, when, known }, name) {
+  const others = usual(each, when).map((other) => other.known.get(name)).filter(Number.isFinite).sort((a, b) => a - b);
+  return [...rank(known.get(name), others), others.length];
+}
+
+// The correct choices of the page but for one.
+const usual = (each, when) => everyChoice().filter((one) => one.right && !(one.each === each && one.when === when));
 
 // Sentences on a choice: the verdict first, then what happened and what memory held.
 function story(of, at, ranks) {
   const known = before(of, at), { entered, stay, seen, took, left, alike, decided, total } = known, right = of.choices[at] > 0;
-  const [said, counts] = verdicts(known, right), parts = [];
+  const [said, counts] = verdicts(known, right, ranks), parts = [];
   const example = DATA.plan?.rooms[0].replace(/^room of /, ""), held = seen && of.layers.length ? seen.filter((when) => attention(decided, of).some(({ first, last }) => first <= when && when <= last)) : [];
   if (took) parts.push(`It took the ${took.words} (${took.name}), not the ${left.words} (${left.name})`);
-  if (total !== undefined && verdict(total) !== NONE) parts.push(`The step that decided most is ${decided}, ${decided - entered} after entering this room`);
+  if (total !== undefined && verdict(total) !== NONE) parts.push(`The step that counted most is ${decided}, ${decided - entered} after entering this room`);
   if (seen) parts.push(`In the ${DATA.plan.rooms[0]}, ${seen.length || "none"} of the ${stay[1] - stay[0] + 1} steps of the latest stay (${span(...stay)}) had ${example} in view`);
   if (seen?.length && of.layers.length) parts.push(`${held.length === seen.length ? "All" : held.length || "None"} of them were in memory at step ${decided}`);
   const [low, high, rare, count] = ranks.get(VALUE) ?? [];
@@ -134,18 +163,23 @@ function story(of, at, ranks) {
   return [said, parts.length ? `${parts.join(". ")}.` : "", counts].filter(Boolean);
 }
 
-// Shows the numbers of a choice at its step, unless the episode is being played.
+// The choice to which a step belongs: that of the step, or the next one of its stay in the room; undefined if none.
+function choiceOf(of, at) {
+  const next = of.choices.findIndex((choice, when) => choice && when >= at);
+  return next >= 0 && before(of, next).entered <= at ? next : undefined;
+}
+
+// Shows the numbers of the choice to which this step belongs, unless the episode is being played.
 function compare() {
-  const host = get("choice"), right = episode.choices[step] > 0;
-  host.hidden = !episode.choices[step] || timer !== null;
+  const host = get("choice"), at = choiceOf(episode, step), right = episode.choices[at] > 0;
+  host.hidden = at === undefined || timer !== null;
   if (host.hidden) return;
-  const usual = everyChoice().filter((one) => one.right && !(one.each === episode && one.when === step));
-  const count = usual.length, far = [], ranks = new Map(), rows = numbers(episode, step);
+  const others = usual(episode, at), count = others.length, far = [], ranks = new Map(), rows = numbers(episode, at);
   const correct = `${count || "no"} ${right ? "other " : ""}correct choice${count === 1 ? "" : "s"}`;
-  host.querySelector("h2").textContent = `This choice was ${right ? "right" : "wrong"}`;
+  host.querySelector("h2").textContent = `${at === step ? "This choice" : `The choice at step ${at}`} was ${right ? "right" : "wrong"}`;
   host.querySelector("thead th:last-child").textContent = `${correct}${count ? ": median (quartiles)" : ""}`;
   host.querySelector("tbody").replaceChildren(...rows.map(([name, number, text]) => {
-    const known = usual.map((each) => each.known.get(name)).filter(Number.isFinite).sort((a, b) => a - b);
+    const known = others.map((each) => each.known.get(name)).filter(Number.isFinite).sort((a, b) => a - b);
     const [median, low, high] = [0.5, 0.25, 0.75].map((share) => text(quantile(known, share)));
     const [lower, higher, rare] = rank(number, known);
     ranks.set(name, [lower, higher, rare, known.length]);
@@ -155,24 +189,26 @@ function compare() {
     row.append(element("td", {}, known.length ? `${median} (${low} to ${high})` : "–"));
     return row;
   }));
-  get("story").replaceChildren(...story(episode, step, ranks).map((text, index) => element("p", index === 0 && episode.evidence ? { class: right ? "lesson right" : "lesson" } : {}, text)));
-  weigh(before(episode, step));
+  get("story").replaceChildren(...story(episode, at, ranks).map((text, index) => element("p", index === 0 && episode.evidence ? { class: right ? "lesson right" : "lesson" } : {}, text)));
+  weigh(before(episode, at), at);
   host.querySelector(".note:last-child").textContent = count < FEW ? `There ${count === 1 ? "is" : "are"} ${count ? "only " : ""}${correct}: too few to say what is usual.`
     : far.length ? `Unusual: ${far.join(", ")}. By chance, about ${Math.round(RARE * rows.length)} of ${rows.length} numbers would be.`
       : "No number is unusual: in each, more than one correct choice in five lies as far out.";
 }
 
-// Draws how the verdict came about, step by step, with a button that goes to the step that decided most.
-function weigh({ entered, terms, total, decided }) {
+// Draws how the verdict came about, step by step, with a button that goes to the step that counted most, or back.
+function weigh({ entered, terms, total, decided }, at) {
   get("weighed").hidden = total === undefined;
   if (total === undefined) return;
   let sum = 0;
-  const steps = terms.map((_, index) => entered + index), orders = terms.map((term) => (sum += term) / Math.LN10);
+  const steps = terms.map((_, index) => entered + index), orders = terms.map((term) => (sum += term) / Math.LN10), bound = Math.log10(TIMES);
   get("evidence").replaceChildren();
   new LineChart(get("evidence"), [{ name: "powers of ten", colour: "var(--s0)", x: steps, y: orders, exact: true }], {
-    height: 130, label: "how many times as likely the actions were as with the other example, in powers of ten", include: [-1, 1],
-    lines: [{ name: "equally likely", value: 0 }], domain: [entered, Math.max(entered + 1, steps[steps.length - 1])], xLabel: "step",
+    height: 150, label: "how many times as likely the actions were as with the other example, in powers of ten", include: [-bound - 1, bound + 1],
+    lines: [{ name: "memory decided", value: bound }, { name: "equally likely", value: 0 }, { name: "against memory", value: -bound }],
+    domain: [entered, Math.max(entered + 1, steps[steps.length - 1])], xLabel: "step",
   });
-  get("decisive").textContent = `go to step ${decided}, which decided most`;
-  get("decisive").onclick = () => { stop(); go(decided); };
+  const there = step === decided && step !== at;
+  get("decisive").textContent = there ? `back to the choice, step ${at}` : `go to step ${decided}, which counted most`;
+  get("decisive").onclick = () => { stop(); go(there ? at : decided); };
 }

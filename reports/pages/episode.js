@@ -298,10 +298,12 @@ function look() {
     node.append(swatch, `${NAMES[kind]} `, element("b", {}, percent(share(kind))));
     return node;
   }));
-  const { sizes } = episode.layers[get("layer").value === MEAN ? 0 : Number(get("layer").value)];
+  const { sizes, steps } = episode.layers[get("layer").value === MEAN ? 0 : Number(get("layer").value)];
   get("means").textContent = present.map((kind) => {
-    const each = Math.max(1, ...slots.map((slot) => (slot.kind === kind ? slot.last - slot.first + 1 : 1))), count = sizes[episode.kinds.indexOf(kind)];
-    return `${NAMES[kind][0].toUpperCase()}${NAMES[kind].slice(1)}: ${MEANS[kind](count, each)}.`;
+    let each = 1;  // most steps in a slot
+    for (let slot = 0; slot < steps.length; slot += 2) each = Math.max(each, steps[slot + 1] - steps[slot] + 1);
+    const empty = slots.some((slot) => slot.kind === kind) ? "" : "; empty so far";
+    return `${NAMES[kind][0].toUpperCase()}${NAMES[kind].slice(1)}: ${MEANS[kind](sizes[episode.kinds.indexOf(kind)], each)}${empty}.`;
   }).reverse().join(" ");
   const visit = visits().filter(([first]) => first <= step).pop();
   get("looks").textContent = "";

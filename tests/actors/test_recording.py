@@ -109,6 +109,8 @@ def test_with_the_same_views_an_agent_would_not_do_otherwise(core, monkeypatch):
         assert known.any()
         assert known.tolist() == (recording.poses[:, 3] == 1).tolist()
         np.testing.assert_allclose(recording.otherwise[known], taken[known], rtol=1e-3)
+        assert (recording.apart[known] == 0).all(), "no view differs"
+        assert np.isnan(recording.apart[~known]).all()
 
 
 def with_slots(recordings, informative=True, views=(2, 3, 3), count=40):
@@ -164,7 +166,7 @@ def test_a_probe_names_what_compressed_slots_hold(recordings, informative):
     aside = what_is_kept([replace(each, floor_plan=plan, poses=poses) for each in played])["names"]["slots"]
     assert aside == 24 * 4, "the first nine steps"
     few = what_is_kept(played[:12])
-    assert few["says"][-1].endswith(" is unknown: 3 answers need 18 episodes, and there are 12 (--episodes).")
+    assert few["says"][-1].endswith(" is unknown: 3 answers need 18 episodes (--episodes), and there are 12.")
     assert [row[0]["text"] for row in few["names"]["rows"]] == ["colour", "shape"]
 
 

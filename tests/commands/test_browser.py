@@ -166,14 +166,15 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
         episode.poses = inside.map((is, at) => [is ? -1 : 10, 0, at < 60 ? 0 : at < 80 ? 180 : 90, Number(is)]);
         episode.situations = inside.map((is) => (is ? { take, leave } : { example: take }));
         episode.evidence = inside.map((is, at) => (is ? (at === 86 ? evidence : 0) : null));
+        episode.apart = null;
     }"""
-    example, times = "had the example been the red cone", np.log(200)
+    likely, times = "as likely as it would have been with the red cone", np.log(200)
     tab.evaluate(room, times)
     said = text(right)
-    assert "Its memory misled it" in said
-    assert f"200 times as likely with the example that it had seen as it would have been {example}" in said
+    assert "Its memory misled it: with the example that it had seen, what it did" in said
+    assert f"was 200 times {likely}" in said
     assert "It took the red cube, right (leave), not the red cone" in said
-    assert "most is 86, 6 after entering" in said
+    assert "counted most is 86, 6 after entering" in said
     assert "60 of the 80 steps of the latest stay (0–79) had the example in view" in said
     pairs = 1 + np.isin(right, range(80, 101)).sum()
     rates = f"of choices between such things, 1 of {pairs} on this page were wrong, of the others 0 of"
@@ -183,22 +184,33 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
     tab.evaluate(room, -times)
     said = text(right)
     assert "acted against its memory" in said
-    assert f"would have been 200 times as likely {example}" in said
+    assert f"was 1/200 {likely}" in said
     assert counts.format(0, 0, 1) in said
     tab.evaluate(room, np.log(2.5))
     said = text(right)
-    assert (
-        f"made little difference: what it did in this room was 2.5 times as likely as it would have been {example}"
-        in said
-    )
+    assert "It guessed; its memory made little difference: with the example that it had seen" in said
+    assert f"was 2.5 times {likely}" in said
+    assert "the page cannot say which" in said
     assert counts.format(0, 1, 0) in said
+    alone = np.arange(102, 180, 5)
+    others = """(here) => {
+        episode.evidence = episode.evidence.map((one) => one ?? 9);
+        episode.apart = episode.evidence.map((one) => (one === 9 ? 1 : here));
+    }"""
+    tab.evaluate(others, 1)
+    assert "It told the two apart when it saw the example" in text(alone)
+    tab.evaluate(others, 0.1)
+    said = text(alone)
+    assert f"would have differed less than at {len(alone)} of {len(alone)} correct choices" in said
+    assert "In 1 of these 1 guesses it hardly told the two apart" in said
     tab.locator("#decisive").click()
     assert tab.evaluate(SHOWN)["step"] == 86
+    assert "The choice at step 100 was wrong" in tab.locator("#choice").inner_text()
+    tab.get_by_role("button", name="back to the choice, step 100").click()
+    assert tab.evaluate(SHOWN)["step"] == 100
     tab.evaluate("go(10)")
     assert tab.locator("#named").inner_text() == "example ▾"
-    tab.evaluate("go(100)")
-    tab.keyboard.press("ArrowRight")
-    assert not tab.locator("#choice").is_visible()
+    assert tab.locator("#choice").is_hidden(), "it belongs to no choice"
     text(right, wrong=-1)
     tab.evaluate("choose(0, 100)")
     tab.wait_for_selector("#mistake:disabled:has-text('no mistake')")

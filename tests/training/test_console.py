@@ -83,7 +83,7 @@ def test_plain_lines_without_a_terminal(sleep: Callable[[float], None]) -> None:
     """Also of an evaluation: one every 15 seconds, and the last."""
     console = Console(file=io.StringIO(), width=80)
     with counting(console, "evaluating", 40, "episodes") as count:
-        for done in range(1, 41):
+        for done in (*range(1, 41), 40, 40):
             sleep(1)
             count(done)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
