@@ -6,6 +6,7 @@ function and one line in `TORSOS`.
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -183,7 +184,7 @@ class Reconstruction(nn.Module):
     def __init__(self, model_size: int, observation_shape: Sequence[int], height: int = 6) -> None:
         super().__init__()
         *image, self.channels = observation_shape
-        self.size = tuple(max(1, round(side * min(1, height / image[0]))) for side in image)
+        self.size: Any = tuple(max(1, round(side * min(1, height / image[0]))) for side in image)
         self.decoder = nn.Linear(model_size, self.channels * math.prod(self.size))
 
     def forward(self, inputs: Tensor, observations: Tensor) -> Mean:

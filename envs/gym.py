@@ -29,15 +29,15 @@ PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
 }
 #: One-hot bits of a cell of MiniGrid's view: its kind (11), colour (6) and state (3).
 MINIGRID_BITS = (11, 6, 3)
-TILE = 8  # pixels of a side of a cell
 
 
-def make_env(name: str, /, *, view: str = "symbols", **fields: Any) -> Env:
+def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: Any) -> Env:
     """An environment as `adapt` makes it.
 
     Args:
         name: as in `gymnasium.make`, for instance "CartPole-v1" or "package:Id-v0", which imports the package first.
         view: of MiniGrid: symbols or pixels.
+        tile: height and width of a cell of MiniGrid in pixels.
         fields: arguments of the environment and of `gymnasium.make`, such as max_episode_steps.
 
     Raises:
@@ -52,9 +52,9 @@ def make_env(name: str, /, *, view: str = "symbols", **fields: Any) -> Env:
     except gymnasium.error.Error as error:
         raise ValueError(str(error)) from error
     if "minigrid" in sys.modules and isinstance(env.unwrapped, sys.modules["minigrid"].minigrid_env.MiniGridEnv):
-        env = _minigrid(env, view)
-    elif view != "symbols":
-        raise ValueError(f"a view is chosen for MiniGrid only, got view={view}")
+        env = _minigrid(env, view, tile)
+    elif (view, tile) != ("symbols", 8):
+        raise ValueError(f"view and tile are chosen for MiniGrid only, got view={view}, tile={tile}")
     return adapt(env)
 
 
@@ -101,12 +101,14 @@ def adapt(env: Env) -> Env:
     return TransformObservation(env, lambda value: np.asarray(spaces.flatten(space, value), np.float32), vector)
 
 
-def _minigrid(env: Env, view: str) -> Env:
-    """MiniGrid without compass and mission: only the agent's view, [7, 7] cells or [56, 56, 3] pixels."""
+def _minigrid(env: Env, view: str, tile: int) -> Env:
+    """MiniGrid without compass and mission: only the agent's view, [7, 7] cells or [7 tile, 7 tile, 3] pixels."""
     from minigrid.wrappers import ImgObsWrapper
 
     if view not in ("symbols", "pixels"):
         raise ValueError(f"view: expected symbols or pixels, got {view!r}")
+    if type(tile) is not int or not 1 <= tile <= 64:
+        raise ValueError(f"tile: expected an integer from 1 to 64, got {tile!r}")
     mission = env.observation_space["mission"]  # type: ignore[index]
     names = [action.name for action in env.unwrapped.actions]  # type: ignore[attr-defined]
     env.metadata = {**env.metadata, "action_names": names}
@@ -115,29 +117,27 @@ def _minigrid(env: Env, view: str) -> Env:
     env = ImgObsWrapper(env)
     width, height = env.observation_space.shape[:2]  # type: ignore[index]
     if view == "pixels":
-        shape = (TILE * height, TILE * width, 3)
-        return TransformObservation(env, draw_cells, spaces.Box(0, 255, shape, np.uint8))
+        shape = (tile * height, tile * width, 3)
+        return TransformObservation(env, functools.partial(draw_cells, tile=tile), spaces.Box(0, 255, shape, np.uint8))
     bits = width * height * sum(MINIGRID_BITS)
     return TransformObservation(env, one_hot_cells, spaces.Box(0, 1, (bits,), np.float32))
 
 
-def draw_cells(cells: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The pixels [8 H, 8 W, 3] of MiniGrid's RGBImgPartialObsWrapper from its symbols [W, H, 3].
+def draw_cells(cells: NDArray[np.uint8], tile: int = 8) -> NDArray[np.uint8]:
+    """The pixels [tile H, tile W, 3] of MiniGrid's RGBImgPartialObsWrapper from its symbols [W, H, 3].
 
     That wrapper computes the view a second time and joins its tiles one by one, which takes twice as long as the rest
     of a step.
     """
     width, height = cells.shape[:2]
-    tiles = [
-        _tile(*cells[x, y].tolist(), here=(x, y) == (width // 2, height - 1))
-        for y in range(height)
-        for x in range(width)
-    ]
-    return np.stack(tiles).reshape(height, width, TILE, TILE, 3).swapaxes(1, 2).reshape(height * TILE, width * TILE, 3)
+    agent = (width // 2, height - 1)
+    places = ((x, y) for y in range(height) for x in range(width))
+    tiles = np.stack([_tile(*cells[place].tolist(), here=place == agent, size=tile) for place in places])
+    return tiles.reshape(height, width, tile, tile, 3).swapaxes(1, 2).reshape(height * tile, width * tile, 3)
 
 
 @functools.cache
-def _tile(kind: int, color: int, state: int, *, here: bool) -> NDArray[np.uint8]:
+def _tile(kind: int, color: int, state: int, *, here: bool, size: int) -> NDArray[np.uint8]:
     """A cell as MiniGrid draws it: lighter if it is seen, and with the agent on it if it is here."""
     from minigrid.core.constants import IDX_TO_COLOR, OBJECT_TO_IDX
     from minigrid.core.grid import Grid
@@ -146,8 +146,8 @@ def _tile(kind: int, color: int, state: int, *, here: bool) -> NDArray[np.uint8]
     item = WorldObj.decode(kind, color, state)
     if item is not None:
         item.color = IDX_TO_COLOR[color]  # a goal's is not decoded
-    tile = Grid.render_tile(item, 3 if here else None, kind != OBJECT_TO_IDX["unseen"], TILE)
-    return tile.astype(np.uint8)  # as Grid.render does
+    drawn = Grid.render_tile(item, 3 if here else None, kind != OBJECT_TO_IDX["unseen"], size)
+    return drawn.astype(np.uint8)  # as Grid.render does
 
 
 def one_hot_cells(cells: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -17,6 +17,8 @@ FOLDS = 8
 EACH = 6
 """Fewest episodes for each answer that a probe chooses from."""
 ENDS = "value", "low", "high"
+FATES = "kept", "lost in part", "not to be read even before compression", "unknown"
+"""What is said of each thing that probes read, in this order."""
 Features = Sequence[np.ndarray]
 
 
@@ -42,8 +44,16 @@ def what_is_kept(recordings: Sequence[Recording]) -> dict[str, Any] | None:
     views = _views(features, np.concatenate(drawn), things, episode) if drawn else None
     names = _names([x[things != ""] for x in features], things[things != ""], episode[things != ""])
     says = [*(names or {}).get("says", ())]
-    says += [_conclusion("the variance of the views", [row[1:] for row in views["rows"]], 0)] if views else []
-    return {"names": names, "views": views, "says": sorted(says)} if says else None  # keeps, loses, hides, whether
+    says += [_conclusion("the views", "", [row[1:] for row in views["rows"]], 0)] if views else []
+    says.sort(key=lambda said: FATES.index(said[0]))
+    return {"names": names, "views": views, "says": [_summary(says), *(text for *_, text in says)]} if says else None
+
+
+def _summary(says: Sequence[tuple[str, str, str]]) -> str:
+    """Conclusions on all things in one sentence."""
+    things = {fate: [what for of, what, _ in says if of == fate] for fate in FATES}
+    parts = [f"{fate}: {', '.join(of)}" for fate, of in things.items() if of]
+    return f"In short, of what linear probes read from compressed memory (first layer) – {'; '.join(parts)}."
 
 
 def _things(recording: Recording, slots: np.ndarray) -> np.ndarray:
@@ -85,37 +95,45 @@ def _names(features: Features, things: np.ndarray, episode: np.ndarray) -> dict[
     "rows": cells, the last of which is the share of the most frequent answer. "slots", "episodes": how many. "says":
     what follows.
     """
-    number, rows, says = len(set(episode)), list[list[Any]](), list[str]()
+    number, rows, says = len(set(episode)), list[list[Any]](), list[tuple[str, str, str]]()
     for title, words in _parts(things).items() if len(set(things)) > 1 else ():
         answers, right, counts = np.unique(words, return_inverse=True, return_counts=True)
         which = ", ".join(answers[:4]) + (", ..." if len(answers) > 4 else "")
         if number < EACH * len(answers):
             least = f"{len(answers)} answers need {EACH * len(answers)} episodes (--episodes), and there are {number}"
-            says.append(f"Whether compressed memory keeps the {title} ({which}) is unknown: {least}.")
+            text = f"Whether compressed memory keeps the {title} ({which}) is unknown: {least}."
+            says.append((FATES[3], f"the {title}", text))
             continue
         read = [_read(x, np.eye(len(answers))[right], episode).argmax(axis=1) == right for x in features]
         cells = [_share(each, np.ones(len(each)), episode) for each in read]
         floor = 100 * counts.max() / len(right)
         rows.append([{"text": title, "small": which}, *cells, f"{floor:.0f} %"])
-        says.append(_conclusion(f"the {title} ({which})", [cells], floor))
+        says.append(_conclusion(f"the {title}", f" ({which})", [cells], floor))
     return {"rows": rows, "slots": len(things), "episodes": number, "says": says} if says else None
 
 
-def _conclusion(what: str, rows: Sequence[Sequence[Mapping[str, Any]]], floor: float) -> str:
-    """What follows of rows of cells: of slots, against the better ones of those that read inputs, and a guess."""
+def _conclusion(
+    what: str, which: str, rows: Sequence[Sequence[Mapping[str, Any]]], floor: float
+) -> tuple[str, str, str]:
+    """What follows of rows of cells: of slots, against the better ones of those that read inputs, and a guess.
+
+    Returns what becomes of a thing, the thing, and a sentence.
+    """
     slot, *inputs = ({end: np.mean([cell[end] for cell in of]) for end in ENDS} for of in zip(*rows))
     before = max(inputs, key=lambda each: each["value"])
     lost = 100 * min(1, (before["value"] - slot["value"]) / max(before["value"] - floor, 1e-9))
     if before["low"] <= floor:
-        said = f"Compression is not what hides {what}: a linear probe cannot read it even before, though the agent may"
+        fate, said = FATES[2], f"A linear probe cannot read {what}{which} even before"
+        said += " compression, which therefore is not what hides it; the agent may still use it"
     elif slot["high"] < before["low"] and lost >= 1:
-        said = f"Compressed memory loses {lost:.0f} % of what can be read of {what}"
+        fate, said = FATES[1], f"Compressed memory loses {lost:.0f} % of what can be read of {what}{which}"
     elif slot["low"] > floor:
-        said = f"Compressed memory keeps {what}, without a loss that shows"
+        fate, said = FATES[0], f"Compressed memory keeps {what}{which}, without a loss that shows"
     else:
-        said = f"Whether compressed memory keeps {what} is unknown: the intervals are too wide"
+        fate, said = FATES[3], f"Whether compressed memory keeps {what}{which} is unknown: the intervals are too wide"
     shares = (f"{share:.0f} %" for share in (slot["value"], before["value"], floor))
-    return "{}. A probe reads {} from slots, {} before compression, {} without a slot.".format(said, *shares)
+    said = "{}. A probe reads {} from slots, {} before compression, {} without a slot.".format(said, *shares)
+    return fate, what, said
 
 
 def _views(features: Features, views: np.ndarray, things: np.ndarray, episode: np.ndarray) -> dict[str, Any] | None:

@@ -2,9 +2,9 @@
 // included by `episode.html` before `episode.js`.
 const RARE = 0.2, FEW = 9;  // unusual: at most this share of so many correct choices is as far out, on either side
 const TIMES = 100;  // actions that are less than so many times as likely with one example as with the other: little difference
-const APART = "how far apart the two examples would be in memory (1: as two steps of the episode)";
+const APART = "how far apart the two objects would be in memory (1: as two steps of the episode)";
 const VALUE = "value on entering this room";
-const SEEN = "steps with the example in view", READ = "attention to these steps at the step that counted most (1: as with equal weights)";
+const SEEN = "steps with the example in view", READ = "attention to these steps at the step that changed it most (1: as with equal weights)";
 const LED = "led", NONE = "none", AGAINST = "against";
 let compared = new Map();  // all choices with their numbers, by layer and head
 
@@ -40,7 +40,8 @@ function before(of, at) {
   const things = placed ? located(of, at) : [], far = ({ x, y }) => Math.hypot(x - of.poses[at][0], y - of.poses[at][1]);
   const terms = of.evidence?.slice(entered, at + 1).filter((term) => term !== null) ?? [];
   const total = terms.length ? terms.reduce((sum, term) => sum + term, 0) : undefined;
-  const decided = total === undefined ? entered : entered + terms.indexOf(total < 0 ? Math.min(...terms) : Math.max(...terms));
+  const sizes = total !== undefined && verdict(total) !== NONE ? terms.map((term) => term * Math.sign(total)) : terms.map(Math.abs);
+  const decided = total === undefined ? entered : entered + sizes.indexOf(Math.max(...sizes));
   if (things.length !== 2) return { entered, stay, seen, terms, total, decided };
   const [took, left] = things.sort((a, b) => far(a) - far(b));
   const alike = took.thing.split(" ").filter((word) => left.thing.split(" ").includes(word)).join(" ");
@@ -112,10 +113,11 @@ const blurred = ([low, , , count] = []) => (count >= FEW ? low <= count / 4 : un
 
 // Why memory made little difference, in a sentence.
 function cause(ranks) {
-  const [, high, , count] = ranks.get(APART) ?? [], fails = blurred(ranks.get(APART));
+  const [, high, , count, [number, median] = []] = ranks.get(APART) ?? [], fails = blurred(ranks.get(APART));
   if (fails === undefined) return "It did not know or did not use which object it had seen; with so few correct choices to compare, the page cannot say which";
-  return fails ? `It hardly told the two apart when it saw the example: had that been the other, its memory would have differed less than at ${high} of ${count} correct choices`
-    : `It told the two apart when it saw the example (had that been the other, its memory would have differed no less than is usual at correct choices), but made no use of it`;
+  const far = `with the other object as the example, what entered its memory would have been ${readable(number)} away from what it was, at correct choices typically ${readable(median)}`;
+  return fails ? `Probably it never told the two apart: ${far}; less than at ${high} of ${count} correct choices`
+    : `It told the two apart when it saw the example, and made no use of it: ${far}`;
 }
 
 // The verdict on a choice as a sentence, and those on all choices of the page as another.
@@ -131,15 +133,16 @@ function verdicts({ total, took, left }, right, ranks) {
     const those = known.filter((one) => one.right === is), of = (name) => those.filter((one) => verdict(one.total) === name).length;
     return those.length ? [`of ${those.length} ${is ? "right" : "wrong"} one${those.length === 1 ? "" : "s"} it ${is ? "led" : "misled"} ${of(LED)}, made little difference in ${of(NONE)} and spoke against ${of(AGAINST)}`] : [];
   });
-  const guesses = known.filter((one) => verdict(one.total) === NONE), fails = guesses.map((one) => blurred(rankOf(one, APART)));
-  const why = guesses.length && !fails.includes(undefined) ? ` In ${fails.filter(Boolean).length} of these ${guesses.length} guesses it hardly told the two apart.` : "";
+  const [guesses, others] = [true, false].map((is) => known.filter((one) => (verdict(one.total) === NONE) === is).map((one) => blurred(rankOf(one, APART))));
+  const share = (those) => `${those.filter(Boolean).length} of ${those.length}`;
+  const why = guesses.length && !guesses.concat(others).includes(undefined) ? ` The two objects were closer in memory than at three of four correct choices in ${share(guesses)} guesses, and in ${share(others)} choices that memory decided.` : "";
   return [said, `Memory in all choices of this page: ${counts.join("; ")}.${why} Between 1/${TIMES} and ${TIMES} times, which a few chance actions can make, counts as little difference.`];
 }
 
 // The rank of a choice's number among those of the other correct choices, as `rank` has it, with how many they are.
 function rankOf({ each, when, known }, name) {
   const others = usual(each, when).map((other) => other.known.get(name)).filter(Number.isFinite).sort((a, b) => a - b);
-  return [...rank(known.get(name), others), others.length];
+  return [...rank(known.get(name), others), others.length, [known.get(name), quantile(others, 0.5)]];
 }
 
 // The correct choices of the page but for one.
@@ -151,7 +154,7 @@ function story(of, at, ranks) {
   const [said, counts] = verdicts(known, right, ranks), parts = [];
   const example = DATA.plan?.rooms[0].replace(/^room of /, ""), held = seen && of.layers.length ? seen.filter((when) => attention(decided, of).some(({ first, last }) => first <= when && when <= last)) : [];
   if (took) parts.push(`It took the ${took.words} (${took.name}), not the ${left.words} (${left.name})`);
-  if (total !== undefined && verdict(total) !== NONE) parts.push(`The step that counted most is ${decided}, ${decided - entered} after entering this room`);
+  if (total !== undefined && verdict(total) !== NONE) parts.push(`The step that changed it most is ${decided}, ${decided - entered} after entering this room`);
   if (seen) parts.push(`In the ${DATA.plan.rooms[0]}, ${seen.length || "none"} of the ${stay[1] - stay[0] + 1} steps of the latest stay (${span(...stay)}) had ${example} in view`);
   if (seen?.length && of.layers.length) parts.push(`${held.length === seen.length ? "All" : held.length || "None"} of them were in memory at step ${decided}`);
   const [low, high, rare, count] = ranks.get(VALUE) ?? [];
@@ -182,7 +185,7 @@ function compare() {
     const known = others.map((each) => each.known.get(name)).filter(Number.isFinite).sort((a, b) => a - b);
     const [median, low, high] = [0.5, 0.25, 0.75].map((share) => text(quantile(known, share)));
     const [lower, higher, rare] = rank(number, known);
-    ranks.set(name, [lower, higher, rare, known.length]);
+    ranks.set(name, [lower, higher, rare, known.length, [number, quantile(known, 0.5)]]);
     if (rare) far.push(`${name} (${lower < higher ? `${lower} of ${known.length} correct choices have one as low` : `${higher} of ${known.length} correct choices have one as high`})`);
     const row = element("tr");
     row.append(element("th", { scope: "row" }, name), element("td", rare ? { class: "rare" } : {}, text(number)));
@@ -196,7 +199,7 @@ function compare() {
       : "No number is unusual: in each, more than one correct choice in five lies as far out.";
 }
 
-// Draws how the verdict came about, step by step, with a button that goes to the step that counted most, or back.
+// Draws how the verdict came about, step by step, with a button that goes to the step that changed it most, or back.
 function weigh({ entered, terms, total, decided }, at) {
   get("weighed").hidden = total === undefined;
   if (total === undefined) return;
@@ -209,6 +212,6 @@ function weigh({ entered, terms, total, decided }, at) {
     domain: [entered, Math.max(entered + 1, steps[steps.length - 1])], xLabel: "step",
   });
   const there = step === decided && step !== at;
-  get("decisive").textContent = there ? `back to the choice, step ${at}` : `go to step ${decided}, which counted most`;
+  get("decisive").textContent = there ? `back to the choice, step ${at}` : `go to step ${decided}, which changed it most`;
   get("decisive").onclick = () => { stop(); go(there ? at : decided); };
 }

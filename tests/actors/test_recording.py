@@ -135,7 +135,8 @@ def test_a_probe_reads_what_compressed_slots_hold(recordings, informative):
         slot, *controls = (int(cell["text"].removesuffix(" %")) for cell in row[1:])
         assert slot > 95 if informative else slot < 5
         assert min(controls) > 95
-    assert kept["says"][0].startswith(f"Compressed memory {'keeps' if informative else 'loses 100 % of'}")
+    assert kept["says"][1].startswith(f"Compressed memory {'keeps' if informative else 'loses 100 % of'}")
+    assert kept["says"][0].endswith(f"{'kept' if informative else 'lost in part'}: the views.")
     assert what_is_kept(with_slots(recordings[:2], views=(2, 3, 1))) is not None, "gray"
 
 
@@ -158,7 +159,7 @@ def test_a_probe_names_what_compressed_slots_hold(recordings, informative):
     rows = kept["names"]["rows"]
     assert [row[0]["small"] for row in rows] == [", ".join(things), "light blue, red", "cone, cube"]
     assert [row[-1] for row in rows] == ["33 %", "67 %", "67 %"]
-    assert kept["says"][0].startswith(f"Compressed memory {'keeps the colour' if informative else 'loses '}")
+    assert kept["says"][1].startswith(f"Compressed memory {'keeps the name' if informative else 'loses '}")
     assert (rows[0][1]["text"] == "100 %") == informative == (int(rows[0][1]["text"][:-2]) > 50)
     assert {cell["text"] for row in rows for cell in row[2:4]} == {"100 %"}
     plan = recordings[0].floor_plan | {"view": 90.0}

@@ -174,7 +174,7 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
     assert "Its memory misled it: with the example that it had seen, what it did" in said
     assert f"was 200 times {likely}" in said
     assert "It took the red cube, right (leave), not the red cone" in said
-    assert "counted most is 86, 6 after entering" in said
+    assert "changed it most is 86, 6 after entering" in said
     assert "60 of the 80 steps of the latest stay (0–79) had the example in view" in said
     pairs = 1 + np.isin(right, range(80, 101)).sum()
     rates = f"of choices between such things, 1 of {pairs} on this page were wrong, of the others 0 of"
@@ -192,6 +192,7 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
     assert f"was 2.5 times {likely}" in said
     assert "the page cannot say which" in said
     assert counts.format(0, 1, 0) in said
+    far = "with the other object as the example, what entered its memory would have been"
     alone = np.arange(102, 180, 5)
     others = """(here) => {
         episode.evidence = episode.evidence.map((one) => one ?? 9);
@@ -201,8 +202,11 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
     assert "It told the two apart when it saw the example" in text(alone)
     tab.evaluate(others, 0.1)
     said = text(alone)
-    assert f"would have differed less than at {len(alone)} of {len(alone)} correct choices" in said
-    assert "In 1 of these 1 guesses it hardly told the two apart" in said
+    assert (
+        f"Probably it never told the two apart: {far} 0.1 away from what it was, at correct choices typically 1" in said
+    )
+    assert f"less than at {len(alone)} of {len(alone)} correct choices" in said
+    assert f"in 1 of 1 guesses, and in 0 of {len(alone)} choices that memory decided" in said
     tab.locator("#decisive").click()
     assert tab.evaluate(SHOWN)["step"] == 86
     assert "The choice at step 100 was wrong" in tab.locator("#choice").inner_text()

@@ -341,7 +341,9 @@ def test_runs_of_sequences_are_compared_by_their_loss(kind: str, tmp_path: Path,
     printed, _ = compare(cli, out, runs, *options)
     page = embedded(out / "report.html")
     assert "1.100  [1.000, 1.200]" in printed
-    assert page["verdict"].startswith("compressive has the lowest interquartile mean, 1.100 (its runs: 1.000 to 1.200); its runs")
+    assert page["verdict"].startswith(
+        "compressive has the lowest interquartile mean, 1.100 (its runs: 1.000 to 1.200); its runs"
+    )
     rows = {row["variant"]: row for row in table(out / "report" / "improvements.csv")}
     assert float(rows["compressive"]["probability"]) == 1
     assert page["second"]["chance"] == "0.33", "two of the six orders"

@@ -100,12 +100,16 @@ def test_minigrid_symbols_are_those_of_its_own_one_hot_wrapper():
 
 
 @minigrid
-@pytest.mark.parametrize("name", ["MiniGrid-DoorKey-6x6-v0", "MiniGrid-LavaCrossingS9N1-v0", "MiniGrid-MemoryS7-v0"])
-def test_minigrid_pixels_are_those_of_its_own_wrapper(name):
+@pytest.mark.parametrize(
+    ("name", "size", "tile"),
+    [("MiniGrid-DoorKey-6x6-v0", 7, 8), ("MiniGrid-LavaCrossingS9N1-v0", 5, 8), ("MiniGrid-MemoryS7-v0", 3, 28)],
+)
+def test_minigrid_pixels_are_those_of_its_own_wrapper(name, size, tile):
     """Also while a key is carried, through doors, and beside cells that are not seen."""
     from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
 
-    ours, reference = make_env(name, view="pixels"), ImgObsWrapper(RGBImgPartialObsWrapper(gymnasium.make(name)))
+    ours = make_env(name, view="pixels", agent_view_size=size, tile=tile)
+    reference = ImgObsWrapper(RGBImgPartialObsWrapper(gymnasium.make(name, agent_view_size=size), tile_size=tile))
     assert (ours.reset(seed=0)[0] == reference.reset(seed=0)[0]).all()
     assert ours.observation_space == reference.observation_space
     carried = 0
@@ -131,6 +135,7 @@ def test_minigrid_draws_itself_and_names_its_actions():
     ("spec", "message"),
     [
         ("gym:MiniGrid-MemoryS7-v0,view=both", "view: expected symbols or pixels, got 'both'"),
+        ("gym:MiniGrid-MemoryS7-v0,view=pixels,tile=0", "tile: expected an integer from 1 to 64, got 0"),
         ("gym:MiniGrid-GoToDoor-5x5-v0", "mission differs by episode"),
         ("gym:BabyAI-GoToObj-v0", "mission differs by episode"),
     ],
