@@ -143,6 +143,7 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "lower": scale.lower,
         "fewest": fewest,
         "interval": spread(comparison),
+        "staged": any(getattr(run.config, "stages", ()) for run in comparison.runs),
         "meaning": f"0 is random actions, 100 {'people' if scale.name.startswith('human') else 'the oracle'}"
         * normalised,
         "lines": lines,

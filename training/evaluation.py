@@ -17,6 +17,7 @@ from agent import Agent
 from envs import drawing, held_out, limit_calls, make_vector, mean_normalised, prepare, require_consent, tasks
 from learner import checkpoints
 from training.config import RunConfig, read_config
+from training.console import quantity
 from training.factories import interface, make_agent, require_interface
 from training.run import Run
 
@@ -157,6 +158,12 @@ def record(
         return record_episodes(actor, episodes, config.actors.max_episode_steps, in_detail)
     finally:
         actor.close()
+
+
+def played_by(run: Run, config: RunConfig, steps: int) -> str:
+    """The title of recordings: the run and how long its agent had learned."""
+    repeat = interface(config.env).action_repeat
+    return f"{run.name}, {quantity(steps)} steps" + f" ({quantity(steps * repeat)} frames)" * (repeat > 1)
 
 
 def summarize(episodes: list[Episode], env: str) -> dict[str, Any]:
