@@ -30,18 +30,18 @@ RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/re
 RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 2_964,
-    ("envs",): 3_977,
-    ("actors",): 1_395,
+    ("agent",): 2_969,
+    ("envs",): 4_010,
+    ("actors",): 1_416,
     ("learner",): 3_501,
-    ("training",): 3_401,
+    ("training",): 3_425,
     ("text", "speech"): 2_140,
     ("images",): 586,
-    ("reports",): 2_338,
-    ("commands",): 1_793,
+    ("reports",): 2_383,
+    ("commands",): 1_794,
     ("benchmarks",): 3_343,
-    ("tests",): 18_110,
-    tuple(ALLOWED): 22_095,
+    ("tests",): 18_170,
+    tuple(ALLOWED): 22_224,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

@@ -47,8 +47,8 @@ class RunConfig(Checked):
     preset: str = "cpu"
     """Where all other defaults come from: cpu (a small level, two CPU cores), level (the level itself, in stages),
     memory (a task that asks for a longer memory, for `compare`), paper (section 5.7, DeepMind Lab), paper-recall (the
-    same agent, where it needs memory for 192 steps), dmlab30 (on DMLab-30), minigrid (MiniGrid-Memory by its symbols)
-    or popgym (POPGym)."""
+    same agent, where it needs memory for 192 steps), dmlab30 (on DMLab-30), minigrid and minigrid-pixels
+    (MiniGrid-Memory by its symbols or as CleanRL's ppo_trxl sees it) or popgym (POPGym)."""
     env: str = "rooms:small"
     """Environment: rooms:small, rooms:full (the level itself, re-created), dmlab:LEVEL (needs DeepMind Lab), gym:ID
     (any gymnasium id), dm:MODULE:CLASS (any dm_env.Environment), diagnostic:recall or diagnostic:tmaze.

@@ -165,6 +165,22 @@ def minigrid(core: str = "compressive") -> RunConfig:
     )
 
 
+def minigrid_pixels(core: str = "compressive") -> RunConfig:
+    """The same from pixels, with the view of 3 x 3 cells that CleanRL's ppo_trxl has; here 24 x 24 pixels.
+
+    What must be remembered is then seen only from beside it, and a discount of 0.99 makes the way there worth it.
+    """
+    config = minigrid(core)
+    return dataclasses.replace(
+        config,
+        preset="minigrid-pixels",
+        env="gym:MiniGrid-MemoryS9-v0,agent_view_size=3,view=pixels,max_episode_steps=96",
+        frames=2_000_000,
+        agent=dataclasses.replace(config.agent, reconstruction_cost=2.0, reconstruction_height=12),
+        learner=dataclasses.replace(config.learner, discount=0.99),
+    )
+
+
 def popgym(core: str = "compressive") -> RunConfig:
     """POPGym's tasks of memory, chosen with --env, on a CPU core; RepeatPreviousEasy takes less than 0.1 million steps.
 
@@ -190,6 +206,7 @@ PRESETS: dict[str, Callable[[str], RunConfig]] = {
     "paper-recall": paper_recall,
     "dmlab30": dmlab30,
     "minigrid": minigrid,
+    "minigrid-pixels": minigrid_pixels,
     "popgym": popgym,
 }
 
