@@ -90,6 +90,6 @@ def test_every_number_of_every_option_has_limits() -> None:
             if re.search(r"\b(int|float)\b", plain) and "Range" not in str(hint):
                 found.append(f"{kind.__name__}.{name}")
     assert found == ["CompareOptions.threshold"]
-    ours = {module for module in sys.modules.values() if module.__name__.startswith("commands.")}
+    ours = {module for name, module in sys.modules.items() if name.startswith("commands.")}
     options = {each for module in ours for name, each in vars(module).items() if name.endswith("Options")}
     assert options <= {*kinds}, options - {*kinds}
