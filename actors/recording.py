@@ -218,7 +218,7 @@ def _suppose(
         chances = output.policy_logits[0, entered:].float().softmax(dim=-1).cpu()
         otherwise[entered:until] = chances[torch.arange(len(taken)), taken].numpy()
         changed = views[since:entered] != seen[since:entered]
-        differ = since + np.flatnonzero(changed.reshape(len(changed), -1).any(axis=1))
+        differ = since + np.flatnonzero(changed.any(axis=tuple(range(1, changed.ndim))))
         far = output.inputs[0, differ].float().cpu().numpy() - received[differ]
         apart[entered:until] = np.sqrt(np.square(far).sum() / max(1, len(differ))) / max(unit, 1e-9)
         since = until

@@ -26,7 +26,7 @@ from reports.tables import evaluation_rows, print_evaluations
 from training import UserError
 from training.config import core_name, to_plain
 from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
-from training.evaluation import evaluate, played_by, record
+from training.evaluation import evaluate, record, recording_title
 from training.factories import acting_device, interface, unroll_bytes
 from training.impala import Trainer
 from training.run import Run
@@ -159,7 +159,7 @@ def evaluate_and_film(trainer: Trainer, console: Console) -> tuple[dict[str, Any
 
         recordings = record(config, copy.deepcopy(trainer.agent).to("cpu"), config.video_episodes)
         run.require()
-        title = played_by(run, config, trainer.learner.steps)
+        title = recording_title(run, config, trainer.learner.steps)
         shown = show(recordings, run.videos / "final", title, core_name(config), run.path)
         log_recordings(run.path, trainer.learner.steps, recordings)
     return summary, shown

@@ -15,7 +15,7 @@ from reports.pages import write_page
 from training import UserError
 from training.config import core_name
 from training.console import say_all
-from training.evaluation import Player, played_by, record
+from training.evaluation import Player, record, recording_title
 from training.run import Run
 
 
@@ -36,7 +36,7 @@ def visualize(options: VisualizeOptions) -> None:
     for player, name in zip(players, names):
         with console.status("playing"):
             recordings = play(player, options, together)
-        title = played_by(player.run, player.config, player.checkpoint.step)
+        title = recording_title(player.run, player.config, player.checkpoint.step)
         with console.status("drawing"), user_errors("output"):
             rows = show(recordings, folder / name, title, core_name(player.config), player.run.path)
         scores = ", ".join(f"{recording.episode.score:g}" for recording in recordings)

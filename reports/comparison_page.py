@@ -288,15 +288,15 @@ def reach_table(comparison: Comparison) -> dict[str, Any]:
                 if variant.correct is not None:
                     misses[variant.name] = 50 + 50 * within / len(delays) - variant.correct
     head = ["variant", "memory reaches back", *["delays within", "predicted", "measured"] * bool(delays)]
-    return {"head": head, "rows": rows if len(rows) > 1 else [], "delays": delays, "says": _agreement(misses)}
+    return {"head": head, "rows": rows if len(rows) > 1 else [], "delays": delays, "says": agreement(misses)}
 
 
-def _agreement(misses: Mapping[str, float]) -> str:
+def agreement(misses: Mapping[str, float]) -> str:
     """How well reach explains the scores, given by variant how far the measured percentage is below the predicted."""
     below = [f"{name} is {miss:.0f} points below its prediction" for name, miss in misses.items() if miss > CLOSE]
-    above = [f"{name} {-miss:.0f} points above" for name, miss in misses.items() if miss < -CLOSE]
+    above = [f"{name} is {-miss:.0f} points above" for name, miss in misses.items() if miss < -CLOSE]
     if not (below or above):
-        return f"All are within {CLOSE} points of their predictions: reach explains the difference."
+        return f"All are within {CLOSE} points of their predictions: reach explains the difference." * bool(misses)
     return f"{_list(below + above)}: reach explains a part of the difference, and not all of it."
 
 

@@ -117,7 +117,7 @@ def _conclusion(
 ) -> tuple[str, str, str]:
     """What follows of rows of cells: of slots, against the better ones of those that read inputs, and a guess.
 
-    Returns what becomes of a thing, the thing, and a sentence.
+    Returns one of `FATES`, the thing, and a sentence.
     """
     slot, *inputs = ({end: np.mean([cell[end] for cell in of]) for end in ENDS} for of in zip(*rows))
     before = max(inputs, key=lambda each: each["value"])

@@ -160,7 +160,7 @@ def record(
         actor.close()
 
 
-def played_by(run: Run, config: RunConfig, steps: int) -> str:
+def recording_title(run: Run, config: RunConfig, steps: int) -> str:
     """The title of recordings: the run and how long its agent had learned."""
     repeat = interface(config.env).action_repeat
     return f"{run.name}, {quantity(steps)} steps" + f" ({quantity(steps * repeat)} frames)" * (repeat > 1)

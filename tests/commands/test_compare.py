@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from commands.parsing import parse_train
+from reports.comparison_page import agreement
 from tests.commands.cli import Commands
 from tests.commands.pages import embedded
 from training import UserError
@@ -231,8 +232,23 @@ def test_reach_is_beside_the_delays_of_a_level(make_run: MakeRun, tmp_path: Path
         reach = embedded(tmp_path / env / "report.html")["reach"]
         cells[env] = [row[1:] for row in reach["rows"]]
         assert ("cannot tell" in text, reach["delays"]) == ((True, []) if env == RECALL else (False, [16, 32, 64, 128]))
+        assert reach["says"] == "", "nothing was measured"
     beyond = [["3 of 4", "87.5 %", "-"], ["1 of 4", "62.5 %", "-"]]
     assert list(cells.values()) == [[["72 steps"], ["24 steps"]], [["72 steps", *beyond[0]], ["24 steps", *beyond[1]]]]
+
+
+@pytest.mark.parametrize(
+    ("misses", "said"),
+    [
+        ({"a": 4.9, "b": -4.9}, "All are within 5 points of their predictions: reach explains the difference."),
+        (
+            {"a": 9.3, "b": 0.2, "c": -7.0},
+            "a is 9 points below its prediction and c is 7 points above: reach",
+        ),
+    ],
+)
+def test_whether_reach_explains_the_scores(misses: dict[str, float], said: str) -> None:
+    assert agreement(misses).startswith(said)
 
 
 def test_a_run_under_two_names_is_refused(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
