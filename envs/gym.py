@@ -123,7 +123,7 @@ def _minigrid(env: Env, view: str, tile: int) -> Env:
     return TransformObservation(env, one_hot_cells, spaces.Box(0, 1, (bits,), np.float32))
 
 
-def draw_cells(cells: NDArray[np.uint8], tile: int = 8) -> NDArray[np.uint8]:
+def draw_cells(cells: NDArray[np.uint8], tile: int) -> NDArray[np.uint8]:
     """The pixels [tile H, tile W, 3] of MiniGrid's RGBImgPartialObsWrapper from its symbols [W, H, 3].
 
     That wrapper computes the view a second time and joins its tiles one by one, which takes twice as long as the rest

@@ -40,7 +40,7 @@ LINES = {
     ("reports",): 2_383,
     ("commands",): 1_794,
     ("benchmarks",): 3_343,
-    ("tests",): 18_186,
+    ("tests",): 18_225,
     tuple(ALLOWED): 22_224,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""

@@ -79,6 +79,7 @@ const unpack = (of) => of.unpacking ??= (async () => {
   for (const layer of of.layers) {
     layer.weights = await unpacked(layer.weights, Uint8Array);
     layer.steps = await unpacked(layer.steps, Int32Array);
+    layer.most = layer.steps.reduce((most, last, index) => (index % 2 ? Math.max(most, last - layer.steps[index - 1] + 1) : most), 1);  // steps in a slot
   }
   of.probabilities = await unpacked(of.probabilities, Uint8Array);
   of.drawn = of.drawn && await unpacked(of.drawn, Uint8Array);
@@ -298,12 +299,10 @@ function look() {
     node.append(swatch, `${NAMES[kind]} `, element("b", {}, percent(share(kind))));
     return node;
   }));
-  const { sizes, steps } = episode.layers[get("layer").value === MEAN ? 0 : Number(get("layer").value)];
+  const { sizes, most } = episode.layers[get("layer").value === MEAN ? 0 : Number(get("layer").value)];
   get("means").textContent = present.map((kind) => {
-    let each = 1;  // most steps in a slot
-    for (let slot = 0; slot < steps.length; slot += 2) each = Math.max(each, steps[slot + 1] - steps[slot] + 1);
     const empty = slots.some((slot) => slot.kind === kind) ? "" : "; empty so far";
-    return `${NAMES[kind][0].toUpperCase()}${NAMES[kind].slice(1)}: ${MEANS[kind](sizes[episode.kinds.indexOf(kind)], each)}${empty}.`;
+    return `${NAMES[kind][0].toUpperCase()}${NAMES[kind].slice(1)}: ${MEANS[kind](sizes[episode.kinds.indexOf(kind)], most)}${empty}.`;
   }).reverse().join(" ");
   const visit = visits().filter(([first]) => first <= step).pop();
   get("looks").textContent = "";
