@@ -1,5 +1,6 @@
 """The configuration of actors, and the errors of their pools. Nothing here imports torch."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -73,7 +74,9 @@ class ActorsConfig(Checked):
         try:
             amounts = {name: float(amount) for name, amount in pairs("resources", self.resources).items()}
         except ValueError:
-            raise ValueError(f"resources: expected NAME=AMOUNT, got {', '.join(self.resources)!r}") from None
+            amounts = {"": math.nan}
+        if not all(0 <= amount < math.inf for amount in amounts.values()):
+            raise ValueError(f"resources: expected NAME=AMOUNT, got {', '.join(self.resources)!r}")
         if amounts:
             options["resources"] = amounts
         if self.labels:

@@ -54,16 +54,18 @@ class RemoteActor:
         return os.getpid()
 
     @ray.method(num_returns=2)
-    def unroll(self, weights: dict[str, np.ndarray], version: int) -> tuple[Unroll, Trajectory]:
-        """Unrolls with the given weights, which are loaded if their version is new.
+    def unroll(self, weights: dict[str, np.ndarray], version: int) -> tuple[tuple[Unroll, float], Trajectory]:
+        """Unrolls with the given weights, which are loaded if their version is new; with the seconds that it took.
 
         The trajectory is an object of its own, so that it need not go where the rest of the unroll goes.
         """
         if version != self.version:
             self.actor.set_weights({name: torch.from_numpy(value.copy()) for name, value in weights.items()}, version)
             self.version = version
+        begin = time.monotonic()
         unroll = self.actor.unroll(self.unroll_length)
-        return unroll._replace(trajectory=None), map_state(lambda leaf: leaf.numpy(), unroll.trajectory)
+        header = unroll._replace(trajectory=None), time.monotonic() - begin
+        return header, map_state(lambda leaf: leaf.numpy(), unroll.trajectory)
 
 
 class _Request(NamedTuple):
@@ -163,16 +165,17 @@ class RayPool(Pool):
                 logger.warning("an unroll of actor %d was lost with its node: %s", index, _reason(error))
                 self._ask(index)
                 continue
-            asked, member.answered = member.answered, time.monotonic()
+            member.answered = time.monotonic()
             if not member.up:
                 member.up = True
                 for _ in range(self.config.in_flight):
                     self._ask(index)
                 continue
             member.failures = 0
-            self.longest_unroll = max(self.longest_unroll, member.answered - asked)
+            unroll, seconds = result
+            self.longest_unroll = max(self.longest_unroll, seconds)
             self._ask(index)
-            return result._replace(trajectory=arrays, fetch=_fetch if self.by_reference else None)
+            return unroll._replace(trajectory=arrays, fetch=_fetch if self.by_reference else None)
 
     def _oldest_finished(self, check: Callable[[], object]) -> ray.ObjectRef:
         """Waits for a finished request and returns the oldest (`ray.wait` keeps no order)."""

@@ -31,8 +31,8 @@ def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
-class ResidentActor:
-    """Acts in all environments of a device, and writes every unroll into the same buffers.
+class ResidentActor(Pool):
+    """A pool of one actor, in all environments of a device; it writes every unroll into the same buffers.
 
     It acts with the parameters of the learner's network, which must keep their addresses. Its random numbers are those
     of an `Actor` with the same seed, if the device is the CPU.
@@ -95,6 +95,18 @@ class ResidentActor:
         self.finished = buffer(length, 2 + len(envs.counters), dtype=torch.float64)  # score, steps, counters
         self.acted = False
         self.replay: Callable[[], None] | None = None
+
+    def publish(self, weights: dict[str, Tensor], version: int) -> None:
+        """Takes the version only: the weights are the learner's."""
+        self.version = version
+
+    def get(self, check: Callable[[], object] = lambda: None) -> Unroll:
+        """The next unroll, whose trajectory is borrowed: it is valid until the next call."""
+        self.unroll()
+        return Unroll(self.trajectory, self.episodes(), self.version, self.envs.num_envs)
+
+    def status(self) -> PoolStatus:
+        return PoolStatus(alive=1, restarts=0, waiting=0)
 
     def unroll(self) -> None:
         """Acts for `length` steps from the end of the last unroll."""
@@ -176,29 +188,3 @@ class ResidentActor:
 def _copy(source: object, target: object) -> None:
     for old, new in zip(leaves(source), leaves(target), strict=True):
         new.copy_(old)
-
-
-class ResidentPool(Pool):
-    """One resident actor. A trajectory is borrowed: it is valid until the next `get`.
-
-    Weights need not be published, only their version: the actor uses the learner's.
-    """
-
-    def __init__(self, actor: ResidentActor) -> None:
-        self.actor = actor
-
-    def publish(self, weights: dict[str, Tensor], version: int) -> None:
-        self.actor.version = version
-
-    def get(self, check: Callable[[], object] = lambda: None) -> Unroll:
-        self.actor.unroll()
-        return Unroll(self.actor.trajectory, self.actor.episodes(), self.actor.version, self.actor.envs.num_envs)
-
-    def status(self) -> PoolStatus:
-        return PoolStatus(alive=1, restarts=0, waiting=0)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self.actor.state_dict()
-
-    def load_state_dict(self, arrays: dict[str, Tensor]) -> None:
-        self.actor.load_state_dict(arrays)

@@ -70,4 +70,5 @@ class PopArt(nn.Linear):
         for moment, batch in ((self.mean, total), (self.second_moment, squares)):
             moment.copy_(torch.where(known, moment + share * (batch / count.clamp(min=1) - moment), moment))
         self.weight.copy_(self.weight.double() * (scale / self.scale)[:, None])
-        self.bias.copy_((scale * self.bias.double() + mean - self.mean) / self.scale)
+        bias = (scale * self.bias.double() + mean - self.mean) / self.scale
+        self.bias.copy_(torch.where(known, bias, self.bias.double()))  # rounding would change it

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from actors.resident import ResidentPool, cuda_graph
+from actors.resident import ResidentActor, cuda_graph
 from agent.core import map_state
 from benchmarks.common import make_config, run
 from envs import make_device, make_vector
@@ -176,13 +176,13 @@ def measure_agent(base: RunConfig, rows: int, parts: tuple[Part, ...], meter: Me
     torch.manual_seed(0)
     learner = make_learner(config, make_agent(config))
     pool = make_pool(config, 0, True, learner)
-    assert isinstance(pool, ResidentPool)
-    actor, steps = pool.actor, rows * acting.unroll_length
+    assert isinstance(pool, ResidentActor)
+    steps = rows * acting.unroll_length
     pool.publish({}, 0)
     trajectory = pool.get().trajectory
     act_flops, learn_flops = _flops(learner, trajectory)
     if "acting" in parts:
-        meter.note(f"acting, {rows}", meter.rate(actor.unroll, steps), act_flops)
+        meter.note(f"acting, {rows}", meter.rate(pool.unroll, steps), act_flops)
     if "learning" in parts:
         meter.note(f"learning, {rows}", meter.rate(lambda: learner.update(trajectory), steps), learn_flops)
     if "whole" in parts:

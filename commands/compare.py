@@ -1,5 +1,6 @@
 """`compressive compare`: a sweep of runs of one kind on Ray Tune, which can be resumed, and the report about them."""
 
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -69,10 +70,17 @@ def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
     trials = sweep.make_trials(CONFIGS[kind], lambda words: parse_train(kind, words).config, *grid)
     if kind != "launch" and options.remote_actors:
         raise UserError(f"--remote-actors: expected runs of agents, which have actors, got {kind}")
-    names = "env", "corpus", "path", "tokens", "vocabulary"
-    for config in {str([getattr(config, name, "") for name in names]): config for config in trials.values()}.values():
+    for config in trials.values():
         if config.learners > 1:
             raise UserError(f"learners: expected 1 in a sweep, got {config.learners}")
+        if kind == "launch" and not options.remote_actors and config.actors.max_actors is not None:
+            raise UserError(f"actors: expected one number without --remote-actors, got {config.actors.count}")
+    data = "corpus", "path", "tokens", "vocabulary"
+
+    def what_is_tried(config: Any) -> str:
+        return str(dataclasses.replace(config, seed=0) if kind == "launch" else [vars(config).get(n) for n in data])
+
+    for config in {what_is_tried(config): config for config in trials.values()}.values():
         with user_errors():
             if kind != "launch":
                 from training.sequence import open_data
@@ -81,8 +89,6 @@ def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
                 continue
             from training.impala import Trainer
 
-            if not options.remote_actors and config.actors.max_actors is not None:
-                raise UserError(f"actors: expected one number without --remote-actors, got {config.actors.count}")
             Trainer(config, Run(""), local=not options.remote_actors).initialize()
     return trials
 
@@ -107,7 +113,7 @@ def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, consol
             return {}
         cpus = os.cpu_count() or 1
         numbers = options.cpus_per_trial, options.gpus_per_trial, options.remote_actors
-        bundles = sweep.bundles_of(trials[todo[0]], *numbers)
+        bundles = max((sweep.bundles_of(trials[name], *numbers) for name in todo), key=len)  # that suffice for each
         needed = sum(bundle.get("CPU", 0) for bundle in bundles)
         if options.ray_address is None and needed > cpus:
             raise UserError(f"cpus-per-trial: expected at most the {cpus} CPUs of this machine, got {needed:g}")

@@ -1,8 +1,7 @@
 """`compressive export`: a trained agent as a small folder, which can be played and looked at, but not resumed."""
 
 import json
-import shutil
-from pathlib import Path
+from contextlib import suppress
 
 import torch
 from rich.console import Console
@@ -11,6 +10,7 @@ from torch import Tensor
 from commands.options import ExportOptions
 from commands.parsing import user_errors
 from learner import checkpoints
+from learner.files import JSON_BYTES, read_regular
 from learner.metrics import sample_metrics
 from training import UserError
 from training.config import read_config, to_plain
@@ -38,9 +38,10 @@ def export(options: ExportOptions) -> None:
         checkpoints.save(target.path, checkpoint.step, {"weights": weights}, {"config": plain})
         kept = {round(index * (len(rows) - 1) / (ROWS - 1)) for index in range(ROWS)} if rows else ()
         lines = (json.dumps(rows[index]) for index in sorted(kept))
-        (target.path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-        for file in filter(Path.is_file, (run.evaluation_file(), run.launches_file)):
-            shutil.copy(file, target.path / file.name)
+        target.metrics_file.write_text("".join(f"{line}\n" for line in lines))
+        for file in (run.evaluation_file(), run.launches_file):
+            with suppress(FileNotFoundError):
+                (target.path / file.name).write_bytes(read_regular(file, JSON_BYTES))
     size = sum(path.stat().st_size for path in target.path.rglob("*") if path.is_file())
     say(console, f"{target}  {size / 1e6:.1f} MB; play with it: {program()} visualize {target}")
 

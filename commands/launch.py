@@ -21,13 +21,12 @@ from commands.options import LaunchOptions, permissions
 from commands.parsing import user_errors
 from envs import held_out, limit_calls, prepare, tasks
 from learner.files import write_json
-from learner.learner import resolve_device
 from reports.tables import evaluation_rows, print_evaluations
 from training import UserError
 from training.config import core_name, to_plain
 from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.evaluation import evaluate, record, recording_title
-from training.factories import acting_device, interface, unroll_bytes
+from training.factories import acting_device, interface, learning_device, unroll_bytes
 from training.impala import Trainer
 from training.run import Run
 from training.signals import stop_on_signals
@@ -88,7 +87,7 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
     learning = f"learning on {trainer.learner.device}"
     if config.learners > 1:
         learning = f"{config.learners} learners on Ray (device: {config.learner.device})"
-    learning_in = describe_precision(config.learner.precision, resolve_device(config.learner.device))
+    learning_in = describe_precision(config.learner.precision, learning_device(config))
     acting_in = describe_precision(config.actors.precision, acting_device(config))
     image, count = " x ".join(map(str, seen.observation_shape)), len(tasks(config.env))
     repeat = f"{seen.action_repeat} frame{'s' * (seen.action_repeat > 1)} a step"
@@ -137,7 +136,7 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     rows = evaluation_rows(summary)
     rows["frames, steps"] = f"{quantity(trainer.frames)}, {quantity(trainer.learner.steps)}"
     rows["training"] = f"{seconds / 60:.1f} min"
-    rows |= {**shown, "checkpoint": str(trainer.saved), "metrics": str(run.path / "metrics.jsonl")}
+    rows |= {**shown, "checkpoint": str(trainer.saved), "metrics": str(run.metrics_file)}
     if "tasks" in summary:
         print_evaluations(console, summary["tasks"])
     say(console, "finished", "bold")

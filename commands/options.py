@@ -20,7 +20,6 @@ from commands.shared_options import (
     Words,
 )
 from images.config import ImagesConfig, ImagesEvaluation, ImagesSampling
-from learner.files import is_url
 from speech.config import SpeechConfig, SpeechEvaluation, SpeechSampling
 from text.config import TextConfig, TextEvaluation, TextSampling
 from training.config import RunConfig
@@ -65,8 +64,6 @@ class LaunchOptions(RunConfig, TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.run and not self.new_folder:
-            raise ValueError("--run names a new run and --resume an old one: give only one of them")
         if self.local and self.ray_address:
             raise ValueError("--local acts in this process and --ray-address on a cluster: give only one of them")
         if self.local and self.actors.max_actors is not None:
@@ -75,11 +72,6 @@ class LaunchOptions(RunConfig, TrainingOptions):
             raise ValueError("--resident acts and learns in this process and --ray-address on a cluster: give only one")
         if self.local and self.learners > 1:
             raise ValueError(f"--local learns in this process: expected --learners 1, got {self.learners}")
-
-    @property
-    def new_folder(self) -> bool:
-        """Whether the run has no folder yet."""
-        return self.resume is None or is_url(self.resume)
 
     @property
     def in_process(self) -> bool:
@@ -204,7 +196,7 @@ class ReportOptions(PlayOptions, RunOptions):
     """Writes one page about a run, which may still be training: scores, curves, memory, configuration, provenance."""
 
     episodes: Annotated[Count | None, tyro.conf.arg(metavar="INT")] = None
-    """Episodes to play for what memory is used for; 0 for none. If not given, 8, or 20 where the environment names
+    """Episodes to play for what memory is used for; 0 for none. If not given, 8, or 72 where the environment names
     what it shows. Only agents play."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """The page; if not given, report.html in the run."""

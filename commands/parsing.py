@@ -217,9 +217,14 @@ def _condense(frame: str, kind: Any) -> str:
 
 
 def option_names(kind: Any, prefix: str = "") -> Iterator[str]:
-    """Names of all options of a dataclass, as in "agent.core.memory-size"."""
-    for name, hint in typing.get_type_hints(kind).items():
-        parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    """Names of all options of a dataclass, as in "agent.core.memory-size", without those of positional arguments."""
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        marks = getattr(hint, "__metadata__", ())
+        if tyro.conf.Positional in marks or tyro.conf.Suppress in marks:
+            continue
+        name = next((given for mark in marks if (given := getattr(mark, "name", None))), name)
+        hint = hint.__origin__ if marks else hint
+        parts = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
         groups = [part for part in parts if dataclasses.is_dataclass(part)]
         for group in groups:
             yield from option_names(group, f"{prefix}{name}.")

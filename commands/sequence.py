@@ -33,7 +33,7 @@ from training.config import read_config
 from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.kinds import CONFIGS
 from training.run import Run, absolute
-from training.sequence import SequenceTrainer, load_model, open_data, record_file, resume_command, train_run
+from training.sequence import SequenceTrainer, load_model, open_data, resume_command, train_run
 from training.signals import stop_on_signals
 
 
@@ -148,7 +148,7 @@ def _sample_text(options: TextSampleOptions) -> None:
     console, run = Console(stderr=True), Run(options.run)
     with user_errors():
         config: TextConfig = read_config(run, TextConfig)
-        tokenizer = tokenization.from_plain(read_json(record_file(run, "text")))
+        tokenizer = tokenization.from_plain(read_json(run.record_file("text")))
         model = make_model(config.model, tokenizer.vocabulary)
         say_skipped(console, load_model(run, model, options.device).skipped)
     prompt = sys.stdin.buffer.read() if options.prompt == "-" else os.fsencode(options.prompt or "")

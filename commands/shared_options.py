@@ -9,6 +9,7 @@ import tyro
 
 from actors import ActorsConfig
 from agent.core.fields import Above0, Checked, Count, Positive, Threads
+from learner.files import is_url
 from training.kinds import CONFIGS
 from training.run import absolute
 
@@ -33,6 +34,16 @@ class TrainingOptions(Checked):
     """Resume the run in this folder from its last readable checkpoint; most values may be changed."""
     threads: Threads = 1
     """CPU threads of a learner."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.run and not self.new_folder:
+            raise ValueError("--run names a new run and --resume an old one: give only one of them")
+
+    @property
+    def new_folder(self) -> bool:
+        """Whether the run has no folder yet."""
+        return self.resume is None or is_url(self.resume)
 
     @property
     def config(self) -> Any:

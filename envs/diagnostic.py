@@ -15,21 +15,18 @@ from envs.batched import BatchedEnv, Step, draw
 class DiagnosticEnv(BatchedEnv):
     """N environments of a task, which names its `variables` and defines `begin`, `act`, `observe`, `oracle_actions`.
 
-    Variables are attributes, arrays [N] int64 that are changed in place. `counters` are names of
-    those that the infos carry; `scores` gives the exact mean scores of "oracle" and "random" by its fields.
+    Variables are attributes, arrays [N] int64 that are changed in place. `scores` gives the exact mean scores of
+    "oracle" and "random" by its fields.
     """
 
     variables: ClassVar[tuple[str, ...]]
 
-    def __init__(
-        self, num_envs: int, observation_space: spaces.Box, num_actions: int, counters: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, num_envs: int, observation_space: spaces.Box, num_actions: int) -> None:
         self.rng, over = np.zeros(num_envs, np.uint64), np.zeros(num_envs, bool)
         for name in self.variables:
             setattr(self, name, np.zeros(num_envs, np.int64))
         arrays = {"rng": self.rng, "over": over, **{name: getattr(self, name) for name in self.variables}}
-        shown = {name: arrays[name] for name in counters}
-        super().__init__(num_envs, observation_space, num_actions, arrays=arrays, over=over, counters=shown)
+        super().__init__(num_envs, observation_space, num_actions, arrays=arrays, over=over)
 
     def act(self, actions: NDArray[np.int64]) -> Step:
         """Takes `actions` [N] in all rows, also in those that then begin an episode."""
@@ -55,6 +52,8 @@ class Recall(DiagnosticEnv):
     def __init__(self, num_envs: int, delay: int = 20, symbols: int = 4, reward: float = 1.0) -> None:
         _require(1, delay=delay)
         _require(2, symbols=symbols)
+        if type(reward) not in (int, float):
+            raise ValueError(f"reward: expected a number, got {reward!r}")
         self.delay, self.symbols, self.reward = delay, symbols, reward
         super().__init__(num_envs, spaces.Box(0, 1, (symbols + 1,), np.float32), symbols)
 

@@ -9,16 +9,16 @@ from envs.diagnostic import Recall
 
 
 class DeviceRecall(DeviceEnv):
-    """N environments of `Recall` on a device, equal to it with the same seed and actions.
+    """The environments of a `Recall` on a device, equal to it with the same seed and actions.
 
     Observations are [N, symbols + 1] float32. `state` holds the random streams "rng" as int64, "symbol" and "time".
     """
 
-    def __init__(self, num_envs: int, delay: int = 20, symbols: int = 4, device: torch.device | str = "cpu") -> None:
-        task = Recall(num_envs, delay, symbols)  # checks them
+    def __init__(self, task: Recall, device: torch.device | str = "cpu") -> None:
+        num_envs, symbols = task.num_envs, task.symbols
         state = {name: torch.zeros(num_envs, dtype=torch.int64, device=device) for name in ("rng", *task.variables)}
         super().__init__(num_envs, symbols, torch.zeros(num_envs, symbols + 1, device=device), state)
-        self.delay, self._symbols = delay, torch.arange(symbols, device=device)
+        self.delay, self.worth, self._symbols = task.delay, task.reward, torch.arange(symbols, device=device)
 
     def seed(self, seed: int) -> None:
         rows = [int(stream(seed + row).view("int64")) for row in range(self.num_envs)]
@@ -28,7 +28,7 @@ class DeviceRecall(DeviceEnv):
         rng, symbol, time = self.state.values()
         acts = ~self.begin & (self.action >= 0)
         asked = acts & (time == self.delay)
-        self.reward.copy_(asked & (self.action == symbol))
+        self.reward.copy_(self.worth * (asked & (self.action == symbol)))
         self.terminated.copy_(torch.where(self.begin | acts, asked, self.terminated))
         time += acts
         rng += self.begin * _GOLDEN

@@ -97,7 +97,7 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
             ("instruction", instruction, flags),
             ("test", test, flags),
         ):
-            if given not in known:
+            if given not in known or (isinstance(known, range) and type(given) is not int):
                 raise ValueError(f"{name}: expected a value in {known}, got {given!r}")
         self.level = PATH + level if level in BY_NAME else level
         self.action_repeat, self.instruction, self.stride = action_repeat, instruction, stride

@@ -8,8 +8,8 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -162,8 +162,8 @@ def make_device(spec: str, num_envs: int, device: str) -> "DeviceEnv":
     if len(names) == 1 and (kind, name) == ("diagnostic", "recall"):
         from envs.diagnostic_device import DeviceRecall
 
-        _check_fields("diagnostic:recall", overrides, ("delay", "symbols"))
-        return DeviceRecall(num_envs, **_literals(overrides), device=device)
+        task, fields = diagnostic_task(name, overrides)
+        return DeviceRecall(task(num_envs, **fields), device)
     raise ValueError(f"environment {spec!r}: expected one task that runs on a device: rooms:* or diagnostic:recall")
 
 
@@ -245,16 +245,11 @@ def drawing(task: str) -> str:
     kind, name, overrides = parse_spec(task)
     if kind != "gym":
         return task
-    spec = str(Spec(kind, name, {**overrides, "render_mode": "rgb_array"}))
+    alone = {field: value for field, value in overrides.items() if field != "processes"}  # others cannot draw
+    spec = str(Spec(kind, name, {**alone, "render_mode": "rgb_array"}))
     with suppress(ValueError, ImportError, EnvironmentFailed):
-        envs = make_vector(spec, 1)
-        try:
-            with calling(spec, "in reset"):
-                envs.reset(seed=0)
-            with calling(spec, "in render"):
-                picture = np.asarray(envs.render()[0])  # type: ignore[index]
-        finally:
-            close(envs, spec)
+        with _begun(spec) as envs, calling(spec, "in render"):
+            picture = np.asarray(envs.render()[0])  # type: ignore[index]
         if picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3:
             return spec
     return task
@@ -274,7 +269,9 @@ def prepare(spec: str, skip_missing: bool = False) -> str:
     missing: dict[str, str] = {}
     for task in names:
         try:
-            _begin(task)
+            action = np.zeros(1, np.int64)
+            with _begun(task) as envs, calling(task, "in step", action):
+                envs.step(action)
         except (ValueError, EnvironmentFailed) as error:
             if len(names) == 1 or not task.startswith("dmlab:"):
                 raise
@@ -289,14 +286,13 @@ def prepare(spec: str, skip_missing: bool = False) -> str:
     return ",".join(task for task in names if task not in missing)
 
 
-def _begin(task: str) -> None:
-    """Makes an environment, resets it and steps it once."""
+@contextmanager
+def _begun(task: str) -> Iterator[VectorEnv]:
+    """Makes an environment and resets it; closes it after the block."""
     envs = make_vector(task, 1)
     try:
         with calling(task, "in reset"):
             envs.reset(seed=0)
-        action = np.zeros(1, np.int64)
-        with calling(task, "in step", action):
-            envs.step(action)
+        yield envs
     finally:
         close(envs, task)

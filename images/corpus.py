@@ -121,16 +121,12 @@ def _files(config: CorpusConfig) -> tuple[_Sources, dict[str, Any]]:
     for path in sorted(root.rglob("*")):
         if path.suffix.lower() in SUFFIXES and path.is_file():
             name = os.fsencode(path.relative_to(root)).decode(errors="backslashreplace")  # it need not be UTF-8
-            sources[name] = functools.partial(_read, path, config.shape)
+            sources[name] = functools.partial(read_image, path, config.shape)
             listing.append([name, path.stat().st_size, path.stat().st_mtime_ns])
     if len(sources) < len(SPLITS):
         expected = f"at least {len(SPLITS)} PNG or JPEG files in {root} for training, validation and test"
         raise ValueError(f"corpus: expected {expected}, got {len(sources)}")
     return sources, {"root": str(root.resolve()), "files": listing, "skip": config.skip_unreadable}
-
-
-def _read(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
-    return read_image(path, shape)[None]
 
 
 def read_image(path: Path, shape: tuple[int, int, int]) -> np.ndarray:

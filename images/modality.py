@@ -43,9 +43,6 @@ class Images(Modality):
         """See `Modality`; warns of files that are left out."""
         return cls(config, corpus.prepare(config.corpus, cache_folder("images"), show))
 
-    def record(self) -> dict[str, Any]:
-        return {"name": self.name, "digest": self.digest}
-
     def describe(self) -> str:
         counts = ", ".join(f"{name} {len(split.starts):,}" for name, split in self.splits.items())
         return f"{self.name}: images of {self.shape[0]} x {self.shape[1]}, {counts}"
@@ -59,8 +56,8 @@ class Images(Modality):
     def validate(self, model: Any) -> dict[str, float]:
         tokens = self.config.evaluate_tokens
         part = self.splits["valid"].thin(tokens and max(1, tokens // (self.size + 1)))
-        nats, bits = (self.measure(model, part)[name] for name in ("nats", "bits_per_dim"))
-        return {"valid/nll": nats, "valid/bits_per_dim": bits}
+        measured = self.measure(model, part)
+        return {"valid/nll": measured["nats"], "valid/bits_per_dim": measured["bits_per_dim"]}
 
     def evaluate(
         self, model: Any, options: ImagesEvaluation | None = None, count: Counting = quiet

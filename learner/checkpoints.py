@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from learner.files import require_schema
 from learner.serialization import deserialize, flatten, serialize, unflatten
@@ -117,6 +117,21 @@ def _entries(store: DiskStore | UrlStore) -> list[_Entry]:
     """All checkpoints, best first; superseded ones are last."""
     found = [match for name in store.names() if (match := _NAME.fullmatch(name))]
     return sorted((_Entry(not match[2], int(match[1]), match[0]) for match in found), reverse=True)
+
+
+def load_weights(network: nn.Module, place: Path | str, config_file: Path) -> Checkpoint:
+    """Loads the weights of the newest readable checkpoint at a folder or URL into a network.
+
+    Raises:
+        ValueError: if they do not fit the network, which is that of `config_file`.
+        FileNotFoundError, StorageError: see `load_latest`.
+    """
+    checkpoint = load_latest(place)
+    try:
+        network.load_state_dict(checkpoint.parts["weights"])
+    except (RuntimeError, KeyError) as error:
+        raise ValueError(f"{checkpoint.path} does not fit {config_file}: {error}") from error
+    return checkpoint
 
 
 def pack_learner(state: dict[str, Any]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:

@@ -187,6 +187,12 @@ class SequenceLearnerConfig(Checked):
         return min(steps, max(1, self.steps - step))
 
 
+def require_any_device(device: str, learners: int) -> None:
+    """Raises a ValueError if several learners are to be on one certain GPU."""
+    if learners > 1 and device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"learner.device: expected auto, cpu or cuda for {learners} learners, got {device!r}")
+
+
 @dataclass(frozen=True)
 class SequenceConfig(Checked):
     """The training of a sequence model. Impossible values raise a ValueError that names the field.
@@ -223,6 +229,11 @@ class SequenceConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.learner.require_whole_segments(self.core_config)
+        parts = self.learners * self.learner.microbatches
+        if self.learner.batch_size % parts:
+            expected = f"a multiple of {parts} (learners x microbatches)"
+            raise ValueError(f"learner.batch_size: expected {expected}, got {self.learner.batch_size}")
+        require_any_device(self.learner.device, self.learners)
 
     @property
     def core_config(self) -> Any:

@@ -18,14 +18,14 @@ class LearnersLost(RuntimeError):
 
 
 class NotFinite(FloatingPointError):
-    """A loss or a gradient of an update is not finite: `label` and `number` name the update, `reason` says which."""
+    """A loss or a gradient of an update is not finite; `number` is that of the update."""
 
-    def __init__(self, label: str, number: int, reason: str) -> None:
-        super().__init__(label, number, reason)
+    def __init__(self, message: str, number: int = 0) -> None:
+        super().__init__(message, number)
         self.number = number
 
     def __str__(self) -> str:
-        return "{} {} is not finite: {}".format(*self.args)
+        return str(self.args[0])
 
 
 class StorageError(Exception):

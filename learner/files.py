@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 
 JSON_BYTES = 64 << 20
 """Larger JSON files are not read; the largest that is written, a vocabulary, has some megabytes."""
+REMAINS_SECONDS = 86_400
+"""Age of an unfinished folder after which `build_once` removes it."""
 _KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 _TYPES = {int: "a whole number of 0 or more", float: "a number", str: "a text", dict: "an object", list: "a list"}
 
@@ -206,6 +209,10 @@ def build_once(target: Path, build: Callable[[Path], None]) -> None:
     if target.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
+    for remains in target.parent.glob("*.tmp"):  # of processes that were killed
+        with suppress(OSError):
+            if time.time() - remains.stat().st_mtime > REMAINS_SECONDS:
+                remove(remains)
     try:
         with new_folder(target) as folder:
             build(folder)

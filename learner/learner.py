@@ -19,7 +19,7 @@ from learner import losses
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
 from learner.errors import NotFinite
-from learner.optimization import Measured, Optimization, list_names, not_finite, snapshot, weights_to_cpu
+from learner.optimization import Measured, Optimization, list_names, not_finite, snapshot
 from learner.vtrace import VTraceReturns, action_log_probs, vtrace
 
 
@@ -67,7 +67,7 @@ class Learner:
         if config.compile:
             agent.vision.compile(dynamic=False)  # type: ignore[union-attr]
         self.version, self.steps, self.rows = 0, 0, rows
-        self._comm, self._fused = comm or Communicator(), fused
+        self._comm = comm or Communicator()
         make_optimizer = functools.partial(_make_optimizer, config, self.device.type == "cuda", fused)
         self._optimization = Optimization(self.agent, make_optimizer, config.max_gradient_norm, self._comm)
         value = getattr(agent, "value", None)
@@ -174,7 +174,8 @@ class Learner:
         self.version -= len(skipped)
         if skipped:
             number, reason = next(iter(skipped.items()))
-            raise NotFinite("update", number, f"{reason}. Skipped: {len(skipped)} of {len(unread)} updates.")
+            skips = f"Skipped: {len(skipped)} of {len(unread)} updates."
+            raise NotFinite(f"update {number} is not finite: {reason}. {skips}", number)
         return metrics
 
     @property
@@ -185,11 +186,11 @@ class Learner:
 
     def replicate(self) -> Callable[[Communicator, str], "Learner"]:
         """A function, which can be pickled, that makes this learner anew for a communicator and a device."""
-        return functools.partial(_replica, self.agent, self.config, self.total_steps, self._fused)
+        return functools.partial(_replica, self.agent, self.config, self.total_steps)
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the agent's parameters and buffers on the CPU, by name."""
-        return weights_to_cpu(self.agent)
+        return snapshot(self.agent)()
 
     def snapshot(self) -> Callable[[], dict[str, Tensor]]:
         """Takes the weights now; the function returns them as `weights` does, while other updates are made."""
@@ -313,10 +314,8 @@ def split(count: int, most: int) -> list[slice]:
     return [slice(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
 
 
-def _replica(
-    agent: nn.Module, config: LearnerConfig, total_steps: int, fused: bool | None, comm: Communicator, device: str
-) -> Learner:
-    return Learner(agent, dataclasses.replace(config, device=device), total_steps, comm, fused)
+def _replica(agent: nn.Module, config: LearnerConfig, total_steps: int, comm: Communicator, device: str) -> Learner:
+    return Learner(agent, dataclasses.replace(config, device=device), total_steps, comm)
 
 
 def resolve_device(device: str) -> torch.device:

@@ -34,9 +34,10 @@ class Modality(ABC):
         folder: where the data are prepared. Another process opens them by `type(modality)(config, folder)`.
         splits: parts of the data by name, "train" and "test" among them; `tokens` [N] integers, `starts` ascending
             positions where documents or files start.
-        digest: SHA-256 of the data.
+        name, digest: of the data; the digest is a SHA-256.
     """
 
+    name: str
     splits: Mapping[str, Any]
     digest: str
 
@@ -54,9 +55,9 @@ class Modality(ABC):
             ValueError, ImportError, OSError: says what is wrong with the files or the cache.
         """
 
-    @abstractmethod
     def record(self) -> dict[str, Any]:
-        """What a run keeps of its data, for JSON: the digest, and what a trained model needs of them."""
+        """What a run keeps of its data, for JSON: name and digest, or what a trained model needs of them."""
+        return {"name": self.name, "digest": self.digest}
 
     @abstractmethod
     def describe(self) -> str:

@@ -100,7 +100,8 @@ class Optimization:
             ]
             message = f"parameters with such gradients: {list_names(bad)}{describe()}"
             self.zero_grad()
-            raise NotFinite(label, number, f"{reason}; {message}. The weights were not changed.")
+            problem = f"{label} {number} is not finite: {reason}; {message}. The weights were not changed."
+            raise NotFinite(problem, number)
         self._apply(norms, learning_rate)
         return metrics
 
@@ -217,11 +218,6 @@ def snapshot(module: nn.Module) -> Callable[[], dict[str, Tensor]]:
         return {name: part.clone().view(dtype).view(shape) for part, (name, dtype, shape, _) in zip(parts, likes)}
 
     return complete
-
-
-def weights_to_cpu(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of a module's parameters and buffers, by name, on the CPU."""
-    return snapshot(module)()
 
 
 def copy_to_cpu(tree: Any) -> Any:

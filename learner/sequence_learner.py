@@ -20,7 +20,7 @@ from learner.communicator import Communicator
 from learner.config import SequenceLearnerConfig
 from learner.learner import resolve_device
 from learner.losses import reduce_losses
-from learner.optimization import Optimization, copy_to_cpu, weights_to_cpu
+from learner.optimization import Optimization, copy_to_cpu, snapshot
 from learner.streams import Batch, Streams
 
 
@@ -81,7 +81,7 @@ class SequenceLearner:
         state, tokens = self.state, torch.zeros((), dtype=torch.int64, device=self.device)
         sums: dict[str, Tensor] = {}
         for step in range(self.step, self.step + steps):
-            batch = self._next(step)
+            batch = state_to(self.source.next(step), self.device)
             count = self.comm.sum((batch.targets != IGNORE).sum())
             tokens = tokens + count
             state = self._accumulate(batch, state, count, steps, sums)
@@ -92,12 +92,6 @@ class SequenceLearner:
         self.updates += 1
         self.tokens += int(tokens)
         return metrics | {"learning_rate": learning_rate, "update/steps": float(steps)}
-
-    def _next(self, step: int) -> Batch:
-        batch = self.source.next(step)
-        if batch.tokens.shape[0] != self.rows:
-            raise ValueError(f"tokens of the source: expected {self.rows} rows, got {list(batch.tokens.shape)}")
-        return state_to(batch, self.device)
 
     def _accumulate(self, batch: Batch, state: State, count: Tensor, steps: int, sums: dict[str, Tensor]) -> State:
         """Adds a step's share of the update to the gradients, and its losses to `sums`; returns the next state."""
@@ -119,12 +113,11 @@ class SequenceLearner:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to resume exactly: copies, on the CPU, of weights, optimizer state and the memory of all
-        rows; the source's state and the counters. All learners that share batches must call it together."""
+        rows; the counters. All learners that share batches must call it together."""
         return {
             "weights": self.weights(),
             "optimizer": self._optimization.state_dict(),
             "memory": map_state(lambda leaf: copy_to_cpu(self.comm.gather(leaf)), self.state),
-            "source": self.source.state_dict(),
             **self.counters,
         }
 
@@ -140,15 +133,14 @@ class SequenceLearner:
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the model's parameters and buffers on the CPU, by name."""
-        return weights_to_cpu(self.model)
+        return snapshot(self.model)()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state that `state_dict` returned. The number of learners and the options may differ.
 
-        Raises a RuntimeError or ValueError if weights, optimizer, memory or source do not fit.
+        Raises a RuntimeError or ValueError if weights, optimizer or memory do not fit.
         """
         memory = restore_state(state["memory"], map_state(Tensor.cpu, self.model.initial_state(self.config.batch_size)))
-        self.source.load_state_dict(state["source"])
         self.model.load_state_dict(state["weights"])
         self._optimization.load_state_dict(state["optimizer"])
         own = slice(self.comm.rank * self.rows, (self.comm.rank + 1) * self.rows)

@@ -194,15 +194,6 @@ def restore_rng(state: Any) -> None:
         raise ValueError(f"rng: {generator}: expected the state of a generator of this version, got {got}") from error
 
 
-def check_rng(state: Any) -> None:
-    """Raises the ValueError that `restore_rng` would raise."""
-    before = rng_state()
-    try:
-        restore_rng(state)
-    finally:
-        restore_rng(before)
-
-
 def _encode(array: np.ndarray) -> str:
     return base64.b64encode(array.tobytes()).decode()
 

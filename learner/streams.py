@@ -5,7 +5,7 @@ The tokens may be a memory-mapped file of any size.
 
 from collections.abc import Iterator
 from itertools import pairwise, zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -67,15 +67,6 @@ class Streams:
         positions = (self.begins[:, None] + step * self.steps + np.arange(self.steps + 1)) % len(self.tokens)
         seen = _read(self.tokens, positions)
         return Batch(seen[:, :-1], seen[:, 1:], _resets(positions[:, :-1], self.starts))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The number of tokens, for JSON; the position is the step."""
-        return {"tokens": len(self.tokens)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises a ValueError if the number of tokens differs."""
-        if state != self.state_dict():
-            raise ValueError(f"tokens: expected {state.get('tokens')} as before, got {len(self.tokens)}")
 
 
 def one_pass(tokens: np.ndarray, rows: int, steps: int, starts: np.ndarray | None = None) -> Iterator[Batch]:

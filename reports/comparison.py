@@ -51,19 +51,19 @@ class Scale(NamedTuple):
 class Kind(NamedTuple):
     """What is compared of a kind of run.
 
-    unit: in which `training.sweep.goal` counts. speed: the unit of the speed. data: what is learned from.
     over: what the points of curves are means over. scales: the preferred one first; each evaluation has the last one.
     details: other numbers for the table of runs, and their names in `evaluation.json`.
     references: scores of predictors without a network, to compare with, and their names in `evaluation.json`.
+    unit: in which `training.sweep.goal` counts. speed: the unit of the speed. data: what is learned from.
     """
 
-    unit: str
-    speed: str
-    data: str
     over: str
     scales: tuple[Scale, ...]
     details: Mapping[str, str]
     references: Mapping[str, str] = MappingProxyType({})
+    unit: str = "steps"
+    speed: str = "tokens"
+    data: str = "corpus"
 
 
 def _normalised(name: str) -> Scale:
@@ -87,9 +87,6 @@ KIND = {
         details={"return": "return.mean", "return_low": "return.low", "return_high": "return.high", CORRECT: CORRECT},
     ),
     "text": Kind(
-        unit="steps",
-        speed="tokens",
-        data="corpus",
         over="on the split valid",
         scales=(
             Scale("bits_per_byte", "bits per byte", "valid/bits_per_byte", "bits_per_byte", lower=True),
@@ -98,18 +95,12 @@ KIND = {
         details={name: name for name in ("nats_per_token", "word_perplexity")},
     ),
     "speech": Kind(
-        unit="steps",
-        speed="tokens",
-        data="corpus",
         over="on the split validation",
         scales=(Scale("nats", "nats per sample", "valid/nll", "nats", lower=True),),
         details={name: name for name in ("bits", "validation", "parameters")},
         references={"linear predictor": "linear", "frequencies": "order_0"},
     ),
     "images": Kind(
-        unit="steps",
-        speed="tokens",
-        data="corpus",
         over="on the split valid",
         scales=(Scale("bits_per_dim", "bits a dimension", "valid/bits_per_dim", "bits_per_dim", lower=True),),
         details={name: name for name in ("nats", "validation", "parameters")},
@@ -134,9 +125,10 @@ class FinishedRun:
     digest: str = ""
 
     def curve(self, scale: Scale) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Frames or steps [N], and the scores measured there [N]."""
-        names = goal(self.config)[0], scale.curve
-        points = np.array([[row.get(name, math.nan) for name in names] for row in self.rows], np.float64)
+        """Frames or steps [N], and the scores measured there [N]; of an agent's run in stages, in the last of them."""
+        names, last = (goal(self.config)[0], scale.curve), len(getattr(self.config, "stages", ())) + 1
+        rows = [row for row in self.rows if row.get("stage", last) == last]
+        points = np.array([[row.get(name, math.nan) for name in names] for row in rows], np.float64)
         x, scores = points.reshape(-1, 2)[~np.isnan(points).any(axis=-1)].T
         return x, scores
 
@@ -207,7 +199,9 @@ def read_run(path: Path, allow_env: str | None = None, live: bool = False) -> Fi
 def _read_evaluation(run: Run, kind: Kind) -> dict[str, Any]:
     """The numbers of a run's evaluation by name. Raises a ValueError if a score is no finite number, or missing."""
     plain = read_json(run.evaluation_file())
-    require_schema(plain, {"correct_choices": {"mean": float}} if "correct_choices" in plain else {}, "evaluation")
+    require_schema(plain, {}, "evaluation")
+    known: dict[str, Any] = {"correct_choices": {"mean": float}, "tasks": [dict], "parameters": int}
+    require_schema(plain, {name: known[name] for name in known if name in plain}, "evaluation")
     summary = flatten(plain)
     if "correct_choices.mean" in summary:
         summary[CORRECT] = 100 * summary["correct_choices.mean"]

@@ -39,7 +39,7 @@ def _curves(data: dict[str, Any]) -> Figure:
             axes.plot(line["x"], line["y"], linewidth=1.9, label=line["name"], **style)
             ends = np.array([line["low"], line["high"]], np.float64)
             axes.fill_between(line["x"], *ends, color=style["color"], alpha=0.16, linewidth=0)
-        for line in data["lines"]:
+        for line in panel["lines"]:
             axes.axhline(line["value"], color="0.4", linewidth=0.7, linestyle=":")
         axes.set(xlabel="environment frames" if data["unit"] == "frames" else data["unit"])
         axes.set(title=panel["title"] if count > 1 else None)

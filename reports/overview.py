@@ -44,7 +44,7 @@ def find_runs(folder: Path) -> dict[str, Run]:
 
     Raises an OSError if the folder cannot be read.
     """
-    if Run(folder).config_file.is_file():
+    if os.path.isfile(Run(folder).config_file):  # unlike `Path.is_file`, false without permission
         return {".": Run(folder)}
     found = {}
 
@@ -52,7 +52,7 @@ def find_runs(folder: Path) -> dict[str, Run]:
         with os.scandir(within) as entries:
             folders = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
         for path in sorted(path for path in folders if not path.name.startswith(".")):
-            if Run(path).config_file.is_file():
+            if os.path.isfile(Run(path).config_file):
                 yield path
             elif depth > 1:
                 with suppress(OSError):  # no permission, or it was removed meanwhile
@@ -79,7 +79,9 @@ def describe(name: str, run: Run) -> Entry:
     done = row.get(counter, 0.0)
     done = done if 0 <= done <= total else 0.0 if not done > total else float(total)
     data = config.env if kind == "launch" else str(getattr(config.corpus, "path", config.corpus) or kind)
-    about, age = f"{core_name(config)} on {data}", max(0.0, time.time() - row.get("time", math.nan))
+    data = config.path if data == "folder" else data
+    about, age = f"{core_name(config)} on {data}", time.time() - row.get("time", math.nan)
+    age = max(age, 0.0) if math.isfinite(age) else math.inf
     progress = f"{quantity(done)} of {quantity(total)} {'frames' if kind == 'launch' else 'steps'}"
     found = run, name, state, kind, data, about, done / total, progress, score_text(kind, summary, row), age
     return Entry(*found, next_command(run, kind, state))

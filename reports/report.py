@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import stat
 import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from envs import chance_of_choice, reference_scores, tasks
 from envs.registry import parse_spec, rooms_config
 from envs.rooms.config import RoomsConfig
 from envs.rooms.level import rule
-from learner.files import read_json
+from learner.files import read_json, read_regular
 from learner.metrics import sample_metrics
 from reports.comparison import KIND
 from reports.pages import mean, points, rounded
@@ -95,11 +96,15 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     counter, total = goal(config)
     evaluation, summary = dict[str, str](), dict[str, Any]()
     with contextlib.suppress(*DAMAGE):  # it does not exist, or is damaged
-        summary = read_json(run.evaluation_file())
+        found = read_json(run.evaluation_file())
+        summary = found if isinstance(found, dict) else {}
         numbers = {name.replace("_", " "): value for name, value in summary.items() if type(value) in (int, float)}
         plain = {name: f"{value:{',' if type(value) is int else '.5g'}}" for name, value in numbers.items()}
         evaluation = evaluation_rows(summary) if kind == "launch" else plain
-    changed = differences(to_plain(PRESETS[kind](config.preset, core_name(config))), to_plain(config))
+    preset = dict[str, Any]()
+    with contextlib.suppress(ValueError):  # there is no preset of that name; then all fields are shown
+        preset = to_plain(PRESETS[kind](config.preset, core_name(config)))
+    changed = differences(preset, to_plain(config))
     last, launches = rows[-1] if rows else {}, read_launches(run)
     names = {name for row in rows for name in row}
     layers = [name for name in names if re.fullmatch(r"loss/compression/layer_\d{1,4}", name)]
@@ -194,7 +199,7 @@ def references(config: Any, summary: Mapping[str, Any]) -> dict[str, list[dict[s
         kind = KIND[config.kind]
         title = next(title for title, chart in CHARTS.items() if kind.scales[0].curve in chart.metrics)
         known = {name: summary.get(field) for name, field in kind.references.items()}
-        return {title: [{"name": name, "value": value} for name, value in known.items() if type(value) is float]}
+        return {title: [{"name": name, "value": value} for name, value in known.items() if _finite(value)]}
     found: dict[str, list[dict[str, Any]]] = {"return": [] if config.stages else lines_of(tasks(config.env))}
     with contextlib.suppress(*DAMAGE):
         if {chance_of_choice(task) for task in tasks(config.env)} == {0.5}:
@@ -202,6 +207,10 @@ def references(config: Any, summary: Mapping[str, Any]) -> dict[str, list[dict[s
     best = "human" if any(line["name"] == "human" for line in found["return"]) else "oracle"
     found["normalised score"] = [{"name": "random", "value": 0.0}, {"name": best, "value": 100.0}]
     return found
+
+
+def _finite(value: Any) -> bool:
+    return type(value) is float and math.isfinite(value)
 
 
 def lines_of(specs: Sequence[str]) -> list[dict[str, Any]]:
@@ -253,9 +262,9 @@ def launch_facts(launch: Mapping[str, Any]) -> dict[str, str]:
     begun = ""
     with contextlib.suppress(*DAMAGE):
         begun = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(launch["time"]))
-    step = launch.get("step")
+        begun += f", at step {quantity(launch['step'])}"
     texts = {
-        "begun": f"{begun}, at step {quantity(step)}" if type(step) is int else begun,
+        "begun": begun,
         "command": launch.get("command"),
         "commit": launch.get("commit"),
         "versions": ", ".join([f"Python {launch.get('python')}", *versions]),
@@ -325,18 +334,25 @@ def media(run: Run, page: Path, embed: bool = True) -> dict[str, Any]:
     """The newest video of the run, embedded if it is small, and pages of episodes, as links from the report."""
     found: dict[str, Any] = {"pages": pages_of(run, page)}
     found |= {"related": related} if embed and (related := pages_about(run.path, page)) else {}
-    if videos := sorted(run.videos.glob("*.mp4"), key=lambda path: path.stat().st_mtime):
-        found["video"] = {"name": videos[-1].name, "link": _link(videos[-1], page)}
+    if videos := _regular(run.videos, "*.mp4"):
+        video = max(videos, key=lambda path: path.lstat().st_mtime)
+        found["video"] = {"name": video.name, "link": _link(video, page)}
         if not embed:
             found["video"]["source"] = found["video"]["link"]
-        elif videos[-1].stat().st_size <= EMBEDDED_BYTES:
-            found["video"]["source"] = f"data:video/mp4;base64,{base64.b64encode(videos[-1].read_bytes()).decode()}"
+        with contextlib.suppress(OSError, ValueError):  # it is too large
+            content = read_regular(video, EMBEDDED_BYTES if embed else 0)
+            found["video"]["source"] = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
     return found
+
+
+def _regular(folder: Path, pattern: str) -> list[Path]:
+    """Files in a folder, by name; not links, which in the run of a stranger may lead anywhere."""
+    return [path for path in sorted(folder.glob(pattern)) if stat.S_ISREG(path.lstat().st_mode)]
 
 
 def pages_of(run: Run, page: Path) -> list[dict[str, str]]:
     """The pages of a run's episodes, as links from another page."""
-    return [{"name": path.name, "link": _link(path, page)} for path in sorted(run.videos.glob("*.html"))]
+    return [{"name": path.name, "link": _link(path, page)} for path in _regular(run.videos, "*.html")]
 
 
 def pages_about(folder: Path, page: Path) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ that runs have brought with them run in a sandbox, without a network.
 
 import contextlib
 import os
+import re
 import shlex
 import threading
 import urllib.parse
@@ -30,6 +31,8 @@ OWN += "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action
 FOREIGN = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
 FOREIGN += "img-src data: blob:; media-src data: blob:"
 """What a browser may do for pages of ours, and for files of runs, which others may have made."""
+BLOCK = 1 << 20
+"""Bytes of a file that are read at a time."""
 SECONDS = {"overview": 5, "report": 5, "comparison": 20}
 """Time after which a page asks for itself again."""
 
@@ -95,7 +98,7 @@ class Watch(ThreadingHTTPServer):
                 try:
                     found.append(read_run(run.path, self.allow_env, live=True))
                 except UserError as error:
-                    missing[run.name] = str(error)
+                    missing[str(run)] = str(error)
             command = shlex.join(["compressive", "compare", "--from", *(str(run.path) for run in found)])
             page = compared(self.folder, Comparison(found), missing, command)
             return render_page("comparison", {**page, "live": SECONDS["comparison"]})
@@ -104,7 +107,7 @@ class Watch(ThreadingHTTPServer):
 
 
 def _row(entry: Entry) -> list[Any]:
-    link = "" if entry.name == "." else f"{urllib.parse.quote(entry.name)}/"
+    link = "" if entry.name == "." else f"{urllib.parse.quote(entry.name, errors='surrogateescape')}/"
     progress = f"{100 * entry.share:.0f} %" if entry.progress else ""
     name = {"text": entry.name, "small": f"{entry.about}\n{entry.next}".strip(), "link": link if entry.kind else ""}
     return [name, entry.state, {"text": progress, "small": entry.progress}, entry.score, ago(entry.age)]
@@ -112,7 +115,7 @@ def _row(entry: Entry) -> list[Any]:
 
 def _files(run: Run) -> list[Path]:
     videos = [run.videos, *run.videos.glob("*")]
-    return [run.config_file, run.path / "metrics.jsonl", run.evaluation_file(), run.launches_file, *videos]
+    return [run.config_file, run.metrics_file, run.evaluation_file(), run.launches_file, *videos]
 
 
 def _changed(path: Path) -> tuple[int, int]:
@@ -132,7 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self.send_error(HTTPStatus.FORBIDDEN, "expected a request to this machine by its own name")
         try:
             address = urllib.parse.urlsplit(self.path)
-            path, query = urllib.parse.unquote(address.path).lstrip("/"), urllib.parse.parse_qs(address.query)
+            path = urllib.parse.unquote(address.path, errors="surrogateescape").lstrip("/")
+            query = urllib.parse.parse_qs(address.query)
             if found := self._page(path, query):
                 return self._answer(found.encode(), KINDS[".html"], OWN)
             if not self._file(path):
@@ -167,17 +171,29 @@ class _Handler(BaseHTTPRequestHandler):
         if file not in os.listdir(run.videos):
             return False
         with os.fdopen(open_regular(run.videos / file), "rb") as opened:
-            self._answer(opened.read(), kind, FOREIGN)
+            size = os.fstat(opened.fileno()).st_size
+            part = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))  # Safari plays nothing else
+            begin, end = (int(part[1]), min(int(part[2] or size) + 1, size)) if part else (0, size)
+            part, begin, end = (part, begin, end) if begin < end else (None, 0, size)
+            opened.seek(begin)
+            self._begin(end - begin, kind, FOREIGN, f"bytes {begin}-{end - 1}/{size}" if part else "")
+            for place in range(begin, end, BLOCK):  # not at once: a file of a stranger may be larger than the memory
+                self.wfile.write(opened.read(min(BLOCK, end - place)))
         return True
 
     def _answer(self, content: bytes, kind: str, policy: str) -> None:
-        self.send_response(HTTPStatus.OK)
-        headers = {"Content-Type": kind, "Content-Length": str(len(content)), "Content-Security-Policy": policy}
+        self._begin(len(content), kind, policy)
+        self.wfile.write(content)
+
+    def _begin(self, size: int, kind: str, policy: str, part: str = "") -> None:
+        """Sends the headers of an answer, or of a part of a file."""
+        self.send_response(HTTPStatus.PARTIAL_CONTENT if part else HTTPStatus.OK)
+        headers = {"Content-Type": kind, "Content-Length": str(size), "Content-Security-Policy": policy}
         headers |= {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+        headers |= {"Accept-Ranges": "bytes"} | ({"Content-Range": part} if part else {})
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Requests are not logged."""

@@ -39,9 +39,6 @@ class Speech(Modality):
         """See `Modality`; warns of files that are left out."""
         return cls(config, corpus.prepare(config.corpus, cache_folder("speech"), show))
 
-    def record(self) -> dict[str, Any]:
-        return {"name": self.name, "digest": self.digest}
-
     def describe(self) -> str:
         minutes = {name: len(split.tokens) / self.sample_rate / 60 for name, split in self.splits.items()}
         lengths = ", ".join(f"{name} {length:.1f} min" for name, length in minutes.items())

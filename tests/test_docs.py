@@ -64,7 +64,7 @@ def test_options_in_command_lines_exist(page: Path) -> None:
         words = line.split()
         command = next((name for name in (" ".join(words[:2]), words[0]) if name in OPTIONS), "")
         trains = [name for name in OPTIONS if command == "compare" and name.rpartition(" ")[2] in ("launch", "train")]
-        known = {"help", "from"}.union(*(option_names(OPTIONS[name]) for name in [command, *trains] if name))
+        known = {"help"}.union(*(option_names(OPTIONS[name]) for name in [command, *trains] if name))
         groups = {name.rpartition(".")[0] for name in known}
         given = {word.strip("-").partition("=")[0].rstrip("_") for word in words if command and word.startswith("--")}
         assert given <= known | groups, line

@@ -30,18 +30,18 @@ RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/re
 RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 2_969,
-    ("envs",): 4_010,
-    ("actors",): 1_416,
-    ("learner",): 3_501,
-    ("training",): 3_425,
-    ("text", "speech"): 2_140,
-    ("images",): 586,
-    ("reports",): 2_383,
-    ("commands",): 1_794,
-    ("benchmarks",): 3_343,
-    ("tests",): 18_225,
-    tuple(ALLOWED): 22_224,
+    ("agent",): 2_940,
+    ("envs",): 4_005,
+    ("actors",): 1_408,
+    ("learner",): 3_504,
+    ("training",): 3_414,
+    ("text", "speech"): 2_131,
+    ("images",): 579,
+    ("reports",): 2_412,
+    ("commands",): 1_808,
+    ("benchmarks",): 3_266,
+    ("tests",): 18_268,
+    tuple(ALLOWED): 22_201,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

@@ -120,12 +120,6 @@ def open_tokens(folder: Path) -> Tokens:
     return Tokens(tokenization.from_plain(described["tokenizer"]), splits, described["digest"])
 
 
-def tokenizer_file(run: Path) -> Path:
-    """The file of the tokenizer in a run; version 0.1 spelled its name otherwise."""
-    old, new = run / "tokeniser.json", run / "tokenizer.json"
-    return old if old.exists() and not new.exists() else new
-
-
 def _digest(name: str, corpus: Corpus, kind: str, vocabulary: int | None) -> str:
     digest = hashlib.sha256(json.dumps([_FORMAT, name, kind, vocabulary]).encode())
     for split in SPLITS:

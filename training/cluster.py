@@ -10,8 +10,9 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def _require_answer(address: str) -> None:
     """Raises an OSError if no server answers at HOST:PORT; Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=10).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 class HeadWatch:
@@ -134,10 +135,12 @@ class HeadWatch:
     def _probe(self) -> None:
         host, _, port = (self.address or "").rpartition(":")
         while not self._closed.wait(PROBE_SECONDS):
-            self.silent += PROBE_SECONDS
-            with suppress(OSError):
+            begun = time.monotonic()
+            try:
                 socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS).close()
                 self.silent = 0.0
+            except OSError:  # at once if it is refused; a machine that vanished takes the time of the probe
+                self.silent += PROBE_SECONDS + min(time.monotonic() - begun, PROBE_SECONDS)
 
     def check(self, save: Callable[[], object]) -> None:
         """Saves once when the head becomes silent; `save` returns where the last checkpoint is.

@@ -18,7 +18,7 @@ from actors.config import pairs
 from agent import AgentConfig
 from agent.core import CORES, CoreConfig
 from agent.core.fields import AtLeast0, Checked, Count, Positive, Several
-from learner.config import LearnerConfig, ReplayConfig
+from learner.config import LearnerConfig, ReplayConfig, require_any_device
 from learner.files import abbreviate, is_url, require_no_secret
 from training.run import KINDS, Run
 from training.stages import read_stage
@@ -124,7 +124,8 @@ class RunConfig(Checked):
             found = "resident actors" if self.resident else f"{self.learners} learners"
             raise ValueError(f"replay.share: expected 0 with {found}, got {self.replay.share}")
         share = self.replay.share
-        least = self.unrolls_per_update * max(1, math.ceil(share / (1 - share)))  # of which a batch can be drawn
+        replayed = math.ceil(round(share / (1 - share), 9))  # for each new unroll; 4 at 0.8, in spite of rounding
+        least = self.unrolls_per_update * max(1, replayed)  # of which a batch can be drawn
         if share and unrolls < least:
             raise ValueError(f"replay.unrolls: expected at least {least} for this share, got {unrolls}")
         rows = self.unrolls_per_update * self.actors.envs_per_actor
@@ -140,9 +141,7 @@ class RunConfig(Checked):
             if self.actors.num_actors % self.unrolls_per_update:
                 expected = f"a multiple of unrolls_per_update = {self.unrolls_per_update} for resident actors"
                 raise ValueError(f"num_actors: expected {expected}, got {self.actors.count}")
-        if self.learners > 1 and self.learner.device not in ("auto", "cpu", "cuda"):
-            expected = f"auto, cpu or cuda for {self.learners} learners"
-            raise ValueError(f"device: expected {expected}, got {self.learner.device!r}")
+        require_any_device(self.learner.device, self.learners)
 
     @property
     def core_config(self) -> CoreConfig:

@@ -11,7 +11,7 @@ from actors import Episode
 from actors.evaluation import correct_fraction
 from agent import Agent
 from envs import mean_normalised, require_consent, tasks
-from learner import checkpoints
+from learner.checkpoints import load_weights
 from learner.files import abbreviate, require_schema
 from training.config import RunConfig, differences, read_config, to_plain
 from training.factories import interface, require_interface
@@ -158,9 +158,5 @@ def inherit(config: RunConfig, agent: Agent, allow_env: str | None = None) -> Ru
         raise ValueError(f"{name}: expected {expected} as in {source}, got {got}")
     require_consent(other.env, allow_env, *config.environments)
     require_interface(config.env, other.env)
-    checkpoint = checkpoints.load_latest(other.checkpoint_url or source.path)
-    try:
-        agent.load_state_dict(checkpoint.parts["weights"])
-    except (RuntimeError, KeyError) as error:
-        raise ValueError(f"{checkpoint.path} does not fit {source.config_file}: {error}") from error
+    checkpoint = load_weights(agent, other.checkpoint_url or source.path, source.config_file)
     return dataclasses.replace(config, from_run=str(checkpoint.path))

@@ -15,7 +15,7 @@ from actors.evaluation import ScriptedActor, correct_fraction, mean_interval, pl
 from actors.recording import Recording, record_episodes
 from agent import Agent
 from envs import drawing, held_out, limit_calls, make_vector, mean_normalised, prepare, require_consent, tasks
-from learner import checkpoints
+from learner.checkpoints import Checkpoint, load_weights
 from training.config import RunConfig, read_config
 from training.console import quantity
 from training.factories import interface, make_agent, require_interface
@@ -34,7 +34,7 @@ class Player(NamedTuple):
     config: RunConfig
     agent: Agent
     env: str
-    checkpoint: checkpoints.Checkpoint
+    checkpoint: Checkpoint
 
 
 def load_player(
@@ -61,11 +61,7 @@ def load_player(
     prepare(env)
     require_interface(env, like=config.env)
     agent = make_agent(config)
-    checkpoint = checkpoints.load_latest(config.checkpoint_url or run.path)
-    try:
-        agent.load_state_dict(checkpoint.parts["weights"])
-    except (RuntimeError, KeyError) as error:
-        raise ValueError(f"{checkpoint.path} does not fit {run.config_file}: {error}") from error
+    checkpoint = load_weights(agent, config.checkpoint_url or run.path, run.config_file)
     return Player(run, config, agent, env, checkpoint)
 
 

@@ -109,7 +109,7 @@ def _acting_seed(config: RunConfig, generation: int, incarnation: int) -> int:
 def episode_stream(generation: int, actor_id: int, incarnation: int) -> int:
     """A number of 31 bits that differs between actors, restarts and resumptions of a run; see `envs.make_vector`.
 
-    It is unique for 4096 actors with 1024 restarts each and 512 resumptions.
+    It is unique for 4096 actors with 1024 restarts each and 512 generations: eight stages with 64 resumptions each.
     """
     return (generation % 512) << 22 | (incarnation % 1024) << 12 | actor_id % 4096
 
@@ -132,14 +132,21 @@ def make_pool(config: RunConfig, generation: int, local: bool, updater: Any) -> 
     return RayPool(build, config.actors, by_reference=config.learners > 1)
 
 
+def learning_device(config: RunConfig) -> torch.device:
+    """The device of the learner. Several learners on Ray may be where GPUs are, without one on this machine."""
+    if config.learners > 1 and config.learner.device != "auto":
+        return torch.device(config.learner.device)
+    return resolve_device(config.learner.device)
+
+
 def acting_device(config: RunConfig) -> torch.device:
     """The device of the actors' network."""
-    return resolve_device(config.learner.device) if config.resident else torch.device(config.actors.device)
+    return learning_device(config) if config.resident else torch.device(config.actors.device)
 
 
 def resolve_precisions(config: RunConfig) -> RunConfig:
     """The configuration with float32 or bfloat16 in place of "auto", as this machine's devices compute them."""
-    learner = resolve_precision(config.learner.precision, resolve_device(config.learner.device))
+    learner = resolve_precision(config.learner.precision, learning_device(config))
     actors = resolve_precision(config.actors.precision, acting_device(config))
     return dataclasses.replace(
         config,

@@ -4,6 +4,7 @@
 Ray the next batch is received, and weights are published, in threads beside the updates; see `batches`.
 """
 
+import dataclasses
 import logging
 import math
 import os
@@ -40,7 +41,7 @@ from training.evaluation import as_metrics, evaluate
 from training.factories import make_agent, make_learner, make_pool, make_replay, resolve_precisions
 from training.loop import Training
 from training.progress import Progress
-from training.resident import replicate, require_resident
+from training.resident import ResidentLearner, require_resident
 from training.run import Run
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class Trainer(Training):
     def unpack(self, state: dict[str, Any]) -> None:
         self.curriculum.unpack(state)
         self.episodes, self.generation = state["episodes"], state["generation"] + 1
+        self.config = dataclasses.replace(self.config, from_run=state["config"].get("from_run", self.config.from_run))
 
     def initialize(self, allow_env: str | None = None) -> None:
         """Gives a new run the weights of the run that it starts from, if any; see `inherit`."""
@@ -147,7 +149,7 @@ class Trainer(Training):
 
     def make_replica(self) -> "MakeReplica":
         if self.config.resident:
-            return replicate(self.agent, self.curriculum.present, self.learner.total_steps)
+            return partial(ResidentLearner, self.agent, self.curriculum.present, self.learner.total_steps)
         return self.learner.replicate()
 
     def start(self, stack: ExitStack, **placing: Any) -> None:
@@ -200,10 +202,6 @@ class Trainer(Training):
 
     @property
     def step(self) -> int:
-        return self.learner.steps
-
-    @property
-    def clocked(self) -> int:
         return self.learner.steps
 
     def update(self) -> dict[str, float]:
@@ -265,7 +263,7 @@ class Trainer(Training):
         publication, self.publication = self.publication, None
         try:
             if publication:
-                publication.result()
+                wait_for(publication, self.check)
         except PeerLost as error:
             assert self.pool
             logger.warning("%s", error)
@@ -306,9 +304,11 @@ class Trainer(Training):
         """Writes the batch of an update that is not finite; of several, the first followed `version`. Says where."""
         if self.learned is None:
             return ""  # resident learners have it
-        batch, rows = concatenate_states(list(self._trajectories())), self.learner.rows
-        batch = index_state(batch, split(len(batch.action), rows or len(batch.action))[number - version - 1])
-        return f" The batch is kept in {write_trajectory(batch, self.run.not_finite_file(number))}"
+        with suppress(ClusterError, OSError):  # its unrolls were lost, or the disk is full
+            batch, rows = concatenate_states(list(self._trajectories())), self.learner.rows
+            batch = index_state(batch, split(len(batch.action), rows or len(batch.action))[number - version - 1])
+            return f" The batch is kept in {write_trajectory(batch, self.run.not_finite_file(number))}"
+        return " The batch could not be kept."
 
     def pack(self, rescue: bool) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """With the state of the actors, where the pool can give it.

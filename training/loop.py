@@ -21,7 +21,7 @@ from learner.files import require_schema
 from learner.learner import Learner
 from learner.metrics import MetricsWriter
 from learner.sequence_learner import SequenceLearner
-from learner.serialization import check_rng, restore_rng, rng_state
+from learner.serialization import restore_rng, rng_state
 from training import UserError
 from training.config import to_plain
 from training.progress import Clock, Progress
@@ -72,9 +72,9 @@ class Training(ABC):
         """What checkpoints and rows of metrics are numbered by: agent steps, or batches of a sequence model."""
 
     @property
-    @abstractmethod
     def clocked(self) -> int:
         """What the rate counts: agent steps, or tokens."""
+        return self.step
 
     @abstractmethod
     def make_replica(self) -> "MakeReplica":
@@ -141,7 +141,9 @@ class Training(ABC):
             try:
                 with suppress(Stopped):
                     self._begin(stack)
-                    self._loop(show)
+                    while not self.done:  # again, if the learners died in the last checkpoint
+                        self._loop(show)
+                        self.save_new()
                 self.save_new()
             except (FloatingPointError, StorageError):
                 raise
@@ -224,10 +226,6 @@ class Training(ABC):
                 self.save_new()
                 saved = time.monotonic()
 
-    def save(self) -> None:
-        """Writes a checkpoint."""
-        self._save(self.updater)
-
     def save_new(self) -> Path | str | None:
         """Writes a checkpoint if there is something new to save; returns where the newest is."""
         if self.saved_version != self.learner.version:
@@ -239,16 +237,17 @@ class Training(ABC):
         for updater in (self.updater, self.learner):  # the optimizer of the second may be that of the last checkpoint
             if self.saved is not None and self.saved_version != self.learner.version:
                 with suppress(Exception):
-                    self._save(updater, rescue=True)
+                    self.save(updater, rescue=True)
 
-    def _save(self, updater: Any, rescue: bool = False) -> None:
+    def save(self, updater: Any = None, rescue: bool = False) -> None:
+        """Writes a checkpoint of an updater, `self.updater` unless given; see `pack` for `rescue`."""
         place = self.place
         if place == self.run.path and self.run.lost:  # what was learned is saved where the folder is now
             found = self.run.find()
             if found is None:
                 self.run.require()
             place = found or place
-        parts, counters = pack_learner(updater.state_dict())
+        parts, counters = pack_learner((updater or self.updater).state_dict())
         more_parts, more_state = self.pack(rescue)
         state = {"learner": counters, **more_state, "rng": rng_state(), "config": to_plain(self.config)}
         self.saved = checkpoints.save(place, self.step, parts | more_parts, state, self.config.keep_checkpoints)
@@ -273,7 +272,7 @@ class Training(ABC):
         checkpoint = checkpoints.load_latest(self.place)
         try:
             require_schema(checkpoint.state, self.state_schema, "state")
-            check_rng(checkpoint.state["rng"])
+            restore_rng(checkpoint.state["rng"])  # an error before any work, if it cannot be
             self.unpack(checkpoint.state)
             self.learner.load_state_dict(unpack_learner(checkpoint, self.state_schema["learner"]))
         except (RuntimeError, ValueError) as error:

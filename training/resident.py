@@ -1,18 +1,17 @@
 """Runs whose environments, actor and unrolls are on the learner's device; with several learners, on the device of each.
 
-The single learner is fed by a `ResidentPool`. Several learners, each in its own process (`learner.group`), act for
+The single learner is fed by a `ResidentActor`. Several learners, each in its own process (`learner.group`), act for
 themselves; only gradients, episodes and, once an unroll, the first learner's weights leave their devices.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from actors import Episode, Pool, PoolStatus, Unroll
-from actors.resident import ResidentActor, ResidentPool, cuda_graph
+from actors.resident import ResidentActor, cuda_graph
 from agent import Agent, Trajectory
 from envs import make_device
 from learner.communicator import Communicator
@@ -32,13 +31,13 @@ def require_resident(config: RunConfig) -> None:
         make_device(env, 1, str(device))
 
 
-def make_pool(config: RunConfig, agent: Agent, seed: int, device: torch.device) -> ResidentPool:
+def make_pool(config: RunConfig, agent: Agent, seed: int, device: torch.device) -> ResidentActor:
     """An equal share of the run's environments for each learner, and an actor with the learner's network."""
     actors = config.actors
     envs = make_device(config.env, actors.num_actors * actors.envs_per_actor // config.learners, str(device))
     options: dict[str, Any] = {"task": config.env, "precision": actors.precision}
     capture = cuda_graph if device.type == "cuda" else None
-    return ResidentPool(ResidentActor(envs, agent, actors.unroll_length, seed, capture=capture, **options))
+    return ResidentActor(envs, agent, actors.unroll_length, seed, capture=capture, **options)
 
 
 class ResidentLearner(Learner):
@@ -65,11 +64,6 @@ class ResidentLearner(Learner):
         unroll = self.pool.get()
         self.episodes = unroll.episodes
         return super().update(unroll.trajectory)
-
-
-def replicate(agent: Agent, config: RunConfig, total_steps: int) -> Callable[[Communicator, str], Learner]:
-    """See `Learner.replicate`."""
-    return functools.partial(ResidentLearner, agent, config, total_steps)
 
 
 class GroupPool(Pool):

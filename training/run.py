@@ -41,6 +41,7 @@ class Run:
         self.videos = self.path / "videos"
         self.samples = self.path / "samples"
         self.report = self.path / "report.html"
+        self.metrics_file = self.path / "metrics.jsonl"
         self.tokenizer_file = self.path / "tokenizer.json"
         self.corpus_file = self.path / "corpus.json"
         self.error_file = self.path / "error.txt"
@@ -186,6 +187,12 @@ class Run:
         if kind not in list(KINDS):  # a list, because JSON's values need not be hashable
             raise ValueError(f"{self.config_file}: kind: expected one of {', '.join(KINDS)}, got {abbreviate(kind)}")
         return kind, plain
+
+    def record_file(self, kind: str) -> Path:
+        """In which a run of a kind keeps `Modality.record`; version 0.1 spelled the tokenizer's otherwise."""
+        old = self.path / "tokeniser.json"
+        own = old if old.exists() and not self.tokenizer_file.exists() else self.tokenizer_file
+        return own if kind == "text" else self.corpus_file
 
     def evaluation_file(self, split: str | None = None) -> Path:
         """The summary of the evaluation at the end, of a later one on a split, or, "at-STEP", of an earlier end."""

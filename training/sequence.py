@@ -14,8 +14,7 @@ import torch
 
 from agent.language_model import SequenceModel
 from images.modality import Images
-from learner import checkpoints
-from learner.checkpoints import Checkpoint
+from learner.checkpoints import Checkpoint, load_weights
 from learner.communicator import Communicator
 from learner.config import SequenceConfig
 from learner.files import read_json, require_schema, write_json
@@ -24,7 +23,6 @@ from learner.modality import Counting, Modality, quiet
 from learner.sequence_learner import SequenceLearner
 from speech.modality import Speech
 from text.modality import Text
-from text.tokens import tokenizer_file
 from training import UserError
 from training.config import to_plain
 from training.console import program, quantity
@@ -39,11 +37,6 @@ MODALITIES: dict[str, type[Modality]] = {"text": Text, "speech": Speech, "images
 """Modalities by kind of run."""
 
 
-def record_file(run: Run, kind: str) -> Path:
-    """The file in which a run of a kind keeps `Modality.record`."""
-    return tokenizer_file(run.path) if kind == "text" else run.corpus_file
-
-
 def open_data(
     config: SequenceConfig, run: Run | None = None, show: Callable[[int, int], None] = lambda done, total: None
 ) -> Modality:
@@ -54,7 +47,7 @@ def open_data(
         ValueError, ImportError, OSError: see `Modality.prepare`.
     """
     if run:
-        path = record_file(run, config.kind)
+        path = run.record_file(config.kind)
         record = read_json(path)
         require_schema(record, {"digest": str}, str(path))
     data = MODALITIES[config.kind].prepare(config, show)
@@ -70,24 +63,18 @@ def load_model(run: Run, model: SequenceModel, device: str) -> Checkpoint:
     """Moves a model to a device, in evaluation mode, and loads the weights of the run's last readable checkpoint.
 
     Raises:
-        UserError: if the weights do not fit the model.
         FileNotFoundError: if there is no checkpoint.
-        ValueError: if there is no such device.
+        ValueError: if there is no such device, or the weights do not fit the model.
     """
     model.to(resolve_device(device)).eval()
-    checkpoint = checkpoints.load_latest(run.path)
-    try:
-        model.load_state_dict(checkpoint.parts["weights"])
-    except (RuntimeError, KeyError) as error:
-        raise UserError(f"{checkpoint.path} does not fit {run.config_file}: {error}") from error
-    return checkpoint
+    return load_weights(model, run.path, run.config_file)
 
 
 class SequenceTrainer(Training):
     """A run of a sequence model in progress. Raises a ValueError if network, device or batches are impossible."""
 
     state_schema: ClassVar = {
-        "learner": {"step": int, "updates": int, "tokens": int, "optimizer": dict, "memory": object, "source": dict},
+        "learner": {"step": int, "updates": int, "tokens": int, "optimizer": dict, "memory": object},
         "rng": dict,
     }
     learner: SequenceLearner
@@ -201,7 +188,7 @@ def train_run(
         except (ValueError, ImportError, OSError) as error:
             raise UserError(str(error)) from error
         with trainer.advising(functools.partial(resume_command, config), say):
-            write_json(record_file(run, data.config.kind), data.record())
+            write_json(run.record_file(data.config.kind), data.record())
             start(trainer)
             run.write_config(to_plain(config))
             trainer.train(show, stop)
@@ -214,7 +201,8 @@ def train_run(
 def _evaluate(trainer: SequenceTrainer, count: Counting) -> dict[str, Any]:
     """Measures the test split and writes `evaluation.json`: last, because it marks the run as finished."""
     data, step = trainer.data, trainer.step
-    model = trainer.learner.model.to(resolve_device(trainer.config.learner.device))
+    device = trainer.config.learner.device if trainer.config.learners == 1 else "auto"  # the learners' may be elsewhere
+    model = trainer.learner.model.to(resolve_device(device))
     found: dict[str, Any] = {"step": step}
     for part in data.evaluate(model, count=count):
         found |= part

@@ -9,9 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-
-from .config import LayerSizes
 
 
 @dataclass(eq=False)
@@ -57,18 +54,6 @@ class KVCache:
         if _in_place():
             self.newest = False
         return replace(self, keys=keys, values=values, newest=_in_place())
-
-    def shift(self, keys: Tensor, values: Tensor, sizes: LayerSizes) -> "KVCache":
-        """Returns the cache after a full segment has entered memory, given those of the newly compressed slots."""
-        n_s, n_m, n_cm, _ = sizes
-        added = keys.shape[2]
-        keys, values = (
-            F.pad(
-                torch.cat([old[:, :, added:n_cm], new, old[:, :, n_cm + n_s : n_cm + n_s + n_m]], dim=2), (0, 0, 0, n_s)
-            )
-            for old, new in ((self.keys, keys), (self.values, values))
-        )
-        return self.replaced(keys, values)
 
     def replaced(self, keys: Tensor, values: Tensor) -> "KVCache":
         """Returns the cache with other keys and values [B, H, S, K], which no other state has."""

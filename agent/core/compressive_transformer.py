@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from .attention import sinusoids
 from .cache import KVCache
 from .compression import COMPRESSIONS, Compression, attention_loss, autoencoding_loss
-from .config import CompressiveTransformerConfig, LayerSizes, Sizes
+from .config import CompressiveTransformerConfig, LayerSizes
 from .contract import Mean
 from .transformer import Transformer, TransformerLayer
 
@@ -131,8 +131,12 @@ class Layer(TransformerLayer):
         if usage is not None:
             usage = F.pad(usage[:, n_s:], (0, n_s))
         if keep_cache:
-            added = min(n_s // rate, n_cm)
-            cache = cache.shift(*self.project(compressed[:, n_cm - added :]), self.sizes)
+            added, kept = min(n_s // rate, n_cm), slice(n_cm + n_s, n_cm + n_s + n_m)
+            keys, values = (
+                F.pad(torch.cat([old[:, :, added:n_cm], part, old[:, :, kept]], dim=2), (0, 0, 0, n_s))
+                for old, part in zip((cache.keys, cache.values), self.project(compressed[:, n_cm - added :]))
+            )
+            cache = cache.replaced(keys, values)
         losses = losses if loss is None else (*losses, loss)
         return LayerState(torch.zeros_like(segment), memory, compressed, usage, source, cache, losses)
 
@@ -146,6 +150,7 @@ class CompressiveTransformer(Transformer):
 
     state_type = CompressiveState
     attention_kinds = ("compressed", "memory", "segment")
+    resizable = ("memory_size", "compressed_size")
     config: CompressiveTransformerConfig
 
     def make_layer(self, sizes: Any) -> Layer:
@@ -194,16 +199,6 @@ class CompressiveTransformer(Transformer):
             for index, part in enumerate(slots)
             if part.losses
         }
-
-    def resized(
-        self, memory_size: Sizes | None = None, compressed_size: Sizes | None = None
-    ) -> "CompressiveTransformer":
-        """A copy with other memory sizes and the same weights, which do not depend on them (paper, tables 8 and 9).
-
-        Raises:
-            ValueError: if a layer would gain or lose its compressed memory, and so its compression function.
-        """
-        return self._resized({"memory_size": memory_size, "compressed_size": compressed_size})
 
     def slot_ages(self, layer: int, state: CompressiveState) -> Tensor:
         """See `Transformer`; a compressed slot holds several steps."""

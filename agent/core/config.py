@@ -18,11 +18,6 @@ class LayerSizes(NamedTuple):
     rate: int
 
     @property
-    def older(self) -> int:
-        """Number of slots that are older than memory."""
-        return self.compressed
-
-    @property
     def slots(self) -> int:
         """Number of slots that the last step of a segment can attend to."""
         return self.compressed + self.memory + self.segment
@@ -197,7 +192,7 @@ class RoutingTransformerConfig(TransformerConfig):
         super().__post_init__()
         if self.num_heads % self.groups:
             raise ValueError(f"groups: expected a divisor of num_heads = {self.num_heads}, got {self.groups}")
-        assert self.layer_sizes
+        _ = self.layer_sizes  # raises a ValueError for numbers of another length than the layers
 
     @property
     def layer_sizes(self) -> tuple[RoutedSizes, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .cache import KVCache
-from .config import RoutedSizes, RoutingTransformerConfig, Sizes
+from .config import RoutedSizes, RoutingTransformerConfig
 from .contract import Mean
 from .transformer import Transformer, TransformerLayer, additive
 
@@ -265,6 +265,7 @@ class RoutingTransformer(Transformer):
 
     state_type = RoutingState
     attention_kinds = ("routed", "memory", "segment")
+    resizable = ("memory_size", "window")
     config: RoutingTransformerConfig
 
     def make_layer(self, sizes: Any) -> RoutedLayer:
@@ -308,19 +309,6 @@ class RoutingTransformer(Transformer):
             for index, part in enumerate(slots)
             for name in (part.losses[0] if part.losses else ())
         }
-
-    def resized(
-        self, memory_size: Sizes | None = None, compressed_size: Sizes | None = None, window: Sizes | None = None
-    ) -> "RoutingTransformer":
-        """A copy with other sizes and the same weights, which do not depend on them.
-
-        Raises:
-            ValueError: if a layer would gain or lose its routed slots, and so its router; if `compressed_size` is
-                given, as callers that do not know the core do.
-        """
-        if compressed_size is not None:
-            raise ValueError(f"compressed_size: expected none for a core with a window, got {compressed_size}")
-        return self._resized({"memory_size": memory_size, "window": window})
 
     def slot_ages(self, layer: int, state: RoutingState) -> Tensor:
         """See `Transformer`; a slot holds one step."""

@@ -133,6 +133,8 @@ class Transformer(Core):
     state_type: ClassVar[type]
     attention_kinds: ClassVar[tuple[str, str, str]]
     """The kinds of slots, in their order in attention weights; the first is also the state's field of older slots."""
+    resizable: ClassVar[tuple[str, str]]
+    """The sizes that `resized` may change: of memory, and of the older slots."""
     layers: Sequence[Any]
     config: Any
 
@@ -193,15 +195,20 @@ class Transformer(Core):
         segment = tuple(F.pad(part[:, : state.offset], (0, 0, 0, empty)) for part in state.segment)
         return state._replace(segment=segment, cache=None)
 
-    def _resized(self, sizes: dict[str, Sizes | None]) -> Any:
-        """A copy with other sizes and the same weights, which do not depend on them; None keeps a size.
+    def resized(self, **sizes: Sizes | None) -> Any:
+        """A copy with other sizes (`resizable`) and the same weights, which do not depend on them (paper, tables 8 and
+        9); None keeps a size.
 
         Raises:
-            ValueError: if a layer would gain or lose its older slots, and the weights that belong to them.
+            ValueError: if a layer would gain or lose its older slots, and the weights that belong to them; if the core
+                does not have such slots.
         """
-        config = dataclasses.replace(self.config, **{name: size for name, size in sizes.items() if size is not None})
-        if [layer.sizes.older > 0 for layer in self.layers] != [new.older > 0 for new in config.layer_sizes]:
-            name = [*sizes][-1]
+        given = {name: size for name, size in sizes.items() if size is not None}
+        for name in given.keys() - {*self.resizable}:
+            raise ValueError(f"{name}: expected none for a core with {self.resizable[-1]}, got {given[name]}")
+        config = dataclasses.replace(self.config, **given)
+        if [layer.sizes.by_kind[0] > 0 for layer in self.layers] != [new.by_kind[0] > 0 for new in config.layer_sizes]:
+            name = self.resizable[-1]
             expected = f"0 exactly where it was 0 before ({getattr(self.config, name)})"
             raise ValueError(f"{name}: expected {expected}, got {getattr(config, name)}")
         resized = copy.deepcopy(self)

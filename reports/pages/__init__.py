@@ -42,7 +42,8 @@ def render_page(template: str, data: dict[str, Any]) -> str:
     """The HTML of a page; see `write_page`. With "live" in the data it asks for itself again after so many seconds."""
     # A "<" in a string could begin a tag; JSON has another form of it.
     encoded = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return TEMPLATES.get_template(f"{template}.html").render(data, json=encoded)
+    page = TEMPLATES.get_template(f"{template}.html").render(data, json=encoded)
+    return page.encode(errors="backslashreplace").decode()  # names of files need not be UTF-8
 
 
 def packed(array: np.ndarray) -> str:

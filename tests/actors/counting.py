@@ -27,7 +27,8 @@ class Counting(DiagnosticEnv):
     variables = ("number", "episode", "count", "evens")
 
     def __init__(self, num_envs: int) -> None:
-        super().__init__(num_envs, spaces.Box(0, 2**24, (3,), np.float32), 2, counters=("evens",))
+        super().__init__(num_envs, spaces.Box(0, 2**24, (3,), np.float32), 2)
+        self.counters["evens"], self.metadata["episode_metrics"] = self.evens, ("evens",)
 
     def reset(self, **kwargs: Any) -> Any:
         self.episode[:] = -1

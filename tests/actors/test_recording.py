@@ -322,6 +322,7 @@ gymnasium.register("Drawn-v0", Drawn)
 def test_an_environment_of_vectors_draws_itself(monkeypatch):
     spec = drawing("gym:Drawn-v0")
     assert spec == "gym:Drawn-v0,render_mode=rgb_array"
+    assert drawing("gym:Drawn-v0,processes=2") == spec
     (recording,) = record_episodes(make_actor(LSTMConfig(8), spec), 1)
     monkeypatch.setattr(Drawn, "render", lambda self: None)
     assert drawing("gym:Drawn-v0") == "gym:Drawn-v0"

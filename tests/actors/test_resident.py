@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actors.actor import Actor, Unroll
-from actors.resident import ResidentActor, ResidentPool
+from actors.resident import ResidentActor
 from agent import Agent, AgentConfig
 from agent.core import leaves, matched_cores
 from agent.trajectory import validate
@@ -73,7 +73,7 @@ def change(agent: Agent) -> None:
 def test_it_acts_as_an_actor_with_the_same_random_numbers(core: str, env: str) -> None:
     agent = make_agent(core, env)
     local = Actor(make_vector(env, ROWS), make_agent(core, env), 0, 7, task=env)
-    pool = ResidentPool(resident(agent, env))
+    pool = resident(agent, env)
     for version in range(4):
         local.set_weights(agent.state_dict(), version)
         pool.publish({}, version)

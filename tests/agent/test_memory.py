@@ -15,7 +15,7 @@ def test_resized_equals_a_core_built_with_these_sizes(build, n_m, n_cm, compress
     before = config_of(4, 4, (4, 0), compression=compression, compressed_position="time")
     trained = build(before).train()
     random = torch.get_rng_state()
-    core = trained.resized(n_m, n_cm)
+    core = trained.resized(memory_size=n_m, compressed_size=n_cm)
     assert torch.equal(torch.get_rng_state(), random)
     assert core.training
     changes = {"memory_size": n_m, "compressed_size": n_cm}

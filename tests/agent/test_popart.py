@@ -87,6 +87,14 @@ def test_the_scale_has_limits_and_a_skipped_batch_changes_nothing():
     assert all(value.equal(before[name]) for name, value in head.state_dict().items())
 
 
+def test_a_skipped_batch_leaves_a_bias_that_rounding_would_change():
+    head, task = make_head(), torch.zeros(1, dtype=torch.int64)
+    head.mean.fill_(100.0)
+    head.bias.data.fill_(1e-9)
+    head.follow(head.sums(torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool), task), 0.1, torch.ones(()))
+    assert (head.bias == torch.tensor(1e-9)).all()
+
+
 @pytest.mark.parametrize("tasks", [1, TASKS])
 def test_the_task_reaches_nothing_but_its_column(tasks):
     plain = agents.make_agent()

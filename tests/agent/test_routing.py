@@ -235,15 +235,18 @@ def test_clusters_are_chosen_in_float32_under_autocast(build) -> None:
 
 def test_resized_equals_a_core_built_with_these_sizes(build) -> None:
     core = build(config_of(4, (3, 3), (3, 0), num_layers=2))
-    resized, built = core.resized((5, 1), window=(6, 0)), build(config_of(4, (5, 1), (6, 0), num_layers=2), seed=1)
+    resized, built = (
+        core.resized(memory_size=(5, 1), window=(6, 0)),
+        build(config_of(4, (5, 1), (6, 0), num_layers=2), seed=1),
+    )
     built.load_state_dict(core.state_dict())
     inputs, reset = normal(2, 60, SIZE), resets(2, 60, (1, 13))
     actual, expected = (each(inputs, reset, each.initial_state(2)).features for each in (resized, built))
     assert_same(actual, expected, 0)
     with pytest.raises(ValueError, match=r"window: expected 0 exactly where it was 0 before \(\(3, 0\)\), got 4"):
         core.resized(window=4)
-    with pytest.raises(ValueError, match="compressed_size: expected none for a core with a window, got 4"):
-        core.resized(3, 4)
+    with pytest.raises(ValueError, match="compressed_size: expected none for a core with window, got 4"):
+        core.resized(memory_size=3, compressed_size=4)
 
 
 def test_impossible_sizes_are_refused() -> None:

@@ -76,6 +76,7 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
         (["--rates", "1", "3"], ["compression_rate", "segment_size = 16", "3"]),
         (["--rates", "1", "2", "--seed", "3"], ["--seed", "compare decides"]),
         (["--rates", "1", "2", "--learners", "2"], ["learners", "1 in a sweep", "2"]),
+        (["--vary", "learners", "2", "1"], ["learners", "1 in a sweep", "2"]),
         (["--vary", "agent.core.speed", "1", "2"], ["vary", "field of the configuration", "agent.core.speed"]),
         (["--rates", "1", "2", "--folder", "FULL"], ["FULL", "not empty", "--folder"]),
         (["--kind", "speech", "--cores", "lstm", "gru"], ["core", "wavenet", "'gru'"]),

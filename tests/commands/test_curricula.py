@@ -6,6 +6,7 @@ from pathlib import Path
 
 from learner import checkpoints
 from learner.metrics import read_metrics
+from reports.comparison import KIND, read_run
 from tests.commands.cli import SMALL, TINY, Commands, saved_steps
 from tests.commands.pages import embedded
 
@@ -28,6 +29,9 @@ def test_a_run_in_stages(tmp_path: Path, cli: Commands) -> None:
     assert (first["name"], second["name"]) == (stage, "diagnostic:recall,delay=5")
     assert 0 == first["from"] < 100 <= first["to"] == second["from"] < second["to"]
     assert f"<td>{stage}</td>" in (folder / "report.html").read_text()
+    finished = read_run(folder)
+    assert finished.curve(KIND["launch"].scales[-1])[0].min() > second["from"], "no scores of the first stage"
+    assert finished.curve(KIND["launch"].scales[-1])[0].max() == finished.rows[-1]["learner/frames"]
 
 
 def test_a_run_from_another(copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:

@@ -52,6 +52,8 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("--local --learners 2", "expected --learners 1, got 2"),
         ("--actors few", "actors: expected a number, or two as in 4..16, got 'few'"),
         ("--actors=4..2", "max_actors"),
+        ("--actors.resources memory=inf", "resources: expected NAME=AMOUNT, got 'memory=inf'"),
+        ("--local --env diagnostic:recall,reward=much", "reward: expected a number, got 'much'"),
         ("--local --actors 2..4", "expected one number of actors, got 2..4"),
         ("--local --actors.gpus 1", "gpus: expected 0 for actors in this process"),
         ("--framez 3", "perhaps you meant --frames"),
@@ -93,7 +95,12 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("RUN --policy random", "got --env None and 1 runs"),
         ("--policy oracle --env gym:CartPole-v1", "has an oracle"),
     ],
-    "text": [("evaluate EMPTY", "EMPTY is not a run"), ("evaluate RUN", "expected one of `compressive text train`")],
+    "text": [
+        ("train --learners 3", "learner.batch_size: expected a multiple of 3 (learners x microbatches), got 16"),
+        ("train --run NEW --resume TEXT", "give only one of them"),
+        ("evaluate EMPTY", "EMPTY is not a run"),
+        ("evaluate RUN", "expected one of `compressive text train`"),
+    ],
 }
 """By command: options and a part of the line that they must end with. Limits of numbers: tests/agent/test_fields.py."""
 CASES = [(f"{command} {words}".strip(), fragment) for command, table in TYPED.items() for words, fragment in table]

@@ -1,5 +1,6 @@
 """`compressive export`: a run in half precision that is played and looked at like the run that it came from."""
 
+import base64
 import json
 from pathlib import Path
 
@@ -29,6 +30,20 @@ def test_an_agent_is_exported(finished: tuple[Path, str], tmp_path: Path, cli: C
     assert evaluated["episodes"] == 2
     cli.refuse("export", finished[0], small, words="output: expected a new folder")
     cli.refuse("launch", "--resume", small, "--local", "--frames=1M", words="does not fit")
+
+
+def test_links_of_a_run_are_not_followed_into_what_is_shared(copied, tmp_path: Path, cli: Commands) -> None:
+    run, secret = copied("run"), tmp_path / "secret"
+    secret.write_text("of somebody else")
+    (run / "videos").mkdir(exist_ok=True)
+    (run / "videos" / "new.mp4").symlink_to(secret)
+    cli.run("report", run, "--episodes=0")
+    page = (run / "report.html").read_text()
+    assert base64.b64encode(secret.read_bytes()).decode() not in page
+    assert "new.mp4" not in page
+    (run / "launches.jsonl").unlink()
+    (run / "launches.jsonl").symlink_to(secret)
+    cli.refuse("export", run, tmp_path / "small", words="expected a regular file, got a symbolic link")
 
 
 def test_weights_that_half_precision_cannot_hold(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:

@@ -23,8 +23,15 @@ def test_help_does_not_import_torch(words: list[str]) -> None:
 
 def test_completion_knows_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
     main(["completion"])
-    typed = "COMP_WORDS=(compressive text train --learner.l); COMP_CWORD=3"
-    code = f'{capsys.readouterr().out}{typed}; _compressive; echo "${{COMPREPLY[@]}}"'
-    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
-    assert "--learner.learning-rate" in done.stdout.split()
-    assert "--frames" not in done.stdout
+    script = capsys.readouterr().out
+    for typed, known, unknown in (
+        ("text train --learner.l", "--learner.learning-rate", "--frames"),
+        ("text sample --", "--prompt", "--path"),
+        ("compare --", "--from", "--runs"),
+        ("status --", "", "--run"),
+    ):
+        words = f"COMP_WORDS=(compressive {typed}); COMP_CWORD={len(typed.split())}"
+        code = f'{script}{words}; _compressive; echo "${{COMPREPLY[@]}}"'
+        done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+        assert known in ["", *done.stdout.split()]
+        assert unknown not in done.stdout.split()

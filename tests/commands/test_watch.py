@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +51,16 @@ def test_runs_are_found_and_described(folder: Path, cli: Commands, monkeypatch: 
     assert "kind: expected one of launch, text, speech" in lines[lines.index(str(folder / "damaged")) + 2]
     assert "no runs in" in cli.run("runs", folder / "sweep/stopped/checkpoints")
     cli.refuse("runs", folder / "none", words="No such file")
+
+
+def test_names_and_metrics_may_be_missing(folder: Path, ask: Ask) -> None:
+    name = os.fsdecode(b"\xff")
+    (folder / "finished").rename(folder / name)
+    (folder / "sweep/stopped/metrics.jsonl").unlink()
+    assert describe("none", find_runs(folder)["sweep/stopped"]).age == float("inf")
+    assert "\\udcff" in ask("/")[2]
+    assert ask("/%FF/")[0] == 200
+    assert name in find_runs(folder)
 
 
 def test_ages_have_one_unit() -> None:
@@ -114,6 +125,9 @@ def test_only_pages_and_videos_of_runs_are_sent(folder: Path, tmp_path: Path, as
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert headers["Content-Security-Policy"].startswith("sandbox allow-scripts; default-src 'none'")
     assert text == (folder / "finished/videos/final.html").read_text()
+    status, headers, part = ask("/finished/videos/final.html", Range="bytes=2-11")
+    assert (status, headers["Content-Range"], part) == (206, f"bytes 2-11/{len(text.encode())}", text[2:12])
+    assert ask("/finished/videos/final.html", Range="bytes=999999999-")[::2] == (200, text)
     (folder / "finished/videos/outside.html").symlink_to(tmp_path / "outside/videos/final.html")
     (folder / "finished/videos/notes.txt").write_text("secret")
     for path in (

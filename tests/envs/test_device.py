@@ -140,7 +140,7 @@ def test_what_cannot_be_on_a_device_is_refused():
     for spec in ("gym:CartPole-v1", "diagnostic:tmaze", "rooms:small,rooms:full"):
         with pytest.raises(ValueError, match=f"'{spec}': expected one task .*: rooms:\\* or diagnostic:recall"):
             envs.make_device(spec, 2, "cpu")
-    with pytest.raises(ValueError, match=r"diagnostic:recall has no field 'length'; there are: delay, symbols"):
+    with pytest.raises(ValueError, match=r"diagnostic:recall has no field 'length'; there are: delay, symbols, reward"):
         envs.make_device("diagnostic:recall,length=3", 2, "cpu")
     for spec in ("rooms:small", "diagnostic:recall"):
         with pytest.raises(ValueError, match=r"num_envs: expected at least 1, got 0"):

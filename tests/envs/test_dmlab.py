@@ -162,7 +162,7 @@ def test_action_sets(name):
 
 def test_impossible_arguments_are_named():
     wrong = {"image_height": 0, "image_width": -1, "action_repeat": 0, "actions": "ten", "renderer": "gpu"}
-    for field, value in (*wrong.items(), ("stream", -1), ("stream", 2**31), ("test", "yes")):
+    for field, value in (*wrong.items(), ("stream", -1), ("stream", 2**31), ("test", "yes"), ("image_width", 96.0)):
         with pytest.raises(ValueError, match=rf"{field}: expected .*got '?{value}"):
             double(**{field: value})
 

@@ -9,7 +9,7 @@ import torch
 from agent.trajectory import Trajectory
 from learner.config import LearnerConfig
 from learner.learner import Learner, resolve_device
-from learner.optimization import weights_to_cpu
+from learner.optimization import snapshot
 from tests.learner.test_vtrace import literal
 
 CPU = LearnerConfig(device="cpu")
@@ -133,7 +133,7 @@ def test_weights_are_copies_in_storages_of_their_own(tiny_agent, trajectory):
     others = torch.tensor([True, False]), torch.tensor(math.pi).double(), torch.randn(3).bfloat16(), torch.zeros(0, 4)
     for index, values in enumerate(others):
         module.register_buffer(f"buffer_{index}", values)
-    copies = weights_to_cpu(module)
+    copies = snapshot(module)()
     assert list(copies) == list(module.state_dict())
     for name, tensor in module.state_dict().items():
         torch.testing.assert_close(copies[name], tensor, rtol=0, atol=0)

@@ -9,13 +9,15 @@ import pytest
 
 from agent.core import LSTMConfig
 from learner.config import SequenceLearnerConfig
+from learner.errors import NotFinite
 from learner.metrics import read_metrics
+from learner.modality import quiet
 from speech.config import SpeechConfig
 from speech.corpus import Split
 from speech.modality import Speech
 from tests.speech.tiny import TINY, noise
 from training.run import Run
-from training.sequence import SequenceTrainer
+from training.sequence import SequenceTrainer, _evaluate
 
 LEARNER = SequenceLearnerConfig(
     batch_size=4, sequence_length=8, steps=12, learning_rate=1e-2, warmup_steps=2, decay_steps=10, late_start=None
@@ -74,13 +76,42 @@ def test_stopping_anywhere_changes_nothing(core, length, tmp_path: Path) -> None
     assert [row["step"] for row in rows[0] if "valid/nll" in row] == [5, 11, 12]
 
 
-def test_other_weights_memory_or_tokens_are_refused(tmp_path: Path) -> None:
+def test_other_weights_or_memory_are_refused(tmp_path: Path) -> None:
     go(tmp_path, TINY["compressive"], steps=1)
-    trainers = [make_trainer(tmp_path, LSTMConfig(8)), make_trainer(tmp_path, batch_size=2), make_trainer(tmp_path)]
-    trainers[2].learner.source.tokens = noise(200)
-    for trainer, message in zip(
-        trainers,
-        ("expected 2 parts", r"expected a tensor of \[2, .*, got a tensor of \[4, ", "expected 301 as before, got 200"),
-    ):
+    trainers = [make_trainer(tmp_path, LSTMConfig(8)), make_trainer(tmp_path, batch_size=2)]
+    for trainer, message in zip(trainers, ("expected 2 parts", r"expected a tensor of \[2, .*, got a tensor of \[4, ")):
         with pytest.raises(ValueError, match=f"does not fit .*: .*{message}"):
             trainer.restore()
+
+
+def test_a_loss_that_is_not_finite_says_how_to_resume(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, TINY["compressive"])
+    next(trainer.learner.model.parameters()).data.fill_(float("nan"))
+    begin = (
+        r"^step 1 is not finite: loss/nll = nan.*; resume from .*/000000000000 with: again \S+ --learner.learning-rate"
+    )
+    with pytest.raises(NotFinite, match=begin), trainer.advising(lambda folder: f"again {folder}", print):
+        trainer.train(lambda progress: None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 8}, r"learner.batch_size: expected a multiple of 3 \(learners x microbatches\), got 8"),
+        (
+            {"batch_size": 6, "device": "cuda:1"},
+            "learner.device: expected auto, cpu or cuda for 3 learners, got 'cuda:1'",
+        ),
+    ],
+)
+def test_learners_that_cannot_share_a_batch_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SpeechConfig(model=TINY["compressive"], learner=dataclasses.replace(LEARNER, **changes), learners=3)
+
+
+def test_a_driver_without_a_gpu_evaluates(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, TINY["compressive"])
+    trainer.config = dataclasses.replace(
+        trainer.config, learners=2, learner=dataclasses.replace(LEARNER, device="cuda")
+    )
+    assert _evaluate(trainer, quiet)["step"] == 0
