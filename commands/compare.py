@@ -12,12 +12,13 @@ from typing import Any
 
 from rich.console import Console
 
-from commands.options import CompareOptions, permissions
+from commands.options import CompareOptions
 from commands.parsing import parse_train, user_errors
 from envs import require_consent
 from reports.comparison import Comparison, read_run
 from reports.comparison_page import print_scores, write_report
 from training import UserError, sweep
+from training.config import checkpoint_place, permissions
 from training.console import LiveLine, program, say, say_all
 from training.kinds import CONFIGS
 from training.run import Run
@@ -34,15 +35,17 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
         for kind, file in (("sweep", sweep.FILE), ("run", Run(folder).config_file.name)):  # they have their own report
             if (folder / file).exists():
                 raise UserError(f"{folder} holds a {kind}: expected another folder, --folder DIR, for this report")
-        runs = [read_run(run, options.allow_env) for run in options.runs]
+        runs = [read_run(run, options.allow) for run in options.runs]
         _report(folder, Comparison(runs, options.threshold), {}, command, console)
         return
     if options.resume:
         folder = options.resume.absolute()
         trials, command = sweep.read(folder)
         with user_errors():
-            for env in _envs(trials):
-                require_consent(env, options.allow_env)
+            for name, config in trials.items():
+                checkpoint_place(config, Run(folder / name), options.allow)
+                for env in getattr(config, "environments", ()):
+                    require_consent(env, options.allow)
     else:
         name = options.preset if options.kind == "launch" else f"{options.kind}-{options.preset}"
         folder = (options.folder or Path(f"runs/compare-{name}")).absolute()
@@ -93,10 +96,6 @@ def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
     return trials
 
 
-def _envs(trials: dict[str, Any]) -> list[str]:
-    return [env for config in trials.values() if config.kind == "launch" for env in config.environments]
-
-
 def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, console: Console) -> dict[str, str]:
     """Trains all trials that are not finished; returns why others failed."""
     for package in ("pandas", "pyarrow"):  # which ray[tune] installs
@@ -106,7 +105,7 @@ def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, consol
 
     with Run(folder).lock():
         todo = [name for name, config in trials.items() if not sweep.is_finished(Run(folder / name), config)]
-        again = f"{program()} compare --resume {shlex.quote(str(folder))}{permissions(*_envs(trials))}"
+        again = f"{program()} compare --resume {shlex.quote(str(folder))}{permissions(*trials.values())}"
         lines = {"folder": str(folder), "runs": f"{len(trials)}, {len(trials) - len(todo)} of them finished"}
         say_all(console, lines | ({"stop": f"Ctrl-C, then resume with: {again}"} if todo else {}))
         if not todo:

@@ -49,7 +49,7 @@ def load(run: Run, options: PlayOptions, console: Console, env: str | None = Non
     """See `training.evaluation.load_player`; errors are UserErrors, and checkpoints that were skipped are named."""
     torch.set_num_threads(1)
     with user_errors():
-        player = load_player(run, options.allow_env, env, options.limits)
+        player = load_player(run, options.allow, env, options.limits)
     say_skipped(console, player.checkpoint.skipped)
     return player
 

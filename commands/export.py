@@ -13,7 +13,7 @@ from learner import checkpoints
 from learner.files import JSON_BYTES, read_regular
 from learner.metrics import sample_metrics
 from training import UserError
-from training.config import read_config, to_plain
+from training.config import checkpoint_place, read_config, to_plain
 from training.console import program, say
 from training.run import Run
 
@@ -26,7 +26,7 @@ def export(options: ExportOptions) -> None:
     run, target, console = Run(options.run), Run(options.output), Console()
     with user_errors():
         config = read_config(run)
-        checkpoint = checkpoints.load_latest(config.checkpoint_url or run.path)
+        checkpoint = checkpoints.load_latest(checkpoint_place(config, run, options.allow))
         rows = sample_metrics(run.path)
         weights = {name: _halved(name, tensor) for name, tensor in checkpoint.parts["weights"].items()}
     if target.path.exists():

@@ -17,13 +17,13 @@ import torch
 from rich.console import Console
 
 from agent.precision import describe_precision
-from commands.options import LaunchOptions, permissions
+from commands.options import LaunchOptions
 from commands.parsing import user_errors
 from envs import held_out, limit_calls, prepare, tasks
 from learner.files import write_json
 from reports.tables import evaluation_rows, print_evaluations
 from training import UserError
-from training.config import core_name, to_plain
+from training.config import core_name, permissions, to_plain
 from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.evaluation import evaluate, record, recording_title
 from training.factories import acting_device, interface, learning_device, unroll_bytes
@@ -49,7 +49,7 @@ def launch(options: LaunchOptions) -> None:
             prepare(earlier)
         trainer = Trainer(config, run, options.in_process)
         if not options.resume:
-            trainer.initialize(options.allow_env)
+            trainer.initialize(options.allow)
     with (
         run.claim(options.new_folder, lambda: bool(trainer.saved)),
         trainer.advising(options.again, functools.partial(say, console)),
@@ -130,7 +130,7 @@ def _ray(options: LaunchOptions, trainer: Trainer, console: Console) -> contextl
 
 def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     """Evaluates and films the trained agent, and prints the results."""
-    run, allowed = trainer.run, permissions(trainer.config.env)
+    run, allowed = trainer.run, permissions(trainer.config)
     summary, shown = evaluate_and_film(trainer, console)
     write_json(run.evaluation_file(), summary)
     rows = evaluation_rows(summary)

@@ -10,7 +10,8 @@ import tyro
 from agent.core.fields import AtLeast0, Checked, Count, Positive, Range, Threads
 from commands.shared_options import (
     PARTS,
-    AllowEnv,
+    Allow,
+    AllowOptions,
     DrawingOptions,
     ModelOptions,
     NewFolder,
@@ -22,12 +23,12 @@ from commands.shared_options import (
 from images.config import ImagesConfig, ImagesEvaluation, ImagesSampling
 from speech.config import SpeechConfig, SpeechEvaluation, SpeechSampling
 from text.config import TextConfig, TextEvaluation, TextSampling
-from training.config import RunConfig
+from training.config import RunConfig, permissions
 from training.console import program
 
 
 @dataclass(frozen=True)
-class LaunchOptions(RunConfig, TrainingOptions):
+class LaunchOptions(AllowOptions, RunConfig, TrainingOptions):
     """Trains an agent with IMPALA on this machine or a Ray cluster; then evaluates it and films two episodes.
 
     Every number has an option. The defaults below are those of the preset and the core that are named beside --help.
@@ -57,8 +58,6 @@ class LaunchOptions(RunConfig, TrainingOptions):
     """Act and learn in this one process, without Ray: slower, deterministic, and exactly resumable."""
     ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """Join the Ray cluster at this address instead of starting one on this machine."""
-    allow_env: AllowEnv = None
-    """With --resume or --from-run: run the code of this environment, such as dm:my_module:Env, if that run names it."""
     skip_missing_levels: bool = False
     """Of several levels of DeepMind Lab (--env), train on those that can be played; else a missing one is an error."""
 
@@ -81,15 +80,7 @@ class LaunchOptions(RunConfig, TrainingOptions):
     def again(self, run: Path | str) -> str:
         """The command that resumes a run."""
         where = f" --ray-address {shlex.quote(self.ray_address)}" if self.ray_address else " --local" * self.local
-        return f"{program()} launch --resume {shlex.quote(str(run))}{where}{permissions(*self.environments)}"
-
-
-def permissions(*envs: str) -> str:
-    """The words behind a command that allow environments with code of the user's own; empty if there are none."""
-    from envs import foreign_code  # here, because it imports the environments
-
-    names = ",".join(dict.fromkeys(name for env in envs for name in foreign_code(env)))
-    return f" --allow-env {shlex.quote(names)}" if names else ""
+        return f"{program()} launch --resume {shlex.quote(str(run))}{where}{permissions(self)}"
 
 
 @dataclass(frozen=True)
@@ -203,7 +194,7 @@ class ReportOptions(PlayOptions, RunOptions):
 
 
 @dataclass(frozen=True)
-class ExportOptions(RunOptions):
+class ExportOptions(AllowOptions, RunOptions):
     """Writes a trained agent in half precision to a small folder that evaluate, visualize, report and compare take."""
 
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="NEW")]
@@ -211,7 +202,7 @@ class ExportOptions(RunOptions):
 
 
 @dataclass(frozen=True)
-class StatusOptions(RunOptions):
+class StatusOptions(AllowOptions, RunOptions):
     """Shows the progress of a run, its scores or losses, actors, policy lag and its last readable checkpoint."""
 
 
@@ -234,14 +225,12 @@ class RunsOptions(Checked):
 
 
 @dataclass(frozen=True)
-class WatchOptions(RunsOptions):
+class WatchOptions(AllowOptions, RunsOptions):
     """Shows the runs below a folder in the browser, with reports and comparisons, live while they train. Only this
     machine can open the pages; nothing is written."""
 
     port: Annotated[int, Range(0, 65535)] = 8765
     """Port on 127.0.0.1; 0 for any that is free."""
-    allow_env: AllowEnv = None
-    """Compare runs that name this environment with code of its own; several are joined by commas."""
 
 
 @dataclass(frozen=True)
@@ -291,8 +280,8 @@ class CompareOptions(Checked):
     with it; otherwise it acts and learns in one process."""
     ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """Join the Ray cluster at this address; all its nodes must share the folder."""
-    allow_env: AllowEnv = None
-    """With --from or --resume: run the code of this environment, if runs name it; several are joined by commas."""
+    allow: Allow = None
+    """With --from or --resume: allow what runs name, an environment's code or a URL; several are joined by commas."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

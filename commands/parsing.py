@@ -20,7 +20,16 @@ from commands.options import OPTIONS, CompareOptions, LaunchOptions, TrainingOpt
 from learner.errors import StorageError
 from learner.files import is_url
 from training import UserError
-from training.config import RENAMED, RunConfig, core_name, differences, read_config, read_url, to_plain
+from training.config import (
+    RENAMED,
+    RunConfig,
+    checkpoint_place,
+    core_name,
+    differences,
+    read_config,
+    read_url,
+    to_plain,
+)
 from training.kinds import CONFIGS, PRESETS
 from training.run import Run
 
@@ -132,11 +141,13 @@ def parse_launch(words: Sequence[str]) -> LaunchOptions:
         from envs import require_consent
 
         typed = {word.partition("=")[0] for word in words}
-        allowed = [options.allow_env, options.env if "--env" in typed else None]
+        allowed = [options.allow, options.env if "--env" in typed else None]
         allowed += options.environments[:-1] if "--stages" in typed else ()
+        url = options.checkpoint_url if "--checkpoint-url" in typed else options.resume
         with user_errors():
             for env in options.environments:
                 require_consent(env, *allowed)
+            checkpoint_place(options, Run(options.resume), options.allow, url)
     return options
 
 

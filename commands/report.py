@@ -14,9 +14,10 @@ from reports.pages import write_page
 from reports.report import attention_by_bucket, media, page_data, read_rows
 from reports.tables import say_how_to_resume
 from training import UserError
-from training.config import core_name
+from training.config import core_name, read_config
 from training.console import say, say_all
 from training.evaluation import record
+from training.kinds import CONFIGS
 from training.run import Run
 
 
@@ -26,6 +27,7 @@ def report(options: ReportOptions) -> None:
     page = options.output or run.report
     with user_errors():
         data = page_data(run, read_rows(run))
+        config = read_config(run, CONFIGS[data["kind"]])
     with user_errors("output"):
         require_output(page)
     data |= _memory(run, options, console) if data["kind"] == "launch" else {"buckets": {"why": ""}}
@@ -34,7 +36,7 @@ def report(options: ReportOptions) -> None:
         write_page(page, "report", data)
     say_all(console, data["facts"])
     say(console, f"page  {page}  (open it in a browser)")
-    say_how_to_resume(console, run, data["kind"], data["facts"]["state"])
+    say_how_to_resume(console, run, config, data["facts"]["state"])
 
 
 def _memory(run: Run, options: ReportOptions, console: Console) -> dict[str, Any]:

@@ -18,7 +18,7 @@ PARTS = ("train", "evaluate", "sample")
 Words = tuple[str, ...]
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 NewFolder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
-AllowEnv = Annotated[str | None, tyro.conf.arg(metavar="ENV")]
+Allow = Annotated[str | None, tyro.conf.arg(metavar="ENV|URL")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +54,22 @@ class TrainingOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayOptions(Checked):
+class AllowOptions(Checked):
+    """What a run may name, which somebody else may have made."""
+
+    allow: Allow = None
+    """If a run names them: run the code of this environment, such as dm:my_module:Env, or use this URL of its
+    checkpoints; several are joined by commas. Environments that come with this program or are installed need none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayOptions(AllowOptions):
     """What is common to commands that play episodes with the agent of a run."""
 
     greedy: bool = False
     """Take the most probable action rather than a sample of the policy."""
     seed: Count = 0
     """Seed of the episodes; never shared with training."""
-    allow_env: AllowEnv = None
-    """Run the code of this environment, such as dm:my_module:Env, if the run names it; several are joined by commas.
-    Environments that come with this program or are installed need no permission."""
     step_seconds: Annotated[Above0 | None, tyro.conf.arg(metavar="FLOAT")] = None
     """Longest time that a step or reset of the environments may take; if not given, the run's own."""
     max_episode_steps: Annotated[Positive | None, tyro.conf.arg(metavar="INT")] = None

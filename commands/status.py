@@ -11,7 +11,7 @@ from commands.parsing import user_errors
 from learner import checkpoints
 from learner.errors import StorageError
 from reports.tables import number, progress_rows, say_how_to_resume, since
-from training.config import core_name, read_config
+from training.config import checkpoint_place, core_name, read_config
 from training.console import quantity, say_all
 from training.kinds import CONFIGS
 from training.run import Run
@@ -30,9 +30,9 @@ def status(options: StatusOptions) -> None:
             lines |= {"environment": config.env, "core": core_name(config)} | progress_rows(config, row)
         else:
             lines |= {"kind": kind, "core": core_name(config)} | _sequence_rows(run, config, row)
-        lines |= _last_checkpoint(getattr(config, "checkpoint_url", None) or run.path)
+        lines |= _last_checkpoint(config, run, options.allow)
     say_all(console, {"run": str(run), **lines})
-    say_how_to_resume(console, run, kind, lines["state"])
+    say_how_to_resume(console, run, config, lines["state"])
 
 
 def _sequence_rows(run: Run, config: Any, row: dict[str, Any]) -> dict[str, str]:
@@ -52,12 +52,12 @@ def _sequence_rows(run: Run, config: Any, row: dict[str, Any]) -> dict[str, str]
     return lines
 
 
-def _last_checkpoint(place: str | Path) -> dict[str, str]:
+def _last_checkpoint(config: Any, run: Run, allow: str | None) -> dict[str, str]:
     """The checkpoint from which a run would be resumed, in its folder or at its URL, and unreadable newer ones."""
     try:
-        checkpoint = checkpoints.load_latest(place)
-    except (FileNotFoundError, StorageError) as error:
+        checkpoint = checkpoints.load_latest(checkpoint_place(config, run, allow))
+    except (FileNotFoundError, StorageError, ValueError) as error:
         return {"checkpoint": str(error)}
-    name = str(checkpoint.path) if isinstance(place, str) else Path(checkpoint.path).name
+    name = checkpoint.path.name if isinstance(checkpoint.path, Path) else checkpoint.path
     lines = {"checkpoint": f"{name} ({quantity(checkpoint.step)} steps), {since(checkpoint.time)}"}
     return lines | {f"skipped {index}": text for index, text in enumerate(checkpoint.skipped, 1)}

@@ -14,6 +14,6 @@ def watch(options: WatchOptions) -> None:
     console = Console()
     with user_errors():
         count = len(find_runs(options.folder))
-    with user_errors("port"), Watch(options.folder, options.port, options.allow_env) as server:
+    with user_errors("port"), Watch(options.folder, options.port, options.allow) as server:
         say(console, f"{count} run{'s' * (count != 1)} in {options.folder}: {server.url}  (Ctrl-C ends it)")
         server.serve_forever()

@@ -151,7 +151,7 @@ def _tile(kind: int, color: int, state: int, *, here: bool, size: int) -> NDArra
 
 
 def one_hot_cells(cells: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """MiniGrid's symbols [H, W, 3], (kind, colour, state), as a float32 vector with `MINIGRID_BITS` bits a cell."""
+    """MiniGrid's symbols [W, H, 3], (kind, colour, state), as a float32 vector with `MINIGRID_BITS` bits a cell."""
     bits = (cells[..., index, None] == np.arange(size) for index, size in enumerate(MINIGRID_BITS))
     return np.concatenate(list(bits), axis=-1).ravel().astype(np.float32)
 

@@ -216,12 +216,14 @@ def _chooses_code(spec: Spec) -> bool:
 def require_consent(spec: str, *allowed: str | None) -> None:
     """Raises a ValueError if a spec that the user has not typed chooses code, unless specs allow it by "kind:name"."""
     foreign = foreign_code(spec)
-    names = {task.partition(",")[0] for text in allowed if text for task in tasks(text)}
+    typed = ",".join(filter(None, allowed)).split(",")
+    specs = ",".join(part for part in typed if "://" not in part)  # URLs are allowed as well, not here
+    names = {task.partition(",")[0] for task in tasks(specs)} if specs else set()
     for name, task in foreign.items():
         if name not in names:
             raise ValueError(
                 f"the run's environment {task!r} runs code of its own choice: expected one that is allowed; if you "
-                f"trust it, --allow-env {','.join(foreign)!r}"
+                f"trust it, --allow {','.join(foreign)!r}"
             )
 
 

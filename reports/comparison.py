@@ -147,12 +147,12 @@ class FinishedRun:
         return float(np.median(speeds or [math.nan]))
 
 
-def read_run(path: Path, allow_env: str | None = None, live: bool = False) -> FinishedRun:
+def read_run(path: Path, allow: str | None = None, live: bool = False) -> FinishedRun:
     """A finished run.
 
     Args:
         path: its folder.
-        allow_env: environments whose code the run may name; see `envs.require_consent`.
+        allow: environments whose code the run may name; see `envs.require_consent`.
         live: take a run that is not finished by the last scores of its curves.
 
     Raises:
@@ -164,7 +164,7 @@ def read_run(path: Path, allow_env: str | None = None, live: bool = False) -> Fi
         config = read_config(run, CONFIGS[kind])
         if kind == "launch":
             data = config.env
-            require_consent(data, allow_env)
+            require_consent(data, allow)
         elif kind in ("speech", "images"):
             plain = read_json(run.corpus_file)
             require_schema(plain, {"name": str, "digest": str}, str(run.corpus_file))

@@ -84,7 +84,7 @@ def describe(name: str, run: Run) -> Entry:
     age = max(age, 0.0) if math.isfinite(age) else math.inf
     progress = f"{quantity(done)} of {quantity(total)} {'frames' if kind == 'launch' else 'steps'}"
     found = run, name, state, kind, data, about, done / total, progress, score_text(kind, summary, row), age
-    return Entry(*found, next_command(run, kind, state))
+    return Entry(*found, next_command(run, config, state))
 
 
 def score_text(kind: str, summary: Mapping[str, Any], row: Mapping[str, Any]) -> str:

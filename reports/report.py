@@ -198,8 +198,9 @@ def references(config: Any, summary: Mapping[str, Any]) -> dict[str, list[dict[s
     if config.kind != "launch":
         kind = KIND[config.kind]
         title = next(title for title, chart in CHARTS.items() if kind.scales[0].curve in chart.metrics)
-        known = {name: summary.get(field) for name, field in kind.references.items()}
-        return {title: [{"name": name, "value": value} for name, value in known.items() if _finite(value)]}
+        measured = {name: summary.get(field) for name, field in kind.references.items()}
+        known = {name: value for name, value in measured.items() if type(value) is float and math.isfinite(value)}
+        return {title: [{"name": name, "value": value} for name, value in known.items()]}
     found: dict[str, list[dict[str, Any]]] = {"return": [] if config.stages else lines_of(tasks(config.env))}
     with contextlib.suppress(*DAMAGE):
         if {chance_of_choice(task) for task in tasks(config.env)} == {0.5}:
@@ -207,10 +208,6 @@ def references(config: Any, summary: Mapping[str, Any]) -> dict[str, list[dict[s
     best = "human" if any(line["name"] == "human" for line in found["return"]) else "oracle"
     found["normalised score"] = [{"name": "random", "value": 0.0}, {"name": best, "value": 100.0}]
     return found
-
-
-def _finite(value: Any) -> bool:
-    return type(value) is float and math.isfinite(value)
 
 
 def lines_of(specs: Sequence[str]) -> list[dict[str, Any]]:

@@ -40,14 +40,14 @@ SECONDS = {"overview": 5, "report": 5, "comparison": 20}
 class Watch(ThreadingHTTPServer):
     """A server on 127.0.0.1 of the runs in a folder; `serve_forever` runs it.
 
-    Port 0 is any that is free; one that is in use raises an OSError. For `allow_env` see `reports.comparison.read_run`.
+    Port 0 is any that is free; one that is in use raises an OSError. For `allow` see `reports.comparison.read_run`.
     """
 
     daemon_threads = True
 
-    def __init__(self, folder: Path, port: int, allow_env: str | None = None) -> None:
+    def __init__(self, folder: Path, port: int, allow: str | None = None) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
-        self.folder, self.allow_env = folder, allow_env
+        self.folder, self.allow = folder, allow
         self.rendering, self.pages = threading.Lock(), dict[str, tuple[Any, str]]()
 
     @property
@@ -96,7 +96,7 @@ class Watch(ThreadingHTTPServer):
             found, missing = [], {}
             for run in runs:
                 try:
-                    found.append(read_run(run.path, self.allow_env, live=True))
+                    found.append(read_run(run.path, self.allow, live=True))
                 except UserError as error:
                     missing[str(run)] = str(error)
             command = shlex.join(["compressive", "compare", "--from", *(str(run.path) for run in found)])

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
-from training.config import RunConfig
+from training.config import RunConfig, permissions
 from training.console import duration, program, quantity, say, say_all
 from training.evaluation import SCALES
 from training.run import KINDS, Run
@@ -121,15 +121,15 @@ def since(then: float) -> str:
     return f"{duration(max(time.time() - then, 0.0))} ago"  # this way round NaN stays
 
 
-def say_how_to_resume(console: Console, run: Run, kind: str, state: str) -> None:
+def say_how_to_resume(console: Console, run: Run, config: Any, state: str) -> None:
     """Prints the command that resumes a run which is neither running nor finished."""
     if not state.startswith(("running", "finished")):
-        say(console, f"resume with: {next_command(run, kind, state)}")
+        say(console, f"resume with: {next_command(run, config, state)}")
 
 
-def next_command(run: Run, kind: str, state: str) -> str:
+def next_command(run: Run, config: Any, state: str) -> str:
     """What to type next about a run in a state; see `Run.state`."""
     command = "status" if state.startswith("running") else "report"
     if not state.startswith(("running", "finished")):
-        command = f"{KINDS[kind][0].partition(' ')[2]} --resume"
-    return f"{program()} {command} {shlex.quote(str(run))}"
+        command = f"{KINDS[config.kind][0].partition(' ')[2]} --resume"
+    return f"{program()} {command} {shlex.quote(str(run))}{permissions(config)}"

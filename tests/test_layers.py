@@ -30,18 +30,18 @@ RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/re
 RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 2_940,
-    ("envs",): 4_005,
+    ("agent",): 2_930,
+    ("envs",): 4_007,
     ("actors",): 1_408,
     ("learner",): 3_504,
-    ("training",): 3_414,
+    ("training",): 3_440,
     ("text", "speech"): 2_131,
     ("images",): 579,
-    ("reports",): 2_412,
-    ("commands",): 1_808,
+    ("reports",): 2_409,
+    ("commands",): 1_815,
     ("benchmarks",): 3_266,
-    ("tests",): 18_268,
-    tuple(ALLOWED): 22_201,
+    ("tests",): 18_288,
+    tuple(ALLOWED): 22_223,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

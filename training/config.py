@@ -8,9 +8,11 @@ it configures (`agent`, `actors`, `learner`, `envs`); presets are in `presets`.
 import dataclasses
 import math
 import re
+import shlex
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from actors import ActorsConfig
@@ -24,6 +26,7 @@ from training.run import KINDS, Run
 from training.stages import read_stage
 
 RENAMED = {
+    "allow_env": "allow",
     "optimiser": "optimizer",
     "update_every": "accumulation_steps",
     "late_step": "late_start",
@@ -194,6 +197,29 @@ def from_plain(kind: Any, plain: Any) -> Any:
     Raises a ValueError if a field is unknown or impossible, or the core's name is unknown.
     """
     return _build(kind, plain, "config", kind.cores)
+
+
+def checkpoint_place(config: Any, run: Run, *allowed: str | None) -> Path | str:
+    """Where the checkpoints of a run with a configuration are: in its folder, or at a URL.
+
+    Raises a ValueError for a URL that is not among those that the user has typed, joined by commas; see `Trust` in
+    docs/decisions.md.
+    """
+    url = getattr(config, "checkpoint_url", None)
+    if url and url not in ",".join(filter(None, allowed)).split(","):
+        raise ValueError(
+            f"{run} has its checkpoints at a URL: expected one that is allowed; if you trust it, --allow {url}"
+        )
+    return url or run.path
+
+
+def permissions(*configs: Any) -> str:
+    """The words behind a command that allow what runs name: the user's own code, and URLs; empty if there is none."""
+    from envs import foreign_code  # here, because it imports the environments
+
+    names = [name for config in configs for env in getattr(config, "environments", ()) for name in foreign_code(env)]
+    names += [url for config in configs if (url := getattr(config, "checkpoint_url", None))]
+    return f" --allow {shlex.quote(','.join(dict.fromkeys(names)))}" if names else ""
 
 
 def read_url(url: str) -> RunConfig:

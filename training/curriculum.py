@@ -13,7 +13,7 @@ from agent import Agent
 from envs import mean_normalised, require_consent, tasks
 from learner.checkpoints import load_weights
 from learner.files import abbreviate, require_schema
-from training.config import RunConfig, differences, read_config, to_plain
+from training.config import RunConfig, checkpoint_place, differences, read_config, to_plain
 from training.factories import interface, require_interface
 from training.run import Run
 from training.stages import Stage, read_stage
@@ -137,11 +137,11 @@ class Curriculum:
         self.remember(episodes)
 
 
-def inherit(config: RunConfig, agent: Agent, allow_env: str | None = None) -> RunConfig:
+def inherit(config: RunConfig, agent: Agent, allow: str | None = None) -> RunConfig:
     """Gives a new run's network the weights of the last readable checkpoint of the run `config.from_run`, if any.
 
-    The optimizer and all counters start anew. The environments may differ, also in frames a step. `allow_env` are those
-    whose code that run may name; see `envs.require_consent`.
+    The optimizer and all counters start anew. The environments may differ, also in frames a step. `allow` are those
+    whose code that run may name, and the URL of its checkpoints; see `envs.require_consent`.
 
     Returns:
         the configuration with the checkpoint in place of the run.
@@ -156,7 +156,7 @@ def inherit(config: RunConfig, agent: Agent, allow_env: str | None = None) -> Ru
     other = read_config(source)
     for name, expected, got in differences(to_plain(other)["agent"], to_plain(config)["agent"], "agent"):
         raise ValueError(f"{name}: expected {expected} as in {source}, got {got}")
-    require_consent(other.env, allow_env, *config.environments)
+    require_consent(other.env, allow, *config.environments)
     require_interface(config.env, other.env)
-    checkpoint = load_weights(agent, other.checkpoint_url or source.path, source.config_file)
+    checkpoint = load_weights(agent, checkpoint_place(other, source, allow), source.config_file)
     return dataclasses.replace(config, from_run=str(checkpoint.path))

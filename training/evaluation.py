@@ -16,7 +16,7 @@ from actors.recording import Recording, record_episodes
 from agent import Agent
 from envs import drawing, held_out, limit_calls, make_vector, mean_normalised, prepare, require_consent, tasks
 from learner.checkpoints import Checkpoint, load_weights
-from training.config import RunConfig, read_config
+from training.config import RunConfig, checkpoint_place, read_config
 from training.console import quantity
 from training.factories import interface, make_agent, require_interface
 from training.run import Run
@@ -39,14 +39,14 @@ class Player(NamedTuple):
 
 def load_player(
     run: Run,
-    allow_env: str | None = None,
+    allow: str | None = None,
     env: str | None = None,
     limits: Callable[[ActorsConfig], ActorsConfig] = lambda actors: actors,
 ) -> Player:
     """The agent of a run's last readable checkpoint, on the CPU.
 
     Args:
-        allow_env: environments whose code the run may name; see `envs.require_consent`.
+        allow: environments whose code the run may name, and the URL of its checkpoints; see `envs.require_consent`.
         env: where to play, which may run its own code; by default the environment on which the run is tested.
 
     Raises:
@@ -54,14 +54,14 @@ def load_player(
             checkpoint, or does not fit the environment; or if the run's environment needs a permission.
     """
     config: RunConfig = read_config(run)
-    require_consent(config.env, allow_env, env)
+    require_consent(config.env, allow, env)
     config = dataclasses.replace(config, actors=limits(config.actors))
     limit_calls(config.actors.step_seconds)
     env = env or held_out(config.env)
     prepare(env)
     require_interface(env, like=config.env)
     agent = make_agent(config)
-    checkpoint = load_weights(agent, config.checkpoint_url or run.path, run.config_file)
+    checkpoint = load_weights(agent, checkpoint_place(config, run, allow), run.config_file)
     return Player(run, config, agent, env, checkpoint)
 
 
@@ -106,7 +106,7 @@ def evaluate(config: RunConfig, agent: Agent, progress: Callable[[int], None] = 
 def play_script(
     policy: str, env: str, episodes: int, seed: int, max_steps: int, progress: Callable[[int], None]
 ) -> list[Episode]:
-    """Plays episodes of each task by one of `actors.evaluation.POLICIES`; arguments as in `play`."""
+    """Plays episodes of each task by a policy of `actors.evaluation.ScriptedActor`; arguments as in `play`."""
     derived = int(np.random.SeedSequence([EVALUATION_SEED, seed]).generate_state(1)[0])
 
     def make(task: str) -> ScriptedActor:

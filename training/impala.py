@@ -126,9 +126,9 @@ class Trainer(Training):
         self.episodes, self.generation = state["episodes"], state["generation"] + 1
         self.config = dataclasses.replace(self.config, from_run=state["config"].get("from_run", self.config.from_run))
 
-    def initialize(self, allow_env: str | None = None) -> None:
+    def initialize(self, allow: str | None = None) -> None:
         """Gives a new run the weights of the run that it starts from, if any; see `inherit`."""
-        self.config = inherit(self.config, self.agent, allow_env)
+        self.config = inherit(self.config, self.agent, allow)
 
     def _restore_actors(self, pool: Pool) -> None:
         """Gives the actors the state that they had in the checkpoint, if there are as many of them."""

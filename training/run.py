@@ -1,6 +1,6 @@
 """The folder of a run: the names of its files, the process that uses it, its configuration, evaluation and state.
 
-No other module names a file of a run, but for those that write inside `checkpoints/` and `metrics.jsonl` (`learner`).
+No other module names a file of a run, but for those that write inside `checkpoints/`, `samples/` and `metrics.jsonl`.
 """
 
 import errno

@@ -6,7 +6,7 @@ Axes: B batch, T time, L layers, S slots, H heads, K features of a head, D featu
 Sizes: n_s segment_size, n_m memory_size, n_cm compressed_size, c compression_rate; all but n_s may differ by layer.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -148,14 +148,10 @@ class CompressiveTransformer(Transformer):
     and at the incoming state only if the caller detached it, as learners do. The losses are `compression/layer_<i>`.
     """
 
-    state_type = CompressiveState
+    state_type, layer_type = CompressiveState, Layer
     attention_kinds = ("compressed", "memory", "segment")
     resizable = ("memory_size", "compressed_size")
     config: CompressiveTransformerConfig
-
-    def make_layer(self, sizes: Any) -> Layer:
-        """One layer of these sizes."""
-        return Layer(self.config, sizes)
 
     def compression_parameters(self) -> list[nn.Parameter]:
         """The parameters that only the compression loss trains; none if the task trains them (BPTT)."""

@@ -7,7 +7,7 @@ Axes: B batch, T time, S slots, H heads, D features (model_size), R features of 
 Sizes: n_s segment_size, n_m memory_size, G groups of heads, k clusters of a group, w slots of a cluster (window).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -263,14 +263,10 @@ class RoutingTransformer(Transformer):
     for routing. Nothing else trains these, and they train nothing else.
     """
 
-    state_type = RoutingState
+    state_type, layer_type = RoutingState, RoutedLayer
     attention_kinds = ("routed", "memory", "segment")
     resizable = ("memory_size", "window")
     config: RoutingTransformerConfig
-
-    def make_layer(self, sizes: Any) -> RoutedLayer:
-        """One layer of these sizes."""
-        return RoutedLayer(self.config, sizes)
 
     def compression_parameters(self) -> list[nn.Parameter]:
         """The parameters of the routers, which only their losses train."""

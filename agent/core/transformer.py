@@ -131,6 +131,8 @@ class Transformer(Core):
     """
 
     state_type: ClassVar[type]
+    layer_type: ClassVar[Any]
+    """Makes a layer of the core's configuration and the layer's sizes."""
     attention_kinds: ClassVar[tuple[str, str, str]]
     """The kinds of slots, in their order in attention weights; the first is also the state's field of older slots."""
     resizable: ClassVar[tuple[str, str]]
@@ -138,16 +140,12 @@ class Transformer(Core):
     layers: Sequence[Any]
     config: Any
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.config = config
-        layers = nn.ModuleList(self.make_layer(sizes) for sizes in self.config.layer_sizes)
+        layers = nn.ModuleList(self.layer_type(config, sizes) for sizes in config.layer_sizes)
         self.layers = layers  # type: ignore[assignment]
         self.final_norm = nn.LayerNorm(config.model_size) if config.norm == "pre" else nn.Identity()
-
-    def make_layer(self, sizes: Any) -> TransformerLayer:
-        """One layer of these sizes."""
-        raise NotImplementedError
 
     def by_layer(self, state: Any) -> list[Any]:
         """What each layer remembers: its part of each field of a state with a cache."""

@@ -14,6 +14,9 @@ from learner import checkpoints, storage
 from learner.files import redact, require_no_secret
 from tests.commands.cli import TINY, Commands, frames, saved_steps, start, state, wait_until
 from tests.unreliable import Unreliable
+from training.config import read_config
+from training.run import Run
+from training.sweep import begin
 
 Copied = Callable[..., Path]
 LAUNCH = ["launch", "--local", *TINY]
@@ -45,9 +48,10 @@ def test_a_run_whose_machine_is_lost(finished: tuple[Path, str], tmp_path: Path,
     assert (found / "evaluation.json").read_bytes() == (finished[0] / "evaluation.json").read_bytes()
 
     # From now on the folder stands for the run.
-    assert f"{actual.path} (" in cli.run("status", found)
-    assert str(actual.path) in cli.run("evaluate", found, "--episodes", 1)
-    cli.run(*RESUME, found, f"--frames={frames(32)}")
+    assert f"{actual.path} (" in cli.run("status", found, "--allow", url)
+    assert str(actual.path) in cli.run("evaluate", found, "--episodes", 1, "--allow", url)
+    resumed = cli.run(*RESUME, found, f"--frames={frames(32)}", "--allow", url)
+    assert f"--resume {found} --local --allow {url}\n" in resumed
     assert steps(store)[-1] > end
 
 
@@ -58,7 +62,7 @@ def test_a_run_that_was_copied_behind_a_url(copied: Copied, tmp_path: Path, cli:
     cli.refuse(*arguments, "--ray-address", "127.0.0.1:1", words="ray-address: expected a Ray cluster")
     assert json.loads((new / "config.json").read_text())["checkpoint_url"] == f"file://{store}"
     before = saved_steps(store)
-    cli.run(*RESUME, new)
+    cli.run(*RESUME, new, "--allow", f"file://{store}")
     assert steps(store)[-1] > before[-1]
 
 
@@ -118,12 +122,28 @@ def test_a_network_that_fails(unreliable: str, tmp_path: Path, cli: Commands) ->
     assert 0 < int(named[1]) <= saved.step
 
     Unreliable.fail(range(1, 10**6))
-    assert down in cli.run("status", run)
+    assert down in cli.run("status", run, "--allow", unreliable)
     for command in (["evaluate"], RESUME):
-        cli.refuse(*command, run, words=down)
+        cli.refuse(*command, run, "--allow", unreliable, words=down)
     Unreliable.fail(())
-    cli.run(*RESUME, run)
+    cli.run(*RESUME, run, "--checkpoint-url", unreliable)
     assert checkpoints.load_latest(unreliable).step > saved.step
+
+
+def test_the_url_of_a_foreign_run_is_not_used(unreliable: str, copied: Copied, tmp_path: Path, cli: Commands) -> None:
+    """Unless the user allows it by name."""
+    run, told = copied("run"), f"--allow {unreliable}"
+    config = json.loads((run / "config.json").read_text()) | {"checkpoint_url": unreliable}
+    (run / "config.json").write_text(json.dumps(config))
+    begin(tmp_path / "sweep", {"run": read_config(Run(run))}, "compressive compare")
+    assert told in cli.run("status", run)
+    for typed in (["evaluate", run], [*RESUME, run], ["export", run, tmp_path / "new"], ["visualize", run]):
+        cli.refuse(*typed, words=told)
+        cli.refuse(*typed, "--allow=unreliable://elsewhere,dm:tests.envs.dm_tasks:Unhurried", words=told)
+    cli.refuse("launch", "--local", "--from-run", run, "--run", tmp_path / "new", words=told)
+    cli.refuse("compare", "--resume", tmp_path / "sweep", words=told)
+    assert "expected one that is allowed" in cli.run("report", run)
+    assert Unreliable.calls == 0
 
 
 # Credentials.
@@ -174,7 +194,7 @@ def test_secrets_in_errors_of_a_store(unreliable: str, tmp_path: Path, monkeypat
     Unreliable.fail(range(60, 10**6), error=ConnectionError(error))
     said = cli.refuse(*LAUNCH, "--run", run, f"--frames={frames(8)}", "--checkpoint-url", unreliable)
     assert f"{unreliable} cannot be read or written: ConnectionError: PUT https://***@host/" in said
-    said += cli.run("status", run)
+    said += cli.run("status", run, "--allow", unreliable)
     monkeypatch.setattr(storage, "PAUSES", (0.0,))
     with pytest.raises(storage.StorageError):
         storage.UrlStore(unreliable).claim("me")

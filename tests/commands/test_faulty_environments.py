@@ -37,7 +37,7 @@ def test_a_fault_in_training_keeps_what_was_learned(fault: str, tmp_path: Path, 
     assert after in error
     assert len(trace) in range(4, 10)
     assert "faulty.py" in trace[0]
-    again = f"compressive launch --resume {folder} --local --allow-env {FAULTY}"
+    again = f"compressive launch --resume {folder} --local --allow {FAULTY}"
     assert last == f"resume from {folder}/checkpoints/{steps:012d} with: {again}"
 
 
@@ -72,4 +72,4 @@ def test_the_evaluation_after_training_has_a_limit_too(tmp_path: Path, cli: Comm
     first, last = cli.fail(*launch, "--actors.max-episode-steps=40").splitlines()
     assert "expected episodes of at most 40 steps (max-episode-steps), got one that has not ended" in first
     assert last.startswith(f"resume from {folder}/checkpoints/{saved_steps(folder)[-1]:012d} with: ")
-    cli.run("evaluate", folder, "--episodes=1", "--max-episode-steps=50", "--allow-env", FAULTY)
+    cli.run("evaluate", folder, "--episodes=1", "--max-episode-steps=50", "--allow", FAULTY)

@@ -79,7 +79,7 @@ def test_stages_of_a_foreign_run_need_a_permission(copied: Callable[..., Path], 
     config = json.loads((folder / "config.json").read_text()) | {"stages": [f"{evil} until frames 9"]}
     Run(folder).write_config(config)
     told = f"the run's environment {evil!r} runs code of its own choice"
-    for typed in ([], ["--env=rooms:small"], ["--allow-env=dm:other:Env"]):
+    for typed in ([], ["--env=rooms:small"], ["--allow=dm:other:Env"]):
         cli.refuse("launch", "--local", "--resume", folder, "--frames=9000", *typed, words=told)
     sweep.begin(tmp_path / "sweep", {"a": read_config(Run(folder), RunConfig)}, "compressive compare")
     cli.refuse("compare", "--resume", tmp_path / "sweep", words=told)
@@ -91,17 +91,17 @@ def test_code_that_the_user_allows_by_name(tmp_path: Path, cli: Commands) -> Non
     run, more = tmp_path / "run", tmp_path / "more"
     cli.run("launch", "--local", "--run", run, "--env", f"{WALK},cells=4", *SMALL, "--frames=64")
     shutil.copytree(run, more)
-    cli.refuse("evaluate", run, words=f"--allow-env {WALK!r}")
-    cli.refuse("evaluate", run, "--allow-env", "dm:tests.envs.dm_tasks:Unhurried", words="runs code")
-    cli.run("evaluate", run, "--episodes=2", "--allow-env", WALK)
+    cli.refuse("evaluate", run, words=f"--allow {WALK!r}")
+    cli.refuse("evaluate", run, "--allow", "dm:tests.envs.dm_tasks:Unhurried", words="runs code")
+    cli.run("evaluate", run, "--episodes=2", "--allow", WALK)
     cli.run("evaluate", run, "--episodes=2", "--env", f"{WALK},cells=4,limit=7")
-    cli.run("report", run, "--allow-env", WALK)
+    cli.run("report", run, "--allow", WALK)
     new = ["launch", "--local", "--from-run", run, "--frames=64", *SMALL[1:]]
-    cli.refuse(*new, "--run", tmp_path / "new", "--env=rooms:small", words=f"--allow-env {WALK!r}")
+    cli.refuse(*new, "--run", tmp_path / "new", "--env=rooms:small", words=f"--allow {WALK!r}")
     cli.run(*new, "--run", tmp_path / "typed", "--env", f"{WALK},cells=4,limit=7")
-    cli.run("compare", "--from", run, "--folder", tmp_path / "new", "--allow-env", WALK)
+    cli.run("compare", "--from", run, "--folder", tmp_path / "new", "--allow", WALK)
     resume = ["launch", "--local", "--resume", more]
-    assert f"compressive evaluate {more} --allow-env {WALK}\n" in cli.run(*resume, "--frames=128", "--allow-env", WALK)
+    assert f"compressive evaluate {more} --allow {WALK}\n" in cli.run(*resume, "--frames=128", "--allow", WALK)
     cli.run(*resume, "--frames=160", "--env", f"{WALK},cells=4")
     assert saved_steps(more)[-1] >= 160
 
@@ -125,6 +125,6 @@ def test_code_that_the_user_allows_by_name(tmp_path: Path, cli: Commands) -> Non
 def test_specs_that_can_choose_code(spec: str, chooses: bool) -> None:
     names = foreign_code(spec)
     assert len(names) == chooses
-    with pytest.raises(ValueError, match="--allow-env") if chooses else nullcontext():
+    with pytest.raises(ValueError, match="--allow") if chooses else nullcontext():
         require_consent(spec)
     require_consent(spec, ",".join(["rooms:small", *names]))

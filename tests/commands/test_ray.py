@@ -27,7 +27,7 @@ def test_a_run_survives_its_actors_its_learners_and_itself(tmp_path: Path, capfd
         with screen.open("w") as output:
             return start("launch", *arguments, output=output, start_new_session=True, env=marked_environment)
 
-    allowed = ["--allow-env", "dm:tests.envs.dm_tasks:Unhurried"]
+    allowed = ["--allow", "dm:tests.envs.dm_tasks:Unhurried"]
     task = ["--env", "dm:tests.envs.dm_tasks:Unhurried,cells=99,limit=999", *TINY]
     process = begin("--run", folder, "--learners", 2, "--frames", 10**9, *task)
     wait_until(lambda: last_metrics(folder).get("actors/alive") == 2, process)
