@@ -282,14 +282,17 @@ def run_trials(
     callback.watch = watch = _Watch(folder, configs, line, stop)
     todo, threads = [name for name in trials if name not in watch.finished], max(1, int(bundles[0].get("CPU", 1)))
 
-    def trial(space: dict[str, Any]) -> None:
-        name = space["trial"]
-        _run_trial(folder, name, configs[name], train, threads, hparams[name])
-        tune.report({"ended": 1})  # without any result Tune prints a line of its own
+    class Trial(tune.Trainable):
+        """Runs a trial in one step. A function would run in a thread, where calls of environments have no limit."""
+
+        def step(self) -> dict[str, Any]:
+            name = self.config["trial"]
+            _run_trial(folder, name, configs[name], train, threads, hparams[name])
+            return {"done": True}
 
     with tempfile.TemporaryDirectory() as scratch, suppress(_Stopped):
         tune.Tuner(
-            tune.with_resources(trial, tune.PlacementGroupFactory(bundles)),
+            tune.with_resources(Trial, tune.PlacementGroupFactory(bundles)),
             param_space={"trial": tune.grid_search(todo)},
             run_config=tune.RunConfig(
                 name="trials",

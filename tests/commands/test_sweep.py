@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from commands import main
-from tests.commands.cli import ENVIRONMENT, PATIENCE, marked, refusal, start, wait_until
+from tests.commands.cli import ENVIRONMENT, PATIENCE, Commands, marked, refusal, start, wait_until
 from tests.commands.test_compare import table
 
 RECALL = "diagnostic:recall,delay=3"
@@ -69,6 +69,17 @@ def test_a_killed_sweep_is_resumed_and_a_failing_trial_fails_alone(tmp_path: Pat
     parameters, scalars = hparams(folder / good)
     assert parameters == {b"learner.learning_rate"}
     assert {"evaluation/return", "evaluation/oracle_normalised"} <= scalars
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_environments_of_trials_that_hang_are_interrupted(tmp_path: Path, cli: Commands) -> None:
+    words = ["compare", "--folder", tmp_path / "sweep", "--preset", "memory", "--cores", "lstm", "gru", "--stages"]
+    words += ["--env", "gym:tests.envs.faulty:Faulty-v0,fault=sleep,at=80", "--seeds", "0", "--actors.step-seconds=0.5"]
+    words += ["--actors.envs-per-actor=4", "--actors.unroll-length=16", "--agent.torso-size=16"]
+    cli.refuse(*words, words="no run finished")
+    for core in ("lstm", "gru"):
+        assert "hangs in step" in (tmp_path / "sweep" / f"{core}-seed-0" / "error.txt").read_text()
 
 
 @pytest.mark.ray
