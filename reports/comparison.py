@@ -171,6 +171,10 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
             data, digest = plain["name"], plain["digest"]
         else:
             data = Path(config.path).name if config.corpus == "folder" else config.corpus
+            with suppress(FileNotFoundError):
+                plain = read_json(run.record_file(kind))
+                require_schema(plain, {}, str(run.record_file(kind)))
+                digest = str(plain.get("digest", ""))
         with suppress(FileNotFoundError):  # nothing was measured yet
             rows = sample_metrics(path)
     except (ValueError, OSError) as error:
@@ -276,7 +280,9 @@ class Comparison:
             if not self.of(name, data):
                 expected = f"every variant on each of {', '.join(self.data)}"
                 raise UserError(f"{mixed}: expected {expected}, got no run of {name} on {data}")
-        if len({(run.data, run.digest) for run in self.runs}) > len(self.data):
+        # The digest of a text is of its tokens, so that other tokens have another.
+        tokens = [(run.data, *(vars(run.config).get(name) for name in ("tokens", "vocabulary"))) for run in self.runs]
+        if len({(same, run.digest) for same, run in zip(tokens, self.runs) if run.digest}) > len({*tokens}):
             raise UserError(f"{mixed}: expected runs on the same data, got others under one name, {self.data[0]}")
         scales = [scale for scale in self.kind.scales if all(scale.final in run.summary for run in self.runs)]
         if len(self.data) > 1 and scales[0].threshold is None:
