@@ -1,7 +1,7 @@
 """`compressive export`: a trained agent as a small folder, which can be played and looked at, but not resumed."""
 
 import json
-from contextlib import suppress
+import os
 
 import torch
 from rich.console import Console
@@ -28,6 +28,8 @@ def export(options: ExportOptions) -> None:
         config = read_config(run)
         checkpoint = checkpoints.load_latest(checkpoint_place(config, run, options.allow))
         rows = sample_metrics(run.path)
+        others = [file for file in (run.evaluation_file(), run.launches_file) if os.path.lexists(file)]
+        kept_as_they_are = {file.name: read_regular(file, JSON_BYTES) for file in others}
         weights = {name: _halved(name, tensor) for name, tensor in checkpoint.parts["weights"].items()}
     if target.path.exists():
         raise UserError(f"output: expected a new folder, and {target} exists")
@@ -39,9 +41,8 @@ def export(options: ExportOptions) -> None:
         kept = {round(index * (len(rows) - 1) / (ROWS - 1)) for index in range(ROWS)} if rows else ()
         lines = (json.dumps(rows[index]) for index in sorted(kept))
         target.metrics_file.write_text("".join(f"{line}\n" for line in lines))
-        for file in (run.evaluation_file(), run.launches_file):
-            with suppress(FileNotFoundError):
-                (target.path / file.name).write_bytes(read_regular(file, JSON_BYTES))
+        for name, content in kept_as_they_are.items():
+            (target.path / name).write_bytes(content)
     size = sum(path.stat().st_size for path in target.path.rglob("*") if path.is_file())
     say(console, f"{target}  {size / 1e6:.1f} MB; play with it: {program()} visualize {target}")
 

@@ -216,9 +216,9 @@ def _chooses_code(spec: Spec) -> bool:
 def require_consent(spec: str, *allowed: str | None) -> None:
     """Raises a ValueError if a spec that the user has not typed chooses code, unless specs allow it by "kind:name"."""
     foreign = foreign_code(spec)
-    typed = ",".join(filter(None, allowed)).split(",")
-    specs = ",".join(part for part in typed if "://" not in part)  # URLs are allowed as well, not here
-    names = {task.partition(",")[0] for task in tasks(specs)} if specs else set()
+    # URLs may be allowed as well, but not here.
+    specs = [",".join(part for part in text.split(",") if "://" not in part) for text in allowed if text]
+    names = {task.partition(",")[0] for spec in specs if spec for task in tasks(spec)}
     for name, task in foreign.items():
         if name not in names:
             raise ValueError(

@@ -121,7 +121,7 @@ def _files(config: CorpusConfig) -> tuple[_Sources, dict[str, Any]]:
     for path in sorted(root.rglob("*")):
         if path.suffix.lower() in SUFFIXES and path.is_file():
             name = os.fsencode(path.relative_to(root)).decode(errors="backslashreplace")  # it need not be UTF-8
-            sources[name] = functools.partial(read_image, path, config.shape)
+            sources[name] = lambda path=path: read_image(path, config.shape)[None]  # type: ignore[misc]
             listing.append([name, path.stat().st_size, path.stat().st_mtime_ns])
     if len(sources) < len(SPLITS):
         expected = f"at least {len(SPLITS)} PNG or JPEG files in {root} for training, validation and test"

@@ -206,7 +206,7 @@ def checkpoint_place(config: Any, run: Run, *allowed: str | None) -> Path | str:
     docs/decisions.md.
     """
     url = getattr(config, "checkpoint_url", None)
-    if url and url not in ",".join(filter(None, allowed)).split(","):
+    if url and not any(url in (text, *text.split(",")) for text in allowed if text):
         raise ValueError(
             f"{run} has its checkpoints at a URL: expected one that is allowed; if you trust it, --allow {url}"
         )

@@ -44,6 +44,7 @@ def test_links_of_a_run_are_not_followed_into_what_is_shared(copied, tmp_path: P
     (run / "launches.jsonl").unlink()
     (run / "launches.jsonl").symlink_to(secret)
     cli.refuse("export", run, tmp_path / "small", words="expected a regular file, got a symbolic link")
+    assert not (tmp_path / "small").exists()
 
 
 def test_weights_that_half_precision_cannot_hold(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:

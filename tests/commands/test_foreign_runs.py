@@ -102,7 +102,7 @@ def test_code_that_the_user_allows_by_name(tmp_path: Path, cli: Commands) -> Non
     cli.run("compare", "--from", run, "--folder", tmp_path / "new", "--allow", WALK)
     resume = ["launch", "--local", "--resume", more]
     assert f"compressive evaluate {more} --allow {WALK}\n" in cli.run(*resume, "--frames=128", "--allow", WALK)
-    cli.run(*resume, "--frames=160", "--env", f"{WALK},cells=4")
+    cli.run(*resume, "--frames=160", "--env", f"{WALK},cells=4", "--allow", f"file:///elsewhere,{WALK}")
     assert saved_steps(more)[-1] >= 160
 
 
