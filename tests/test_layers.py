@@ -30,18 +30,18 @@ RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/re
 RAY |= {"training/sweep.py"}
 """Where Ray is imported: everything else runs without it."""
 LINES = {
-    ("agent",): 2_930,
+    ("agent",): 2_912,
     ("envs",): 4_007,
     ("actors",): 1_408,
     ("learner",): 3_504,
-    ("training",): 3_440,
+    ("training",): 3_443,
     ("text", "speech"): 2_131,
     ("images",): 579,
-    ("reports",): 2_409,
-    ("commands",): 1_815,
+    ("reports",): 2_415,
+    ("commands",): 1_816,
     ("benchmarks",): 3_266,
-    ("tests",): 18_288,
-    tuple(ALLOWED): 22_223,
+    ("tests",): 18_349,
+    tuple(ALLOWED): 22_215,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

@@ -148,7 +148,7 @@ class CompressiveTransformer(Transformer):
     and at the incoming state only if the caller detached it, as learners do. The losses are `compression/layer_<i>`.
     """
 
-    state_type, layer_type = CompressiveState, Layer
+    state_type, layer_type, layer_state = CompressiveState, Layer, LayerState
     attention_kinds = ("compressed", "memory", "segment")
     resizable = ("memory_size", "compressed_size")
     config: CompressiveTransformerConfig
@@ -174,19 +174,6 @@ class CompressiveTransformer(Transformer):
             usage=tuple(zeros(batch_size, n_m + n_s) for n_s, n_m, _, _ in sizes if most_used),
             source=tuple(zeros(batch_size, n_cm, dtype=torch.int64) for _, _, n_cm, _ in sizes if most_used),
         )
-
-    def by_layer(self, state: CompressiveState) -> list[LayerState]:
-        """What each layer remembers."""
-        assert state.cache is not None
-        none = (None,) * len(state.memory)
-        fields = state.segment, state.memory, state.compressed, state.usage or none, state.source or none, state.cache
-        return [LayerState(*parts) for parts in zip(*fields)]
-
-    def join(self, slots: list[LayerState], age: Tensor, offset: int, cached: bool) -> CompressiveState:
-        """The state, of the parts of each layer."""
-        segment, memory, compressed, usage, source, cache, _ = zip(*slots)
-        usage, source = ((), ()) if usage[0] is None else (usage, source)
-        return CompressiveState(segment, memory, compressed, age, offset, usage, source, cache if cached else None)
 
     def losses(self, slots: list[LayerState]) -> dict[str, Mean]:
         """The compression loss of each layer, with an entry for each compressed segment."""

@@ -263,7 +263,7 @@ class RoutingTransformer(Transformer):
     for routing. Nothing else trains these, and they train nothing else.
     """
 
-    state_type, layer_type = RoutingState, RoutedLayer
+    state_type, layer_type, layer_state = RoutingState, RoutedLayer, RoutedLayerState
     attention_kinds = ("routed", "memory", "segment")
     resizable = ("memory_size", "window")
     config: RoutingTransformerConfig
@@ -284,17 +284,6 @@ class RoutingTransformer(Transformer):
             age=zeros(batch_size, dtype=torch.int64),
             offset=0,
         )
-
-    def by_layer(self, state: RoutingState) -> list[RoutedLayerState]:
-        """What each layer remembers."""
-        assert state.cache is not None
-        fields = state.segment, state.memory, state.routed, state.routed_age, state.cache
-        return [RoutedLayerState(*parts) for parts in zip(*fields)]
-
-    def join(self, slots: list[RoutedLayerState], age: Tensor, offset: int, cached: bool) -> RoutingState:
-        """The state, of the parts of each layer."""
-        segment, memory, routed, routed_age, cache, _ = zip(*slots)
-        return RoutingState(segment, memory, routed, routed_age, age, offset, cache if cached else None)
 
     def losses(self, slots: list[RoutedLayerState]) -> dict[str, Mean]:
         """The losses of each router, over all steps of the call."""

@@ -130,7 +130,9 @@ class Transformer(Core):
     with one tensor for each layer, age [B], offset and cache; subclasses document theirs.
     """
 
-    state_type: ClassVar[type]
+    state_type: ClassVar[Any]
+    layer_state: ClassVar[Any]
+    """What one layer remembers; its fields, but for the last, are fields of the state."""
     layer_type: ClassVar[Any]
     """Makes a layer of the core's configuration and the layer's sizes."""
     attention_kinds: ClassVar[tuple[str, str, str]]
@@ -149,11 +151,15 @@ class Transformer(Core):
 
     def by_layer(self, state: Any) -> list[Any]:
         """What each layer remembers: its part of each field of a state with a cache."""
-        raise NotImplementedError
+        none, names = (None,) * len(self.layers), self.layer_state._fields[:-1]  # all but `losses`
+        return [self.layer_state(*parts) for parts in zip(*(getattr(state, name) or none for name in names))]
 
     def join(self, slots: list[Any], age: Tensor, offset: int, cached: bool) -> Any:
         """The state, of the parts of each layer."""
-        raise NotImplementedError
+        by_name: Any = zip(self.layer_state._fields, zip(*slots))
+        parts = {name: () if part[0] is None else part for name, part in by_name} | {"age": age, "offset": offset}
+        parts["cache"] = parts["cache"] if cached else None
+        return self.state_type(*(parts[name] for name in self.state_type._fields))
 
     def losses(self, slots: list[Any]) -> dict[str, Mean]:
         """The losses of a call, from the parts of each layer."""

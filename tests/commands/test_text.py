@@ -223,7 +223,6 @@ def test_a_run_that_is_damaged_or_of_another_version(fresh: Callable[[], Path], 
         ("learner", GONE, "learner in it"),
         ("learner step", "40", "learner: step: expected a whole number of 0 or more, got '40'"),
         ("learner memory", {"list": 3}, "expected tensors"),
-        ("learner source", {}, "tokens: expected None as before"),
     ):
         (last / "state.json").write_text(state)
         forge(last, lambda content, path=path, value=value: edit(content["state"], path, value))  # type: ignore[misc]
