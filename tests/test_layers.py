@@ -40,7 +40,7 @@ LINES = {
     ("reports",): 2_415,
     ("commands",): 1_816,
     ("benchmarks",): 3_266,
-    ("tests",): 18_349,
+    ("tests",): 18_348,
     tuple(ALLOWED): 22_215,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""

@@ -1,4 +1,7 @@
-"""Sweeps on Ray Tune: one that is killed and resumed, and `speech compare` of version 0.1."""
+"""Sweeps on Ray Tune: one that is killed and resumed, and `speech compare` of version 0.1.
+
+In processes of their own: after Tune, actors on another cluster of the same process die at once.
+"""
 
 import os
 import re
@@ -9,12 +12,10 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from commands import main
-from tests.commands.cli import ENVIRONMENT, PATIENCE, Commands, marked, refusal, start, wait_until
+from tests.commands.cli import ENVIRONMENT, PATIENCE, Commands, marked, run, start, wait_until
 from tests.commands.test_compare import table
 
 RECALL = "diagnostic:recall,delay=3"
-Capture = pytest.CaptureFixture[str]
 
 
 def hparams(run: Path) -> tuple[set[bytes], set[str]]:
@@ -73,25 +74,23 @@ def test_a_killed_sweep_is_resumed_and_a_failing_trial_fails_alone(tmp_path: Pat
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_environments_of_trials_that_hang_are_interrupted(tmp_path: Path, cli: Commands) -> None:
+def test_environments_of_trials_that_hang_are_interrupted(tmp_path: Path) -> None:
     words = ["compare", "--folder", tmp_path / "sweep", "--preset", "memory", "--cores", "lstm", "gru", "--stages"]
     words += ["--env", "gym:tests.envs.faulty:Faulty-v0,fault=sleep,at=80", "--seeds", "0", "--actors.step-seconds=0.5"]
     words += ["--actors.envs-per-actor=4", "--actors.unroll-length=16", "--agent.torso-size=16"]
-    cli.refuse(*words, words="no run finished")
+    assert "no run finished" in run(*words).stderr
     for core in ("lstm", "gru"):
         assert "hangs in step" in (tmp_path / "sweep" / f"{core}-seed-0" / "error.txt").read_text()
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_speech_compare_of_version_0_1_is_a_sweep(tmp_path: Path, capfd: Capture) -> None:
-    words = ["speech", "compare", "--run", str(tmp_path / "all"), "--cores", "lstm", "wavenet", "--parallel=2"]
+def test_speech_compare_of_version_0_1_is_a_sweep(tmp_path: Path, cli: Commands) -> None:
+    words = ["speech", "compare", "--run", tmp_path / "all", "--cores", "lstm", "wavenet", "--parallel=2"]
     words += ["--learner.batch-size=2", "--learner.sequence-length=64", "--learner.steps=2", "--sample-seconds=0"]
-    main(words)
-    assert "linear predictor" in capfd.readouterr().out
+    assert "linear predictor" in run(*words).stdout
     assert {row["variant"] for row in table(tmp_path / "all" / "report" / "runs.csv")} == {"lstm", "wavenet"}
     before = (tmp_path / "all" / "lstm-seed-0" / "evaluation.json").stat().st_mtime_ns
-    main(words)  # everything is finished
-    assert "2, 2 of them finished" in capfd.readouterr().out
+    assert "2, 2 of them finished" in cli.run(*words)
     assert (tmp_path / "all" / "lstm-seed-0" / "evaluation.json").stat().st_mtime_ns == before
-    assert "holds another sweep" in refusal([*words, "--learner.learning-rate=1e-3"], capfd)
+    cli.refuse(*words, "--learner.learning-rate=1e-3", words="holds another sweep")
