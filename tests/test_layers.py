@@ -34,14 +34,14 @@ LINES = {
     ("envs",): 4_007,
     ("actors",): 1_408,
     ("learner",): 3_504,
-    ("training",): 3_443,
+    ("training",): 3_450,
     ("text", "speech"): 2_131,
     ("images",): 579,
     ("reports",): 2_415,
     ("commands",): 1_816,
     ("benchmarks",): 3_266,
     ("tests",): 18_348,
-    tuple(ALLOWED): 22_215,
+    tuple(ALLOWED): 22_222,
 }
 """Most lines of Python in folders; lower them as code gets shorter."""
 

@@ -290,6 +290,11 @@ def run_trials(
             _run_trial(folder, name, configs[name], train, threads, hparams[name])
             return {"done": True}
 
+        def save_checkpoint(self, checkpoint_dir: Any) -> None:
+            """Writes nothing, as runs have checkpoints of their own; Tune sometimes asks for one."""
+
+        load_checkpoint: Any = save_checkpoint
+
     with tempfile.TemporaryDirectory() as scratch, suppress(_Stopped):
         tune.Tuner(
             tune.with_resources(Trial, tune.PlacementGroupFactory(bundles)),
@@ -351,8 +356,10 @@ class _Watch:
                 continue
             reason = failure(Run(self.folder / name))
             if trial.status == "ERROR":
-                error = trial.get_pickled_error() or trial.get_error() or "its process died"
-                reason = shorten(str(error).strip().splitlines()[-1], 240, placeholder=" ...")
+                error: object = None
+                with suppress(Exception):  # Tune may be writing it
+                    error = trial.get_pickled_error() or trial.get_error()
+                reason = shorten(str(error or "its process died").strip().splitlines()[-1], 240, placeholder=" ...")
             if reason:
                 self.failed[name] = reason
                 say(self.line.console, f"failed {name}: {reason}", "red")
