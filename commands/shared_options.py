@@ -55,7 +55,7 @@ class TrainingOptions(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class AllowOptions(Checked):
-    """What a run may name, which somebody else may have made."""
+    """What a run of another person may name."""
 
     allow: Allow = None
     """If a run names them: run the code of this environment, such as dm:my_module:Env, or use this URL of its

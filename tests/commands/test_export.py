@@ -34,7 +34,7 @@ def test_an_agent_is_exported(finished: tuple[Path, str], tmp_path: Path, cli: C
 
 def test_links_of_a_run_are_not_followed_into_what_is_shared(copied, tmp_path: Path, cli: Commands) -> None:
     run, secret = copied("run"), tmp_path / "secret"
-    secret.write_text("of somebody else")
+    secret.write_text("of another person")
     (run / "videos").mkdir(exist_ok=True)
     (run / "videos" / "new.mp4").symlink_to(secret)
     cli.run("report", run, "--episodes=0")
