@@ -73,10 +73,10 @@ class ActorsConfig(Checked):
         options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus}
         try:
             amounts = {name: float(amount) for name, amount in pairs("resources", self.resources).items()}
+            if not all(0 <= amount < math.inf for amount in amounts.values()):
+                raise ValueError
         except ValueError:
-            amounts = {"": math.nan}
-        if not all(0 <= amount < math.inf for amount in amounts.values()):
-            raise ValueError(f"resources: expected NAME=AMOUNT, got {', '.join(self.resources)!r}")
+            raise ValueError(f"resources: expected NAME=AMOUNT, got {', '.join(self.resources)!r}") from None
         if amounts:
             options["resources"] = amounts
         if self.labels:

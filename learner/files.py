@@ -16,8 +16,8 @@ from typing import Any
 
 JSON_BYTES = 64 << 20
 """Larger JSON files are not read; the largest that is written, a vocabulary, has some megabytes."""
-REMAINS_SECONDS = 86_400
-"""Age of an unfinished folder after which `build_once` removes it."""
+REMAINS_SECONDS = 7 * 86_400
+"""Age of an unfinished folder after which `build_once` removes it; no build takes as long."""
 _KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 _TYPES = {int: "a whole number of 0 or more", float: "a number", str: "a text", dict: "an object", list: "a list"}
 

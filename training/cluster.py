@@ -105,7 +105,13 @@ def _require_answer(address: str) -> None:
     """Raises an OSError if no server answers at HOST:PORT; Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        _connect(f"{host}:{port}", 10.0)
+
+
+def _connect(address: str, seconds: float) -> None:
+    """Raises an OSError if no server answers at HOST:PORT within so many seconds; IPv6 hosts are in brackets."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), seconds).close()
 
 
 class HeadWatch:
@@ -133,11 +139,10 @@ class HeadWatch:
         self._closed = threading.Event()
 
     def _probe(self) -> None:
-        host, _, port = (self.address or "").rpartition(":")
         while not self._closed.wait(PROBE_SECONDS):
             begun = time.monotonic()
             try:
-                socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS).close()
+                _connect(self.address or "", PROBE_SECONDS)
                 self.silent = 0.0
             except OSError:  # at once if it is refused; a machine that vanished takes the time of the probe
                 self.silent += PROBE_SECONDS + min(time.monotonic() - begun, PROBE_SECONDS)

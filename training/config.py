@@ -2,7 +2,8 @@
 
 A configuration is a frozen dataclass with the class attributes `kind` (a name in `training.run.KINDS`) and `cores` (its
 table of cores) and the property `core_config`. What each part means is documented beside what
-it configures (`agent`, `actors`, `learner`, `envs`); presets are in `presets`.
+it configures (`agent`, `actors`, `learner`, `envs`); presets are in `presets`. What the configuration of another
+person's run may not name without permission is checked here (URLs) and in `envs.require_consent` (code).
 """
 
 import dataclasses

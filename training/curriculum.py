@@ -157,6 +157,7 @@ def inherit(config: RunConfig, agent: Agent, allow: str | None = None) -> RunCon
     for name, expected, got in differences(to_plain(other)["agent"], to_plain(config)["agent"], "agent"):
         raise ValueError(f"{name}: expected {expected} as in {source}, got {got}")
     require_consent(other.env, allow, *config.environments)
+    place = checkpoint_place(other, source, allow)
     require_interface(config.env, other.env)
-    checkpoint = load_weights(agent, checkpoint_place(other, source, allow), source.config_file)
+    checkpoint = load_weights(agent, place, source.config_file)
     return dataclasses.replace(config, from_run=str(checkpoint.path))

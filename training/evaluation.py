@@ -55,13 +55,14 @@ def load_player(
     """
     config: RunConfig = read_config(run)
     require_consent(config.env, allow, env)
+    place = checkpoint_place(config, run, allow)
     config = dataclasses.replace(config, actors=limits(config.actors))
     limit_calls(config.actors.step_seconds)
     env = env or held_out(config.env)
     prepare(env)
     require_interface(env, like=config.env)
     agent = make_agent(config)
-    checkpoint = load_weights(agent, checkpoint_place(config, run, allow), run.config_file)
+    checkpoint = load_weights(agent, place, run.config_file)
     return Player(run, config, agent, env, checkpoint)
 
 

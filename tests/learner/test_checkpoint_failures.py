@@ -176,7 +176,7 @@ def test_kill_9_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path, scheme):
     assert done.stdout.count("killed at") == 2
 
 
-def test_remains_of_killed_builds_are_removed_after_a_day(tmp_path):
+def test_old_remains_of_killed_builds_are_removed(tmp_path):
     old, new = tmp_path / "a-1.tmp", tmp_path / "b-2.tmp"
     for folder in (old, new):
         folder.mkdir()
