@@ -39,12 +39,30 @@ def scale(images: Tensor, dtype: torch.dtype) -> Tensor:
     return scaled.permute(0, 3, 1, 2)  # NHWC memory is channels_last: the permuted view needs no copy
 
 
+class Convolution(nn.Conv2d):
+    """A convolution that computes in float32 where, on a CPU, bfloat16 would be wrong.
+
+    In torch 2.13 on CPUs with AVX-512, the weight gradient in bfloat16 of a padded convolution with a stride is memory
+    that nobody wrote if the input is one pixel wide. All inputs that are smaller than the kernel are taken to be at
+    risk: they are too small for the precision to matter to the speed.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [N, channels, height, width] to the same of other channels and sizes."""
+        height, width = images.shape[2:]
+        smaller = height < self.kernel_size[0] or width < self.kernel_size[1]
+        if images.device.type == "cpu" and smaller:
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(images.to(self.weight.dtype))
+        return super().forward(images)
+
+
 class ResidualBlock(nn.Module):
     """Two 3 x 3 convolutions on a ReLU'd copy of the stream."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        convolutions = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
+        convolutions = [Convolution(channels, channels, 3, padding=1) for _ in range(2)]
         self.branch = nn.Sequential(nn.ReLU(), convolutions[0], nn.ReLU(inplace=True), convolutions[1])
 
     def forward(self, stream: Tensor) -> Tensor:
@@ -55,7 +73,7 @@ def deep_layers(channels: int) -> list[nn.Module]:
     """IMPALA's deep network (Espeholt et al. 2018, figure 3): sections of 16, 32, 32 channels, two blocks each."""
     layers: list[nn.Module] = []
     for width in (16, 32, 32):
-        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
+        layers += [Convolution(channels, width, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
         layers += [ResidualBlock(width), ResidualBlock(width)]
         channels = width
     return [*layers, nn.ReLU(inplace=True)]
@@ -63,13 +81,13 @@ def deep_layers(channels: int) -> list[nn.Module]:
 
 def shallow_layers(channels: int) -> list[nn.Module]:
     """IMPALA's shallow network (Espeholt et al. 2018, figure 3), padded so that it accepts images of any size."""
-    first = [nn.Conv2d(channels, 16, 8, 4, padding=4), nn.ReLU(inplace=True)]
-    return [*first, nn.Conv2d(16, 32, 4, 2, padding=2), nn.ReLU(inplace=True)]
+    first = [Convolution(channels, 16, 8, 4, padding=4), nn.ReLU(inplace=True)]
+    return [*first, Convolution(16, 32, 4, 2, padding=2), nn.ReLU(inplace=True)]
 
 
 def small_layers(channels: int) -> list[nn.Module]:
     """Three convolutions for images of about 24 x 32 pixels on a CPU."""
-    convolutions = [nn.Conv2d(channels, 16, 4, 2, 1), nn.Conv2d(16, 32, 3, 2, 1), nn.Conv2d(32, 32, 3, 1, 1)]
+    convolutions = [Convolution(channels, 16, 4, 2, 1), Convolution(16, 32, 3, 2, 1), Convolution(32, 32, 3, 1, 1)]
     return [layer for convolution in convolutions for layer in (convolution, nn.ReLU(inplace=True))]
 
 

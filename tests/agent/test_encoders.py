@@ -9,6 +9,7 @@ from torch import nn
 
 from agent import Agent, AgentConfig, encoders
 from agent.core import LSTMConfig
+from agent.precision import autocast
 from tests.agent.agents import IMAGE, VOCABULARY, WORDS, agent_inputs, random_words
 
 
@@ -19,6 +20,38 @@ def test_torsos_map_images_to_features(name, shape) -> None:
     features = vision(torch.randint(0, 256, (3, *shape), dtype=torch.uint8))
     assert (features.shape, features.min() >= 0) == ((3, 20), True)
     assert encoders.make_torso(name, (5,), 4)(torch.randn(3, 5)).shape == (3, 4)
+
+
+@pytest.mark.parametrize("name", encoders.TORSOS)
+@pytest.mark.parametrize("height", range(2, 9))
+def test_gradients_in_bfloat16_are_those_of_float32_for_images_of_any_small_size(name, height) -> None:
+    """Of each convolution, from what it received in both directions; those below their kernel's size are in float32."""
+    for width in range(2, 9):
+        torch.manual_seed(0)
+        vision = encoders.make_torso(name, (height, width, 3), 8)
+        convolutions = [module for module in vision.modules() if isinstance(module, nn.Conv2d)]
+        received: dict[nn.Module, tuple[torch.Tensor, torch.Tensor]] = {}
+
+        def keep(module, inputs, output, received=received) -> None:
+            output.register_hook(lambda back: received.update({module: (inputs[0].detach(), back)}))
+
+        for convolution in convolutions:
+            convolution.register_forward_hook(keep)
+        images = torch.randint(0, 256, (2, height, width, 3), dtype=torch.uint8)
+        with autocast(torch.device("cpu"), "bfloat16"):
+            features = vision(images)
+        (features * torch.randn(features.shape)).sum().backward()
+        for convolution in convolutions:
+            inputs, gradient = received[convolution]
+            kernel = convolution.kernel_size
+            narrow = inputs.shape[2] < kernel[0] or inputs.shape[3] < kernel[1]
+            assert gradient.dtype == (torch.float32 if narrow else torch.bfloat16)
+            geometry = convolution.stride, convolution.padding
+            shape = convolution.weight.shape
+            expected = nn.grad.conv2d_weight(inputs.float(), shape, gradient.float(), *geometry)
+            error = (convolution.weight.grad - expected).norm()
+            assert error <= 0.01 * expected.norm(), f"{convolution} of {list(inputs.shape)}"
+            torch.testing.assert_close(convolution.bias.grad, gradient.float().sum((0, 2, 3)), rtol=0.02, atol=1e-3)
 
 
 def test_the_deep_torso_is_that_of_impala() -> None:
