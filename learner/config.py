@@ -149,7 +149,8 @@ class SequenceLearnerConfig(Checked):
     late_accumulation_steps: Positive = 4
     """Steps whose gradients are accumulated for one update from late_start on."""
     microbatches: Several = 1
-    """Parts of a batch that the model processes one after the other, to save memory."""
+    """Parts of a batch that the model processes one after the other, to save memory. Cores with losses of their own
+    (compression, routing) then compute each part twice: first to count the terms of these losses in the whole batch."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products; weights and optimizer state are float32."""
     compile: bool = False

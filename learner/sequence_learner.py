@@ -95,21 +95,50 @@ class SequenceLearner:
 
     def _accumulate(self, batch: Batch, state: State, count: Tensor, steps: int, sums: dict[str, Tensor]) -> State:
         """Adds a step's share of the update to the gradients, and its losses to `sums`; returns the next state."""
-        states, parts = [], self.config.microbatches
-        rows = self.rows // parts
-        for begin in range(0, self.rows, rows):
-            part = state if parts == 1 else index_state(state, slice(begin, begin + rows))
-            tokens, targets, reset = index_state(batch, slice(begin, begin + rows))
-            with autocast(self.device, self.config.precision):
-                output = self._call(tokens, reset, part, targets)
+        parts = self._split(batch, state)
+        terms = self._count_terms(parts) if len(parts) > 1 else {}
+        states = []
+        for part, before in parts:
+            output = self._forward(part, before)
+            # A part with few terms weighs little: its sums are divided by the numbers of terms of all parts.
+            own = {name: mean._replace(count=terms.get(name, mean.count)) for name, mean in output.losses.items()}
             losses = {"loss/nll": output.nll.sum() / count.clamp(min=1) / steps}
-            auxiliary = reduce_losses(output.losses, self.comm.sum)
-            losses |= {f"loss/{name}": loss / (parts * steps) for name, loss in auxiliary.items()}
+            losses |= {f"loss/{name}": loss / steps for name, loss in reduce_losses(own, self.comm.sum).items()}
             torch.stack(list(losses.values())).sum().backward()
             for name, loss in losses.items():
                 sums[name] = sums[name] + loss.detach() if name in sums else loss.detach()
             states.append(detach_state(output.state))
-        return states[0] if parts == 1 else concatenate_states(states)
+        return states[0] if len(parts) == 1 else concatenate_states(states)
+
+    def _split(self, batch: Batch, state: State) -> list[tuple[Batch, State]]:
+        """The rows of a batch in `microbatches` equal parts, each with its state."""
+        if self.config.microbatches == 1:
+            return [(batch, state)]
+        rows = self.rows // self.config.microbatches
+        slices = [slice(begin, begin + rows) for begin in range(0, self.rows, rows)]
+        return [(index_state(batch, part), index_state(state, part)) for part in slices]
+
+    def _forward(self, batch: Batch, state: State) -> SequenceOutput:
+        with autocast(self.device, self.config.precision):
+            return self._call(batch.tokens, batch.reset, state, batch.targets)
+
+    def _count_terms(self, parts: list[tuple[Batch, State]]) -> dict[str, Tensor]:
+        """The number of terms of each of the core's own losses, over all parts.
+
+        It must be known before the first part's gradients, and only the core can count: which step is nearest to which
+        centroid depends on its features. Costs a forward pass of all parts if the core has such losses.
+        """
+        terms: dict[str, Tensor] = {}
+        devices = [self.device] if self.device.type == "cuda" else []
+        # Afterwards the same dropout masks are drawn once more.
+        with torch.random.fork_rng(devices):
+            for part, state in parts:
+                found = self._forward(part, state).losses
+                if not found:
+                    break
+                for name, mean in found.items():
+                    terms[name] = terms[name] + mean.count if name in terms else mean.count
+        return terms
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to resume exactly: copies, on the CPU, of weights, optimizer state and the memory of all

@@ -1,5 +1,6 @@
 """Learning from streams: the paper's schedule, what batches hold, and evaluation in one pass."""
 
+import copy
 import dataclasses
 import math
 from typing import Any
@@ -8,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from agent.core import CompressiveTransformerConfig, LSTMConfig, detach_state, make_core
+from agent.core import (
+    CompressiveTransformerConfig,
+    LSTMConfig,
+    RoutingTransformerConfig,
+    detach_state,
+    index_state,
+    make_core,
+)
 from agent.language_model import IGNORE, SequenceModel
 from learner.communicator import Communicator
 from learner.config import SequenceLearnerConfig
@@ -21,6 +29,7 @@ CORE = CompressiveTransformerConfig(8, 2, 2, 8, segment_size=4, memory_size=4, c
 CONFIG = SequenceLearnerConfig(
     batch_size=4, sequence_length=8, steps=12, learning_rate=1e-2, warmup_steps=2, decay_steps=10, late_start=None
 )
+WHOLE = dataclasses.replace(CONFIG, max_gradient_norm=None)
 TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, 301).astype(np.uint8)
 STARTS = np.array([0, 40, 41, 150, 211])
 
@@ -95,14 +104,83 @@ def test_an_update_of_several_steps_is_the_mean_of_their_gradients() -> None:
     torch.testing.assert_close(weights(learner.model), weights(literal), rtol=0, atol=2e-5)
 
 
-def test_microbatches_change_nothing_and_bfloat16_little() -> None:
-    """Without resets within the rows: a core's own loss is a mean over the rows that compressed something."""
-    one, two = (make_learner(Streams(TOKENS, 4, 8), microbatches=parts) for parts in (1, 2))
-    mixed = make_learner(Streams(TOKENS, 4, 8), precision="bfloat16")
+def literal_gradients(learner: SequenceLearner, parts: int = 1) -> dict[str, torch.Tensor]:
+    """Of the learner's next batch: sums over the parts, each divided by the number of terms of the whole batch."""
+    model, batch = copy.deepcopy(learner.model), learner.source.next(learner.step)
+    model.zero_grad()
+    outputs = []
+    for rows in torch.arange(len(batch.tokens)).chunk(parts):
+        tokens, targets, reset = index_state(batch, rows)
+        outputs.append(model(tokens, reset, index_state(learner.state, rows), targets))
+    loss = torch.cat([output.nll for output in outputs]).mean()
+    for name in outputs[0].losses:
+        totals, counts = (torch.stack(each).sum(dim=0) for each in zip(*(output.losses[name] for output in outputs)))
+        loss = loss + (totals / counts.clamp(min=1)).mean()
+    loss.backward()
+    return gradients(model)
+
+
+def gradients(model: SequenceModel) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def assert_equal_gradients(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert any("compress" in name or "router" in name for name in expected), "of the core's own losses, too"
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+
+
+ROUTING = RoutingTransformerConfig(8, 2, 2, 8, segment_size=4, memory_size=4, window=4, clusters=3)
+OWN_LOSSES = {
+    "attention": CORE,
+    "autoencoding": dataclasses.replace(CORE, compression_loss="autoencoding"),
+    "routing": ROUTING,
+}
+UNEVEN = np.array([0, 3, 6, 14, 21, 80, 85, 230])
+"""Documents that begin inside of rows: the first of four rows has compressed less than the others."""
+
+
+@pytest.mark.parametrize("core", OWN_LOSSES.values(), ids=OWN_LOSSES)
+@pytest.mark.parametrize("learners", [1, 2])
+def test_microbatches_have_the_gradients_of_the_whole_batch(core, learners) -> None:
+    """Also where a core's own losses have other numbers of terms in each part, and with several learners."""
+    models = [make_model(core, torch.float64) for _ in range(3)]
+    whole = SequenceLearner(models[2], Streams(TOKENS, 4, 8, UNEVEN), WHOLE)
+    expected, metrics = [], []
+    for _ in range(3):
+        expected.append(literal_gradients(whole))
+        metrics.append(whole.update())
+        assert_equal_gradients(gradients(whole.model), expected[-1])
+
+    def learn(comm: Communicator, rank: int) -> None:
+        source = Streams(TOKENS, 4, 8, UNEVEN, (rank, comm.size))
+        learner = SequenceLearner(models[rank], source, dataclasses.replace(WHOLE, microbatches=2), comm)
+        for each, numbers in zip(expected, metrics):
+            assert learner.update() == pytest.approx(numbers, abs=1e-9)
+            assert_equal_gradients(gradients(learner.model), each)
+
+    if learners == 1:
+        learn(Communicator(), 0)
+    else:
+        together(learn)
+
+
+def test_microbatches_count_with_the_dropout_that_they_learn_with() -> None:
+    core = dataclasses.replace(ROUTING, dropout=0.5)
+    learner = SequenceLearner(
+        make_model(core, torch.float64), Streams(TOKENS, 4, 8, UNEVEN), dataclasses.replace(WHOLE, microbatches=2)
+    )
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected = literal_gradients(learner, parts=2)
+        torch.manual_seed(seed)
+        learner.update()
+        assert_equal_gradients(gradients(learner.model), expected)
+
+
+def test_bfloat16_changes_little() -> None:
+    one, mixed = make_learner(), make_learner(precision="bfloat16")
     for _ in range(4):
-        metrics = one.update()
-        assert two.update() == pytest.approx(metrics, abs=1e-4)
-        assert mixed.update()["loss/nll"] == pytest.approx(metrics["loss/nll"], abs=0.05)
+        assert mixed.update()["loss/nll"] == pytest.approx(one.update()["loss/nll"], abs=0.05)
 
 
 def test_what_is_not_finite_changes_nothing() -> None:
