@@ -30,7 +30,7 @@ def export(options: ExportOptions) -> None:
         rows = sample_metrics(run.path)
         others = [file for file in (run.evaluation_file(), run.launches_file) if os.path.lexists(file)]
         kept_as_they_are = {file.name: read_regular(file, JSON_BYTES) for file in others}
-        weights = {name: _halved(name, tensor) for name, tensor in checkpoint.parts["weights"].items()}
+        weights = {name: _compact(tensor) for name, tensor in checkpoint.parts["weights"].items()}
     if target.path.exists():
         raise UserError(f"output: expected a new folder, and {target} exists")
     with user_errors("output"):
@@ -47,11 +47,14 @@ def export(options: ExportOptions) -> None:
     say(console, f"{target}  {size / 1e6:.1f} MB; play with it: {program()} visualize {target}")
 
 
-def _halved(name: str, tensor: Tensor) -> Tensor:
-    """In half precision. Raises a ValueError if a number is too large for that."""
-    if not tensor.is_floating_point():
+def _compact(tensor: Tensor) -> Tensor:
+    """Weights in half precision, exact to 2^-11 of the largest of them; other tensors as they are.
+
+    Others are the statistics of PopArt, which are float64 because small differences of large numbers matter, and
+    weights whose largest is no normal number of half precision (6e-5 to 65,504).
+    """
+    if tensor.dtype != torch.float32 or not tensor.numel():
         return tensor
-    half = tensor.to(torch.float16)
-    if not half.isfinite().all():
-        raise ValueError(f"{name}: expected numbers below 65,504 in half precision, got {tensor.abs().max():.3g}")
-    return half
+    half = torch.finfo(torch.float16)
+    fits = half.smallest_normal <= tensor.abs().max() <= half.max
+    return tensor.to(torch.float16) if fits else tensor

@@ -47,16 +47,31 @@ def test_links_of_a_run_are_not_followed_into_what_is_shared(copied, tmp_path: P
     assert not (tmp_path / "small").exists()
 
 
-def test_weights_that_half_precision_cannot_hold(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:
-    checkpoint = checkpoints.load_latest(finished[0])
-    run = tmp_path / "run"
-    run.mkdir()
-    for name in ("config.json", "metrics.jsonl"):
-        (run / name).write_bytes((finished[0] / name).read_bytes())
-    checkpoint.parts["weights"]["policy.weight"][0, 0] = 1e6
+def test_every_tensor_keeps_its_precision(tmp_path: Path, cli: Commands, copied) -> None:
+    """In half precision, in which it is stored if it can be: not huge or tiny numbers, nor statistics of PopArt."""
+    run, small = copied(), tmp_path / "small"
+    config = json.loads((run / "config.json").read_text())
+    config["learner"]["popart"] = True
+    (run / "config.json").write_text(json.dumps(config))
+    checkpoint = checkpoints.load_latest(run)
+    weights = checkpoint.parts["weights"]
+    weights["policy.weight"][0, 0] = 1e6
+    weights["joint.weight"] *= 1e-6
+    weights["policy.bias"] = 1e-9 + weights["policy.bias"] * 0
+    mean, deviation = 1e6, 0.5
+    statistics = {"mean": mean, "second_moment": mean**2 + deviation**2}
+    weights |= {f"value.{name}": torch.tensor([value], dtype=torch.float64) for name, value in statistics.items()}
+    weights["value.batches"] = torch.tensor([70_000])
     checkpoints.save(run, checkpoint.step, checkpoint.parts, checkpoint.state)
-    cli.refuse("export", run, tmp_path / "small", words="policy.weight: expected numbers below 65,504")
-    assert not (tmp_path / "small").exists()
+
+    cli.run("export", run, small)
+    exported = checkpoints.load_latest(small).parts["weights"]
+    assert exported.keys() == weights.keys()
+    for name, tensor in weights.items():
+        rounding = (exported[name].double() - tensor.double()).abs().max()
+        assert rounding <= 2**-11 * tensor.double().abs().max(), name
+    assert exported["vision.linear.weight"].dtype == exported["value.weight"].dtype == torch.float16
+    assert load_player(Run(small)).agent.value.scale.tolist() == [deviation]
 
 
 def test_only_agents_are_exported(tmp_path: Path, cli: Commands) -> None:
