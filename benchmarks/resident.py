@@ -175,7 +175,7 @@ def measure_agent(base: RunConfig, rows: int, parts: tuple[Part, ...], meter: Me
     config = dataclasses.replace(base, actors=acting)
     torch.manual_seed(0)
     learner = make_learner(config, make_agent(config))
-    pool = make_pool(config, 0, True, learner)
+    pool = make_pool(config, config.env, 0, True, learner)
     assert isinstance(pool, ResidentActor)
     steps = rows * acting.unroll_length
     pool.publish({}, 0)

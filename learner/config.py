@@ -39,7 +39,7 @@ class LearnerConfig(Checked):
     learning_rate: Above0 = 1e-4
     """Learning rate at the first step."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """constant, or linear to 0 over the run's total steps."""
+    """constant, or linear to 0 over the run's frames (--schedule-frames)."""
     adam_beta1: Decay = 0.9
     """Adam: decay of the mean of the gradient."""
     adam_beta2: Decay = 0.999
@@ -57,7 +57,7 @@ class LearnerConfig(Checked):
     entropy_cost: AtLeast0 = 2e-3
     """Weight of the entropy bonus at the first step."""
     entropy_cost_end: AtLeast0 | None = None
-    """If given, the weight of the entropy bonus changes linearly to this over the run's total steps."""
+    """If given, the weight of the entropy bonus changes linearly to this over the run's frames (--schedule-frames)."""
     baseline_cost: AtLeast0 = 0.5
     """Weight of the value function's loss, itself half the squared error."""
     reward_clipping: Literal["none", "abs_one", "soft_asymmetric"] = "none"
@@ -96,6 +96,18 @@ class LearnerConfig(Checked):
         if (self.clip_c or math.inf) > (self.clip_rho or math.inf):
             highest = f"at most clip_rho = {self.clip_rho} (IMPALA, section 4.1)"
             raise ValueError(f"clip_c: expected {highest}, got {self.clip_c!r}")
+
+    def learning_rate_at(self, progress: float) -> float:
+        """The learning rate when a share `progress`, 0 to 1, of the schedule is over."""
+        if self.learning_rate_schedule == "constant":
+            return self.learning_rate
+        return self.learning_rate * (1 - progress)
+
+    def entropy_cost_at(self, progress: float) -> float:
+        """The weight of the entropy bonus when a share `progress`, 0 to 1, of the schedule is over."""
+        if self.entropy_cost_end is None:
+            return self.entropy_cost
+        return self.entropy_cost + (self.entropy_cost_end - self.entropy_cost) * progress
 
 
 @dataclass(frozen=True)

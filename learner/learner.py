@@ -78,15 +78,12 @@ class Learner:
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next update."""
-        if self.config.learning_rate_schedule == "constant":
-            return self.config.learning_rate
-        return self.config.learning_rate * (1 - self._progress)
+        return self.config.learning_rate_at(self._progress)
 
     @property
     def entropy_cost(self) -> float:
         """The weight of the entropy bonus in the next update."""
-        start, end = self.config.entropy_cost, self.config.entropy_cost_end
-        return start if end is None else start + (end - start) * self._progress
+        return self.config.entropy_cost_at(self._progress)
 
     @property
     def _progress(self) -> float:

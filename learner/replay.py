@@ -28,15 +28,21 @@ class Replay:
 
     def __init__(self, config: ReplayConfig, learner: Learner, capacity: int, seed: int) -> None:
         self.config, self.learner, self.capacity, self.seed = config, learner, capacity, seed
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all rows."""
         self._rows: Trajectory | None = None  # of `capacity` rows: a ring, whose next row to be written is `_next`
-        self._next = self._size = 0
-        self._saved: list[Tensor] = []
+        self._next = 0
+        self._size = 0
+        self._saved: list[Tensor] = []  # of a checkpoint, until the next batch
 
     @property
     def updates(self) -> int:
-        """Updates that the learner makes of a batch."""
+        """Updates that the learner makes of the next batch."""
         fresh = self.learner.rows or 1
-        return len(split(fresh + self._count(fresh), fresh))
+        count = self._count(fresh)
+        return len(split(fresh + count, fresh)) if count <= self._size else 1
 
     def mix(self, trajectory: Trajectory) -> Trajectory:
         """Adds replayed rows to a batch of fresh ones, which are then kept for later batches.
@@ -70,7 +76,7 @@ class Replay:
         """Restores the rows of a `state_dict` with the next batch, or none if that has rows of another shape.
 
         Of more rows than there is room for, the newest are restored."""
-        self._rows, self._next, self._size = None, 0, 0
+        self.clear()
         self._saved = [state[str(index)] for index in range(len(state)) if str(index) in state]
 
     def _count(self, fresh: int) -> int:

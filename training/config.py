@@ -67,6 +67,10 @@ class RunConfig(Checked):
     else, the optimizer included, starts anew. Observations and actions must be the same."""
     frames: Positive = 10_000_000
     """Environment frames to train for (agent steps times the action repeat)."""
+    schedule_frames: Positive | None = None
+    """Frames over which the learning rate (--learner.learning-rate-schedule linear) and the entropy cost
+    (--learner.entropy-cost-end) change; afterwards they stay. None for --frames: a run that is resumed with more frames
+    then has a higher learning rate than it ended with, and says so."""
     seed: Count = 0
     """Seed of weights, environments and actions."""
     unrolls_per_update: Several = 1
@@ -151,6 +155,11 @@ class RunConfig(Checked):
     def core_config(self) -> CoreConfig:
         """The configuration of the core."""
         return self.agent.core
+
+    @property
+    def schedule_end(self) -> int:
+        """Frames after which learning rate and entropy cost stay."""
+        return self.schedule_frames or self.frames
 
     @property
     def environments(self) -> tuple[str, ...]:

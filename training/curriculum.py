@@ -20,6 +20,8 @@ from training.stages import Stage, read_stage
 
 EPISODES = 200
 """Episodes of each task over which scores are means. A score ends no stage before there are as many."""
+STAGES = 32
+"""Most environments of a run, the last one included."""
 NUMBERS = dict.fromkeys(("steps", "environment", "actor_id", "version"), int)
 EPISODE: dict[str, Any] = {"score": float, **NUMBERS, "metrics": {str: float}, "task": str}
 STAGE = {"number": int, "begin": int, "env": str}
@@ -34,19 +36,28 @@ class Curriculum:
         recent: the last episodes of the stage by task.
 
     Raises:
-        ValueError: if the environments differ in observations, actions or frames a step, or have more tasks than there
-            are actors.
+        ValueError: if there are too many stages; if the environments differ in observations, actions or frames a step,
+            or have more tasks than there are actors; or, with PopArt, if their numbers of tasks do not fit.
         ImportError: if one needs a package that is not installed.
     """
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.stages = [*map(read_stage, config.stages), Stage(config.env, {})]
+        if len(self.stages) > STAGES:
+            raise ValueError(f"stages: expected at most {STAGES - 1}, got {len(config.stages)}")
+        last, columns = interface(config.env), len(tasks(config.env))
         for env in config.environments:
-            if config.actors.num_actors < (count := len(tasks(env))):
+            count = len(tasks(env))
+            if config.actors.num_actors < count:
                 raise ValueError(f"num_actors: expected at least {count}, one a task, got {config.actors.num_actors}")
-            if (other := interface(env)) != (last := interface(config.env)):
+            if (other := interface(env)) != last:
                 raise ValueError(f"stages: expected {last} as in {config.env}, got {other} in {env}")
+            # Of n tasks, actor i plays number i modulo n. Its values are those of PopArt's column i modulo the number
+            # of tasks of --env. Each column belongs to one task only if that number is a multiple of n.
+            if config.learner.popart and columns % count:
+                expected = f"a number of tasks that divides the {columns} of --env, for learner.popart"
+                raise ValueError(f"stages: expected {expected}, got {count} in {env}")
         self.action_repeat = last.action_repeat
         self.enter(0, 0)
 
@@ -70,7 +81,7 @@ class Curriculum:
 
     def stream(self, generation: int) -> int:
         """What separates the episodes of stages and resumptions; see `factories.make_actor`."""
-        return 64 * self.number + generation
+        return STAGES * generation + self.number
 
     def remember(self, episodes: list[Episode]) -> None:
         """Keeps episodes by task; those without a task belong to the first."""

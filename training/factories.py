@@ -85,17 +85,18 @@ def make_agent(config: RunConfig) -> Agent:
     return build_network(build, config.agent, config.actors.envs_per_actor)
 
 
-def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: int) -> Actor:
+def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: int, env: str | None = None) -> Actor:
     """A training actor, which plays one of the run's tasks. No two actors, restarts or resumed runs share a seed.
 
     Args:
-        generation: 0 for a new run, one more at every resumption; 64 times as much for every stage.
+        generation: the number of the stage, and 32 more for every resumption; see `Curriculum.stream`.
         actor_id: which actor; of n tasks it plays number `actor_id` modulo n.
         incarnation: how often it was replaced.
+        env: the environment of the present stage; None for the run's. The network is the same in all stages.
     """
     seed = _acting_seed(config, generation, incarnation)
     limit_calls(config.actors.step_seconds)
-    names = tasks(config.env)
+    names = tasks(env or config.env)
     task = names[actor_id % len(names)]
     envs = make_vector(task, config.actors.envs_per_actor, episode_stream(generation, actor_id, incarnation))
     device, precision = config.actors.device, config.actors.precision
@@ -109,22 +110,27 @@ def _acting_seed(config: RunConfig, generation: int, incarnation: int) -> int:
 def episode_stream(generation: int, actor_id: int, incarnation: int) -> int:
     """A number of 31 bits that differs between actors, restarts and resumptions of a run; see `envs.make_vector`.
 
-    It is unique for 4096 actors with 1024 restarts each and 512 generations: eight stages with 64 resumptions each.
+    It is unique for 4096 actors with 256 restarts each and 2048 generations: 32 stages with 64 resumptions each. Beyond
+    that numbers repeat, but never those of another stage.
     """
-    return (generation % 512) << 22 | (incarnation % 1024) << 12 | actor_id % 4096
+    return (generation % 2048) << 20 | (incarnation % 256) << 12 | actor_id % 4096
 
 
-def make_pool(config: RunConfig, generation: int, local: bool, updater: Any) -> Pool:
-    """The run's actors: on the learner's device, in this process, or on the Ray cluster that it is connected to.
+def make_pool(config: RunConfig, env: str, generation: int, local: bool, updater: Any) -> Pool:
+    """The actors of a stage: on the learner's device, in this process, or on the Ray cluster that it is connected to.
 
-    `updater` is the learner, or a group of learners.
+    Args:
+        env: the environment of the stage.
+        generation: see `make_actor`.
+        updater: the learner, or a group of learners.
     """
     if config.resident and isinstance(updater, Learner):
         agent: Any = updater.agent
-        return resident.make_pool(config, agent, _acting_seed(config, generation, 0), updater.device)
+        playing = dataclasses.replace(config, env=env)
+        return resident.make_pool(playing, agent, _acting_seed(config, generation, 0), updater.device)
     if config.resident:
         return resident.GroupPool(updater, config.actors.num_actors * config.actors.envs_per_actor)
-    build = functools.partial(make_actor, config, generation)
+    build = functools.partial(make_actor, config, generation, env=env)
     if local:
         return LocalPool(build, config.actors)
     from actors.ray_pool import RayPool
@@ -158,7 +164,7 @@ def resolve_precisions(config: RunConfig) -> RunConfig:
 def make_learner(config: RunConfig, agent: Agent) -> Learner:
     """The learner in this process; on the CPU if it only follows several learners on Ray."""
     learning = config.learner if config.learners == 1 else dataclasses.replace(config.learner, device="cpu")
-    steps = max(1, config.frames // interface(config.env).action_repeat)
+    steps = max(1, config.schedule_end // interface(config.env).action_repeat)
     return Learner(agent, learning, steps, rows=config.unrolls_per_update * config.actors.envs_per_actor)
 
 

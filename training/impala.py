@@ -34,7 +34,7 @@ from learner.storage import UrlStore
 from training import UserError
 from training.batches import Background, Batch, wait_for, write_trajectory
 from training.charts import CHARTS
-from training.config import RunConfig, to_plain
+from training.config import RunConfig, from_plain, to_plain
 from training.console import quantity
 from training.curriculum import EPISODE, Curriculum, inherit
 from training.evaluation import as_metrics, evaluate
@@ -126,6 +126,15 @@ class Trainer(Training):
         self.episodes, self.generation = state["episodes"], state["generation"] + 1
         self.config = dataclasses.replace(self.config, from_run=state["config"].get("from_run", self.config.from_run))
 
+    def restore(self) -> None:
+        """See `Training.restore`; logs a line if learning rate or entropy cost change at once."""
+        super().restore()
+        assert self.restored
+        with suppress(ValueError):  # a configuration of another version
+            before = from_plain(RunConfig, self.restored.state["config"])
+            if jump := describe_jump(before, self.config, self.frames):
+                logger.warning("%s", jump)
+
     def initialize(self, allow: str | None = None) -> None:
         """Gives a new run the weights of the run that it starts from, if any; see `inherit`."""
         self.config = inherit(self.config, self.agent, allow)
@@ -166,17 +175,22 @@ class Trainer(Training):
 
     def _start_actors(self) -> Pool:
         """Starts the actors of the present stage."""
-        config, stream = self.curriculum.present, self.curriculum.stream(self.generation)
-        return self.acting.enter_context(make_pool(config, stream, self.local, self.updater))
+        env, stream = self.curriculum.present.env, self.curriculum.stream(self.generation)
+        return self.acting.enter_context(make_pool(self.config, env, stream, self.local, self.updater))
 
     def _stop_actors(self) -> None:
         self.pool = None
         self.acting.close()
 
     def _next_stage(self) -> None:
-        """Ends the actors, and starts those of the next stage with the weights as they are."""
+        """Ends the actors, and starts those of the next stage with the weights as they are.
+
+        Rows that were kept for replay are dropped: they are of another environment.
+        """
         self._finish_publication()
         self._stop_actors()
+        if self.replay:
+            self.replay.clear()
         self.curriculum.enter(self.curriculum.number + 1, self.learner.steps)
         self.generation = 0  # so that a resumed run with --local goes on as if it had not been interrupted
         if self.updater is not self.learner and self.config.resident:
@@ -364,6 +378,35 @@ class Trainer(Training):
         with suppress(ClusterError):
             return attention_mass(self.agent, next(self._trajectories()))
         return {}
+
+
+def describe_jump(before: RunConfig, after: RunConfig, frames: int) -> str:
+    """Says how learning rate and entropy cost change when a run continues with another configuration.
+
+    Returns:
+        one line; empty if both are, after so many frames, what they would be with the configuration from before.
+    """
+    changes = list[str]()
+    old_rates = scheduled_rates(before, frames)
+    new_rates = scheduled_rates(after, frames)
+    for name in old_rates:
+        old, new = f"{old_rates[name]:.3g}", f"{new_rates[name]:.3g}"
+        if old != new:
+            changes.append(f"the {name} changes from {old} to {new}")
+    if not changes:
+        return ""
+    line = " and ".join(changes)
+    if before.schedule_end != after.schedule_end:
+        line += f": schedules end at {quantity(after.schedule_end)} frames now, not at {quantity(before.schedule_end)}"
+        line += f"; --schedule-frames {before.schedule_end} keeps the old end"
+    return line
+
+
+def scheduled_rates(config: RunConfig, frames: int) -> dict[str, float]:
+    """Learning rate and entropy cost after so many frames."""
+    progress = min(1.0, frames / config.schedule_end)
+    learner = config.learner
+    return {"learning rate": learner.learning_rate_at(progress), "entropy cost": learner.entropy_cost_at(progress)}
 
 
 def train_run(

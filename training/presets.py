@@ -40,7 +40,7 @@ def level(core: str = "compressive") -> RunConfig:
     """The level itself, halved to 36 x 48 pixels, on two CPU cores in an hour or two.
 
     Large and near objects come first, so that the agent meets choices before it knows its way. A stage ends when most
-    choices are right; all of them together at the latest after two thirds of the run.
+    choices are right; all of them together at the latest after 44 of 96 M frames.
     """
     config, near = cpu(core), "rooms:full-half,distance_scale={},object_scale={} until correct {} or frames {}"
     return dataclasses.replace(

@@ -1,6 +1,7 @@
 """The buffer of replayed rows against lists, burn-in against the whole unroll, and what replayed rows count for."""
 
 import collections
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from agent.core import concatenate_states, index_state, leaves
+from agent.precision import autocast
 from agent.trajectory import Trajectory, loss_mask, validate
 from learner.config import LearnerConfig, ReplayConfig
 from learner.learner import Learner, split
@@ -144,6 +146,61 @@ def test_burn_in_uses_the_present_weights(tiny_agent, batch):
     expected = burn_in(learner, index_state(old, rows.actor_id), 2)  # in this order, which changes rounding
     assert equal(rows, expected)
     assert not rows.core_state.hidden.allclose(before.core_state.hidden[rows.actor_id])
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_burn_in_computes_as_an_actor_does(precision):
+    """Without dropout, also between updates, which have it, and in the learner's precision."""
+    core = dataclasses.replace(agents.CORES["compressive"], dropout=0.5)
+    agent, whole = agents.make_agent(core), agents.make_trajectory(3, 12, core=core)
+    learner = Learner(agent, LearnerConfig(device="cpu", precision=precision), 1000)
+    modes = list[bool]()
+    agent.register_forward_hook(lambda module, given, output: modes.append(module.training))
+    learner.update(whole)
+    states = [burn_in(learner, whole, 4).core_state for _ in range(2)]
+    learner.update(whole._replace(core_state=states[0]))
+    assert modes == [True, False, False, True]
+
+    learner.load_state_dict(learner.state_dict() | {"weights": agents.make_agent(core).state_dict()})
+    found = burn_in(learner, whole, 4).core_state
+    begin = [leaf[:, :4] for leaf in (whole.observation, whole.last_action, whole.reward, whole.reset)]
+    agent.eval()
+    with torch.no_grad(), autocast(learner.device, precision):
+        expected = agent(*begin, whole.core_state).state
+    assert equal(found, expected)
+    with torch.no_grad():
+        exact = agent(*begin, whole.core_state).state
+    assert equal(found, exact) == (precision == "float32")
+
+
+def test_a_buffer_that_was_cleared_is_an_empty_one(tiny_agent, batch):
+    """Also of rows that were restored and not yet added."""
+    learner = make_learner(tiny_agent())
+    for restored in (False, True):
+        replay = Replay(ReplayConfig(0.5), learner, 20, seed=0)
+        for number in range(2):
+            assert replay.updates == 1 + number
+            replay.mix(batch(number))
+        if restored:
+            replay.load_state_dict(replay.state_dict())
+        replay.clear()
+        assert replay.state_dict() == {}
+        assert replay.updates == 1
+        assert replay.mix(batch(2)).replayed is None
+        mixed = replay.mix(batch(3))
+        assert set((mixed.actor_id[mixed.replayed] // ROWS).tolist()) == {2}
+
+
+def test_the_choice_depends_on_the_seed_and_the_version(tiny_agent, batch):
+    learner, chosen = make_learner(tiny_agent()), dict[Any, list[int]]()
+    for seed, version in ((0, 5), (1, 5), (0, 6), (0, 5)):
+        replay = Replay(ReplayConfig(0.5), learner, 10 * ROWS, seed)
+        for number in range(8):
+            learner.version = version
+            mixed = replay.mix(batch(number))
+        rows = mixed.actor_id[mixed.replayed].tolist()
+        assert chosen.setdefault((seed, version), rows) == rows
+    assert len({tuple(rows) for rows in chosen.values()}) == 3
 
 
 def test_replayed_rows_are_learned_from_and_not_counted(tiny_agent, batch):

@@ -57,7 +57,11 @@ class Sender(LocalPool):
 @pytest.fixture
 def train(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
     """Trains as on Ray, without Ray."""
-    monkeypatch.setattr("training.impala.make_pool", lambda config, *_: Sender(make_actor(config), config.actors))
+
+    def make_pool(config: Any, env: str, *_: Any) -> Sender:
+        return Sender(make_actor(config, env), config.actors)
+
+    monkeypatch.setattr("training.impala.make_pool", make_pool)
 
     def train(folder: Path, updates: int, resume: bool = False, **fields: Any) -> Trainer:
         trainer, count = Trainer(dataclasses.replace(CONFIG, **fields), Run(folder), local=False), itertools.count(1)
@@ -70,10 +74,10 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
     return train
 
 
-def make_actor(config: Any) -> Callable[[int, int], Any]:
+def make_actor(config: Any, env: str) -> Callable[[int, int], Any]:
     from training.factories import make_actor
 
-    return lambda actor_id, incarnation: make_actor(config, 0, actor_id, incarnation)
+    return lambda actor_id, incarnation: make_actor(config, 0, actor_id, incarnation, env)
 
 
 def test_functions_of_a_thread_are_called_in_turn() -> None:

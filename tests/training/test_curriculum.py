@@ -9,6 +9,7 @@ import torch
 
 from actors import Episode
 from agent.core import LSTMConfig
+from agent.popart import PopArt
 from learner import checkpoints
 from learner.config import LearnerConfig
 from learner.metrics import read_metrics
@@ -16,8 +17,10 @@ from tests.commands.cli import state
 from tests.training.test_impala import AGENT, CONFIG, timeless, train
 from training import curriculum
 from training.config import RunConfig, to_plain
-from training.curriculum import Curriculum
+from training.curriculum import STAGES, Curriculum
+from training.factories import episode_stream
 from training.impala import Trainer
+from training.presets import level
 from training.run import Run
 from training.stages import read_stage
 
@@ -59,6 +62,13 @@ def test_impossible_limits(limit: str) -> None:
     expected = r"a share of correct choices in \(0, 1\] and frames above 0"
     with pytest.raises(ValueError, match=f"^stages: expected {expected}"):
         RunConfig(stages=(f"rooms:small until {limit}",))
+
+
+def test_the_level_says_when_its_stages_end_at_the_latest() -> None:
+    config = level()
+    most = sum(read_stage(stage).limits["frames"] for stage in config.stages)
+    assert level.__doc__
+    assert f"at the latest after {most / 1e6:.0f} of {config.frames / 1e6:.0f} M frames" in level.__doc__
 
 
 def episodes(count: int, right: float = 0, wrong: float = 0, score: float = 0.0, task: str = "") -> list[Episode]:
@@ -121,6 +131,18 @@ def test_a_run_goes_through_its_stages(few: None, tmp_path: Path) -> None:
     assert checkpoints.load_latest(tmp_path).state["stage"]["number"] == 2
 
 
+def test_frames_end_each_of_several_stages(tmp_path: Path) -> None:
+    """Frames of the stage, of which a step has four and an update 140 to 160."""
+    stages = "rooms:small,episode_frames=40 until frames 250", "rooms:small,episode_frames=80 until frames 400"
+    train(dataclasses.replace(STAGED, stages=stages), tmp_path, 7)
+    rows = read_metrics(tmp_path)
+    assert [row["stage"] for row in rows] == [1, 1, 2, 2, 2, 3, 3]
+    frames = [row["learner/frames"] for row in rows]
+    assert frames[0] < 250 <= frames[1]
+    assert frames[3] - frames[1] < 400 <= frames[4] - frames[1]
+    assert checkpoints.load_latest(tmp_path).state["stage"]["begin"] * 4 == frames[4]
+
+
 def test_stopping_anywhere_in_the_stages_changes_nothing(few: None, tmp_path: Path) -> None:
     """Also between the update that ends a stage and the next, and more than once in a stage."""
     train(STAGED, tmp_path / "straight", 8)
@@ -140,6 +162,25 @@ def test_actors_of_stages_are_seeded_apart(few: None, tmp_path: Path) -> None:
     trainer.train(lambda _: observed.append(trainer.learned.observation[:, 0].clone()), lambda: len(observed) == 2)
     assert trainer.curriculum.number == 1
     assert not torch.equal(*observed)
+
+
+def test_no_stage_repeats_the_episodes_of_another() -> None:
+    """Nor does a resumed run, whatever its stage."""
+    many = dataclasses.replace(CONFIG, stages=tuple(f"{CONFIG.env} until frames {1 + number}" for number in range(31)))
+    found, generations, streams = Curriculum(many), list[int](), set[int]()
+    assert len(found.stages) == STAGES == 32
+    for number in range(STAGES):
+        found.enter(number, 0)
+        generations += [found.stream(resumptions) for resumptions in range(64)]
+    for generation in generations:
+        streams |= {episode_stream(generation, actor, restarts) for actor in (0, 4095) for restarts in (0, 255)}
+    assert len(set(generations)) == 32 * 64
+    assert len(streams) == 32 * 64 * 4
+    assert (min(streams), max(streams)) == (0, 2**31 - 1)
+    last = episode_stream(found.stream(64), 0, 0)
+    assert last == episode_stream(found.stream(0), 0, 0), "a stage that is resumed more often repeats its own"
+    with pytest.raises(ValueError, match="stages: expected at most 31, got 32"):
+        Curriculum(dataclasses.replace(many, stages=(*many.stages, many.stages[0])))
 
 
 def test_conditions_may_change_in_a_resumed_run_but_not_where_it_is(few: None, tmp_path: Path) -> None:
@@ -184,6 +225,48 @@ RECALL = dataclasses.replace(
 )
 
 
+POPART = dataclasses.replace(
+    RECALL, env="diagnostic:recall,delay=5,diagnostic:recall,delay=6", learner=LearnerConfig(device="cpu", popart=True)
+)
+"""Two actors; the first stage has one task and the last two."""
+
+
+def test_popart_has_the_tasks_of_the_last_environment_in_all_stages(tmp_path: Path) -> None:
+    """Actors take turns, and each moves the statistics of its own column."""
+    trainer = train(POPART, tmp_path / "straight", 7)
+    assert {row["stage"] for row in read_metrics(tmp_path / "straight")} == {1, 2}
+    assert isinstance(trainer.agent.value, PopArt)
+    assert trainer.agent.value.batches.tolist() == [4, 3]
+    for part, updates in enumerate((1, 1, 5)):
+        train(POPART, tmp_path / "stopped", updates, resume=part > 0)
+    assert state(tmp_path / "stopped") == state(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+@pytest.mark.parametrize(
+    ("last", "stage", "fits"),
+    [(3, 3, True), (3, 1, True), (4, 2, True), (3, 2, False), (1, 2, False), (2, 3, False)],
+)
+def test_numbers_of_tasks_that_do_not_fit_popart(
+    last: int, stage: int, fits: bool, learners: int, tmp_path: Path
+) -> None:
+    """They are refused before any work. Resident runs have one task in any case."""
+    env, earlier = (",".join(f"diagnostic:recall,delay={1 + task}" for task in range(count)) for count in (last, stage))
+    actors = dataclasses.replace(CONFIG.actors, num_actors=4)
+    stages = (f"{earlier} until frames 9",)
+    config = dataclasses.replace(POPART, env=env, stages=stages, actors=actors, learners=learners)
+    if fits:
+        value = Trainer(config, Run(tmp_path), local=False).agent.value
+        assert isinstance(value, PopArt)
+        assert value.out_features == last
+        return
+    words = f"stages: expected a number of tasks that divides the {last} of --env, for learner.popart, got {stage}"
+    with pytest.raises(ValueError, match=f"^{words} in diagnostic:recall,delay=1"):
+        Trainer(config, Run(tmp_path), local=False)
+    without = dataclasses.replace(config, learner=LearnerConfig(device="cpu"))
+    assert Trainer(without, Run(tmp_path), local=False).curriculum.number == 0
+
+
 def test_stages_of_resident_runs(tmp_path: Path) -> None:
     config = dataclasses.replace(RECALL, resident=True)
     train(config, tmp_path / "straight", 4)
@@ -198,16 +281,23 @@ def test_stages_of_resident_runs(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    "changes", [{}, {"resident": True, "learners": 2}, pytest.param({"learners": 2}, marks=pytest.mark.slow)]
+    "changes",
+    [
+        {"env": POPART.env, "learner": POPART.learner},
+        {"resident": True, "learners": 2},
+        pytest.param({"learners": 2, "env": POPART.env, "learner": POPART.learner}, marks=pytest.mark.slow),
+    ],
 )
 def test_stages_on_ray(changes: dict[str, Any], cluster: None, tmp_path: Path) -> None:
-    """Also of learners that act, which are replaced, and in a resumed run."""
+    """Also with PopArt for more tasks than the first stage has; of learners that act, which are replaced; and in a
+    resumed run."""
     config = dataclasses.replace(RECALL, frames=600, **changes)
     trainer = train(config, tmp_path, local=False)
     stages = [row["stage"] for row in read_metrics(tmp_path)]
     assert stages == sorted(stages)
     assert set(stages) == {1, 2}
-    assert {episode.steps for episode in trainer.curriculum.recent[config.env]} == {6}, "of the last environment only"
+    for task, recent in trainer.curriculum.recent.items():
+        assert {episode.steps for episode in recent} == {int(task[-1]) + 1}, "of the last environment only"
     again = train(dataclasses.replace(config, frames=900), tmp_path, resume=True, local=False)
     assert again.curriculum.number == 1
     assert again.learner.version > trainer.learner.version

@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from learner import checkpoints
 from learner.config import ReplayConfig
 from learner.metrics import read_metrics
+from tests.agent.agents import make_trajectory
 from tests.commands.cli import state
 from tests.training.test_batches import train as train_beside
+from tests.training.test_curriculum import STAGED
 from tests.training.test_impala import AGENT, CONFIG, CORES, timeless, train
+from training import curriculum
 from training.impala import Trainer
 from training.run import Run
 
@@ -46,6 +50,70 @@ def test_a_run_may_begin_and_end_to_replay(tmp_path: Path) -> None:
         trainer = train(config, tmp_path, 3 if config.replay.share else 2, resume=version > 2)
         assert trainer.learner.version == version
         assert ("replay" in checkpoints.load_latest(tmp_path).parts) == (config.replay.share > 0)
+
+
+def test_the_choice_of_rows_depends_on_the_runs_seed(tmp_path: Path) -> None:
+    """Of the same rows, by the same version of the learner."""
+    chosen = list[list[int]]()
+    for seed in (3, 4, 3):
+        config = dataclasses.replace(LONG, seed=seed, replay=ReplayConfig(0.5, unrolls=20))
+        trainer = Trainer(config, Run(tmp_path), local=True)
+        assert trainer.replay
+        for number in range(20):
+            fresh = make_trajectory(2, 24, seed=number, core=AGENT.core)
+            mixed = trainer.replay.mix(fresh._replace(actor_id=torch.tensor([2 * number, 2 * number + 1])))
+        assert mixed.replayed is not None
+        chosen.append(mixed.actor_id[mixed.replayed].tolist())
+    assert chosen[0] == chosen[2] != chosen[1]
+
+
+def test_rows_of_an_earlier_stage_are_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And stopping anywhere changes nothing. A stage's first batch has fresh rows only."""
+    monkeypatch.setattr(curriculum, "EPISODES", 4)
+    config = dataclasses.replace(STAGED, replay=ReplayConfig(0.5, unrolls=6))
+    seen, first = list[tuple[int, int | None]](), [0, 0, 0]
+    trainer = Trainer(config, Run(tmp_path / "straight"), local=True)
+
+    def show(progress: Any) -> None:
+        stage, batch = trainer.curriculum.number, trainer.learned
+        if batch.replayed is None:
+            first[stage] = int(batch.version.max())
+        else:
+            assert batch.version.min() >= first[stage]
+        seen.append((stage, None if batch.replayed is None else int(batch.replayed.sum())))
+
+    trainer.train(show, lambda: len(seen) == 8)
+    expected = [(0, None), (0, 2), (1, None), (1, 2), (2, None), (2, 2), (2, 2), (2, 2)]
+    assert seen == expected
+    for stops in ((2, 6), (1, 2, 5), (3, 1, 4)):
+        folder = tmp_path / "-".join(map(str, stops))
+        for part, updates in enumerate(stops):
+            train(config, folder, updates, resume=part > 0)
+        assert state(folder) == state(tmp_path / "straight")
+
+
+@pytest.mark.parametrize(
+    ("share", "versions"), [(0.0, [0, 1, 2, 3, 4, 5]), (0.5, [0, 1, 3, 5, 7, 9]), (0.75, [0, 1, 2, 3, 7, 11])]
+)
+def test_a_batch_is_requested_for_the_version_that_learns_from_it(
+    share: float, versions: list[int], train_as_on_ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Ray it is requested before the one that precedes it is learned from, in as many updates as that will be."""
+    receive, update = Trainer._receive, Trainer.update
+    requested, learned = list[int](), list[int]()
+
+    def watched_receive(trainer: Trainer, version: int, check: Any) -> Any:
+        requested.append(version)
+        return receive(trainer, version, check)
+
+    def watched_update(trainer: Trainer) -> Any:
+        learned.append(trainer.learner.version)
+        return update(trainer)
+
+    monkeypatch.setattr(Trainer, "_receive", watched_receive)
+    monkeypatch.setattr(Trainer, "update", watched_update)
+    train_as_on_ray(tmp_path, 6, replay=ReplayConfig(share, unrolls=4))
+    assert requested[:6] == learned == versions
 
 
 def test_unrolls_beside_the_updates(train_as_on_ray: Any, tmp_path: Path) -> None:
