@@ -19,6 +19,7 @@ from benchmarks.soak import Options as SoakOptions
 from benchmarks.soak import SoakTrainer
 from envs.dmlab import TEST_MIXER, TRAINING_MIXERS
 from learner import checkpoints
+from learner.communicator import Communicator
 from learner.learner import Learner
 from learner.metrics import read_metrics
 from tests.commands.cli import state
@@ -320,8 +321,95 @@ def test_no_two_episodes_of_a_run_share_a_seed(lab: list[tuple[str, int, int]]) 
 
 
 def test_episode_streams_are_unique() -> None:
-    some = [(0, 1, limit // 2, limit - 1) for limit in (512, 4096, 1024)]
+    some = [(0, 1, limit // 2, limit - 1) for limit in (2048, 4096, 256)]
     numbers = [episode_stream(*each) for each in itertools.product(*some)]
     assert len(set(numbers)) == 64
     assert (min(numbers), max(numbers)) == (0, 2**31 - 1)
-    assert episode_stream(512, 4096, 1024) == 0
+    assert episode_stream(2048, 4096, 256) == 0
+
+
+def test_a_resumed_run_whose_actors_begin_anew_has_new_episodes(tmp_path: Path) -> None:
+    """Here because it has more actors than before; the same as those of no other resumption."""
+    more = dataclasses.replace(CONFIG, actors=dataclasses.replace(CONFIG.actors, num_actors=3))
+    begun = [train(more, tmp_path / "fresh", 1)]
+    train(CONFIG, tmp_path / "resumed", 1)
+    begun.append(train(more, tmp_path / "resumed", 1, resume=True))
+    train(CONFIG, tmp_path / "again", 1)
+    train(CONFIG, tmp_path / "again", 1, resume=True)
+    begun.append(train(more, tmp_path / "again", 1, resume=True))
+    assert [trainer.generation for trainer in begun] == [0, 1, 2]
+    first = [trainer.learned.observation[:, 0] for trainer in begun]
+    assert all(trainer.learned.reset[:, 0].all() for trainer in begun)
+    assert not any(one.equal(other) for one, other in itertools.combinations(first, 2))
+
+
+# Schedules.
+
+LINEAR = dataclasses.replace(
+    CONFIG.learner, learning_rate=0.01, learning_rate_schedule="linear", entropy_cost=0.02, entropy_cost_end=0.004
+)
+ARRANGEMENTS = {
+    "local": {},
+    "learners": {"learners": 2},
+    "resident": {"resident": True, "learner": dataclasses.replace(LINEAR, device="cpu")},
+    "resident learners": {"resident": True, "learners": 2},
+}
+
+
+def expected_rates(frames: float, end: int) -> list[float]:
+    """Learning rate and entropy cost of the update after so many frames, of which the schedules have `end`."""
+    share = min(1.0, frames / end)
+    return [0.01 * (1 - share), 0.02 + share * (0.004 - 0.02)]
+
+
+@pytest.mark.parametrize(("schedule_frames", "end"), [(None, 800), (400, 400), (3200, 3200)])
+def test_schedules_last_as_many_frames_as_the_run(schedule_frames: int | None, end: int, tmp_path: Path) -> None:
+    """Or as is asked for. A step has four frames."""
+    config = dataclasses.replace(CONFIG, learner=LINEAR, frames=800, schedule_frames=schedule_frames, log_every=1)
+    train(config, tmp_path)
+    rows, frames = read_metrics(tmp_path), 0.0
+    assert len(rows) >= 5
+    for row in rows:
+        assert [row["learning_rate"], row["entropy_cost"]] == pytest.approx(expected_rates(frames, end), abs=1e-12)
+        frames = row["learner/frames"]
+    assert frames >= 800
+
+
+@pytest.mark.parametrize("changes", ARRANGEMENTS.values(), ids=ARRANGEMENTS)
+def test_each_of_several_learners_has_the_schedules_of_the_run(changes: dict[str, Any], tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, frames=800, **{"learner": LINEAR, **changes})
+    trainer = Trainer(config, Run(tmp_path), local=False)
+    learner = trainer.learner
+    if config.learners > 1:
+        learner = trainer.make_replica()(Communicator(), "cpu")
+    learner.steps = 50
+    assert [learner.learning_rate, learner.entropy_cost] == pytest.approx(expected_rates(200, 800))
+
+
+def test_a_resumed_run_says_how_its_learning_rate_jumps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And learns with it, unless the schedules are asked to end where they did."""
+    config = dataclasses.replace(CONFIG, learner=LINEAR, frames=320, log_every=1)
+    ended = train(config, tmp_path)
+    assert train(config, tmp_path, resume=True).learner.version == ended.learner.version
+    assert caplog.messages == []
+
+    longer = dataclasses.replace(config, frames=640)
+    kept = dataclasses.replace(longer, schedule_frames=320)
+    trainer = Trainer(kept, Run(tmp_path), local=True)
+    trainer.restore()
+    assert caplog.messages == []
+    assert [trainer.learner.learning_rate, trainer.learner.entropy_cost] == pytest.approx([0, 0.004])
+
+    trainer = Trainer(longer, Run(tmp_path), local=True)
+    trainer.restore()
+    rate, cost = expected_rates(ended.frames, 640)
+    assert caplog.messages == [
+        f"the learning rate changes from 0 to {rate:.3g} and the entropy cost changes from 0.004 to {cost:.3g}: "
+        "schedules end at 640 frames now, not at 320; --schedule-frames 320 keeps the old end"
+    ]
+    assert [trainer.learner.learning_rate, trainer.learner.entropy_cost] == pytest.approx([rate, cost])
+
+    caplog.clear()
+    smaller = dataclasses.replace(kept, learner=dataclasses.replace(LINEAR, entropy_cost_end=0.001))
+    Trainer(smaller, Run(tmp_path), local=True).restore()
+    assert caplog.messages == ["the entropy cost changes from 0.004 to 0.001"]
