@@ -225,6 +225,8 @@ def main(args: Args) -> list[float]:
             raise SystemExit(
                 f"{name}: expected a multiple of {divisor} = {getattr(args, divisor)}, got {getattr(args, name)}"
             )
+    # One thread: several wait for each other wherever another program uses a core, and then take many times as long.
+    torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     envs = make_vector(args.env_id, args.num_envs)
     agent = make_agent(envs, args)

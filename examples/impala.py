@@ -207,6 +207,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
+    # One thread: several wait for each other wherever another program uses a core, and then take many times as long.
+    torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     settings = Settings()
     envs = make_vector(options.env, options.environments)

@@ -141,6 +141,8 @@ def make_config(args: Args) -> PPOConfig:
 
 def main(args: Args) -> list[tuple[int, float]]:
     """Trains; returns the steps and the mean return of the latest episodes after each batch."""
+    # One thread: several wait for each other wherever another program uses a core, and then take many times as long.
+    torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # in one process nothing has to be authenticated
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)

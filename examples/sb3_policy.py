@@ -170,6 +170,8 @@ def make_model(args: Args) -> RecurrentPPO:
 
 def main(args: Args) -> list[tuple[int, float]]:
     """Trains; returns the step and the return of each episode."""
+    # One thread: several wait for each other wherever another program uses a core, and then take many times as long.
+    torch.set_num_threads(1)
     progress = Progress()
     make_model(args).learn(args.steps, callback=progress)
     return progress.returns

@@ -170,6 +170,8 @@ def learn(agent: Agent, loss: ClipPPOLoss, optimizer: torch.optim.Optimizer, dat
 
 def main(args: Args) -> list[tuple[int, float]]:
     """Trains; returns the steps and the mean return of the episodes that ended in each batch."""
+    # One thread: several wait for each other wherever another program uses a core, and then take many times as long.
+    torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     envs = make_envs(args)
     envs.set_seed(args.seed)

@@ -67,9 +67,33 @@ def test_unrolls_equal_those_of_the_actor() -> None:
 
 
 def test_the_core_remembers_in_a_loop_of_its_own() -> None:
-    assert core_in_your_loop.train(updates=150) > 0.9
+    assert core_in_your_loop.train(updates=120) > 0.9
 
 
+def test_the_loop_needs_compressed_memory() -> None:
+    assert core_in_your_loop.train(updates=40, compressed_size=0) == pytest.approx(
+        1 / core_in_your_loop.SYMBOLS, abs=0.02
+    )
+
+
+def test_the_loop_asks_for_symbols_of_the_right_time() -> None:
+    generator = torch.Generator().manual_seed(0)
+    first, _, last = core_in_your_loop.batch(generator, torch.zeros(core_in_your_loop.ROWS, core_in_your_loop.DELAY))
+    second, targets, _ = core_in_your_loop.batch(generator, last)
+    stream = torch.cat([first, second], dim=1)
+    begin = core_in_your_loop.STEPS - core_in_your_loop.DELAY
+    assert torch.equal(targets, stream[:, begin : begin + core_in_your_loop.STEPS])
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_the_loop_is_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[tuple] = []
+    monkeypatch.setattr(core_in_your_loop, "train", lambda *arguments: trained.append(arguments))
+    core_in_your_loop.main()
+    assert trained == [()]
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_the_script_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["impala.py", "--updates=20", "--environments=2", "--unroll-length=16"])
     impala.main()

@@ -196,6 +196,7 @@ def test_cleanrl_ppo_learns() -> None:
     assert np.mean(returns[-200:]) > 0.8
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_cleanrl_ppo_sees_images_and_names_wrong_sizes() -> None:
     args = cleanrl_ppo.Args(env_id="rooms:small,episode_frames=80", num_envs=2, num_minibatches=2, total_timesteps=128)
     assert len(cleanrl_ppo.main(args)) >= 2
@@ -216,6 +217,7 @@ def test_cleanrl_ppo_bootstraps_after_a_truncation_alone() -> None:
     assert cleanrl_ppo.advantages(ended, torch.tensor([2.0]), args).tolist() == [[1.0, 1.0, 0.0, 4.0]]
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("core", ["compressive", "library"])
 @pytest.mark.parametrize(("library", "example"), [("torchrl", "torchrl_module"), ("sb3_contrib", "sb3_policy")])
 def test_the_other_examples_run(library: str, example: str, core: str) -> None:
@@ -226,6 +228,7 @@ def test_the_other_examples_run(library: str, example: str, core: str) -> None:
     assert 0 <= returns[-1][1] <= 1
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.ray
 @pytest.mark.parametrize("core", ["compressive", "library"])
 def test_the_example_of_rllib_runs(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
