@@ -19,7 +19,8 @@ from PIL import Image, ImageOps
 
 from images.config import ROOMS, CorpusConfig
 from learner.files import build_once, write_json
-from learner.prepared import divide, open_splits, write_split
+from learner.prepared import divide, open_splits, visible_files, write_split
+from learner.splits import warn_of_splits
 
 START = 256
 """The token before an image."""
@@ -118,11 +119,12 @@ def _files(config: CorpusConfig) -> tuple[_Sources, dict[str, Any]]:
         expected = f"a folder of PNG or JPEG files, or {ROOMS!r}"
         raise FileNotFoundError(f"corpus: expected {expected}; there is no folder {root}")
     sources, listing = _Sources(), []
-    for path in sorted(root.rglob("*")):
-        if path.suffix.lower() in SUFFIXES and path.is_file():
-            name = os.fsencode(path.relative_to(root)).decode(errors="backslashreplace")  # it need not be UTF-8
-            sources[name] = lambda path=path: read_image(path, config.shape)[None]  # type: ignore[misc]
-            listing.append([name, path.stat().st_size, path.stat().st_mtime_ns])
+    paths = [path for path in visible_files(root) if path.suffix.lower() in SUFFIXES]
+    warn_of_splits(root, paths)
+    for path in paths:
+        name = os.fsencode(path.relative_to(root)).decode(errors="backslashreplace")  # it need not be UTF-8
+        sources[name] = lambda path=path: read_image(path, config.shape)[None]  # type: ignore[misc]
+        listing.append([name, path.stat().st_size, path.stat().st_mtime_ns])
     if len(sources) < len(SPLITS):
         expected = f"at least {len(SPLITS)} PNG or JPEG files in {root} for training, validation and test"
         raise ValueError(f"corpus: expected {expected}, got {len(sources)}")

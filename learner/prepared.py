@@ -31,6 +31,21 @@ def divide(sizes: Mapping[str, float], shares: Mapping[str, float]) -> dict[str,
     return parts | {"train": left}
 
 
+def visible_files(root: Path, pattern: str = "*") -> list[Path]:
+    """The files below a folder whose paths below it match a pattern, in order, without hidden ones; see `is_hidden`."""
+    files = (path for path in sorted(root.rglob(pattern)) if path.is_file())
+    return [path for path in files if not any(map(is_hidden, path.relative_to(root).parts))]
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is nobody's data.
+
+    Names with a dot at the front are those of trash, of version control, and of what macOS keeps beside each file
+    (`._a.wav`; in archives, below `__MACOSX`). A tilde at the end marks an editor's copy of an older version.
+    """
+    return name.startswith(".") or name.endswith("~") or name == "__MACOSX"
+
+
 def digest_of(name: str) -> str:
     """SHA-256 of a name."""
     return hashlib.sha256(name.encode()).hexdigest()

@@ -43,6 +43,10 @@ def _expand(companded: np.ndarray) -> np.ndarray:
     return np.sign(companded) * np.expm1(np.abs(companded) * np.log1p(_MU)) / _MU
 
 
+LOUDEST = float(_expand(np.float64(1 + 1 / _MU)))
+"""Samples up to 1.02, half a level beyond 1, are as near to the last level as others are to theirs."""
+
+
 def info(path: Path) -> tuple[int, int]:
     """Samples per second, and samples of each channel, from a file's header.
 
@@ -71,7 +75,8 @@ def read(path: Path, sample_rate: int) -> np.ndarray:
     """The waveform of a WAV or FLAC file of any width and rate; channels are averaged.
 
     Raises:
-        AudioError: if it cannot be read, is empty, ends too early or has samples that are not finite.
+        AudioError: if it cannot be read, is empty, ends too early, or has samples that are not finite or, in a file of
+            floats, beyond `LOUDEST`: clipped, they would be another sound.
         ImportError: if the extra `speech` is not installed.
     """
     rate, expected = info(path)
@@ -84,6 +89,10 @@ def read(path: Path, sample_rate: int) -> np.ndarray:
         raise AudioError(f"{path}: expected {expected} samples as its header says, got {len(samples)}")
     if not np.isfinite(samples).all():
         raise AudioError(f"{path}: expected finite samples, got {np.count_nonzero(~np.isfinite(samples))} others")
+    if (peak := float(np.abs(samples).max())) > LOUDEST:
+        raise AudioError(
+            f"{path}: expected samples between -1 and 1, got up to {peak:.4g}; scale them by 1 / {peak:.4g}"
+        )
     return resample(samples.mean(axis=1), rate, sample_rate)
 
 

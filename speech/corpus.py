@@ -20,13 +20,14 @@ import numpy as np
 
 from agent.core.fields import Checked, Range
 from learner.files import build_once, write_json
-from learner.prepared import digest_of, divide, open_splits, write_split
+from learner.prepared import digest_of, divide, open_splits, visible_files, write_split
+from learner.splits import warn_of_splits
 from speech import audio, synthetic
 
 SYNTHETIC = "synthetic"
 """The corpus that needs no files."""
 SPLITS = ("train", "validation", "test")
-_FORMAT = 2
+_FORMAT = 3
 _VOICES, _UTTERANCES = 12, 10
 _Share = Annotated[float, Range(0, 0.5, above=True, below=True)]
 
@@ -45,7 +46,7 @@ class CorpusConfig(Checked):
     """Regular expression; its first match in a file's name is the speaker. The default matches up to the first - or _,
     as in LibriTTS, LibriSpeech and VCTK."""
     include: str = "*"
-    """Pattern of the names of files to use, such as *_mic1.flac."""
+    """Pattern of the names of files to use, such as *_mic1.flac. Hidden files are never used."""
     validation_share: _Share = 0.05
     """Share of the samples for the validation split; at least one file or speaker."""
     test_share: _Share = 0.05
@@ -182,9 +183,9 @@ def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict[str, Any]]:
         raise FileNotFoundError(f"corpus: expected {expected}; there is no folder {root}")
     sources, listing = [], []
     rates: dict[int, str] = {}
-    for path in sorted(root.rglob(config.include)):
-        if path.suffix.lower() not in audio.SUFFIXES or not path.is_file():
-            continue
+    paths = [path for path in visible_files(root, config.include) if path.suffix.lower() in audio.SUFFIXES]
+    warn_of_splits(root, paths)
+    for path in paths:
         try:
             rate, samples = audio.info(path)
         except audio.AudioError as error:

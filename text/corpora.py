@@ -4,20 +4,24 @@ A corpus has three splits. Of equal files only one is used, so that no text is i
 depends only on names and sizes. `text.tokens` turns a corpus into files of tokens.
 """
 
+import codecs
 import gzip
 import hashlib
 import os
+import re
 import sysconfig
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from learner.files import build_once, cache_folder, import_extra
+from learner.prepared import visible_files
+from learner.splits import SPLITS, named_splits, require_no_splits_below
 
-SPLITS = ("train", "valid", "test")
 SHARES = (0.90, 0.05, 0.05)
 """Sizes of the splits of Enwik8 (90, 5 and 5 MB) and of corpora without splits of their own."""
 FEW = 20
@@ -32,12 +36,20 @@ class Document(NamedTuple):
     end: int | None = None
 
     def read(self) -> bytes:
-        """Returns the bytes. Raises a ValueError that names the place if the file is not UTF-8."""
+        """Returns the bytes, without a byte order mark. Raises a ValueError that names the place if the file is not
+        UTF-8."""
         return _read_utf8(self.path)[self.begin : self.end]
 
 
 Corpus = dict[str, list[Document]]
 """Documents by split, in reading order."""
+
+
+_OTHER_MARKS = {
+    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),  # first, because it begins as UTF-16 does
+    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
+"""Byte order marks of other encodings."""
 
 
 @lru_cache(maxsize=1)
@@ -46,20 +58,33 @@ def _read_utf8(path: Path) -> bytes:
         raise FileNotFoundError(f"{path}: expected a file, found none")
     data = path.read_bytes()
     try:
-        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        data = gzip.decompress(data) if _is_zipped(path) else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: expected a whole gzip file, got: {error}") from error
+
+    for encoding, marks in _OTHER_MARKS.items():
+        if data.startswith(marks):
+            convert = f"convert it, such as with iconv -f {encoding} -t UTF-8"
+            raise ValueError(f"{path}: expected UTF-8, got the byte order mark of {encoding}; {convert}")
+    # Plain English in UTF-16 without a mark is valid UTF-8: every second byte is NUL.
+    if (nul := data.count(0)) > len(data) / 4:
+        raise ValueError(f"{path}: expected UTF-8, got {nul} NUL bytes of {len(data)}, as UTF-16 and binary files have")
+    try:
         data.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected UTF-8, got byte 0x{data[error.start]:02x} at {error.start}") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: expected a whole gzip file, got: {error}") from error
-    return data
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
+def _is_zipped(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
 
 
 def python_source(path: Path | None = None) -> Corpus:
     """The standard library's source without tests and tables, 9 MB; the text depends on the version of Python."""
     root = Path(path or sysconfig.get_path("stdlib"))
     skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"}
-    files = [file for file in sorted(root.rglob("*.py")) if not skipped & set(file.relative_to(root).parts)]
+    files = [file for file in visible_files(root, "*.py") if not skipped & set(file.relative_to(root).parts)]
     return _split_files(root, files)
 
 
@@ -82,7 +107,7 @@ def pg19(path: Path) -> Corpus:
     Equal books of validation and test all count, because the prescribed numbers of words include them. Books of train
     that are also in validation or test are left out.
     """
-    files = {split: _text_files(path / name, "*.txt") for split, name in zip(SPLITS, ("train", "validation", "test"))}
+    files = {split: visible_files(path / name, "*.txt") for split, name in zip(SPLITS, ("train", "validation", "test"))}
     held_out = {file: file.read_bytes() for split in ("valid", "test") for file in files[split]}
     for file, text in held_out.items():
         if not text.strip():
@@ -100,53 +125,53 @@ def pg19(path: Path) -> Corpus:
 def folder(path: Path) -> Corpus:
     """All text files in a folder and below it, except hidden ones; or one file.
 
-    Folders and files directly in it that are named after splits, between dots (train, validation, test.txt,
-    wiki.valid.tokens), are the splits, and all other files are left out. Without a training split, files are
-    distributed by a hash of their names.
+    Folders and files directly in it that are named after splits are the splits, and all other files are left out; see
+    `splits.named_splits`. Without such names, files are distributed by a hash of their names.
 
     Raises:
         FileNotFoundError: if there is no such folder.
-        ValueError: if there is a training split, but another one is missing.
+        ValueError: if there are names of splits, but not of all; or the splits are in a folder below.
     """
     if path.is_file():
         return _split_files(path.parent, [path])
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: expected a folder of text, found none")
-    named: dict[str, list[Path]] = {}
-    for entry in sorted(path.glob("[!.]*")):
-        if entry.is_file() and entry.suffix not in _TEXT_SUFFIXES:  # train.py is a program
-            continue
-        if splits := [_SPLIT_NAMES[part] for part in entry.name.lower().split(".") if part in _SPLIT_NAMES]:
-            named.setdefault(splits[0], []).append(entry)
-    if "train" not in named:  # programs have folders named test and dev
-        return _split_files(path, _text_files(path))
+    named = named_splits(path)
+    if not named:
+        files = visible_files(path)
+        require_no_splits_below(path, files)
+        return _split_files(path, files)
     if missing := [split for split in SPLITS if split not in named]:
         found = " and ".join(entries[0].name for entries in named.values())
         expected = "all of train, valid (or validation, val, dev) and test, or none of them"
-        raise ValueError(f"{path}: expected {expected}, found {found} but no {' and no '.join(missing)}")
-    return _own_splits({split: [file for entry in named[split] for file in _text_files(entry)] for split in SPLITS})
+        lacks = f"found {found} but no {' and no '.join(missing)}; rename what is no split"
+        raise ValueError(f"{path}: expected {expected}, {lacks}")
+    files_of = {split: [file for entry in named[split] for file in _files_of(entry)] for split in SPLITS}
+    return _own_splits(files_of)
 
 
-_TEXT_SUFFIXES = ("", ".txt", ".text", ".tokens", ".raw", ".md", ".gz")
-_SPLIT_NAMES = {"train": "train", **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"), "test": "test"}
-
-
-def _text_files(root: Path, pattern: str = "*") -> list[Path]:
+def _files_of(entry: Path) -> list[Path]:
     """The files below a folder that are not hidden; or the one file."""
-    if root.is_file():
-        return [root]
-    files = (file for file in sorted(root.rglob(pattern)) if file.is_file())
-    return [file for file in files if not any(part.startswith(".") for part in file.relative_to(root).parts)]
+    return [entry] if entry.is_file() else visible_files(entry)
+
+
+def _text_size(file: Path) -> int:
+    """The size of a file's text in bytes."""
+    if _is_zipped(file):
+        return len(_read_utf8(file))
+    with file.open("rb") as opened:
+        marked = opened.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+    return file.stat().st_size - marked * len(codecs.BOM_UTF8)
 
 
 def _distinct(files: Iterable[Path]) -> list[Path]:
-    """The files without empty ones and without copies of earlier ones; reads only files of equal size."""
-    sizes = {file: file.stat().st_size for file in files}
+    """The files without empty ones and without copies of earlier ones; reads only files whose texts have equal size."""
+    sizes = {file: _text_size(file) for file in files}
     counts = Counter(sizes.values())
     contents: dict[bytes | Path, Path] = {}
     for file, size in sizes.items():
         if size:
-            contents.setdefault(hashlib.sha256(file.read_bytes()).digest() if counts[size] > 1 else file, file)
+            contents.setdefault(hashlib.sha256(_read_utf8(file)).digest() if counts[size] > 1 else file, file)
     return list(contents.values())
 
 
@@ -158,17 +183,14 @@ def _own_splits(files: dict[str, list[Path]]) -> Corpus:
 
 
 def _split_files(root: Path, files: list[Path]) -> Corpus:
-    """Distributes files by a hash of their names. If there are few, cuts each of them at line ends instead."""
+    """Distributes files by a hash of their names. If there are few, cuts each of them instead; see `_cut`."""
     corpus: Corpus = {split: [] for split in SPLITS}
     kept = _distinct(files)
     if len(kept) < FEW:
         for file in kept:
-            data = _read_utf8(file)
-            cuts = [0]
-            for share in (SHARES[0], SHARES[0] + SHARES[1]):
-                cuts.append(data.find(b"\n", round(share * len(data))) + 1 or len(data))
-            for split, begin, end in zip(SPLITS, cuts, [*cuts[1:], len(data)]):
-                corpus[split].append(Document(file, begin, end))
+            for split, (begin, end) in zip(SPLITS, pairwise(_cut(_read_utf8(file)))):
+                if begin < end:
+                    corpus[split].append(Document(file, begin, end))
         return corpus
     total = sum(file.stat().st_size for file in kept)
     room = {"test": SHARES[2] * total, "valid": SHARES[1] * total, "train": float("inf")}
@@ -177,6 +199,32 @@ def _split_files(root: Path, files: list[Path]) -> Corpus:
         room[split] -= file.stat().st_size
         corpus[split].append(Document(file))
     return {split: sorted(documents) for split, documents in corpus.items()}
+
+
+def _cut(data: bytes) -> list[int]:
+    """The bounds [4] of the splits of a text: each begins after the first line end behind its share of the bytes.
+
+    If no line ends there before the next split, as in a text of one line or of few long ones, white space is looked for
+    instead; without any, the cut is between two characters. Lines end with a line feed or, without any, a carriage
+    return.
+    """
+    size = len(data)
+    shares = [round(SHARES[0] * size), round((SHARES[0] + SHARES[1]) * size), size]
+    bounds = [0]
+    for begin, following in pairwise(shares):
+        for end in _ENDS:
+            if found := end.search(data, begin, following - 1):
+                bounds.append(found.end())
+                break
+        else:
+            while begin < size and 0x80 <= data[begin] < 0xC0:  # such bytes continue a character
+                begin += 1
+            bounds.append(begin)
+    return [*bounds, size]
+
+
+_ENDS = [re.compile(end) for end in (rb"\n", rb"\r", rb"\s")]
+"""After what a text may be cut, the best first."""
 
 
 CORPORA: dict[str, Callable[[Path], Corpus]] = {

@@ -14,6 +14,8 @@ import numpy as np
 from learner.files import abbreviate, import_extra
 
 END, UNKNOWN, DOCUMENT = "<eos>", "<unk>", "<document>"
+LONGEST = 10_000
+"""Characters of a piece of text that is cut into subwords at once; they take 130 bytes each meanwhile."""
 
 
 class Bytes:
@@ -68,10 +70,15 @@ class Words:
 
 
 def _words(text: bytes) -> Iterator[str]:
-    lines = text.decode("utf-8", errors="replace").split("\n")
+    lines = text.decode("utf-8", errors="replace").split(_line_end(text).decode())
     for line in lines if lines[-1] else lines[:-1]:
         yield from line.split()
         yield END
+
+
+def _line_end(text: bytes) -> bytes:
+    """What ends the lines of a text: a line feed (also after a carriage return) or, without any, a carriage return."""
+    return b"\r" if b"\r" in text and b"\n" not in text else b"\n"
 
 
 class Subwords:
@@ -115,8 +122,18 @@ class Subwords:
 
 
 def _paragraphs(text: bytes) -> list[str]:
-    """Text cut after empty lines, so that no piece is long; joined, the pieces are the text."""
-    return re.split(r"(?<=\n\n)(?=[^\n])", text.decode("utf-8", errors="replace"))
+    """Text cut after empty lines, and within longer paragraphs before a space, so that no piece is longer than
+    `LONGEST`; joined, the pieces are the text."""
+    pieces = []
+    for paragraph in re.split(r"(?<=\n\n)(?=[^\n])", text.decode("utf-8", errors="replace")):
+        begin = 0
+        while len(paragraph) - begin > LONGEST:
+            space = paragraph.rfind(" ", begin + 1, begin + LONGEST + 1)
+            end = begin + LONGEST if space < 0 else space
+            pieces.append(paragraph[begin:end])
+            begin = end
+        pieces.append(paragraph[begin:])
+    return pieces
 
 
 Tokenizer = Bytes | Words | Subwords
@@ -142,8 +159,9 @@ def learn(kind: str, texts: Iterable[bytes], size: int | None = None) -> Tokeniz
 
 def encode_prompt(tokenizer: Tokenizer, prompt: bytes) -> list[int]:
     """The tokens of the beginning of a document that is to be continued."""
+    prompt = prompt.removeprefix(codecs.BOM_UTF8)
     tokens = tokenizer.encode(prompt).tolist()
-    if isinstance(tokenizer, Words) and tokens and not prompt.endswith(b"\n"):
+    if isinstance(tokenizer, Words) and tokens and not prompt.endswith(_line_end(prompt)):
         tokens.pop()  # the last line is not complete
     return [tokenizer.separator, *tokens]
 

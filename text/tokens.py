@@ -19,7 +19,8 @@ from text.tokenization import Tokenizer
 PG19_WORDS = {"train": (28_602, 1_973_136_207), "valid": (50, 3_007_061), "test": (100, 6_966_499)}
 """Books and words of PG-19 (paper, Table 2). Word-level perplexity must divide by exactly these words. A split with
 exactly so many books is taken for PG-19's."""
-_FORMAT = 1
+_FORMATS = {"bytes": 1, "words": 2, "subwords": 2}
+"""By kind of tokens; raised when the same text becomes other tokens."""
 
 
 class Split(NamedTuple):
@@ -121,7 +122,7 @@ def open_tokens(folder: Path) -> Tokens:
 
 
 def _digest(name: str, corpus: Corpus, kind: str, vocabulary: int | None) -> str:
-    digest = hashlib.sha256(json.dumps([_FORMAT, name, kind, vocabulary]).encode())
+    digest = hashlib.sha256(json.dumps([_FORMATS[kind], name, kind, vocabulary]).encode())
     for split in SPLITS:
         for document in corpus[split]:
             data = document.read()

@@ -104,6 +104,27 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     assert sum(len(split.starts) for split in corpus.open_built(built)[1].values()) == 29
 
 
+def test_hidden_files_are_not_used(tmp_path: Path) -> None:
+    root = folder(tmp_path / "pictures", 40)
+    expected = corpus.open_built(prepare(CorpusConfig(str(root), 8, 8), tmp_path / "cache"))[2]
+    for name in ("._0.png", "below/._1.png", "__MACOSX/0.png"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(b"Mac OS X")
+    for name in (".trash.png", ".Trash/0.png"):
+        (root / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(noise(99)).save(root / name)
+    assert corpus.open_built(prepare(CorpusConfig(str(root), 8, 8), tmp_path / "cache"))[2] == expected
+
+
+def test_folders_named_after_splits_are_divided_with_a_warning(tmp_path: Path) -> None:
+    root = tmp_path / "pictures"
+    for number in range(8):
+        (path := root / ("train", "test")[number % 2] / f"{number}.png").parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise(number)).save(path)
+    with pytest.warns(UserWarning, match=rf"{tmp_path}/pictures: train and test are no splits here"):
+        prepare(CorpusConfig(str(root), 8, 8), tmp_path / "cache")
+
+
 def test_too_few_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"expected a folder of PNG or JPEG files, or 'rooms'; there is no"):
         prepare(CorpusConfig(str(tmp_path / "none")), tmp_path)

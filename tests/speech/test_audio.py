@@ -81,6 +81,21 @@ def test_files_that_are_not_sound_are_named(tmp_path: Path) -> None:
             audio.read(place, RATE)
 
 
+@pytest.mark.parametrize("subtype", ["FLOAT", "DOUBLE"])
+def test_samples_beyond_the_last_level_are_refused_not_clipped(tmp_path: Path, subtype: str) -> None:
+    path, samples = tmp_path / "loud.wav", np.zeros((100, 2))
+    for peak in (1.0, -1.0, 1.02, -1.02):
+        samples[50, 1] = peak
+        soundfile.write(path, samples, RATE, subtype)
+        np.testing.assert_allclose(audio.read(path, RATE)[50], peak / 2, atol=1e-7)
+        assert audio.encode(samples)[50, 1] == (255 if peak > 0 else 0)
+    for peak, shown in ((1.03, "1.03"), (-1.5, "1.5"), (32767.0, r"3.277e\+04")):  # the last as from a file of 16 bits
+        samples[50, 1] = peak
+        soundfile.write(path, samples, RATE, subtype)
+        with pytest.raises(audio.AudioError, match=rf"loud.wav: expected samples between -1 and 1, got up to {shown};"):
+            audio.read(path, RATE)
+
+
 @pytest.mark.parametrize(
     ("container", "subtype", "endian"),
     [

@@ -132,6 +132,38 @@ def test_bad_files_are_named_or_left_out(folder: Path, tmp_path: Path) -> None:
     assert count(corpus) == 23
 
 
+def test_hidden_files_are_not_used(folder: Path, tmp_path: Path) -> None:
+    """Neither what macOS writes beside each file, which is no sound, nor sound that was thrown away."""
+    expected = prepare(config_of(folder), tmp_path / "cache").digest
+    for name in ("s1/._s1-0.WAV", "__MACOSX/s1/._s1-0.WAV", "__MACOSX/s1-0.wav"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"Mac OS X")
+    for number, name in enumerate((".trash.wav", ".Trash/s1/s1-9.wav", "s1/.trash.flac")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(folder / name, sound(100 + number, 1000), RATE)
+    for fields in ({}, {"include": "s*/*"}, {"include": "**/*.*"}):
+        corpus = prepare(config_of(folder, **fields), tmp_path / "cache")
+        assert (count(corpus), corpus.digest) == (24, expected)
+
+
+def test_sound_too_loud_is_named_or_left_out(folder: Path, tmp_path: Path) -> None:
+    soundfile.write(folder / "loud.wav", 3 * sound(0, 1000), RATE, "FLOAT")
+    with pytest.raises(
+        audio.AudioError, match=r"loud.wav: expected samples between -1 and 1, got up to 1.49.*skip_unr"
+    ):
+        prepare(config_of(folder), tmp_path / "cache")
+    with pytest.warns(UserWarning, match=r"left out .*loud.wav"):
+        assert count(prepare(config_of(folder, skip_unreadable=True), tmp_path / "cache")) == 24
+
+
+def test_folders_named_after_splits_are_divided_with_a_warning(folder: Path, tmp_path: Path) -> None:
+    for old, new in (("s0", "train-clean-100"), ("s1", "dev-clean"), ("s2", "test-clean")):
+        (folder / old).rename(folder / new)
+    with pytest.warns(UserWarning, match=r"train-clean-100 and dev-clean and test-clean are no splits here, all files"):
+        prepare(config_of(folder), tmp_path / "cache")
+    assert count(prepare(config_of(folder, include="train*/*"), tmp_path / "cache")) == 4
+
+
 def test_patterns_stay_below_the_folder(folder: Path, tmp_path: Path) -> None:
     for pattern in ("", ".", "/etc/*", "../*", "s*/../*", "a**/b"):
         with pytest.raises(ValueError, match=r"include: expected a pattern of names below the folder, such as \*_mic1"):

@@ -1,5 +1,6 @@
 """Corpora: which text is in which split, token files that are there whole, and one line for what is wrong."""
 
+import codecs
 import gzip
 import multiprocessing
 import os
@@ -53,25 +54,99 @@ class TestSplits:
             assert b"".join(parts) == whole.encode()
             assert all(part.endswith(b"\n") for part in parts)
 
+    def test_text_is_cut_where_no_line_ends(self, tmp_path: Path) -> None:
+        """The second choice is a carriage return, then a space, then any place between two characters."""
+        words = b"some words of one line "
+        texts = {
+            "text8": words * 100,
+            "mac": b"a line\r" * 300,
+            "dos": b"a line\r\n" * 300,
+            "long": (words * 30 + b"\n") * 3,
+            "japanese": "\u65e5\u672c\u8a9e".encode() * 300,
+        }
+        ends = {"text8": " ", "mac": "\r", "dos": "\r", "long": " ", "japanese": ""}
+        for name, text in texts.items():
+            (tmp_path / name).write_bytes(text)
+            corpus = contents(load("folder", tmp_path / name))
+            parts = [part for split in SPLITS for part in corpus[split]]
+            assert b"".join(parts) == text
+            shares = [len(part) / len(text) for part in parts]
+            assert shares == pytest.approx([0.9, 0.05, 0.05], abs=0.02), name
+            for part in parts:
+                whole = part.decode()  # of characters
+                assert whole.rstrip("\n").endswith(ends[name]), f"{name}: whole words or lines"
+        together = load("folder", tmp_path)
+        assert all(len(documents) == len(texts) for documents in together.values())
+
+    @pytest.mark.parametrize("name", ["{}", "wiki.{}", "{}-00000-of-00001", "{}_a", "wiki-{}"])
+    def test_files_are_splits_by_their_names_whatever_their_suffix(self, name, tmp_path: Path) -> None:
+        suffixes = ".txt .json .jsonl .csv .tsv .xml .en .cs .utf8 .bpe .tok .TXT .2014 .tokens .md .txt.gz"
+        for suffix in ("", *suffixes.split()):
+            root = tmp_path / f"of{suffix}"
+            root.mkdir()
+            for split, text in zip(("train", "dev", "test"), (b"a", b"b", b"c")):
+                data = gzip.compress(text) if suffix.endswith("gz") else text
+                (root / f"{name.format(split)}{suffix}").write_bytes(data)
+            corpus = contents(load("folder", root))
+            assert corpus == {"train": [b"a"], "valid": [b"b"], "test": [b"c"]}, suffix
+
     @pytest.mark.parametrize(
         "names",
         [
             ("train/a.txt", "val/b.txt", "test/deeper/c.txt"),
             ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
             ("Train", "dev.txt", "test/c.txt"),
+            ("training/a.txt", "validation/b.txt", "testing/c.txt"),
+            ("train-clean-100/a.txt", "dev-clean/b.txt", "test-clean/c.txt"),
+            ("train-v2.0.json", "dev-v2.0.json", "test.json"),
         ],
     )
     def test_folders_and_files_named_after_splits(self, names, tmp_path: Path) -> None:
-        write(tmp_path, {**dict(zip(names, "abc")), "readme.md": "none of them", ".train.swp": "nor this"})
+        others = ("readme.md", ".train.swp", "train.py", "train.txt~", "__MACOSX/train.txt", "train/.a.txt", "val/b~")
+        write(tmp_path, dict.fromkeys(others[: 5 + 2 * (names[0] == "train/a.txt")], "none of them"))
+        write(tmp_path, dict(zip(names, "abc")))
         assert contents(load("folder", tmp_path)) == {"train": [b"a"], "valid": [b"b"], "test": [b"c"]}
 
+    def test_sure_names_go_before_similar_ones(self, tmp_path: Path) -> None:
+        names = ("train.txt", "valid.txt", "test.txt", "train-notes.md", "pre-test.md")
+        corpus = contents(load("folder", write(tmp_path, dict(zip(names, "abcde")))))
+        assert corpus == {"train": [b"a"], "valid": [b"b"], "test": [b"c"]}
+
+    @pytest.mark.parametrize(
+        ("names", "found"),
+        [
+            (("train.txt", "dev.txt", "a.txt"), "dev.txt and train.txt but no test"),
+            (("train.jsonl", "a.jsonl"), "train.jsonl but no valid and no test"),
+            (("books.txt", "test.txt"), "test.txt but no train and no valid"),
+            (("train-1.csv", "test-1.csv"), "test-1.csv and train-1.csv but no valid"),
+        ],
+    )
+    def test_some_splits_without_the_others_are_refused(self, names, found, tmp_path: Path) -> None:
+        expected = "expected all of train, valid .* or none of them"
+        with pytest.raises(ValueError, match=f"{tmp_path}: {expected}, found {found}; rename what is no split"):
+            load("folder", write(tmp_path, dict.fromkeys(names, "text")))
+
+    @pytest.mark.parametrize("names", [("train.txt", "valid.txt", "test.txt"), ("train/a.txt", "dev/a.txt")])
+    def test_splits_in_a_folder_below_are_not_mixed(self, names, tmp_path: Path) -> None:
+        write(tmp_path / "corpora" / "wiki", dict.fromkeys(names, "text"))
+        expected = (
+            f"{tmp_path}: expected splits in it or none at all, found train and .* in {tmp_path}/corpora/wiki; give"
+        )
+        with pytest.raises(ValueError, match=expected):
+            load("folder", tmp_path)
+
     def test_names_of_splits_that_are_none(self, tmp_path: Path) -> None:
-        expected = "expected all of train, valid .* or none of them, found dev.txt and train.txt but no test"
-        with pytest.raises(ValueError, match=f"{tmp_path / 'a'}: {expected}"):
-            load("folder", write(tmp_path / "a", dict.fromkeys(("train.txt", "dev.txt", "a.txt"), "text")))
-        programs = ("test/a.py", "dev/b.py", "train.py", "test.py")
-        corpus = load("folder", write(tmp_path / "b", {name: f"{name}\n" * 50 for name in programs}))
-        assert {document.path.relative_to(tmp_path / "b").as_posix() for document in corpus["train"]} == set(programs)
+        programs = ("test/a.py", "dev/b.py", "train.py", "test.py", "Test.SH", "below/train.py", "below/test.py")
+        write(tmp_path, {name: f"{name}\n" * 50 for name in programs})
+        with pytest.warns(UserWarning, match=r"is no split, because there is none for training") as said:
+            corpus = load("folder", tmp_path)
+        assert [Path(str(each.message).split(" is no")[0]).name for each in said] == ["dev", "test"]
+        assert {document.path.relative_to(tmp_path).as_posix() for document in corpus["train"]} == set(programs)
+        stories = {
+            f"{name}.txt": f"{name}\n" * 50 for name in ("train-to-nowhere", "the-last-train", "retest", "latest")
+        }
+        corpus = load("folder", write(tmp_path / "stories", stories))
+        assert len(corpus["train"]) == 4
 
     def test_of_equal_files_the_one_that_is_held_out_stays(self, tmp_path: Path) -> None:
         train = {"train/a.txt": "train", "train/b.txt": "valid", "train/c.txt": "tests", "train/d.txt": "train"}
@@ -81,6 +156,13 @@ class TestSplits:
         write(tmp_path / "wiki", {f"wiki.{split}.tokens": "the same" for split in SPLITS})
         with pytest.raises(ValueError, match="expected text for train, found none of its own"):
             load("wikitext103", tmp_path / "wiki")
+
+    def test_of_equal_texts_one_stays_zipped_or_not(self, tmp_path: Path) -> None:
+        write(tmp_path, {"train/a.txt": "tests", "train/b.txt": "train", "valid/a.txt": "valid", "test/a.txt": "tests"})
+        (tmp_path / "train" / "c.txt.gz").write_bytes(gzip.compress(b"tests"))
+        (tmp_path / "train" / "d.txt").write_bytes(codecs.BOM_UTF8 + b"valid")
+        (tmp_path / "train" / "e.txt").write_bytes(codecs.BOM_UTF8)
+        assert contents(load("folder", tmp_path)) == {"train": [b"train"], "valid": [b"valid"], "test": [b"tests"]}
 
     def test_python_has_no_tests_in_it(self) -> None:
         corpus = load("python")
@@ -141,6 +223,18 @@ class TestTokens:
         corpora._read_utf8.cache_clear()
         corpus = load("folder", root)
         assert len({first, *(prepare("folder", corpus, "words", size, tmp_path) for size in (None, 3))}) == 3
+
+    def test_a_byte_order_mark_is_no_text(self, tmp_path: Path) -> None:
+        """Also in gzip files, and where a file is cut."""
+        marked = {"train.txt": "first word\n", "valid.txt": "first\n", "test.txt": "word\n"}
+        for name, text in marked.items():
+            (tmp_path / name).write_bytes(codecs.BOM_UTF8 + text.encode())
+        folder = prepare("folder", load("folder", tmp_path), "words", cache=tmp_path / "cache")
+        assert open_tokens(folder).tokenizer.to_plain()["words"] == ["<eos>", "first", "word", "<unk>"]
+        single = b"one two three four five six seven eight nine ten " * 9
+        (tmp_path / "single.txt.GZ").write_bytes(gzip.compress(codecs.BOM_UTF8 + single))
+        corpus = contents(load("folder", tmp_path / "single.txt.GZ"))
+        assert b"".join(corpus[split][0] for split in SPLITS) == single
 
     def test_damage_is_noticed(self, tmp_path: Path) -> None:
         """Fewer tokens over the same bytes would look like a better model."""
@@ -209,6 +303,16 @@ class TestErrors:
         (tmp_path / "0.txt").write_bytes("caf\u00e9".encode("latin-1"))
         with pytest.raises(ValueError, match=r"0.txt: expected UTF-8, got byte 0xe9 at 3"):
             prepare("folder", load("folder", tmp_path), cache=tmp_path / "cache")
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be"])
+    def test_other_encodings_are_named(self, encoding, tmp_path: Path) -> None:
+        """By their byte order marks or, without one, by their NUL bytes, because they can be valid UTF-8."""
+        (tmp_path / "a.txt").write_bytes("plain English".encode(encoding))
+        told = (
+            "got .* NUL bytes of .*, as UTF-16" if "-" in encoding[4:] else f"got the byte order mark of {encoding}; "
+        )
+        with pytest.raises(ValueError, match=rf"a.txt: expected UTF-8, (?i:{told})"):
+            load("folder", tmp_path)
 
 
 class TestDownloads:
