@@ -176,7 +176,7 @@ def prefix_only(model: SequenceModel, tokens: Tensor) -> Tensor:
 def divergence(first: Tensor, second: Tensor) -> float:
     """Jensen-Shannon divergence in nats (Table 6) of two heads' weights [B, n, n].
 
-    The mean over all steps that both heads give weights to; at most ln 2.
+    The mean over all steps that both heads give weights to, NaN if there are none; at most ln 2.
     """
     both = (first.sum(dim=-1) > 0) & (second.sum(dim=-1) > 0)
     p, q = first[both], second[both]

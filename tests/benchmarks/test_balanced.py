@@ -27,26 +27,62 @@ def draw(rows: int, seed: int = 0) -> Tensor:
     return torch.randint(5, (rows, STEPS + 1), generator=torch.Generator().manual_seed(seed))
 
 
-def test_attention_is_algorithm_1_written_out() -> None:
+def literal_routing(vectors: Tensor, values: Tensor, centroids: Tensor, window: int) -> list[Tensor | None]:
+    """Algorithm 1 for one head: the outputs of the steps [n], None for one that no centroid takes."""
+    size = vectors.shape[1] ** 0.5
+    outputs: list[list[Tensor]] = [[] for _ in vectors]
+    for centroid in centroids:
+        ordered = sorted(range(len(vectors)), key=lambda step: -float(vectors[step] @ centroid))
+        members = sorted(ordered[:window])
+        for step in members:
+            seen = [other for other in members if other <= step]
+            scores = [math.exp(size * float(vectors[step] @ vectors[other])) for other in seen]
+            outputs[step].append(sum(score * values[other] for score, other in zip(scores, seen)) / sum(scores))
+    return [torch.stack(each).mean(dim=0) if each else None for each in outputs]
+
+
+@pytest.mark.parametrize("window", [3, 10, 99])
+def test_attention_is_algorithm_1_written_out(window: int) -> None:
     torch.manual_seed(0)
     vectors, values = unit(torch.randn(2, 3, 10, 4).double()), torch.randn(2, 3, 10, 4).double()
     centroids, left_out = unit(torch.randn(3, 2, 4).double()), 0
-    found = balanced.balanced_weights(vectors, centroids, 3) @ values
+    found = balanced.balanced_weights(vectors, centroids, window) @ values
     for row in range(2):
         for head in range(3):
-            outputs: dict[int, list[Tensor]] = {step: [] for step in range(10)}
-            for centroid in centroids[head]:
-                ordered = sorted(range(10), key=lambda step: -float(vectors[row, head, step] @ centroid))
-                members = sorted(ordered[:3])
-                for step in members:
-                    seen = [other for other in members if other <= step]
-                    scores = [math.exp(2 * float(vectors[row, head, step] @ vectors[row, head, s])) for s in seen]
-                    mixed = sum(score * values[row, head, s] for score, s in zip(scores, seen)) / sum(scores)
-                    outputs[step].append(mixed)
-            for step, each in outputs.items():
-                expected = torch.stack(each).mean(dim=0) if each else torch.zeros(4).double()
+            outputs = literal_routing(vectors[row, head], values[row, head], centroids[head], window)
+            for step, expected in enumerate(outputs):
+                left_out += expected is None
+                expected = torch.zeros(4).double() if expected is None else expected
                 torch.testing.assert_close(found[row, head, step], expected)
-                left_out += not each
+    assert bool(left_out) == (window < 10), "steps in no cluster are part of the test"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("local", [1, 3, STEPS])
+def test_a_layer_is_its_literal_formula(local: int) -> None:
+    """Two local heads, which see the last `local` steps with their own, and two routing heads."""
+    (layer, _) = make_model(2, local=local, window=3, clusters=3).core.layers
+    inputs, left_out = torch.randn(2, 12, 16).double(), 0
+    found = layer(inputs)
+    for row in range(2):
+        x, joined = inputs[row], []
+        normed = (x - x.mean(-1, True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+        query, key, value = (normed @ layer.project.weight.T + layer.project.bias).chunk(3, dim=-1)
+        for head in range(4):
+            q, k, v = (each[:, 4 * head : 4 * head + 4] for each in (query, key, value))
+            if head < 2:
+                outputs: list[Tensor | None] = []
+                for step in range(12):
+                    seen = range(max(0, step - local + 1), step + 1)
+                    weights = torch.stack([q[step] @ k[other] / 2 for other in seen]).softmax(dim=0)
+                    outputs.append(sum(weight * v[other] for weight, other in zip(weights, seen)))
+            else:
+                vectors = (q - q.mean(-1, True)) / (q.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt() / 2
+                outputs = literal_routing(vectors, v, layer.centroids[head - 2], 3)
+            left_out += sum(output is None for output in outputs)
+            joined.append(torch.stack([torch.zeros(4).double() if each is None else each for each in outputs]))
+        x = x + torch.cat(joined, dim=1) @ layer.merge.weight.T + layer.merge.bias
+        torch.testing.assert_close(found[row], x + layer.mlp(layer.norms[1](x)))
     assert left_out, "steps in no cluster are part of the test"
 
 
@@ -100,15 +136,17 @@ def test_divergence_of_heads_is_the_literal_one() -> None:
     assert balanced.divergence(p, q) == pytest.approx(total / 3)
     assert balanced.divergence(p, p) == pytest.approx(0)
     assert balanced.divergence(torch.eye(3)[None], torch.eye(3).roll(1, 0)[None]) == pytest.approx(math.log(2))
-    assert balanced.divergence(torch.eye(3)[None], torch.diag(torch.tensor([1.0, 0, 0]))[None]) == 0, (
-        "steps in no cluster"
-    )
+    every, first, last = (torch.diag(torch.tensor(each))[None] for each in ([1.0, 1, 1], [1.0, 0, 0], [0.0, 0, 1]))
+    for p, q in ((every, first), (first, every)):
+        assert balanced.divergence(p, q) == 0, "steps in no cluster do not count"
+    assert math.isnan(balanced.divergence(first, last)), "no step in common"
 
 
-def test_centroids_move_in_training_only_and_to_the_means() -> None:
+@pytest.mark.parametrize(("rows", "steps"), [(3, STEPS), (1, 2)])
+def test_centroids_move_in_training_only_and_to_the_means(rows: int, steps: int) -> None:
     model = make_model(4).train()
     (layer, _), before = model.core.layers, model.core.layers[0].centroids.clone()
-    inputs = torch.randn(3, STEPS, 16).double()
+    inputs, empty = torch.randn(rows, steps, 16).double(), 0
     layer.eval()(inputs)
     torch.testing.assert_close(layer.centroids, before, rtol=0, atol=0)
     layer.train()(inputs)
@@ -120,6 +158,8 @@ def test_centroids_move_in_training_only_and_to_the_means() -> None:
             mine = vectors[nearest == cluster]
             mean = mine.mean(dim=0) if len(mine) else before[head, cluster]
             torch.testing.assert_close(layer.centroids[head, cluster], 0.99 * before[head, cluster] + 0.01 * mean)
+            empty += not len(mine)
+    assert bool(empty) == (steps == 2), "a centroid that is nearest to nothing stays"
 
 
 def test_acting_and_sampling_are_refused_with_the_reason() -> None:

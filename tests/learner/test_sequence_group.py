@@ -1,4 +1,7 @@
-"""Several learners of a sequence model on Ray that die; `test_text.py` has those that go on."""
+"""Several learners of a sequence model: each resumes with its own rows; those on Ray that die.
+
+`test_sequence.py` has learners from their start, `commands/test_text.py` those on Ray that go on.
+"""
 
 import dataclasses
 
@@ -6,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent.core import LSTMConfig, make_core
+from agent.core import LSTMConfig, index_state, leaves, make_core
 from agent.language_model import SequenceModel
 from learner import group as learner_group
 from learner.communicator import Communicator
@@ -14,7 +17,30 @@ from learner.config import SequenceLearnerConfig
 from learner.group import LearnerGroup
 from learner.sequence_learner import SequenceLearner
 from learner.streams import Streams
-from tests.learner.test_group import kill
+from tests.learner.test_group import kill, together
+from tests.learner.test_sequence import CONFIG, STARTS, TOKENS, make_model
+
+
+def test_learners_resume_with_the_memory_of_their_own_rows() -> None:
+    alone = SequenceLearner(make_model(dtype=torch.float64), Streams(TOKENS, 4, 8, STARTS), CONFIG)
+    for _ in range(3):
+        alone.update()
+    saved, models = alone.state_dict(), [make_model(dtype=torch.float64) for _ in range(2)]
+
+    def resume(comm: Communicator, rank: int) -> tuple[list[torch.Tensor], dict[str, float], dict]:
+        learner = SequenceLearner(models[rank], Streams(TOKENS, 4, 8, STARTS, (rank, 2)), CONFIG, comm)
+        learner.load_state_dict(saved)
+        return list(leaves(learner.state)), learner.update(), learner.state_dict()
+
+    resumed = together(resume)
+    for rank, (memory, *_) in enumerate(resumed):
+        own = list(leaves(index_state(saved["memory"], slice(2 * rank, 2 * rank + 2))))
+        assert len(memory) == len(own)
+        assert all(map(torch.equal, memory, own))
+    expected = alone.update()
+    for _, metrics, state in resumed:
+        assert metrics == pytest.approx(expected, abs=1e-9)
+        torch.testing.assert_close([*leaves(state["memory"])], [*leaves(alone.state)], rtol=0, atol=1e-9)
 
 
 @pytest.mark.ray

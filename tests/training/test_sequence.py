@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from agent.core import LSTMConfig
 from learner.config import SequenceLearnerConfig
@@ -15,7 +16,9 @@ from learner.modality import quiet
 from speech.config import SpeechConfig
 from speech.corpus import Split
 from speech.modality import Speech
+from tests.learner.test_group import together
 from tests.speech.tiny import TINY, noise
+from training import sequence
 from training.run import Run
 from training.sequence import SequenceTrainer, _evaluate
 
@@ -107,6 +110,17 @@ def test_a_loss_that_is_not_finite_says_how_to_resume(tmp_path: Path) -> None:
 def test_learners_that_cannot_share_a_batch_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SpeechConfig(model=TINY["compressive"], learner=dataclasses.replace(LEARNER, **changes), learners=3)
+
+
+def test_each_learner_of_several_reads_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sequence.MODALITIES, "speech", Sound)
+    trainer = make_trainer(tmp_path / "run")
+    make = trainer.make_replica()
+    learners = together(lambda comm, rank: make(comm, "cpu"))
+    for step in range(3):
+        parts = [learner.source.next(step).tokens for learner in learners]
+        assert torch.equal(torch.cat(parts), trainer.learner.source.next(step).tokens)
+        assert not torch.equal(*parts)
 
 
 def test_a_driver_without_a_gpu_evaluates(tmp_path: Path) -> None:
