@@ -12,11 +12,14 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from envs.caches import ensure_cache_folder
+
 logger = logging.getLogger(__name__)
 
 
 def default_folder() -> Path:
-    """The folder of the cache, under XDG_CACHE_HOME or ~/.cache."""
+    """The folder of the cache, under XDG_CACHE_HOME or ~/.cache; see `envs.caches`."""
+    ensure_cache_folder()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "compressive-impala" / "levels"
 
 

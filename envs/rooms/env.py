@@ -20,6 +20,7 @@ from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from envs.batched import BatchedEnv, Step
+from envs.caches import ensure_cache_folder
 from envs.lab_interface import NINE
 from envs.rooms import hud, level, look, render
 from envs.rooms.config import RoomsConfig, resolve
@@ -70,13 +71,14 @@ def _compile():
 
     numba caches by this file alone, so a digest of all sources is part of the function: an edit to any recompiles it.
     `_nrt=False` omits the reference counting of arrays at every call, a quarter of the time: nothing here allocates.
+    Without any folder that can be written to, every process compiles it.
     """
+    ensure_cache_folder()
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
     sources = int(digest.hexdigest()[:12], 16)
 
-    @numba.njit(cache=True, fastmath=False, nogil=True, _nrt=False)  # type: ignore[call-overload]
     def run(plan, scene, state, begin, actions, rewards, views, images):
         """Fills rewards [N] and images [N, H, W, 3]: begins an episode where begin [N], else acts (not for -1).
 
@@ -91,7 +93,11 @@ def _compile():
             if averaged:
                 average(view, 0, 1, images[i])
 
-    return run
+    compiled = functools.partial(numba.njit, fastmath=False, nogil=True, _nrt=False)
+    try:
+        return compiled(cache=True)(run)
+    except RuntimeError:  # numba finds no folder for its cache
+        return compiled()(run)
 
 
 _run = _compile()
