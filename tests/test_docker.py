@@ -4,8 +4,12 @@ Nothing is built or started here.
 """
 
 import itertools
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +93,38 @@ def test_the_image_has_every_package_and_its_context_no_more() -> None:
     assert sources >= set(re.findall(r'"(\w+)\*"', packages))
     context = (ROOT / ".dockerignore").read_text().split("\n*\n")[1]
     assert set(re.findall(r"^!(\S+)$", context, re.MULTILINE)) == sources | {"docker/*.whl"}
+
+
+def shell(*lines: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs lines of a shell in which `pip` is a function."""
+    return subprocess.run(["sh", "-c", "\n".join(lines)], env=variables, capture_output=True, text=True)
+
+
+def test_torch_is_of_the_index_or_the_build_ends_in_a_clear_line(tmp_path: Path) -> None:
+    """pip would take PyPI's build, which has CUDA, if it did not reach one of two indices."""
+    steps = re.sub(r"\\\n", "", (DOCKER / "Dockerfile").read_text())
+    (step,) = re.findall(r"^RUN (python .*)$", steps.replace("/app/", f"{tmp_path}/"), re.MULTILINE)[:1]
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    where = {"TORCH_INDEX": "https://index.test/cpu", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    built = shell('pip() { echo "pip $*"; }', step, **where)
+    (torch,) = (each for each in PROJECT["dependencies"] if each.startswith("torch=="))
+    first, second = built.stdout.splitlines()
+    assert first == f"pip install --no-cache-dir --no-deps --index-url https://index.test/cpu {torch}"
+    assert second == f"pip install --no-cache-dir -r {tmp_path}/requirements.txt"
+    assert built.returncode == 0
+    failed = shell('pip() { echo "pip $*"; return 1; }', step, **where)
+    assert failed.returncode == 1
+    assert failed.stdout.splitlines() == [first], "nothing else is installed"
+    assert failed.stderr.startswith("no torch at https://index.test/cpu: expected ")
+    assert "--build-arg TORCH_INDEX=" in failed.stderr
+
+
+def test_any_user_may_run_the_image() -> None:
+    """What the image has compiled is used, and added to, by users that it does not know."""
+    text = (DOCKER / "Dockerfile").read_text()
+    (cache,) = re.findall(r"NUMBA_CACHE_DIR=(\S+)", text)
+    assert f"install -d -o ray -m 777 {cache} " in text
+    assert text.rindex(f"chmod -R a+rwX {cache}\n") > text.rindex("envs.prepare(")
 
 
 def test_compose_builds_the_image_and_keeps_runs() -> None:
