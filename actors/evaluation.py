@@ -71,19 +71,6 @@ def play_episodes(
     return kept
 
 
-def mean_interval(*samples: np.ndarray, seed: int = 0, resamples: int = 2000) -> tuple[float, float, float]:
-    """Mean of values [N] and its 95 % bootstrap interval (percentiles of resampled means).
-
-    Of several samples the mean of their means; values are drawn again within each sample.
-    """
-    generator, means = np.random.default_rng(seed), np.zeros(resamples)
-    for values in samples:
-        choices = generator.integers(len(values), size=(resamples, len(values)))
-        means += np.asarray(values, dtype=np.float64)[choices].mean(axis=1) / len(samples)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(np.mean([np.mean(values) for values in samples])), float(low), float(high)
-
-
 def correct_fraction(episodes: list[Episode]) -> float:
     """Correct choices over all choices; NaN if there were none or the environment does not count them."""
     correct = sum(episode.metrics.get("correct_choices", 0) for episode in episodes)

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from actors.intervals import Sample, bootstrap_interval, share_interval
 from actors.recording import Recording
 from envs.rooms.shapes import SHAPES
-from reports.statistics import bootstrap_interval
 from reports.views import coloured, webp
 
 RIDGE = 0.01
@@ -44,7 +44,7 @@ def what_is_kept(recordings: Sequence[Recording]) -> dict[str, Any] | None:
     views = _views(features, np.concatenate(drawn), things, episode) if drawn else None
     names = _names([x[things != ""] for x in features], things[things != ""], episode[things != ""])
     says = [*(names or {}).get("says", ())]
-    says += [_conclusion("the views", "", [row[1:] for row in views["rows"]], 0)] if views else []
+    says += [conclusion("the views", "", [row[1:] for row in views["rows"]], 0)] if views else []
     says.sort(key=lambda said: FATES.index(said[0]))
     return {"names": names, "views": views, "says": [_summary(says), *(text for *_, text in says)]} if says else None
 
@@ -65,13 +65,13 @@ def _things(recording: Recording, slots: np.ndarray) -> np.ndarray:
     names = np.full(max(len(recording.actions), slots.max() + 1), "", object)
     for step, situation in enumerate(recording.situations or ()):
         known = [of if isinstance(of, tuple) else (of,) for of in situation.values()]
-        words = [of[0].split(", ")[0] for of in known if ", " in str(of[0]) and _in_view(recording, step, *of[1:])]
+        words = [of[0].split(", ")[0] for of in known if ", " in str(of[0]) and in_view(recording, step, *of[1:])]
         names[step] = words[0] if len(words) == 1 else ""
     shown = names.astype(str)[slots]
     return np.where((shown == shown[:, :1]).all(axis=1), shown[:, 0], "")
 
 
-def _in_view(recording: Recording, step: int, *place: float) -> bool:
+def in_view(recording: Recording, step: int, *place: float) -> bool:
     """Whether a place, x and y, is within the field of view at a step; True if nothing says where that is."""
     if recording.poses is None or not place or "view" not in (recording.floor_plan or {}):
         return True
@@ -104,15 +104,15 @@ def _names(features: Features, things: np.ndarray, episode: np.ndarray) -> dict[
             text = f"Whether compressed memory keeps the {title} ({which}) is unknown: {least}."
             says.append((FATES[3], f"the {title}", text))
             continue
-        read = [_read(x, np.eye(len(answers))[right], episode).argmax(axis=1) == right for x in features]
-        cells = [_share(each, np.ones(len(each)), episode) for each in read]
+        read = [read_in_others(x, np.eye(len(answers))[right], episode).argmax(axis=1) == right for x in features]
+        cells = [right_cell(each, episode) for each in read]
         floor = 100 * counts.max() / len(right)
         rows.append([{"text": title, "small": which}, *cells, f"{floor:.0f} %"])
-        says.append(_conclusion(f"the {title}", f" ({which})", [cells], floor))
+        says.append(conclusion(f"the {title}", f" ({which})", [cells], floor))
     return {"rows": rows, "slots": len(things), "episodes": number, "says": says} if says else None
 
 
-def _conclusion(
+def conclusion(
     what: str, which: str, rows: Sequence[Sequence[Mapping[str, Any]]], floor: float
 ) -> tuple[str, str, str]:
     """What follows of rows of cells: of slots, against the better ones of those that read inputs, and a guess.
@@ -145,7 +145,7 @@ def _views(features: Features, views: np.ndarray, things: np.ndarray, episode: n
     """
     if len(views) - max(np.bincount(episode % FOLDS)) < 2 * features[0].shape[1]:
         return None
-    read = [_read(x, views, episode) for x in (np.zeros((len(views), 1)), *features)]
+    read = [read_in_others(x, views, episode) for x in (np.zeros((len(views), 1)), *features)]
     spread, *errors = (((each - views) ** 2).mean(axis=tuple(range(2, views.ndim))).T for each in read)
     if not spread.any(axis=1).all():
         return None
@@ -155,21 +155,42 @@ def _views(features: Features, views: np.ndarray, things: np.ndarray, episode: n
     opaque = np.pad(coloured(picture), [(0, 0)] * 4 + [(0, 1)], constant_values=255)
     opaque = np.pad(opaque, [(0, 0), (0, 0), (0, 1), (0, 1), (0, 0)])  # transparent lines between the views
     sheet = np.concatenate(np.concatenate(opaque, axis=1), axis=1)
-    shares = [[_share(all_ - error, all_, episode) for error in of] for all_, *of in zip(spread, *errors)]
+    shares = [[explained_cell(error, all_, episode) for error in of] for all_, *of in zip(spread, *errors)]
     rows = [[f"{step} (oldest)" if step == 1 else str(step), *cells] for step, cells in enumerate(shares, 1)]
     numbers = {"slots": len(views), "rate": len(rows), "thing": str(things[shown])}
     return {"rows": rows, **numbers, "picture": webp(sheet, lossless=True, quality=50)}
 
 
-def _share(part: np.ndarray, whole: np.ndarray, episode: np.ndarray) -> dict[str, Any]:
-    """A cell: the sum of parts [K] over that of wholes, 0 at least, with its 95 % interval over episodes."""
-    sums = np.array([[each[episode == one].sum() for each in (part, whole)] for one in np.unique(episode)])
-    low, high = bootstrap_interval(lambda scores: max(0.0, 100 * np.divide(*scores[0].sum(axis=0))), [sums])
-    value = max(0.0, 100 * part.sum() / whole.sum())
-    return {"text": f"{value:.0f} %", "small": f"[{low:.0f}, {high:.0f}]", "value": value, "low": low, "high": high}
+def right_cell(right: np.ndarray, episode: np.ndarray) -> dict[str, Any]:
+    """A cell: the share of right answers [K], with its 95 % interval over episodes."""
+    return _cell(*share_interval(_sums(right, episode), _sums(np.ones(len(right)), episode)))
 
 
-def _read(features: np.ndarray, targets: np.ndarray, episode: np.ndarray) -> np.ndarray:
+def explained_cell(error: np.ndarray, spread: np.ndarray, episode: np.ndarray) -> dict[str, Any]:
+    """A cell: the share of the spread [K] that is no error [K], 0 at least, with its 95 % interval over episodes."""
+
+    def share(sample: Sample) -> Any:
+        errors, spreads = np.sum(sample[0], axis=-1)
+        missed = np.divide(errors, spreads, out=np.ones(np.shape(spreads)), where=spreads > 0)
+        return np.maximum(0.0, 1 - missed)
+
+    sums = np.stack([_sums(error, episode), _sums(spread, episode)])
+    low, high = bootstrap_interval(share, [sums])
+    return _cell(float(share([sums])), float(low), float(high))
+
+
+def _sums(values: np.ndarray, episode: np.ndarray) -> np.ndarray:
+    """Sums over the slots of each episode, [episodes], of values [K]."""
+    return np.array([values[episode == one].sum() for one in np.unique(episode)])
+
+
+def _cell(value: float, low: float, high: float) -> dict[str, Any]:
+    """A share with the ends of its interval in %, and in words."""
+    percent = {end: 100 * number for end, number in zip(ENDS, (value, low, high))}
+    return {"text": f"{percent['value']:.0f} %", "small": f"[{percent['low']:.0f}, {percent['high']:.0f}]", **percent}
+
+
+def read_in_others(features: np.ndarray, targets: np.ndarray, episode: np.ndarray) -> np.ndarray:
     """Targets [K, ...] as ridge regressions read them from features [K, F], each fitted to other episodes."""
     read, y = np.zeros((len(targets), targets[0].size)), targets.reshape(len(targets), -1)
     for fold in np.unique(episode % FOLDS):

@@ -245,7 +245,8 @@ def evaluations(kind: str, rows: list[dict[str, Any]], counter: str) -> dict[str
         for name in names:
             share = name.endswith("correct_choices")
             value, *ends = ((100 if share else 1) * row.get(f"{name}{end}", math.nan) for end in ("", "_low", "_high"))
-            small = "" if math.isnan(ends[0]) else f"[{ends[0]:.4g}, {ends[1]:.4g}]"
+            within = f"[{ends[0]:.4g}, {ends[1]:.4g}]" if ends[0] < ends[1] else "all equal"
+            small = "" if math.isnan(ends[0]) else within
             cells.append({"text": "-" if math.isnan(value) else f"{value:.4g}{' %' * share}", "small": small})
         body.append(cells)
     head = ["frames" if kind == "launch" else "steps", *(name[len(prefix) :].replace("_", " ") for name in names)]

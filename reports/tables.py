@@ -26,8 +26,7 @@ def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
         "return": _estimate(score["mean"], [score.get("low"), score.get("high")], 2),
     }
     if "correct_choices" in summary:
-        mean, *interval = (100 * summary["correct_choices"][end] for end in ("mean", "low", "high"))
-        rows["correct choices"] = f"{_estimate(mean, interval)}  of {summary['choices_per_episode']:.1f} an episode"
+        rows["correct choices"] = f"{_correct(summary)}  of {summary['choices_per_episode']:.1f} an episode"
     for name in SCALES:
         if name in summary and (played or name != "human_normalised_capped"):
             scale = name.replace("_normalised", "-normalised").replace("_", ", ")
@@ -50,9 +49,7 @@ def print_evaluations(console: Console, summaries: Sequence[Mapping[str, Any]]) 
         score = one["return"]
         cells = [str(one["episodes"]), _estimate(score["mean"], [score.get("low"), score.get("high")], 2)]
         cells += [_estimate(one.get(name), one.get(f"{name}_interval")) for name in scales]
-        for name in known("correct_choices"):
-            mean, *interval = [100 * one[name][end] for end in ("mean", "low", "high")] if name in one else [None]
-            cells.append(_estimate(mean, interval))
+        cells += [_correct(one)] * bool(known("correct_choices"))
         rows.append([*(one[name] for name in texts), *cells])
     print_table(console, head, rows, len(texts))
 
@@ -80,12 +77,21 @@ def print_table(
         say_all(console, {str(number): "  ".join(row[:texts]) for number, row in enumerate(rows, 1)})
 
 
+def _correct(summary: Mapping[str, Any]) -> str:
+    """The share of correct choices with its interval; - if choices are not counted."""
+    share = {end: 100 * value for end, value in summary.get("correct_choices", {}).items()}
+    return _estimate(share.get("mean"), [share.get("low"), share.get("high")])
+
+
 def _estimate(value: float | None, interval: Sequence[float | None] | None = None, digits: int = 1) -> str:
-    """A value with its interval, if there is one; a percentage if it has one digit."""
+    """A value with its interval, if there is one; a percentage if it has one digit.
+
+    An interval without width would look like certainty, where all that is known is that the episodes were equal.
+    """
     if value is None:
         return "-"
     low, high = interval or (None, None)
-    within = "" if low is None else f"  [{low:.{digits}f}, {high:.{digits}f}]"
+    within = "" if low is None else "  all equal" if low == high else f"  [{low:.{digits}f}, {high:.{digits}f}]"
     return f"{value:.{digits}f}{' %' * (digits == 1)}{within}"
 
 

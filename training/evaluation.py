@@ -5,13 +5,15 @@ Seeds are never shared with training, and those of filmed episodes not with eval
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from actors import Actor, ActorsConfig, Episode
-from actors.evaluation import ScriptedActor, correct_fraction, mean_interval, play_episodes
+from actors.evaluation import ScriptedActor, play_episodes
+from actors.intervals import mean_interval, share_interval
 from actors.recording import Recording, record_episodes
 from agent import Agent
 from envs import drawing, held_out, limit_calls, make_vector, mean_normalised, prepare, require_consent, tasks
@@ -164,10 +166,10 @@ def recording_title(run: Run, config: RunConfig, steps: int) -> str:
 
 
 def summarize(episodes: list[Episode], env: str) -> dict[str, Any]:
-    """Scores of the episodes of all tasks, ready for JSON; intervals are 95 % bootstrap over episodes.
+    """Scores of the episodes of all tasks, ready for JSON; intervals are 95 % over episodes (`actors.intervals`).
 
-    If there are several tasks, "tasks" has a summary of each, and scores are means over tasks, whose episodes are drawn
-    task by task.
+    A single episode has no interval. If there are several tasks, "tasks" has a summary of each, and scores are means
+    over tasks, whose episodes are drawn task by task.
     """
     names = tasks(env)
     if len(names) == 1:
@@ -178,7 +180,7 @@ def summarize(episodes: list[Episode], env: str) -> dict[str, Any]:
     return {
         "environment": env,
         "episodes": len(episodes),
-        "return": dict(zip(("mean", "low", "high"), mean_interval(*(_scores(one) for one in of)))),
+        "return": _known(*mean_interval(*(_scores(one) for one in of))),
         **mean_normalised(scores),
         "tasks": parts,
     }
@@ -186,6 +188,11 @@ def summarize(episodes: list[Episode], env: str) -> dict[str, Any]:
 
 def _scores(episodes: list[Episode]) -> np.ndarray:
     return np.array([episode.score for episode in episodes])
+
+
+def _known(mean: float, low: float, high: float) -> dict[str, float]:
+    """A mean and the ends of its interval, if it has one."""
+    return {"mean": mean} if math.isnan(low) else {"mean": mean, "low": low, "high": high}
 
 
 def as_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -205,20 +212,18 @@ def _summarize(episodes: list[Episode], env: str) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "environment": env,
         "episodes": len(episodes),
-        "return": {"mean": mean, "low": low, "high": high},
+        "return": _known(mean, low, high),
         **mean_normalised({env: mean}),
     }
-    ends = mean_normalised({env: low}), mean_normalised({env: high})
-    summary |= {f"{name}_interval": [end[name] for end in ends] for name in SCALES if name in summary}
+    if "low" in summary["return"]:
+        ends = mean_normalised({env: low}), mean_normalised({env: high})
+        summary |= {f"{name}_interval": [end[name] for end in ends] for name in SCALES if name in summary}
     right, wrong = (
         np.array([episode.metrics.get(name, 0.0) for episode in episodes])
         for name in ("correct_choices", "wrong_choices")
     )
     choices = right + wrong
     if choices.any():
-        picks = np.random.default_rng(0).integers(len(episodes), size=(2000, len(episodes)))
-        ratios = right[picks].sum(axis=1) / np.maximum(choices[picks].sum(axis=1), 1)
-        low, high = np.percentile(ratios, [2.5, 97.5])
-        summary["correct_choices"] = {"mean": correct_fraction(episodes), "low": float(low), "high": float(high)}
+        summary["correct_choices"] = _known(*share_interval(right, choices))
         summary["choices_per_episode"] = float(choices.mean())
     return summary

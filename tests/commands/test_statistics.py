@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from actors.intervals import bootstrap_interval
 from reports.statistics import (
-    bootstrap_interval,
     interquartile_mean,
     mean,
     mean_curve,
@@ -31,18 +31,33 @@ def test_probability_of_improvement_by_hand() -> None:
     assert probability_of_improvement(*two_tasks) == 0.5, "mean over tasks"
 
 
-def test_both_are_those_of_rliable() -> None:
+def test_both_are_those_of_rliable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert interquartile_mean(X) == pytest.approx(47.916666666666664)
     assert interquartile_mean(Y) == pytest.approx(43.125)
     assert probability_of_improvement(X, Y) == pytest.approx(0.6666666666666666)
-    # Its intervals from 20,000 and 4,000 resamples; ours come from other draws.
-    assert bootstrap_interval(interquartile_mean, X, resamples=4000) == pytest.approx((36.875, 57.75), abs=1.0)
+    # Its interval from 20,000 resamples is that of percentiles at 2.5 %; ours, from other draws, is wider.
+    wide = bootstrap_interval(interquartile_mean, X)
+    monkeypatch.setattr("actors.intervals.tail", lambda *_: 0.025)
+    assert bootstrap_interval(interquartile_mean, X) == pytest.approx((36.875, 57.75), abs=1.0)
+    assert wide[0] < 36
+    assert wide[1] > 59
 
 
-def test_resampling_stays_within_a_task_and_a_range() -> None:
-    constant = [np.array([1.0, 1.0]), np.array([5.0, 5.0, 5.0, 5.0])]
-    assert bootstrap_interval(lambda scores: np.mean([task.mean() for task in scores]), constant) == (3, 3)
-    assert bootstrap_interval(interquartile_mean, [np.array([2.0, 3.0, 7.0])]) == (2, 7), "the range of three"
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_the_interval_of_few_runs_is_their_range(count: int) -> None:
+    runs = np.array([7.0, 2.0, 3.0, 4.0, 11.0])[:count]
+    assert bootstrap_interval(interquartile_mean, [runs]) == (2, runs.max())
+
+
+def test_statistics_of_many_samples_are_those_of_each() -> None:
+    """Resamples are passed at once, [..., resamples, runs]."""
+    random = np.random.default_rng(0)
+    ours, theirs = [random.integers(0, 120, (4, 5, runs)) / 1.0 for runs in (3, 6)], [np.arange(8.0) * 15] * 2
+    for statistic in (interquartile_mean, mean, median, optimality_gap):
+        each = [[statistic([task[i, j] for task in ours]) for j in range(5)] for i in range(4)]
+        np.testing.assert_allclose(statistic(ours), each)
+    each = [[probability_of_improvement([task[i, j] for task in ours], theirs) for j in range(5)] for i in range(4)]
+    np.testing.assert_allclose(probability_of_improvement(ours, theirs), each)
 
 
 def test_curves_are_joined_where_all_of_them_have_values() -> None:
@@ -71,3 +86,26 @@ def test_a_profile_is_the_share_of_runs_above_each_place() -> None:
     share, low, _ = performance_profile([np.array([1.0])], np.array([0.0]))
     assert share.tolist() == [1]
     assert np.isnan(low).all(), "a single run"
+
+
+def test_a_profiles_interval_is_over_the_runs_of_each_task() -> None:
+    """Runs of a task that are all above a place, beside a task of none, have a share without spread."""
+    apart = [np.full(6, 10.0), np.full(6, -10.0)]
+    assert performance_profile(apart, np.zeros(1)) == (0.5, 0.5, 0.5)
+    half = np.arange(20.0)
+    (share,), (low,), (high,) = performance_profile([half], np.array([9.5]))
+    expected = bootstrap_interval(lambda scores: np.mean(scores[0] > 9.5, axis=-1), [half])
+    assert share == 0.5
+    assert (low, high) == pytest.approx(expected, abs=0.051)
+    assert 0.4 < high - low < 0.6, "a standard error of 0.11 on either side, twice"
+
+
+def test_a_curves_interval_is_that_of_the_mean_at_each_place() -> None:
+    random = np.random.default_rng(1)
+    curves = [(np.array([0.0, 1.0]), random.normal(size=2)) for _ in range(8)]
+    _, middle, low, high = mean_curve(curves, points=2)
+    for place in (0, 1):
+        values = np.array([scores[place] for _, scores in curves])
+        assert middle[place] == pytest.approx(values.mean())
+        expected = bootstrap_interval(mean, [values])
+        assert (low[place], high[place]) == pytest.approx(expected, rel=0.15)

@@ -1,0 +1,119 @@
+"""The parts of `reports.compression` by their definitions: what is in view, ridge regression, shares, conclusions."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.intervals import share_interval
+from reports.compression import FOLDS, RIDGE, conclusion, explained_cell, in_view, read_in_others, right_cell
+
+
+@pytest.mark.parametrize("yaw", [0.0, 30.0, -100.0, 179.0])
+@pytest.mark.parametrize("view", [60.0, 90.0])
+def test_a_place_is_in_view_within_half_of_the_field_of_view_on_either_side(yaw: float, view: float) -> None:
+    """Yaw and bearings grow to the left of the x axis; the player stands at (3, -2)."""
+    recording: Any = SimpleNamespace(poses=np.array([[3.0, -2.0, yaw, 0.0]]), floor_plan={"view": view})
+    for side in (-1, 1):
+        for degrees in (0, view / 2 - 1, view / 2 + 1, view - 1, 120, 180):
+            angle = np.radians(yaw + side * degrees)
+            place = 3.0 + 7 * np.cos(angle), -2.0 + 7 * np.sin(angle)
+            assert in_view(recording, 0, *place) == (degrees < view / 2)
+
+
+def test_without_a_place_or_a_field_of_view_all_is_in_view() -> None:
+    poses = np.zeros((1, 4))
+    for known in ({"poses": None, "floor_plan": {"view": 90.0}}, {"poses": poses, "floor_plan": None}):
+        assert in_view(SimpleNamespace(**known), 0, -1.0, 0.0)  # type: ignore[arg-type]
+    assert in_view(SimpleNamespace(poses=poses, floor_plan={"view": 90.0}), 0)  # type: ignore[arg-type]
+
+
+def literal_probe(features: np.ndarray, targets: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
+    """Weights for features and the constant of the least mean squared error plus the penalty, by its gradient."""
+    mean, constant = features.mean(axis=0), float(targets.mean())
+    spread = features.std(axis=0)
+    weights = np.zeros(features.shape[1])
+    for _ in range(4000):
+        error = (features - mean) / spread @ weights + constant - targets
+        weights -= 0.2 * ((features - mean) / spread * error[:, None]).mean(axis=0) + 0.2 * penalty * weights
+    return weights / spread, constant - float(mean @ (weights / spread))
+
+
+def test_a_probe_is_a_ridge_regression_that_is_fitted_to_other_episodes() -> None:
+    random = np.random.default_rng(0)
+    features = random.normal(3.0, [1.0, 5.0, 0.2], (32, 3))
+    targets = features @ [2.0, -1.0, 8.0] + random.normal(size=32)
+    episode = np.arange(32) // 3
+    read = read_in_others(features, targets[:, None], episode)[:, 0]
+    for fold in range(FOLDS):
+        held = episode % FOLDS == fold
+        weights, constant = literal_probe(features[~held], targets[~held], RIDGE)
+        np.testing.assert_allclose(read[held], features[held] @ weights + constant, atol=1e-6)
+
+
+def test_the_penalty_of_a_probe_grows_with_its_data() -> None:
+    """So that twenty times the same data teach the same."""
+    random = np.random.default_rng(1)
+    features, targets, episode = random.normal(size=(16, 4)), random.normal(size=(16, 2, 3)), np.arange(16)
+    many = read_in_others(np.tile(features, (20, 1)), np.tile(targets, (20, 1, 1)), np.tile(episode, 20))
+    np.testing.assert_allclose(many[:16], read_in_others(features, targets, episode), atol=1e-9)
+
+
+def test_intervals_of_probes_are_over_episodes_not_slots() -> None:
+    """Hundreds of slots that are all right or all wrong in an episode are as few as their episodes."""
+    episode = np.repeat([7, 2, 9, 4], [10, 400, 30, 60])
+    right = np.isin(episode, [2, 9]).astype(float)
+    cell = right_cell(right, episode)
+    assert (cell["value"], cell["low"], cell["high"]) == (86, 0, 100)
+    assert (cell["text"], cell["small"]) == ("86 %", "[0, 100]")
+    alike = right_cell(np.ones(500), episode)
+    assert alike["low"] == pytest.approx(100 * 0.025 ** (1 / 4))
+    error = np.where(right == 1, 0.0, 0.5)
+    cell = explained_cell(error, np.ones(500), episode)
+    assert (cell["value"], cell["low"], cell["high"]) == pytest.approx((93, 50, 100))
+    many = np.arange(40)
+    mixed = (many % 4 > 0).astype(float)
+    wanted = [100 * end for end in share_interval(mixed, np.ones(40))]
+    cell = right_cell(mixed.repeat(9), many.repeat(9))
+    assert [cell[end] for end in ("value", "low", "high")] == pytest.approx(wanted)
+
+
+def test_what_is_not_explained_is_not_below_zero() -> None:
+    cell = explained_cell(np.array([3.0, 2.0, 4.0]), np.ones(3), np.arange(3))
+    assert (cell["value"], cell["low"], cell["high"]) == (0, 0, 0)
+
+
+def cell(value: float, low: float, high: float) -> dict[str, float]:
+    return {"value": value, "low": low, "high": high}
+
+
+@pytest.mark.parametrize(
+    ("slots", "mean", "inputs", "fate"),
+    [
+        ((80, 70, 88), (50, 40, 60), (85, 75, 90), "kept"),  # its interval overlaps that of the better of the others
+        ((80, 70, 84), (90, 85, 95), (50, 40, 60), "lost in part"),  # 17 % of what is above the floor
+        ((80, 70, 86), (90, 85, 95), (50, 40, 60), "kept"),
+        ((80, 25, 100), (85, 40, 100), (50, 40, 60), "unknown"),  # as low as a guess
+        ((29, 20, 38), (60, 31, 90), (50, 40, 60), "unknown"),
+        ((80, 70, 88), (60, 29, 90), (50, 20, 60), "not to be read even before compression"),
+    ],
+)
+def test_conclusions_are_drawn_from_intervals(slots: tuple, mean: tuple, inputs: tuple, fate: str) -> None:
+    """A guess is right in 30 %."""
+    found, what, said = conclusion("the colour", " (red, blue)", [[cell(*slots), cell(*mean), cell(*inputs)]], 30.0)
+    assert (found, what) == (fate, "the colour")
+    better = max(mean[0], inputs[0])
+    reads = f"A probe reads {slots[0]} % from slots, {better} % before compression, 30 % without a slot."
+    assert said.endswith(reads)
+    if fate == "lost in part":
+        assert "loses 17 % of what can be read of the colour (red, blue)" in said
+
+
+def test_conclusions_on_several_rows_are_on_their_means() -> None:
+    rows = [
+        [cell(40, 35, 45), cell(90, 85, 95), cell(90, 85, 95)],
+        [cell(80, 75, 85), cell(92, 90, 94), cell(10, 0, 20)],
+    ]
+    found, _, said = conclusion("the views", "", rows, 0.0)
+    assert (found, "loses 34 % of" in said) == ("lost in part", True)
