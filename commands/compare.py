@@ -15,8 +15,9 @@ from rich.console import Console
 from commands.options import CompareOptions
 from commands.parsing import parse_train, user_errors
 from envs import require_consent
-from reports.comparison import Comparison, read_run
-from reports.comparison_page import print_scores, write_report
+from reports.comparison import FinishedRun, read_run, require_equal_data, text_name
+from reports.comparison import compare as compare_runs
+from reports.comparison_page import print_scores, write_reports
 from training import UserError, sweep
 from training.config import checkpoint_place, permissions
 from training.console import LiveLine, program, say, say_all
@@ -36,7 +37,7 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
             if (folder / file).exists():
                 raise UserError(f"{folder} holds a {kind}: expected another folder, --folder DIR, for this report")
         runs = [read_run(run, options.allow) for run in options.runs]
-        _report(folder, Comparison(runs, options.threshold), {}, command, console)
+        _report(folder, runs, options.threshold, {}, command, console)
         return
     if options.resume:
         folder = options.resume.absolute()
@@ -61,7 +62,7 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
             say(console, f"missing {name}: {missing[name]}", "red")
     if not finished:
         raise UserError(f"no run finished; each has its reason in {folder}/*/{Run(folder).error_file.name}")
-    _report(folder, Comparison(finished, options.threshold), missing, command, console)
+    _report(folder, finished, options.threshold, missing, command, console)
     if missing:
         sys.exit(1)
 
@@ -83,16 +84,19 @@ def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
     def what_is_tried(config: Any) -> str:
         return str(dataclasses.replace(config, seed=0) if kind == "launch" else [vars(config).get(n) for n in data])
 
+    corpora: list[tuple[Any, str, str]] = []
     for config in {what_is_tried(config): config for config in trials.values()}.values():
         with user_errors():
             if kind != "launch":
                 from training.sequence import open_data
 
-                open_data(config)
+                opened = open_data(config)
+                corpora.append((config, getattr(opened, "name", "") or text_name(config), opened.digest))
                 continue
             from training.impala import Trainer
 
             Trainer(config, Run(""), local=not options.remote_actors).initialize()
+    require_equal_data(corpora)
     return trials
 
 
@@ -144,11 +148,20 @@ def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
     return impala.train_run(config, run, local=local, finish=finish, **options)
 
 
-def _report(folder: Path, comparison: Comparison, missing: dict[str, str], command: str, console: Console) -> None:
-    """Writes the report of finished runs and prints its table."""
+def _report(
+    folder: Path,
+    runs: Sequence[FinishedRun],
+    threshold: float | None,
+    missing: dict[str, str],
+    command: str,
+    console: Console,
+) -> None:
+    """Writes the report of finished runs and prints its tables."""
+    comparisons = compare_runs(runs, threshold)
     with console.status("drawing"):
-        page = write_report(folder, comparison, missing, command)
-    print_scores(console, comparison)
-    for caution in comparison.cautions:
+        page = write_reports(folder, comparisons, missing, command)
+    for comparison in comparisons:
+        print_scores(console, comparison)
+    for caution in dict.fromkeys(caution for comparison in comparisons for caution in comparison.cautions):
         say(console, caution, "yellow")
     say_all(console, {"report": str(page)})

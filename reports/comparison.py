@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from actors.intervals import Sample, bootstrap_interval
 from agent.core import MemorylessConfig, make_core, state_bytes
 from envs import require_consent
 from learner.files import read_json, require_schema
 from learner.metrics import sample_metrics
 from reports import statistics
-from reports.statistics import Scores, bootstrap_interval, interquartile_mean, mean_curve, probability_of_improvement
+from reports.statistics import interquartile_mean, mean_curve, probability_of_improvement
 from training import UserError
 from training.config import read_config
 from training.kinds import CONFIGS
@@ -170,7 +171,7 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
             require_schema(plain, {"name": str, "digest": str}, str(run.corpus_file))
             data, digest = plain["name"], plain["digest"]
         else:
-            data = Path(config.path).name if config.corpus == "folder" else config.corpus
+            data = text_name(config)
             with suppress(FileNotFoundError):
                 plain = read_json(run.record_file(kind))
                 require_schema(plain, {}, str(run.record_file(kind)))
@@ -200,6 +201,21 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
     return FinishedRun(path, config, data, rows, summary, digest=digest)
 
 
+def text_name(config: Any) -> str:
+    """The name of a text: that of its folder or corpus."""
+    return Path(config.path).name if config.corpus == "folder" else config.corpus
+
+
+def require_equal_data(corpora: Sequence[tuple[Any, str, str]]) -> None:
+    """Raises a UserError if a name stands for several data, given configurations with the name and digest of theirs."""
+    known: dict[tuple[Any, ...], str] = {}
+    for config, name, digest in corpora:
+        # The digest of a text is of its tokens, so that other tokens have another.
+        key = name, vars(config).get("tokens"), vars(config).get("vocabulary")
+        if known.setdefault(key, digest) != digest:
+            raise UserError(f"mixed corpora: expected runs on the same data, got others under one name, {name}")
+
+
 def _read_evaluation(run: Run, kind: Kind) -> dict[str, Any]:
     """The numbers of a run's evaluation by name. Raises a ValueError if a score is no finite number, or missing."""
     plain = read_json(run.evaluation_file())
@@ -226,15 +242,15 @@ class Estimate(NamedTuple):
     high: float
 
 
-def repeated(*samples: Scores) -> bool:
+def repeated(*samples: Sample) -> bool:
     """Whether there are several runs of each task, without which nothing says how much runs differ."""
     return all(len(task) > 1 for scores in samples for task in scores)
 
 
-def estimate(statistic: Callable[..., float], *samples: Scores) -> Estimate:
+def estimate(statistic: Callable[..., Any], *samples: Sample) -> Estimate:
     """A statistic of one or more algorithms' scores; see `bootstrap_interval`."""
-    known = repeated(*samples)
-    return Estimate(statistic(*samples), *(bootstrap_interval(statistic, *samples) if known else (math.nan, math.nan)))
+    low, high = bootstrap_interval(statistic, *samples)
+    return Estimate(float(statistic(*samples)), float(low), float(high))
 
 
 @dataclass(frozen=True)
@@ -252,18 +268,24 @@ class Variant:
     temporal_range: int | None
 
 
+class NotJoined(UserError):
+    """Runs on several data that are not to be compared together, but can be on each of them."""
+
+
 class Comparison:
     """Finished runs by variant and data.
 
     Args:
         runs: in the order in which variants are to appear.
         threshold: a score; when runs reach it is compared. None for the scale's own, if it has one.
+        apart: why runs on other data are not among them.
 
     Raises:
+        NotJoined: if runs on different data have no scores in common, or not all variants have runs on each.
         UserError: if there is nothing to compare, a run comes twice, or runs differ in kind or in incomparable data.
     """
 
-    def __init__(self, runs: Sequence[FinishedRun], threshold: float | None = None) -> None:
+    def __init__(self, runs: Sequence[FinishedRun], threshold: float | None = None, apart: str = "") -> None:
         if not runs:
             raise UserError("expected finished runs to compare, got none")
         if len(kinds := {run.config.kind for run in runs}) > 1:
@@ -271,7 +293,7 @@ class Comparison:
         for run, other in itertools.combinations(runs, 2):  # by two paths, or a copy: the times of its rows are equal
             if run.config == other.config and run.rows == other.rows:
                 raise UserError(f"expected each run once, got the same one in {run.path} and {other.path}")
-        self.kind = KIND[runs[0].config.kind]
+        self.kind, self.apart = KIND[runs[0].config.kind], apart
         self.runs = [replace(run, variant=name) for run, name in zip(runs, label([run.config for run in runs]))]
         self.names = list(dict.fromkeys(run.variant for run in self.runs))
         self.data = list(dict.fromkeys(run.data for run in self.runs))
@@ -279,15 +301,12 @@ class Comparison:
         for name, data in itertools.product(self.names, self.data):
             if not self.of(name, data):
                 expected = f"every variant on each of {', '.join(self.data)}"
-                raise UserError(f"{mixed}: expected {expected}, got no run of {name} on {data}")
-        # The digest of a text is of its tokens, so that other tokens have another.
-        tokens = [(run.data, *(vars(run.config).get(name) for name in ("tokens", "vocabulary"))) for run in self.runs]
-        if len({(same, run.digest) for same, run in zip(tokens, self.runs) if run.digest}) > len({*tokens}):
-            raise UserError(f"{mixed}: expected runs on the same data, got others under one name, {self.data[0]}")
+                raise NotJoined(f"{mixed}: expected {expected}, got no run of {name} on {data}")
+        require_equal_data([(run.config, run.data, run.digest) for run in self.runs if run.digest])
         scales = [scale for scale in self.kind.scales if all(scale.final in run.summary for run in self.runs)]
         if len(self.data) > 1 and scales[0].threshold is None:
             scale = "human or oracle scores of all" if self.kind.data == "environment" else "one corpus"
-            raise UserError(f"{mixed}: expected {scale}, got {', '.join(self.data)}; compare the runs of each alone")
+            raise NotJoined(f"{mixed}: expected {scale}, got {', '.join(self.data)}")
         self.scale = scales[0]
         self.threshold = self.scale.threshold if threshold is None else threshold
         self.fewest = min(len(self.of(name, data)) for name in self.names for data in self.data)
@@ -349,7 +368,7 @@ class Comparison:
     @functools.cached_property
     def cautions(self) -> list[str]:
         """Reasons to trust the numbers less."""
-        found = []
+        found = [f"Each {self.kind.data} is compared by itself. {self.apart}."] if self.apart else []
         counts = Counter((run.variant, run.data, run.config.seed) for run in self.runs)
         if same := sorted({name for (name, _, _), count in counts.items() if count > 1}):
             begin = "they begin with the same weights, but count as independent."
@@ -371,13 +390,26 @@ class Comparison:
             name=name,
             runs=runs,
             score=estimate(interquartile_mean, scores),
-            mean=statistics.mean(scores),
+            mean=float(statistics.mean(scores)),
             correct=float(np.mean(correct)) if correct else None,
             reached=[run.reached(self.threshold, self.scale) for run in runs],
             speed=float(np.mean([run.speed for run in runs])),
             state_bytes=memory_bytes(runs[0].config),
             temporal_range=temporal_range(runs[0].config.core_config),
         )
+
+
+def compare(runs: Sequence[FinishedRun], threshold: float | None = None) -> list[Comparison]:
+    """The comparison of runs; if those on different data cannot be joined, one for each of these data.
+
+    Raises a UserError as `Comparison` does.
+    """
+    try:
+        return [Comparison(runs, threshold)]
+    except NotJoined as error:
+        reason = str(error)
+    every = dict.fromkeys(run.data for run in runs)
+    return [Comparison([run for run in runs if run.data == data], threshold, reason) for data in every]
 
 
 def memory_bytes(config: Any) -> int:

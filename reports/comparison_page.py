@@ -5,7 +5,9 @@ import csv
 import importlib.util
 import io
 import math
+import re
 import shlex
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,31 +28,50 @@ from training.sweep import CORE_FIELDS, IGNORED, flatten, goal
 
 FOLDER = "report"
 INTERVAL, RANGE = "its 95 % bootstrap interval", "the range of the runs, which are too few for an interval"
+FEW = 5
+"""Most runs of one task whose interquartile mean has their range as its interval; see `actors.intervals.tail`."""
 CLOSE = 5
 """Points by which a share of correct choices may miss what reach predicts and still agree with it."""
 
 
-def write_report(folder: Path, comparison: Comparison, missing: Mapping[str, str], command: str) -> Path:
-    """Writes the report and returns the page's path.
+def write_reports(folder: Path, comparisons: Sequence[Comparison], missing: Mapping[str, str], command: str) -> Path:
+    """Writes the report of a comparison, or of several on other data and a page with links to them.
 
     Args:
-        folder: where `report.html` and the folder `report` go.
-        comparison: the finished runs.
-        missing: runs that are not in it, and why.
+        folder: where `report.html`, and the folder `report` with tables and figures, go.
+        comparisons: of the finished runs; see `reports.comparison.compare`.
+        missing: runs that are in none of them, and why.
         command: creates the report again.
+
+    Returns:
+        the path of `report.html`.
     """
-    beside = folder / FOLDER
+    page, beside = folder / "report.html", folder / FOLDER
+    if len(comparisons) == 1:
+        return _write_report(page, beside, page_data(folder, comparisons[0], missing, command), comparisons[0])
+    links = []
+    for number, comparison in enumerate(comparisons, 1):
+        (data,) = comparison.data
+        name = f"{number}-{re.sub(r'[^A-Za-z0-9.]+', '-', data).strip('-')}"
+        found = page_data(folder, comparison, missing, command)
+        own = _write_report(folder / f"report-{name}.html", beside / name, found, comparison)
+        links.append({"name": data, "link": urllib.parse.quote(own.name), "verdict": found["verdict"]})
+    title = ", ".join(each["name"] for each in links)
+    return write_page(page, "comparisons", {"title": title, "why": comparisons[0].cautions[0], "pages": links})
+
+
+def _write_report(page: Path, beside: Path, data: Mapping[str, Any], comparison: Comparison) -> Path:
+    """Writes a page, and its tables and, if matplotlib is installed, figures into a folder; returns the page's path."""
     beside.mkdir(parents=True, exist_ok=True)
-    data = page_data(folder, comparison, missing, command)
     files = {f"{name}.csv": to_csv(rows).encode() for name, rows in tables(comparison).items()}
     if importlib.util.find_spec("matplotlib"):
         from reports.figures import draw
 
-        files |= draw(data)
+        files |= draw(dict(data))
     for name, content in files.items():
         with replacing(beside / name) as temporary:
             temporary.write_bytes(content)
-    return write_page(folder / "report.html", "comparison", data)
+    return write_page(page, "comparison", {**data, "tables": str(beside.relative_to(page.parent))})
 
 
 def tables(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
@@ -197,12 +218,13 @@ def extremes(comparison: Comparison, folder: Path) -> list[dict[str, Any]]:
 
 
 def print_scores(console: Console, comparison: Comparison) -> None:
-    """Prints the final scores: the variants' table of the page up to the speed."""
+    """Prints the final scores: the variants' table of the page up to the speed; of what, if other data are apart."""
     found = variant_table(comparison)
     count = found["head"].index(f"{comparison.kind.speed}/s") + 1
     rows = [[cell if isinstance(cell, dict) else {"text": str(cell)} for cell in row[:count]] for row in found["rows"]]
     texts = [[f"{cell['text']}  {cell.get('small', '')}".rstrip() for cell in row] for row in rows]
-    print_table(console, found["head"][:count], texts, 1, comparison.scale.text)
+    where = f", {', '.join(comparison.data)}" if comparison.apart else ""
+    print_table(console, found["head"][:count], texts, 1, comparison.scale.text + where)
 
 
 def verdict(comparison: Comparison) -> str:
@@ -226,7 +248,7 @@ def verdict(comparison: Comparison) -> str:
 
 def spread(comparison: Comparison) -> str:
     """What the brackets of a variant's scores are; empty if there are none."""
-    few = comparison.fewest < 4 and len(comparison.data) == 1
+    few = comparison.fewest <= FEW and len(comparison.data) == 1
     return "" if comparison.fewest < 2 else RANGE if few else INTERVAL
 
 

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from commands.parsing import parse_train
-from reports.comparison_page import agreement
-from tests.commands.cli import Commands
+from reports.comparison import KIND, Comparison, read_run
+from reports.comparison_page import agreement, next_best, verdict
+from tests.commands.cli import Commands, write_corpus
 from tests.commands.pages import embedded
 from training import UserError
 from training.config import RunConfig, core_name, read_config, to_plain
@@ -100,6 +102,23 @@ def test_bad_input_is_one_clear_line(
     speech = arguments[:1] == ["speech compare"]
     cli.refuse(*(["speech", "compare", *arguments[1:]] if speech else ["compare", *arguments]), words=words)
     assert {path.name for path in tmp_path.iterdir()} == {"EMPTY", "FULL", "SWEEP"}
+
+
+@pytest.mark.parametrize("kind", ["images", "text"])
+def test_other_data_of_one_name_are_refused_before_training(kind: str, tmp_path: Path, cli: Commands) -> None:
+    """Images of other shapes; texts in two folders of one name."""
+    books = [tmp_path / name / "books" for name in ("a", "b")]
+    for folder in books:
+        folder.parent.mkdir()
+        write_corpus(kind, folder)
+    varied = ["corpus.height", "8", "16", "--corpus.path", books[0]]
+    if kind == "text":
+        (books[1] / "0.txt").write_text("another text\n" * 20)
+        varied = ["path", *books, "--corpus", "folder"]
+    words = "mixed corpora: expected runs on the same data, got others under one name, books"
+    arguments = ["--kind", kind, "--cores", "lstm", "--folder", tmp_path / "sweep", "--vary", *varied]
+    cli.refuse("compare", *arguments, words=words)
+    assert not (tmp_path / "sweep").exists()
 
 
 MakeRun = Callable[..., Path]
@@ -209,10 +228,40 @@ def test_environments_with_a_common_scale_are_joined(make_run: MakeRun, tmp_path
     assert "[" not in printed, "no interval"
     rows = [row for name in ("variants", "improvements") for row in table(out / "report" / f"{name}.csv")]
     assert {row[end] for row in rows for end in ("low", "high")} == {""}
-    cli.refuse("compare", "--from", *runs[:3], words=["mixed environments", LONGER, "no run of lstm"])
-    for run in runs:
-        (run / "evaluation.json").write_text('{"return": {"mean": 1.0}}')
-    cli.refuse("compare", "--from", *runs, words="human or oracle scores")
+
+
+@pytest.mark.parametrize("lacking", ["scores", "a run"])
+def test_environments_without_a_common_scale_are_compared_alone(
+    lacking: str, make_run: MakeRun, tmp_path: Path, cli: Commands
+) -> None:
+    """Also if a variant has no run in one of them: nothing that was trained is thrown away."""
+    out, here, there = tmp_path / "out", "gym:CartPole-v1", "gym:Taxi-v4"
+    if lacking == "a run":
+        here, there = RECALL, LONGER
+    scores = [("gru", here, 60.0), ("lstm", here, 50.0), ("gru", there, -20.0), ("lstm", there, -10.0)]
+    runs = [make_run(f"{index}", core, 0, [50.0], score, env=env) for index, (core, env, score) in enumerate(scores)]
+    if lacking == "scores":
+        for run, (*_, score) in zip(runs, scores):
+            (run / "evaluation.json").write_text(json.dumps({"return": {"mean": score}}))
+        why = "Each environment is compared by itself. mixed environments: expected human or oracle scores of all"
+    else:
+        runs.pop()
+        why = f"mixed environments: expected every variant on each of {here}, {there}, got no run of lstm on {there}."
+    printed, text = compare(cli, out, runs)
+    assert why in html.unescape(text)
+    assert why in " ".join(printed.split())
+    assert printed.count("interquartile mean") == 2
+    pages = [page["link"] for page in embedded(out / "report.html")["pages"]]
+    first, second = (embedded(out / page) for page in pages)
+    assert [(page["title"], len(page["scores"])) for page in (first, second)] == [(here, 2), (there, len(runs) - 2)]
+    assert first["verdict"] in html.unescape(text)
+    assert "gru has the highest interquartile mean, 60.00" in first["verdict"]
+    assert second["scores"][0]["value"] == -20
+    for number, (page, env) in enumerate(zip((first, second), (here, there)), 1):
+        folder = out / page["tables"]
+        assert folder.name.startswith(f"{number}-{env[:3]}")
+        assert {row["environment"] for row in table(folder / "runs.csv")} == {env}
+        assert (out / pages[number - 1]).read_text().count(page["tables"]) > 1
 
 
 def test_two_runs_of_each_in_every_environment_have_intervals(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
@@ -224,6 +273,50 @@ def test_two_runs_of_each_in_every_environment_have_intervals(make_run: MakeRun,
     assert "that gru is better is confirmed, as far as so few runs can" in text
     _, text = compare(cli, tmp_path / "out", runs[:-1])
     assert "more runs in one environment than in another" in text
+
+
+def verdict_of(make_run: MakeRun, scores: dict[str, list[float]]) -> tuple[str, dict[str, Any]]:
+    """What the page says of final scores by core, and of the next best variant."""
+    runs = [
+        make_run(f"{core}{seed}", core, seed, [1.0], of[seed]) for core, of in scores.items() for seed in range(len(of))
+    ]
+    comparison = Comparison([read_run(run) for run in runs])
+    return verdict(comparison), next_best(comparison)
+
+
+@pytest.mark.parametrize("others", [range(0, 50, 10), range(40, 90, 10)])
+def test_a_variant_is_better_if_all_of_its_interval_is_above_50_percent(others: range, make_run: MakeRun) -> None:
+    """60 to 100 against 0 to 40, and against 40 to 80, of which it wins 78 % of the pairs."""
+    ours = [60.0, 70.0, 80.0, 90.0, 100.0]
+    said, second = verdict_of(make_run, {"gru": ours, "lstm": [float(score) for score in others]})
+    pairs = [(a > b) + (a == b) / 2 for a in ours for b in others]
+    assert second["p"].startswith(f"{100 * np.mean(pairs):.0f} %")
+    assert np.mean(pairs) > 0.75
+    assert second["confirmed"] == (others[0] == 0)
+    assert ("its runs are better than those of lstm" in said) == (others[0] == 0)
+    assert said.startswith("No difference is confirmed: gru") == (others[0] > 0)
+
+
+def test_of_three_variants_one_may_be_worse_and_one_open(make_run: MakeRun) -> None:
+    ours = [60.0, 70.0, 80.0, 90.0, 100.0]
+    scores = {"gru": ours, "lstm": [each - 1 for each in ours], "memoryless": [each - 60 for each in ours]}
+    said, second = verdict_of(make_run, scores)
+    assert "its runs are better than those of memoryless; whether it differs from lstm is open." in said
+    assert (second["name"], second["confirmed"]) == ("lstm", False)
+
+
+def test_curves_are_of_the_last_stage_alone(make_run: MakeRun) -> None:
+    """An earlier stage's scores are of another environment; nothing of them reaches the threshold."""
+    path = make_run("staged", "lstm", 0, [90.0, 95.0, 10.0, 80.0, 85.0], 85.0, stages=[f"{LONGER} until frames 200"])
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for row, stage in zip(rows, (1, 1, 2, 2, 2)):
+        row["stage"] = stage
+    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    run = read_run(path)
+    x, scores = run.curve(KIND["launch"].scales[1])
+    assert (x.tolist(), scores.tolist()) == ([300, 400, 500], [10, 80, 85])
+    assert run.reached(75.0, KIND["launch"].scales[1]) == 400
+    assert run.reached(85.1, KIND["launch"].scales[1]) is None
 
 
 def test_reach_is_beside_the_delays_of_a_level(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
