@@ -58,6 +58,8 @@ class LearnerConfig(Checked):
     """Weight of the entropy bonus at the first step."""
     entropy_cost_end: AtLeast0 | None = None
     """If given, the weight of the entropy bonus changes linearly to this over the run's frames (--schedule-frames)."""
+    schedule_start: Annotated[float, Range(0, 0.99)] = 0.0
+    """Share of these frames before learning rate and entropy cost begin to change."""
     baseline_cost: AtLeast0 = 0.5
     """Weight of the value function's loss, itself half the squared error."""
     reward_clipping: Literal["none", "abs_one", "soft_asymmetric"] = "none"
@@ -98,16 +100,20 @@ class LearnerConfig(Checked):
             raise ValueError(f"clip_c: expected {highest}, got {self.clip_c!r}")
 
     def learning_rate_at(self, progress: float) -> float:
-        """The learning rate when a share `progress`, 0 to 1, of the schedule is over."""
+        """The learning rate when a share `progress`, 0 to 1, of the schedule's frames is over."""
         if self.learning_rate_schedule == "constant":
             return self.learning_rate
-        return self.learning_rate * (1 - progress)
+        return self.learning_rate * (1 - self._changed(progress))
 
     def entropy_cost_at(self, progress: float) -> float:
-        """The weight of the entropy bonus when a share `progress`, 0 to 1, of the schedule is over."""
+        """The weight of the entropy bonus when a share `progress`, 0 to 1, of the schedule's frames is over."""
         if self.entropy_cost_end is None:
             return self.entropy_cost
-        return self.entropy_cost + (self.entropy_cost_end - self.entropy_cost) * progress
+        return self.entropy_cost + (self.entropy_cost_end - self.entropy_cost) * self._changed(progress)
+
+    def _changed(self, progress: float) -> float:
+        """The share of the change that is over: 0 until `schedule_start`, then linear to 1."""
+        return max(0.0, progress - self.schedule_start) / (1 - self.schedule_start)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,10 @@ from learner.config import make_preset as find_preset
 from training.config import RunConfig
 
 
-def cpu(core: str = "compressive") -> RunConfig:
-    """The reduced level on two CPU cores in under ten minutes; `make train` runs it."""
+def small_network(core: str) -> RunConfig:
+    """What the presets for CPU cores have in common: a core of two layers of 64 features, and its learner."""
     sizes = {"model_size": 64, "num_layers": 2, "num_heads": 4, "mlp_size": 128, "segment_size": 16, "norm": "pre"}
     return RunConfig(
-        preset="cpu",
-        env="rooms:small",
-        frames=4_000_000,
         agent=AgentConfig(
             torso="small", torso_size=256, core=matched_cores(sizes, 16, 16)[core], reconstruction_cost=1.0
         ),
@@ -36,13 +33,35 @@ def cpu(core: str = "compressive") -> RunConfig:
     )
 
 
+def cpu(core: str = "compressive") -> RunConfig:
+    """The reduced level on two CPU cores in a few minutes; `make train` runs it.
+
+    How soon the task is learned depends on the number of updates, so they are small. When it is learned, the rates
+    fall to their ends, because constant ones forget it again now and then.
+    """
+    config = small_network(core)
+    return dataclasses.replace(
+        config,
+        preset="cpu",
+        env="rooms:small",
+        frames=3_200_000,
+        learner=dataclasses.replace(
+            config.learner, learning_rate_schedule="linear", entropy_cost_end=3e-3, schedule_start=0.6
+        ),
+        actors=dataclasses.replace(config.actors, envs_per_actor=32),
+    )
+
+
 def level(core: str = "compressive") -> RunConfig:
     """The level itself, halved to 36 x 48 pixels, on two CPU cores in an hour or two.
 
     Large and near objects come first, so that the agent meets choices before it knows its way. A stage ends when most
     choices are right; all of them together at the latest after 44 of 96 M frames.
     """
-    config, near = cpu(core), "rooms:full-half,distance_scale={},object_scale={} until correct {} or frames {}"
+    config, near = (
+        small_network(core),
+        "rooms:full-half,distance_scale={},object_scale={} until correct {} or frames {}",
+    )
     return dataclasses.replace(
         config,
         preset="level",
@@ -123,7 +142,7 @@ def memory(core: str = "compressive") -> RunConfig:
     4, 8 and 16 steps, so that compressed slots must be read.
     """
     sizes = {"model_size": 64, "num_layers": 1, "num_heads": 4, "mlp_size": 128, "segment_size": 8, "norm": "pre"}
-    config = cpu(core)
+    config = small_network(core)
     return dataclasses.replace(
         config,
         preset="memory",
@@ -143,7 +162,7 @@ def minigrid(core: str = "compressive") -> RunConfig:
 
     Episodes of the training end after 96 steps, as in CleanRL's ppo_trxl; evaluate with the environment itself.
     """
-    config = cpu(core)
+    config = small_network(core)
     return dataclasses.replace(
         config,
         preset="minigrid",

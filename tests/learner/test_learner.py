@@ -92,6 +92,14 @@ def test_schedules_are_linear_in_steps_and_end(tiny_agent, trajectory):
         assert same(before, learner.weights()) == (steps == 1000)
 
 
+def test_schedules_begin_after_their_share_of_the_steps(tiny_agent):
+    schedules = {"learning_rate_schedule": "linear", "entropy_cost": 0.3, "entropy_cost_end": 0.1}
+    learner = make(tiny_agent(), total_steps=100, learning_rate=0.5, schedule_start=0.6, **schedules)
+    for steps, *expected in ((0, 0.5, 0.3), (60, 0.5, 0.3), (70, 0.375, 0.25), (90, 0.125, 0.15), (100, 0.0, 0.1)):
+        learner.steps = steps
+        assert [learner.learning_rate, learner.entropy_cost] == pytest.approx(expected, abs=1e-9)
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
