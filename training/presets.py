@@ -58,10 +58,8 @@ def level(core: str = "compressive") -> RunConfig:
     Large and near objects come first, so that the agent meets choices before it knows its way. A stage ends when most
     choices are right; all of them together at the latest after 44 of 96 M frames.
     """
-    config, near = (
-        small_network(core),
-        "rooms:full-half,distance_scale={},object_scale={} until correct {} or frames {}",
-    )
+    config = small_network(core)
+    near = "rooms:full-half,distance_scale={},object_scale={} until correct {} or frames {}"
     return dataclasses.replace(
         config,
         preset="level",
