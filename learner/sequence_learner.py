@@ -102,6 +102,7 @@ class SequenceLearner:
             output = self._forward(part, before)
             # A part with few terms weighs little: its sums are divided by the numbers of terms of all parts.
             own = {name: mean._replace(count=terms.get(name, mean.count)) for name, mean in output.losses.items()}
+            assert output.nll is not None
             losses = {"loss/nll": output.nll.sum() / count.clamp(min=1) / steps}
             losses |= {f"loss/{name}": loss / steps for name, loss in reduce_losses(own, self.comm.sum).items()}
             torch.stack(list(losses.values())).sum().backward()

@@ -43,7 +43,7 @@ def _expand(companded: np.ndarray) -> np.ndarray:
     return np.sign(companded) * np.expm1(np.abs(companded) * np.log1p(_MU)) / _MU
 
 
-LOUDEST = float(_expand(np.float64(1 + 1 / _MU)))
+LOUDEST = float(_expand(np.array(1 + 1 / _MU)))
 """Samples up to 1.02, half a level beyond 1, are as near to the last level as others are to theirs."""
 
 
