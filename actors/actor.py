@@ -81,7 +81,8 @@ class EnvOutput(NamedTuple):
 class Player:
     """Environments and statistics of their episodes; subclasses choose the actions.
 
-    All methods that call the environments raise an `envs.EnvironmentFailed` if these fail (see `envs.guard`).
+    All methods that call the environments raise an `envs.EnvironmentFailed` if these fail, and an `envs.WrongOutput` if
+    they return what they should not (see `envs.guard`).
 
     Args:
         envs: a vector environment that resets on the next step, with Discrete actions.
@@ -122,7 +123,7 @@ class Player:
             observation, reward, terminated, truncated, infos = self.envs.step(action)
             self.infos = infos
             if not (np.abs(reward) <= np.finfo(np.float32).max).all():  # false for NaN, too
-                raise ValueError(f"expected finite rewards, got {reward}")
+                raise guard.OutputError(f"step: reward: expected finite numbers (float32), got {reward}")
             self.over = np.logical_or(terminated, truncated)
             self.scores += reward
             self.lengths += ~was_over

@@ -8,7 +8,7 @@ in `rooms/`, DeepMind Lab in `dmlab.py`, other libraries in `gym.py` and `dm.py`
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from envs.guard import EnvironmentFailed, EnvironmentLost, limit_calls
+from envs.guard import EnvironmentFailed, EnvironmentLost, WrongOutput, limit_calls
 
 if TYPE_CHECKING:
     from envs.registry import (
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from envs.scores import chance_of_choice, mean_normalised, reference_scores
 
-__all__ = ["EnvironmentFailed", "EnvironmentLost", "limit_calls"]
+__all__ = ["EnvironmentFailed", "EnvironmentLost", "WrongOutput", "limit_calls"]
 __all__ += ["drawing", "foreign_code", "held_out", "make_device", "make_vector"]
 __all__ += ["parse_spec", "prepare", "require_consent", "tasks"]
 __all__ += ["chance_of_choice", "mean_normalised", "reference_scores"]

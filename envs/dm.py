@@ -14,7 +14,9 @@ import numpy as np
 from dm_env import specs
 from gymnasium import spaces
 
+from envs.guard import OutputError
 from envs.gym import adapt
+from envs.outputs import conformer, described, number
 from envs.rooms import RoomsConfig, RoomsEnv
 
 
@@ -31,6 +33,7 @@ class DmEnv(gymnasium.Env[Any, Any]):
 
     Raises:
         ValueError: for specs that are not arrays of numbers.
+        OutputError: from `reset` and `step`, for what is not as the specs say.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium's own convention)
@@ -40,6 +43,9 @@ class DmEnv(gymnasium.Env[Any, Any]):
         self._environment = make()
         self.observation_space = to_space(self._environment.observation_spec())
         self.action_space = to_space(self._environment.action_spec())
+        self._conform_first = conformer(self.observation_space, "reset: observation")
+        self._conform = conformer(self.observation_space, "step: observation")
+        self._conform_action = conformer(self.action_space, "step: action")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begins an episode; without a seed, the environment's random stream continues."""
@@ -47,20 +53,33 @@ class DmEnv(gymnasium.Env[Any, Any]):
         if seed is not None and "seed" in inspect.signature(self._make).parameters:
             self._environment.close()
             self._environment = self._make(seed=seed)
-        return _as_arrays(self.observation_space, self._environment.reset().observation), {}
+        timestep = _timestep("reset", self._environment.reset())
+        return self._conform_first(timestep.observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One step. Raises RuntimeError if the environment begins an episode instead, as it does after the end."""
-        timestep = self._environment.step(_as_arrays(self.action_space, action))
+        """One step. Raises an OutputError if the environment begins an episode instead, as it does after the end."""
+        timestep = _timestep("step", self._environment.step(self._conform_action(action)))
         if timestep.first():
-            raise RuntimeError("step() before reset() or after the episode ended: call reset()")
-        truncated = timestep.last() and bool(timestep.discount)
-        observation = _as_arrays(self.observation_space, timestep.observation)
-        return observation, float(timestep.reward or 0.0), timestep.last() and not truncated, truncated, {}
+            raise OutputError(
+                "step: expected a further step of the episode, got the first one of another; before an episode, and "
+                "after its end, call reset()"
+            )
+        observation = self._conform(timestep.observation)
+        reward = number(timestep.reward, "step: reward")
+        over = bool(timestep.last())
+        truncated = over and number(timestep.discount, "step: discount") != 0.0
+        return observation, reward, over and not truncated, truncated, {}
 
     def close(self) -> None:
         """Closes the environment."""
         self._environment.close()
+
+
+def _timestep(call: str, answer: Any) -> Any:
+    """What a call returned, if it has what a `dm_env.TimeStep` has."""
+    if not all(hasattr(answer, name) for name in ("first", "last", "reward", "discount", "observation")):
+        raise OutputError(f"{call}: expected a dm_env.TimeStep, got {described(answer)}")
+    return answer
 
 
 def to_space(spec: Any) -> spaces.Space[Any]:
@@ -78,15 +97,6 @@ def to_space(spec: Any) -> spaces.Space[Any]:
     if isinstance(spec, specs.BoundedArray):
         low, high = (np.broadcast_to(bound, spec.shape) for bound in (spec.minimum, spec.maximum))
     return spaces.Box(low, high, spec.shape, spec.dtype.type)
-
-
-def _as_arrays(space: spaces.Space[Any], value: Any) -> Any:
-    """The value with a fresh array of the space's type at every leaf."""
-    if isinstance(space, spaces.Dict):
-        return {key: _as_arrays(part, value[key]) for key, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_as_arrays(part, item) for part, item in zip(space, value))
-    return np.array(value, space.dtype)
 
 
 class RoomsDmEnv(dm_env.Environment):

@@ -28,12 +28,20 @@ class EnvironmentFailed(RuntimeError):
     """An environment raised or exited; the message has its name, the call and, on further lines, the place."""
 
 
+class WrongOutput(EnvironmentFailed):
+    """An environment returned what its spaces or gymnasium's interface do not allow; the message is one line."""
+
+
 class EnvironmentLost(EnvironmentFailed):
     """A call did not return in time and was interrupted, or the environment's process died."""
 
 
 class ForeignError(RuntimeError):
     """An error in an environment's own process. The message has the place, too."""
+
+
+class OutputError(RuntimeError):
+    """What is wrong with something that an environment returned: the call, the field, what was expected and came."""
 
 
 class ProcessDied(RuntimeError):
@@ -56,7 +64,9 @@ def limit_calls(seconds: float) -> None:
 
 
 class calling:
-    """Context of one call into environments: raises `EnvironmentFailed` or `EnvironmentLost` for its errors.
+    """Context of one call into environments: raises an `EnvironmentFailed` for its errors.
+
+    That is an `EnvironmentLost` if it hangs or dies, and a `WrongOutput` for what it returned.
 
     Ctrl-C passes, and while environments are made so do errors that are about the user's options, as ValueErrors and
     ImportErrors. Only calls in the main thread are limited in time.
@@ -91,11 +101,13 @@ class calling:
         if isinstance(error, Interrupted):
             problem = f"expected it to return within {_limit:g} s (step-seconds){error}{_place(error)}"
             raise EnvironmentLost(f"environment {self.task} hangs {self}: {problem}") from error
-        mistake = about_options(error) if self.when == "while it was made" else None
-        if isinstance(mistake, ImportError):
+        if isinstance(error, OutputError):
+            raise WrongOutput(f"environment {self.task}, {error}") from error
+        mistake = about_options(error, making=self.when == "while it was made")
+        if mistake and isinstance(error, ImportError):
             return
         if mistake:
-            raise ValueError(f"environment {self.task}: {mistake}") from error
+            raise type(mistake)(f"environment {self.task}: {mistake}") from error
         failed = EnvironmentLost if isinstance(error, ProcessDied) else EnvironmentFailed
         raise failed(f"environment {self.task} failed {self}: {described(error)}") from error
 
@@ -107,8 +119,19 @@ def close(envs: "VectorEnv", task: str) -> None:
         envs.close()
 
 
-def about_options(error: BaseException) -> ValueError | ImportError | None:
-    """The error that tells the user of a wrong option; None if the code of the environments that are made raised it."""
+def about_options(error: BaseException, making: bool) -> ValueError | ImportError | None:
+    """The error that tells the user of a wrong option or a missing package; None if it is a fault of an environment.
+
+    Args:
+        error: what a call into environments raised.
+        making: whether the call made them. Later errors are faults, but for a package of gymnasium's own environments.
+    """
+    from gymnasium.error import DependencyNotInstalled
+
+    if isinstance(error, DependencyNotInstalled):
+        return ImportError(str(error))
+    if not making:
+        return None
     if not isinstance(error, (ImportError, ValueError, TypeError, AttributeError)) or _foreign(error):
         return None
     return ImportError(str(error)) if isinstance(error, ImportError) else ValueError(str(error))

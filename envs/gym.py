@@ -4,9 +4,12 @@
 """
 
 import functools
-import importlib
+import importlib.util
 import os
+import re
 import sys
+import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -15,20 +18,29 @@ from gymnasium import spaces
 from gymnasium.wrappers import TransformObservation
 from numpy.typing import NDArray
 
+from envs.outputs import NUMERIC, checked, leaves
+from envs.vectors import flattener
+
 Env = gymnasium.Env[Any, Any]
 EXTRA = "pip install -e '.[envs]'"
-#: Module -> the beginnings of ids that it registers, and the command that installs it. memory-gym pins other releases
-#: of gymnasium and pygame, but works with these.
-PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
-    "minigrid": (("MiniGrid-", "BabyAI-"), EXTRA),
-    "popgym": (("popgym-",), EXTRA),
+#: Module -> the ids that it registers when it is imported (how they begin), and the command that installs it. Runs of
+#: other people may name these modules. memory-gym pins other releases of gymnasium and pygame, but works with these.
+PACKAGES: dict[str, tuple[str, str]] = {
+    "minigrid": ("MiniGrid-|BabyAI-", EXTRA),
+    "popgym": ("popgym-", EXTRA),
     "memory_gym": (
-        ("MortarMayhem", "MysteryPath", "SearingSpotlights", "Endless-"),
+        "MortarMayhem|MysteryPath|SearingSpotlights|Endless-",
         f"{EXTRA} && pip install --no-deps memory-gym==1.0.2",
     ),
+    "ale_py": (r"ALE/|\w+NoFrameskip-v", "pip install ale-py"),
+    "miniworld": ("MiniWorld-", "pip install miniworld"),
+    "vizdoom.gymnasium_wrapper": ("Vizdoom", "pip install vizdoom"),
+    "shimmy": ("bsuite/|dm_control/", "pip install 'shimmy[bsuite,dm-control]'"),
 }
 #: One-hot bits of a cell of MiniGrid's view: its kind (11), colour (6) and state (3).
 MINIGRID_BITS = (11, 6, 3)
+MOST_NUMBERS = 1_000_000
+"""Most numbers of an observation that is a vector, and most actions."""
 
 
 def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: Any) -> Env:
@@ -46,9 +58,14 @@ def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: An
     """
     if name.count(":") > 1:
         raise ValueError("expected an id such as CartPole-v1, or package:id")
-    _register(name)
+    identity = _register(name)
     try:
-        env = gymnasium.make(name, disable_env_checker=True, **fields)
+        with warnings.catch_warnings():
+            # Films try whether an environment draws itself: it need not say before that it does.
+            warnings.filterwarnings("ignore", ".*render_mode", UserWarning)
+            env = checked(gymnasium.make(identity, disable_env_checker=True, **fields))
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ImportError(f"gym:{name}: {error}") from None
     except gymnasium.error.Error as error:
         raise ValueError(str(error)) from error
     if "minigrid" in sys.modules and isinstance(env.unwrapped, sys.modules["minigrid"].minigrid_env.MiniGridEnv):
@@ -58,16 +75,39 @@ def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: An
     return adapt(env)
 
 
-def _register(name: str) -> None:
-    """Imports the package that registers an id. Gymnasium imports a package that the id itself names."""
-    for module, (prefixes, installation) in PACKAGES.items():
-        if name.startswith(prefixes):
-            os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-            os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card and complains
-            try:
-                importlib.import_module(module)
-            except ModuleNotFoundError as error:
-                raise ImportError(f"gym:{name} needs {error.name}: {installation}") from None
+def _register(name: str) -> str:
+    """Imports the package that registers an id, if it is one of `PACKAGES`; returns the id for `gymnasium.make`.
+
+    Gymnasium imports other packages, which the id itself names.
+    """
+    named, _, identity = name.rpartition(":")
+    for module, (pattern, installation) in PACKAGES.items():
+        if named == module or (not named and re.match(pattern, identity)):
+            _import_installed(module, name, installation)
+            return identity
+    return name
+
+
+def _import_installed(module: str, name: str, installation: str) -> None:
+    """Imports one of `PACKAGES`, but not from the working directory: that may be a folder of someone else's.
+
+    Raises an ImportError with the command that installs it if it is missing.
+    """
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card and complains
+    package = module.partition(".")[0]
+    if package not in sys.modules:
+        found = importlib.util.find_spec(package)
+        places = (found.submodule_search_locations or [found.origin or ""]) if found else []
+        if Path.cwd() in [Path(place).parent.resolve() for place in places]:
+            raise ImportError(f"gym:{name} needs {package}, installed and not in the working directory: {installation}")
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"gym:{name} needs {error.name}: {installation}") from None
+    if package == "ale_py":
+        ale = sys.modules[package]
+        ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # else every environment prints a greeting
 
 
 def adapt(env: Env) -> Env:
@@ -75,14 +115,21 @@ def adapt(env: Env) -> Env:
 
     An image is a Box of uint8 [height, width, channels], or [height, width], to which an axis of channels is added.
     Every other Box, Discrete, MultiDiscrete, MultiBinary, and Tuples and Dicts of these become one float32 vector, in
-    which whole numbers are one-hot (gymnasium's `flatten`).
+    which whole numbers are one-hot (gymnasium's `flatten`). `metadata["flattened_images"]` says which parts of such a
+    vector look like images: they do not reach the torso for images.
+
+    Args:
+        env: returns what its spaces say; see `envs.outputs.checked`.
 
     Raises:
-        ValueError: for observations of another kind, and actions other than Discrete from 0.
+        ValueError: for observations of another kind, and actions other than Discrete from 0; and for more than
+            `MOST_NUMBERS` numbers in a vector, or actions.
     """
     actions, space = env.action_space, env.observation_space
     if not isinstance(actions, spaces.Discrete) or actions.start != 0:
         raise ValueError(f"action space: expected Discrete(n) from 0, got {_line(actions)}")
+    if actions.n > MOST_NUMBERS:
+        raise ValueError(f"action space: expected at most {MOST_NUMBERS:,} actions, got {_line(actions)}")
     if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3):
         if len(space.shape) == 2:
             grey = spaces.Box(0, 255, (*space.shape, 1), np.uint8)
@@ -90,15 +137,27 @@ def adapt(env: Env) -> Env:
         if space.shape[2] > min(space.shape[:2]):
             raise ValueError(f"expected images [height, width, channels], got {list(space.shape)}")
         return env
-    try:
-        flat: Any = spaces.flatten_space(space)
-    except NotImplementedError:  # a package's own kind of space
-        flat = None
-    if not isinstance(flat, spaces.Box):
-        kinds = "Box, Discrete, MultiDiscrete, MultiBinary, or a Tuple or Dict of them"
-        raise ValueError(f"observation space: expected {kinds}, got {_line(space)}")
+    parts = dict(leaves(space))
+    for name, part in parts.items():
+        if not isinstance(part, NUMERIC):
+            kinds = "Box, Discrete, MultiDiscrete, MultiBinary, or a Tuple or Dict of them"
+            raise ValueError(f"observation space: expected {kinds}, got {_line(part)} as {name}")
+    size = spaces.flatdim(space)
+    if not 1 <= size <= MOST_NUMBERS:
+        expected = f"1 to {MOST_NUMBERS:,} numbers (whole numbers are one-hot)"
+        raise ValueError(f"observation space: expected {expected}, got {size:,} in {_line(space)}")
+    flat: Any = spaces.flatten_space(space)
     vector = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
-    return TransformObservation(env, lambda value: np.asarray(spaces.flatten(space, value), np.float32), vector)
+    shown = TransformObservation(env, flattener(space), vector)
+    images = [f"{name} ({part.dtype} {list(part.shape or ())})" for name, part in parts.items() if _is_image(part)]
+    shown.metadata = {**env.metadata, "flattened_images": tuple(images)}
+    return shown
+
+
+def _is_image(space: spaces.Space[Any]) -> bool:
+    """Whether a part of a vector looks like an image, or like several."""
+    axes = len(space.shape or ())
+    return isinstance(space, spaces.Box) and (axes > 2 or (axes == 2 and space.dtype == np.uint8))
 
 
 def _minigrid(env: Env, view: str, tile: int) -> Env:

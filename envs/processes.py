@@ -1,8 +1,11 @@
 """Copies of one `gymnasium.Env` as a batch, in this process or in processes of its own.
 
 Gymnasium's `AsyncVectorEnv` starts a process for every environment; an actor steps dozens. Here each process steps its
-share as a `SyncVectorEnv`, so a step costs one message per process. Actors are processes already: this is for
+share as a `SerialVectorEnv`, so a step costs one message per process. Actors are processes already: this is for
 environments so slow that one actor's need more than one core, and for engines that may end their process.
+
+Of the infos only the counters that `metadata["episode_metrics"]` names are read, since nobody asks for others:
+environments may return there what they like.
 """
 
 import multiprocessing
@@ -10,18 +13,19 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, create_empty_array
 from numpy.typing import NDArray
 
-from envs.guard import ForeignError, Interrupted, ProcessDied, about_options, described
+from envs.guard import ForeignError, Interrupted, OutputError, ProcessDied, about_options, described
+from envs.outputs import number
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 JOIN_SECONDS = 5.0
@@ -40,19 +44,130 @@ def batch(make: MakeEnv, num_envs: int, processes: int = 0, quiet: bool = False)
         raise ValueError(f"processes: expected a whole number, got {processes!r}")
     if processes:
         return ProcessVectorEnv(make, num_envs, min(processes, num_envs), quiet)
-    envs = SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
-    envs.metadata = {"episode_metrics": (), "action_repeat": 1, **envs.metadata}
-    return envs
+    return SerialVectorEnv(make, num_envs)
+
+
+class SerialVectorEnv(VectorEnv):
+    """A batch stepped one after the other in this process. It resets on the next step (gymnasium's NEXT_STEP).
+
+    Unlike gymnasium's `SyncVectorEnv` it ignores infos that nobody asked for, and copies an observation before it steps
+    the next environment, which may share memory with it.
+
+    Raises:
+        ValueError: if the spaces of the environments differ.
+        OutputError: if a counter is not a number, or is missing at the end of an episode.
+    """
+
+    def __init__(self, make: MakeEnv, num_envs: int) -> None:
+        self.num_envs, self.envs = num_envs, [make() for _ in range(num_envs)]
+        first = self.envs[0]
+        shared = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.metadata = {"episode_metrics": (), "action_repeat": 1, **first.metadata, **shared}
+        self.render_mode = first.render_mode
+        self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
+        for env in self.envs[1:]:
+            require_equal_spaces(self, env.observation_space, env.action_space)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._over = np.zeros(num_envs, bool)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode everywhere. Environment i has seed + i, or the ith seed of a sequence."""
+        seeds = _seeds(seed, self.num_envs)
+        observations = self._empty()
+        infos = []
+        for row, env in enumerate(self.envs):
+            observation, info = env.reset(seed=seeds[row], options=options)
+            _write(observations, row, observation)
+            infos.append(info)
+        self._over = np.zeros(self.num_envs, bool)
+        return observations, self._counters(infos, self._over)
+
+    def step(
+        self, actions: NDArray[np.integer]
+    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """One step everywhere."""
+        observations = self._empty()
+        infos = []
+        rewards = np.zeros(self.num_envs)
+        terminated = np.zeros(self.num_envs, bool)
+        truncated = np.zeros(self.num_envs, bool)
+        for row, env in enumerate(self.envs):
+            if self._over[row]:
+                observation, info = env.reset()
+            else:
+                observation, rewards[row], terminated[row], truncated[row], info = env.step(actions[row])
+            _write(observations, row, observation)
+            infos.append(info)
+        self._over = terminated | truncated
+        return observations, rewards, terminated, truncated, self._counters(infos, self._over)
+
+    def _empty(self) -> Any:
+        return create_empty_array(self.single_observation_space, self.num_envs, fn=np.empty)
+
+    def _counters(self, infos: list[Any], over: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
+        """The counters that the environments name, [N] each, and as "_name" where they were given."""
+        found: dict[str, NDArray[Any]] = {}
+        for name in self.metadata["episode_metrics"]:
+            values, given = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
+            for row, info in enumerate(infos):
+                given[row] = isinstance(info, Mapping) and name in info
+                if given[row]:
+                    values[row] = number(info[name], f"info[{name!r}]")
+            if (over & ~given).any():
+                raise OutputError(f"info: expected {name!r} (episode_metrics) at the end of an episode, got none")
+            found |= {name: values, f"_{name}": given}
+        return found
+
+    def render(self) -> tuple[Any, ...]:
+        """What each environment draws of itself."""
+        return tuple(env.render() for env in self.envs)
+
+    def close_extras(self, **_: Any) -> None:
+        """Closes the environments."""
+        for env in self.envs:
+            env.close()
+
+
+def require_equal_spaces(envs: VectorEnv, observation_space: Any, action_space: Any) -> None:
+    """Raises a ValueError if spaces are not those of one environment of a batch."""
+    for name, own, other in (
+        ("observation space", envs.single_observation_space, observation_space),
+        ("action space", envs.single_action_space, action_space),
+    ):
+        if own != other:
+            raise ValueError(f"{name}: expected the same whenever it is made, got {own}, then {other}")
+
+
+def _write(batch: Any, row: int, observation: Any) -> None:
+    """Copies an observation into a row of a batch."""
+    if isinstance(batch, dict):
+        for name, part in batch.items():
+            _write(part, row, observation[name])
+    else:
+        batch[row] = observation
+
+
+def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
+    """The seeds of N environments: seed + i, or those of a sequence; None for none."""
+    if isinstance(seed, int | np.integer):
+        return [int(seed) + row for row in range(num_envs)]
+    seeds = [None] * num_envs if seed is None else list(seed)
+    if len(seeds) != num_envs:
+        raise ValueError(f"reset: expected a value for each of {num_envs} environments, got {len(seeds)}")
+    return seeds
 
 
 class ProcessVectorEnv(VectorEnv):
     """A batch divided over processes; it does what the batch in one process does.
 
-    The infos hold only the counters that `metadata["episode_metrics"]` names. The processes end with the one that made
-    them, also if that is killed; signals to the terminal's group, such as Ctrl-C, do not reach them. They are killed
-    where a call takes too long (see `envs.guard`).
+    The processes end with the one that made them, also if that is killed; signals to the terminal's group, such as
+    Ctrl-C, do not reach them. They are killed where a call takes too long (see `envs.guard`).
 
     Raises:
+        OutputError: as `SerialVectorEnv`.
         ForeignError: from any call, with the text and the place of an error or exit in a process.
         ProcessDied: from any call.
         ValueError, ImportError: if the environments cannot be made with the user's options.
@@ -76,6 +191,12 @@ class ProcessVectorEnv(VectorEnv):
             self.processes.append(process)
         shown = [self._answer(index) for index in range(processes)]
         self.single_observation_space, self.single_action_space, self.metadata = shown[0]
+        try:
+            for observation_space, action_space, _ in shown[1:]:
+                require_equal_spaces(self, observation_space, action_space)
+        except ValueError:
+            self.close()
+            raise
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 
@@ -83,9 +204,7 @@ class ProcessVectorEnv(VectorEnv):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begins an episode everywhere. Environment i has seed + i, or the ith seed of a sequence."""
-        if seed is None or isinstance(seed, (int, np.integer)):
-            seed = [None if seed is None else int(seed) + row for row in range(self.num_envs)]
-        observation, infos = self._call("reset", np.array(seed, object))
+        observation, infos = self._call("reset", np.array(_seeds(seed, self.num_envs), object))
         return observation, infos
 
     def step(
@@ -151,17 +270,18 @@ def _serve(pipe: Connection, make: MakeEnv, num_envs: int, errors: str | None) -
     envs = None
     try:
         envs = batch(make, num_envs)
-        metrics = [prefix + name for name in envs.metadata["episode_metrics"] for prefix in ("", "_")]
         pipe.send((envs.single_observation_space, envs.single_action_space, envs.metadata))
         while True:
             try:
                 name, rows = pipe.recv()
             except (EOFError, ConnectionError):
                 return
-            *values, infos = envs.reset(seed=rows) if name == "reset" else envs.step(rows)
-            pipe.send((*values, {metric: infos[metric] for metric in metrics}))
+            pipe.send(envs.reset(seed=rows) if name == "reset" else envs.step(rows))
+    except OutputError as error:
+        with suppress(ConnectionError):
+            pipe.send(error)
     except BaseException as error:  # also an exit
-        mistake = about_options(error) if envs is None else None
+        mistake = about_options(error, making=envs is None)
         with suppress(ConnectionError):
             pipe.send(mistake or ForeignError(f"{described(error)}\n  in environment process {os.getpid()}"))
     finally:

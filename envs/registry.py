@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,12 +20,15 @@ from envs import dm, dmlab, gym
 from envs.diagnostic import TASKS
 from envs.dmlab30 import LEVELS, find
 from envs.guard import EnvironmentFailed, calling, close
+from envs.outputs import is_picture
 from envs.processes import batch
 from envs.rooms import RoomsConfig, RoomsVectorEnv
 from envs.rooms.config import resolve
 
 if TYPE_CHECKING:
     from envs.device import DeviceEnv
+
+logger = logging.getLogger(__name__)
 
 
 class Spec(NamedTuple):
@@ -209,7 +213,8 @@ def _chooses_code(spec: Spec) -> bool:
     if spec.kind == "gym":
         values = _literals(spec.overrides).values()
         plain = (isinstance(v, (int, float)) or v is None or re.fullmatch(r"[\w-]*", str(v)) for v in values)
-        return ":" in spec.name or not all(plain)
+        package, colon, _ = spec.name.rpartition(":")
+        return bool(colon and package not in gym.PACKAGES) or not all(plain)
     return spec.kind == "dm" or (spec.kind == "dmlab" and not re.fullmatch(r"(\w+/)*\w+", spec.name))
 
 
@@ -251,8 +256,8 @@ def drawing(task: str) -> str:
     spec = str(Spec(kind, name, {**alone, "render_mode": "rgb_array"}))
     with suppress(ValueError, ImportError, EnvironmentFailed):
         with _begun(spec) as envs, calling(spec, "in render"):
-            picture = np.asarray(envs.render()[0])  # type: ignore[index]
-        if picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3:
+            picture = envs.render()[0]  # type: ignore[index]
+        if is_picture(picture):
             return spec
     return task
 
@@ -260,20 +265,24 @@ def drawing(task: str) -> str:
 def prepare(spec: str, skip_missing: bool = False) -> str:
     """Does once what a machine's first environment costs (compiling, caching), before many processes need it.
 
-    Of several tasks it first tries all levels of DeepMind Lab, whose data may be missing. Returns the spec, or with
-    `skip_missing` that of the tasks that can be played.
+    Logs a warning if images in observations are not seen as images. Of several tasks it first tries all levels of
+    DeepMind Lab, whose data may be missing. Returns the spec, or with `skip_missing` that of the tasks that can be
+    played.
 
     Raises:
         ValueError: as `make_vector`, and naming all levels that cannot be played.
         EnvironmentFailed: as `make_vector`.
+        WrongOutput: if an environment returns what its spaces do not allow.
     """
     names = tasks(spec)
     missing: dict[str, str] = {}
     for task in names:
         try:
             action = np.zeros(1, np.int64)
-            with _begun(task) as envs, calling(task, "in step", action):
-                envs.step(action)
+            with _begun(task) as envs:
+                with calling(task, "in step", action):
+                    envs.step(action)
+                _warn_of_flattened_images(envs, task)
         except (ValueError, EnvironmentFailed) as error:
             if len(names) == 1 or not task.startswith("dmlab:"):
                 raise
@@ -286,6 +295,15 @@ def prepare(spec: str, skip_missing: bool = False) -> str:
             f"{next(iter(missing.values()))}; expected their data, or --skip-missing-levels to train on the others"
         )
     return ",".join(task for task in names if task not in missing)
+
+
+def _warn_of_flattened_images(envs: VectorEnv, task: str) -> None:
+    if images := envs.metadata.get("flattened_images"):
+        numbers = (envs.single_observation_space.shape or (0,))[0]
+        logger.warning(
+            f"environment {task}: the observation becomes one vector of {numbers:,} numbers, in which "
+            f"{', '.join(images)} is not seen as an image: only a Box of uint8 [height, width, channels] alone is"
+        )
 
 
 @contextmanager

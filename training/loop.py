@@ -3,6 +3,7 @@
 `impala.Trainer` and `sequence.SequenceTrainer` say what an update is, and what is shown and written of it.
 """
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from actors import ClusterError
-from envs import EnvironmentFailed
+from envs import EnvironmentFailed, WrongOutput
 from learner import checkpoints
 from learner.checkpoints import Checkpoint, pack_learner, unpack_learner
 from learner.errors import LearnersLost, StorageError
@@ -30,6 +31,10 @@ from training.run import Run
 
 if TYPE_CHECKING:
     from learner.group import MakeReplica
+
+
+FOREIGN = re.compile(r"fields of the trajectory that are not finite:[^.]*\b(observation|reward)\b")
+"""In an error of an update: environments returned what is not finite, which a smaller learning rate does not change."""
 
 
 class Stopped(Exception):
@@ -184,8 +189,9 @@ class Training(ABC):
             if not self.saved:
                 raise
             cause = getattr(error, "cause", error)  # of an error of Ray
-            advice = ("\n" if isinstance(error, EnvironmentFailed) else "; ") + resume()
-            if isinstance(error, FloatingPointError):
+            placed = isinstance(error, EnvironmentFailed) and not isinstance(error, WrongOutput)
+            advice = ("\n" if placed else "; ") + resume()
+            if isinstance(error, FloatingPointError) and not FOREIGN.search(str(cause)):
                 rate = self.config.learner.learning_rate / 4
                 advice += f" --learner.learning-rate {rate:.3g}"
                 if rate < getattr(self.config.learner, "least_learning_rate", 0):

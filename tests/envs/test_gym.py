@@ -63,8 +63,10 @@ def test_images_are_kept_and_grey_ones_get_an_axis():
         (FLOATS, spaces.MultiDiscrete([3, 3]), r"action space: expected Discrete\(n\) from 0, got MultiDiscrete"),
         (FLOATS, spaces.Discrete(3, start=1), r"expected Discrete\(n\) from 0, got Discrete\(3, start=1\)"),
         (spaces.Box(0, 255, (4, 84, 84), np.uint8), None, r"\[height, width, channels\], got \[4, 84, 84\]"),
-        (spaces.Sequence(spaces.Discrete(2)), None, "observation space: expected Box, .* got Sequence"),
-        (spaces.Dict({"a": spaces.Sequence(FLOATS)}), None, "observation space: expected Box, .* got Dict"),
+        (FLOATS, spaces.Discrete(10**12), r"expected at most 1,000,000 actions, got Discrete\(10+\)"),
+        (spaces.Discrete(10**12), None, r"expected 1 to 1,000,000 numbers .*, got 1,000,000,000,000 in Discrete"),
+        (spaces.Box(0, 1, (0,)), None, r"expected 1 to 1,000,000 numbers .*, got 0 in Box"),
+        (spaces.Tuple([FLOATS, spaces.Dict({})]), None, r"expected Box, .*, got Dict\(\) as observation\[1\]"),
     ],
 )
 def test_other_spaces_are_refused_by_name(space, actions, message):
@@ -73,8 +75,53 @@ def test_other_spaces_are_refused_by_name(space, actions, message):
 
 
 @pytest.mark.parametrize(
+    "words", [spaces.Text(5), spaces.OneOf([FLOATS, FLOATS]), spaces.Sequence(FLOATS), spaces.Graph(FLOATS, None)]
+)
+def test_observations_that_are_no_numbers_are_refused_wherever_they_are(words):
+    """gymnasium flattens text to numbers of characters, and a choice of spaces to one of them and padding."""
+    nests = {
+        "observation": words,
+        r"observation\['told'\]": spaces.Dict({"seen": FLOATS, "told": words}),
+        r"observation\[0\]\['told'\]\[1\]": spaces.Tuple([spaces.Dict(told=spaces.Tuple([FLOATS, words]))]),
+    }
+    for place, space in nests.items():
+        with pytest.raises(
+            ValueError, match=rf"^observation space: expected Box, .* got {type(words).__name__}.* as {place}$"
+        ):
+            adapt(Shows(space))
+
+
+CAMERA = spaces.Box(0, 255, (4, 5, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "images"),
+    [
+        (
+            spaces.Dict(arm=FLOATS, eyes=spaces.Tuple([CAMERA, CAMERA])),
+            ("observation['eyes'][0]", "observation['eyes'][1]"),
+        ),
+        (spaces.Dict(depth=spaces.Box(0, 9, (4, 5), np.uint8)), ("observation['depth']",)),
+        (spaces.Box(0, 1, (4, 5, 3), np.float32), ("observation",)),
+        (spaces.Dict(arm=FLOATS, keys=spaces.MultiBinary([4, 5])), ()),
+        (CAMERA, None),
+    ],
+)
+def test_images_that_become_part_of_a_vector_are_named(space, images):
+    found = adapt(Shows(space)).metadata.get("flattened_images")
+    names = found and tuple(name.partition(" (")[0] for name in found)
+    assert names == images
+
+
+@pytest.mark.parametrize(
     ("name", "module"),
-    [("MiniGrid-MemoryS13-v0", "minigrid"), ("popgym-CountRecallEasy-v0", "popgym"), ("MysteryPath-v0", "memory_gym")],
+    [
+        ("MiniGrid-MemoryS13-v0", "minigrid"),
+        ("popgym-CountRecallEasy-v0", "popgym"),
+        ("MysteryPath-v0", "memory_gym"),
+        ("ALE/Pong-v5", "ale_py"),
+        ("PongNoFrameskip-v4", "ale_py"),
+    ],
 )
 def test_a_missing_package_is_named_with_its_installation(name, module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)

@@ -1,0 +1,73 @@
+"""Observations of any numbers as vectors: gymnasium's `flatten`, of which each step costs several times as much."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float32]
+
+
+def flattener(space: spaces.Space[Any]) -> Callable[[Any], Vector]:
+    """A function that flattens values of a space, to float32 [`flatdim(space)`], as `gymnasium.spaces.flatten` does.
+
+    Args:
+        space: of numbers, or a Dict or Tuple of such spaces. Values must be as it says; see `envs.outputs.conformer`.
+    """
+    if isinstance(space, spaces.Box):
+        return lambda value: np.asarray(value, np.float32).ravel()
+    size, write = spaces.flatdim(space), _writer(space, 0)
+
+    def flatten(value: Any) -> Vector:
+        vector = np.zeros(size, np.float32)
+        write(vector, value)
+        return vector
+
+    return flatten
+
+
+def _writer(space: Any, begin: int) -> Callable[[Vector, Any], None]:
+    """A function that writes a value into a vector of zeros, from the index `begin` on."""
+    if isinstance(space, spaces.Dict):
+        return _nest_writer(space.spaces, begin)
+    if isinstance(space, spaces.Tuple):
+        return _nest_writer(dict(enumerate(space.spaces)), begin)
+
+    if isinstance(space, spaces.Discrete):
+        zero = begin - int(space.start)
+
+        def write_one_hot(vector: Vector, value: Any) -> None:
+            vector[zero + value] = 1
+
+        return write_one_hot
+
+    if isinstance(space, spaces.MultiDiscrete):
+        counts = space.nvec.ravel()
+        zeros = begin + np.cumsum(counts) - counts - space.start.ravel()
+
+        def write_one_hots(vector: Vector, value: Any) -> None:
+            vector[zeros + value.ravel()] = 1
+
+        return write_one_hots
+
+    end = begin + spaces.flatdim(space)
+
+    def write_numbers(vector: Vector, value: Any) -> None:
+        vector[begin:end] = np.ravel(value)
+
+    return write_numbers
+
+
+def _nest_writer(parts: dict[Any, Any], begin: int) -> Callable[[Vector, Any], None]:
+    writers = []
+    for place, part in parts.items():
+        writers.append((place, _writer(part, begin)))
+        begin += spaces.flatdim(part)
+
+    def write_parts(vector: Vector, value: Any) -> None:
+        for place, write in writers:
+            write(vector, value[place])
+
+    return write_parts

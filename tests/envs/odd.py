@@ -1,0 +1,161 @@
+"""Environments of gymnasium and of dm_env that return one thing that they should not, or infos of every kind."""
+
+import itertools
+from typing import Any
+
+import dm_env
+import gymnasium
+import numpy as np
+from dm_env import specs
+from gymnasium import spaces
+
+SEEN = np.zeros(2, np.float32)
+STEP = {"observation": SEEN, "reward": 1.0, "terminated": False, "truncated": False, "info": {}}
+WRONG: dict[str, dict[str, Any]] = {
+    "": {},
+    "wide": {"observation": np.zeros(3, np.float32)},
+    "narrow": {"observation": np.zeros(1, np.float32)},
+    "none": {"observation": None},
+    "words": {"observation": ["door", "wall"]},
+    "nan": {"observation": np.array([0.0, np.nan], np.float32)},
+    "inf": {"observation": np.array([np.inf, 0.0])},
+    "reward1": {"reward": np.ones(1)},
+    "reward11": {"reward": np.ones((1, 1))},
+    "reward2": {"reward": np.ones(2)},
+    "reward_none": {"reward": None},
+    "reward_nan": {"reward": float("nan")},
+    "done_none": {"terminated": None},
+    "cut_pair": {"truncated": np.zeros(2, bool)},
+    "metric_none": {"info": {"doors": None}},
+    "metric_missing": {"info": {}, "terminated": True},
+}
+"""What takes the place of parts of a step."""
+INFOS = (
+    None, {"a": None}, {"a": 1}, {"a": 0.5}, {"a": np.zeros(3)}, {"a": np.zeros((2, 2))}, {"a": (1, 2)}, {"a": "door"},
+    {"a": {"b": 1}}, {"a": {"b": None, "_a": 2}}, {1: 2, None: 3}, [], "door", {"final_obs": 1, "_a": "no mask"},
+)  # fmt: skip
+"""Infos that gymnasium's vector environments cannot join."""
+
+
+class Odd(gymnasium.Env):
+    """Episodes of four steps; from the step number `at` on, or in `reset` instead, it returns `wrong`.
+
+    Args:
+        wrong: a name in `WRONG`.
+        arity: number of values that `step` returns.
+        infos: return those of `INFOS`, one after the other, beginning with another one in every instance.
+        metrics: its metadata name the counter "doors".
+        space_changes: it has another space after `reset`.
+    """
+
+    made = itertools.count()
+    action_space = spaces.Discrete(3)
+
+    def __init__(
+        self,
+        wrong: str = "",
+        at: int = 1,
+        in_reset: bool = False,
+        arity: int = 5,
+        infos: bool = False,
+        metrics: bool = False,
+        space_changes: bool = False,
+    ) -> None:
+        self.wrong, self.at, self.in_reset, self.arity, self.space_changes = wrong, at, in_reset, arity, space_changes
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.metadata = {"render_modes": [], "episode_metrics": ("doors",) if metrics else ()}
+        self.infos = itertools.cycle(np.roll(np.array(INFOS, object), next(self.made)) if infos else [{"doors": 3}])
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.time = 0
+        if self.space_changes:
+            self.observation_space = spaces.Box(-1, 1, (3,), np.float32)
+            return np.zeros(3, np.float32), {}
+        if self.in_reset:
+            return WRONG[self.wrong]["observation"], {}
+        return SEEN, next(self.infos)
+
+    def step(self, action: int) -> Any:
+        self.time += 1
+        self.steps += 1
+        answer = STEP | {"terminated": self.time == 4, "info": next(self.infos)}
+        if self.steps >= self.at and not self.in_reset:
+            answer |= WRONG[self.wrong]
+        return (*answer.values(), "more")[: self.arity]
+
+
+class OldOdd(Odd):
+    """It has the interface that gymnasium's had before: `reset` takes no seed."""
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return SEEN
+
+
+class BareOdd(Odd):
+    """Its `reset` returns only an observation."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return SEEN
+
+
+class Camera(Odd):
+    """It shows an image beside two numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Dict(
+            arm=spaces.Box(-1, 1, (2,), np.float32), camera=spaces.Box(0, 255, (8, 9, 3), np.uint8)
+        )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._look(), {}
+
+    def step(self, action: int) -> Any:
+        return (self._look(), *super().step(action)[1:])
+
+    def _look(self) -> dict[str, np.ndarray]:
+        return {"arm": SEEN, "camera": np.full((8, 9, 3), self.time, np.uint8)}
+
+
+class Fading(Odd):
+    """It draws itself twice."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 (gymnasium's own convention)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__()
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
+        self.render_mode = render_mode
+        self.left = 2
+
+    def render(self) -> Any:
+        self.left -= 1
+        return np.zeros((4, 4, 3), np.uint8) if self.left >= 0 else None
+
+
+class OddDm(dm_env.Environment):
+    """Episodes of one step, with the reward and the discount of `WRONG`'s rewards, by name; "" for 1 and 0."""
+
+    def __init__(self, reward: str = "", discount: str = "", observation: str = "", step: bool = True) -> None:
+        self.reward, self.discount = (WRONG[name].get("reward", 1.0) for name in (reward, discount))
+        self.observation, self.answers = WRONG[observation].get("observation", SEEN), step
+
+    def reset(self) -> dm_env.TimeStep:
+        return dm_env.restart(SEEN)
+
+    def step(self, action: int) -> Any:
+        ended = dm_env.TimeStep(dm_env.StepType.LAST, self.reward, self.discount, self.observation)
+        return ended if self.answers else (SEEN, 1.0, False)
+
+    def observation_spec(self) -> specs.Array:
+        return specs.Array((2,), np.float32)
+
+    def action_spec(self) -> specs.DiscreteArray:
+        return specs.DiscreteArray(3)
+
+
+for made in (Odd, OldOdd, BareOdd, Camera, Fading):
+    gymnasium.register(f"{made.__name__}-v0", made, max_episode_steps=9)

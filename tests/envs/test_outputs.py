@@ -1,0 +1,259 @@
+"""What environments return: what is taken, and the one line that says what is wrong with the rest."""
+
+import itertools
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import envs
+from envs import guard
+from envs.dm import DmEnv
+from envs.guard import OutputError
+from envs.outputs import conformer, flag, number
+from envs.processes import batch
+from tests.envs.odd import INFOS, Odd, OddDm
+
+IMAGE = spaces.Box(0, 255, (2, 3, 3), np.uint8)
+WHOLE = spaces.MultiDiscrete([2, 3])
+NEST = spaces.Dict(eye=IMAGE, arm=spaces.Tuple([spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3, start=5)]))
+GOOD = {"eye": np.zeros((2, 3, 3), np.uint8), "arm": (np.zeros(2, np.float32), 6)}
+
+
+def with_arm(*arm):
+    return {**GOOD, "arm": arm}
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "expected"),
+    [
+        (spaces.Box(-1, 1, (2,), np.float32), [0.5, 1], np.array([0.5, 1], np.float32)),
+        (spaces.Box(-1, 1, (2,), np.float32), np.array([0.1, 7.0]), np.array([0.1, 7.0], np.float32)),
+        (spaces.Box(-1, 1, (), np.float64), 0.25, np.array(0.25)),
+        (IMAGE, np.full((2, 3, 3), 255, np.int64), np.full((2, 3, 3), 255, np.uint8)),
+        (IMAGE, np.full((2, 3, 3), 7.0), np.full((2, 3, 3), 7, np.uint8)),
+        (spaces.Discrete(3, start=5), np.array(7), np.array(7)),
+        (WHOLE, (1, 2), np.array([1, 2])),
+        (spaces.MultiBinary(2), [True, False], np.array([1, 0], np.int8)),
+    ],
+)
+def test_values_that_can_be_converted_without_loss_are(space, value, expected):
+    found = conformer(space, "it")(value)
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert np.array_equal(found, expected)
+    assert found.dtype == space.dtype
+
+
+def test_a_nest_is_converted_leaf_by_leaf_and_further_keys_are_left_out():
+    found = conformer(NEST, "it")({**GOOD, "more": None})
+    assert found.keys() == GOOD.keys()
+    assert NEST.contains(found)
+
+
+BOX, FINITE = spaces.Box(-1, 1, (2,), np.float32), r"expected finite numbers \(float32\), got "
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "problem"),
+    [
+        (BOX, np.zeros(3), r": expected float32 \[2\] as in its space, got float64 \[3\] \[0.0, 0.0, 0.0\]"),
+        (BOX, np.zeros(1, np.float32), r": expected float32 \[2\] as in its space, got float32 \[1\] \[0.0\]"),
+        (BOX, np.zeros((2, 9)), r": expected float32 \[2\] .*, got float64 \[2, 9\] from 0.0 to 0.0"),
+        (BOX, 3.5, r": expected float32 \[2\] as in its space, got float64 3.5"),
+        (BOX, None, r": expected float32 \[2\] as in its space, got None"),
+        (BOX, "door", r": expected float32 \[2\] as in its space, got str 'door'"),
+        (BOX, [[1], [1, 2]], r": expected float32 \[2\] as in its space, got list \[\[1\], \[1, 2\]\]"),
+        (BOX, {"a": 1}, r": expected float32 \[2\] as in its space, got a dict of 'a'"),
+        (BOX, np.array([0, np.nan], np.float32), rf": {FINITE}nan at \[1\], 1 of 2"),
+        (BOX, np.array([-np.inf, np.inf]), rf": {FINITE}-inf at \[0\], 2 of 2"),
+        (BOX, np.array([0, 1e300]), rf": {FINITE}inf at \[1\]"),
+        (spaces.Box(-1, 1, (), np.float64), np.float64("nan"), rf": {FINITE}nan$"),
+        (spaces.Box(-1e300, 1e300, (2,), np.float64), np.array([0, 1e39]), rf": {FINITE}1e\+39"),
+        (IMAGE, np.full((2, 3, 3), 0.5), r": expected uint8 \[2, 3, 3\] .*, got float64 \[2, 3, 3\] from 0.5 to 0.5"),
+        (IMAGE, np.full((2, 3, 3), 256), r": expected uint8 .*, got int64 \[2, 3, 3\] from 256 to 256"),
+        (IMAGE, np.full((2, 3, 3), np.nan), r": expected uint8 .*, got float64 \[2, 3, 3\] from nan to nan"),
+        (spaces.Discrete(3, start=5), 8, r": expected a value of Discrete\(3, start=5\), got int64 8"),
+        (spaces.Discrete(3, start=5), 4, r": expected a value of Discrete\(3, start=5\), got int64 4"),
+        (spaces.Discrete(3), 1.5, r": expected int64 \[\] as in its space, got float64 1.5"),
+        (WHOLE, [2, 0], r": expected a value of MultiDiscrete\(\[2 3\]\), got int64 \[2\] \[2, 0\]"),
+        (WHOLE, [0, -1], r": expected a value of MultiDiscrete"),
+        (spaces.MultiBinary(2), [0, 2], r": expected a value of MultiBinary\(2\), got int8 \[2\] \[0, 2\]"),
+        (NEST, None, ": expected a dict of 'eye', 'arm', got None"),
+        (NEST, {"eye": 0}, ": expected a dict of 'eye', 'arm', got a dict of 'eye'"),
+        (NEST, with_arm(np.zeros(2)), r"\['arm'\]: expected a tuple of 2, got one of 1$"),
+        (NEST, {**GOOD, "arm": 5}, r"\['arm'\]: expected a tuple of 2, got int64 5"),
+        (NEST, with_arm(np.zeros(3), 6), r"\['arm'\]\[0\]: expected float32 \[2\] as in its space, got float64 \[3\]"),
+        (NEST, with_arm(np.zeros(2), 9), r"\['arm'\]\[1\]: expected a value of Discrete\(3, start=5\), got int64 9"),
+        (NEST, {**GOOD, "eye": None}, r"\['eye'\]: expected uint8 \[2, 3, 3\] as in its space, got None"),
+    ],
+)
+def test_other_values_are_named(space, value, problem):
+    with pytest.raises(OutputError, match=f"^it{problem}") as caught:
+        conformer(space, "it")(value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [2, True, 2.5, np.float32(0.5), np.int8(3), np.array(4.0), np.bool_(True)])
+def test_numbers(value):
+    assert number(value, "it") == float(value)
+    assert type(number(value, "it")) is float
+
+
+ONE = r"expected one number, shape \[\], got "
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (None, f"{ONE}None"),
+        ("1", f"{ONE}str '1'"),
+        ([1.0], rf"{ONE}float64 \[1\] \[1.0\]"),
+        (np.ones((1, 1)), rf"{ONE}float64 \[1, 1\] \[\[1.0\]\]"),
+        (np.ones(2), rf"{ONE}float64 \[2\] \[1.0, 1.0\]"),
+        (1 + 1j, rf"{ONE}complex \(1\+1j\)"),
+        (10**400, f"{ONE}int 10+\\.\\.\\.0+"),
+        (float("nan"), r"expected a finite number \(float32\), got nan"),
+        (np.array(-np.inf), r"expected a finite number \(float32\), got -inf"),
+        (1e39, r"expected a finite number \(float32\), got 1e\+39"),
+    ],
+)
+def test_what_is_not_one_number_is_named(value, problem):
+    with pytest.raises(OutputError, match=f"^it: {problem}$"):
+        number(value, "it")
+
+
+def test_flags():
+    for true, false in ((True, False), (np.bool_(True), np.bool_(False)), (1, 0), (np.array(1.0), np.array(0.0))):
+        assert (flag(true, "it"), flag(false, "it")) == (True, False)
+    for wrong in (None, "yes", 2, np.array([True]), float("nan")):
+        with pytest.raises(OutputError, match=r"^it: expected True or False, got "):
+            flag(wrong, "it")
+
+
+BOX_LINE = r"observation: expected float32 \[2\] as in its space, got "
+VALUES = r"\(observation, reward, terminated, truncated, info\) as gymnasium's Env"
+LINES = {
+    "Odd-v0,wrong=wide": rf"step: {BOX_LINE}float32 \[3\] \[0.0, 0.0, 0.0\]",
+    "Odd-v0,wrong=narrow": rf"step: {BOX_LINE}float32 \[1\] \[0.0\]",
+    "Odd-v0,wrong=none": f"step: {BOX_LINE}None",
+    "Odd-v0,wrong=words": rf"step: {BOX_LINE}list \['door', 'wall'\]",
+    "Odd-v0,wrong=wide,in_reset=True": rf"reset: {BOX_LINE}float32 \[3\] \[0.0, 0.0, 0.0\]",
+    "Odd-v0,space_changes=True": rf"reset: {BOX_LINE}float32 \[3\] \[0.0, 0.0, 0.0\]",
+    "Odd-v0,wrong=nan,at=6": rf"step: observation: {FINITE}nan at \[1\], 1 of 2",
+    "Odd-v0,wrong=inf": rf"step: observation: {FINITE}inf at \[0\], 1 of 2",
+    "Odd-v0,wrong=reward1": rf"step: reward: {ONE}float64 \[1\] \[1.0\]",
+    "Odd-v0,wrong=reward11": rf"step: reward: {ONE}float64 \[1, 1\] \[\[1.0\]\]",
+    "Odd-v0,wrong=reward2": rf"step: reward: {ONE}float64 \[2\] \[1.0, 1.0\]",
+    "Odd-v0,wrong=reward_none": f"step: reward: {ONE}None",
+    "Odd-v0,wrong=reward_nan": r"step: reward: expected a finite number \(float32\), got nan",
+    "Odd-v0,wrong=done_none": "step: terminated: expected True or False, got None",
+    "Odd-v0,wrong=cut_pair": r"step: truncated: expected True or False, got bool \[2\] \[False, False\]",
+    "Odd-v0,arity=4": f"step: expected 5 values {VALUES}, got 4",
+    "Odd-v0,arity=6": f"step: expected 5 values {VALUES}, got 6",
+    "BareOdd-v0": r"reset: expected 2 values \(observation, info\) as gymnasium's Env, got float32 \[2\] \[0.0, 0.0\]",
+    "Odd-v0,metrics=True,wrong=metric_none": rf"info\['doors'\]: {ONE}None",
+    "Odd-v0,metrics=True,wrong=metric_missing": r"info: expected 'doors' .* at the end of an episode, got none",
+}
+
+
+def play(spec, steps=9):
+    """Resets two environments and steps them as actors do."""
+    env = envs.make_vector(spec, 2)
+    with guard.calling(spec, "in some call", [0, 1]):
+        try:
+            env.reset(seed=0)
+            return [env.step(np.array([0, 1])) for _ in range(steps)]
+        finally:
+            env.close()
+
+
+@pytest.mark.parametrize("fields", LINES)
+def test_an_environment_that_returns_what_it_should_not_is_named(fields):
+    spec = f"gym:tests.envs.odd:{fields}"
+    with pytest.raises(envs.WrongOutput, match=f"^environment {spec}, {LINES[fields]}$"):
+        play(spec)
+
+
+def test_the_line_is_the_same_from_a_process_of_its_own():
+    spec = "gym:tests.envs.odd:Odd-v0,wrong=reward2,at=3,processes=2"
+    with pytest.raises(envs.WrongOutput, match=f"^environment {spec}, {LINES['Odd-v0,wrong=reward2']}$"):
+        play(spec)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_infos_that_nobody_asked_for_are_ignored(processes):
+    """Gymnasium's vector environments join them to arrays by the type of the first."""
+    steps = play(f"gym:tests.envs.odd:Odd-v0,infos=True,processes={processes}", 3 * len(INFOS))
+    assert all(step[-1] == {} for step in steps)
+
+
+def test_counters_that_an_environment_names_are_read():
+    *_, infos = play("gym:tests.envs.odd:Odd-v0,metrics=True")[-1]
+    assert (infos["doors"].tolist(), infos["_doors"].tolist()) == ([3.0, 3.0], [True, True])
+
+
+def test_the_interface_of_before_is_refused_when_it_is_made():
+    expected = r"reset: expected parameters as gymnasium's \(self, .*seed.*\).*, got \(\)"
+    with pytest.raises(ValueError, match=f"^environment gym:tests.envs.odd:OldOdd-v0: {expected}"):
+        envs.make_vector("gym:tests.envs.odd:OldOdd-v0", 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ("reward=reward1", LINES["Odd-v0,wrong=reward1"]),
+        ("reward=reward2", LINES["Odd-v0,wrong=reward2"]),
+        ("reward=reward_none", LINES["Odd-v0,wrong=reward_none"]),
+        ("discount=reward2", rf"step: discount: {ONE}float64 \[2\] \[1.0, 1.0\]"),
+        ("discount=reward_none", f"step: discount: {ONE}None"),
+        ("observation=wide", LINES["Odd-v0,wrong=wide"]),
+        ("observation=nan", LINES["Odd-v0,wrong=nan,at=6"]),
+        ("step=False", "step: expected a dm_env.TimeStep, got tuple .*"),
+    ],
+)
+def test_a_dm_env_that_returns_what_it_should_not_is_named(fields, line):
+    spec = f"dm:tests.envs.odd:OddDm,{fields}"
+    with pytest.raises(envs.WrongOutput, match=f"^environment {spec}, {line}$"):
+        play(spec)
+
+
+def test_rewards_and_discounts_of_dm_env_may_be_scalar_arrays():
+    env = DmEnv(OddDm)
+    env.reset()
+    for discount, ends in ((0.0, (True, False)), (1.0, (False, True))):
+        env._environment.reward, env._environment.discount = np.array(0.5), np.array(discount)
+        assert env.step(0)[1:4] == (0.5, *ends)
+
+
+class Sharing(Odd):
+    """All instances write their observations into one array."""
+
+    seen = np.zeros(2, np.float32)
+
+    def step(self, action):
+        self.seen[:] = action
+        return (self.seen, *super().step(action)[1:])
+
+
+def test_environments_that_share_memory_do_not_get_each_others_observations():
+    env = batch(Sharing, 3)
+    env.reset()
+    first = env.step(np.array([0, 1, 2]))[0]
+    assert first.tolist() == [[0, 0], [1, 1], [2, 2]]
+    env.step(np.array([2, 2, 2]))
+    assert first.tolist() == [[0, 0], [1, 1], [2, 2]]
+
+
+class Growing(Odd):
+    """Every instance has a larger space than the one before."""
+
+    sizes = itertools.count(2)
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Box(-1, 1, (next(self.sizes),), np.float32)
+
+
+def test_environments_of_a_batch_must_have_the_same_spaces():
+    with pytest.raises(ValueError, match=r"^observation space: expected the same .*, got .*\(2,\).* then .*\(3,\)"):
+        batch(Growing, 2)

@@ -1,0 +1,34 @@
+"""Vectors of observations are those of gymnasium's `flatten`, for values of drawn spaces."""
+
+import random
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from envs.outputs import NUMERIC, leaves
+from envs.vectors import flattener
+from tests.envs.generated import draw_space
+
+
+def drawn(first, last):
+    """Spaces of numbers out of those that the cases draw."""
+    for case in range(first, last):
+        space = draw_space(random.Random(case))
+        parts = [part for _, part in leaves(space)]
+        if all(isinstance(part, NUMERIC) for part in parts) and 1 <= spaces.flatdim(space) <= 1000:
+            space.seed(case)
+            yield space
+
+
+@pytest.mark.parametrize("first", [0, 100])
+def test_it_is_gymnasiums_flatten(first):
+    found = list(drawn(first, first + 100))
+    assert {type(space).__name__ for space in found} >= {"Box", "Discrete", "MultiDiscrete", "Dict", "Tuple"}
+    for space in found:
+        flatten = flattener(space)
+        for _ in range(3):
+            value = space.sample()
+            vector = flatten(value)
+            assert vector.dtype == np.float32
+            assert np.array_equal(vector, spaces.flatten(space, value).astype(np.float32)), space
