@@ -19,6 +19,7 @@ from agent.core import CompressiveTransformer, State, Transformer, map_state
 from agent.core.config import RoutedSizes
 from agent.trajectory import image_of
 from envs import guard
+from envs.outputs import described, is_picture
 
 COUNTERS = ("correct_choices", "wrong_choices")
 """Counters of an episode that environments with right and wrong choices have."""
@@ -89,11 +90,12 @@ class Recording:
     renderings: [at most RENDERED_STEPS, height, width, 3] uint8 what the environment's `render()` draws before each
         action; None if it was not made for that (see `envs.drawing`).
     otherwise: [T] of the action taken the probability that it would have had, had the example of the choice been its
-        other object; NaN outside of rooms of choices. None if that was not asked for, or the environment has no
-        `counterfactuals`.
+        other object; NaN outside of rooms of choices and after the choice, whose reward would have been the other as
+        well. None if that was not asked for, or the environment has no `counterfactuals`.
     apart: [T] in rooms of choices, how far what the core received since the choice before would have been from what it
         was, had the example been the other: root mean square over the steps whose views differ, in units of the
         distance between two steps of the episode; 0 if no view differs. NaN and None as `otherwise`.
+    entered: [T] the step at which the room of this choice was entered; -1 where `otherwise` is NaN. None as it.
     between: [at most RENDERED_STEPS, K, height, width, channels] uint8 the views between each observation and the next;
         None if they were not asked for, or the environment has no `between`.
     compressed: None if the first layer compressed nothing of the episode.
@@ -121,6 +123,7 @@ class Recording:
     between: np.ndarray | None
     otherwise: np.ndarray | None
     apart: np.ndarray | None
+    entered: np.ndarray | None
     compressed: Compressed | None
     reconstructions: np.ndarray | None
     action_names: tuple[str, ...]
@@ -193,7 +196,7 @@ def record_episodes(
             )
             for episode in ended:
                 if episode.environment == 0:
-                    supposed = _suppose(actor, counterfactuals, begin, steps) if counterfactuals else (None, None)
+                    supposed = _suppose(actor, counterfactuals, begin, steps) if counterfactuals else (None,) * 3
                     recordings.append(_join(steps, episode, actor, *supposed))
                     steps = []
     return recordings
@@ -201,19 +204,24 @@ def record_episodes(
 
 def _suppose(
     actor: Actor, counterfactuals: Callable[..., Any], begin: State, steps: list[dict[str, Any]]
-) -> tuple[np.ndarray, np.ndarray]:
-    """`otherwise` and `apart` of an episode's recording, given the core's state before it."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`otherwise`, `apart` and `entered` of an episode's recording, given the core's state before it."""
     otherwise, apart = np.full((2, len(steps)), np.nan, np.float32)
+    entries = np.full(len(steps), -1)
     names = "last_action", "reward", "reset"
     inputs = [torch.stack([getattr(step["given"], name)[:1] for step in steps], dim=1) for name in names]
     first = map_state(lambda leaf: leaf[:1], begin)
     received, seen = np.stack([step["input"] for step in steps]), np.stack([step["observation"] for step in steps])
     unit = np.sqrt(2 * received.var(axis=0).sum())  # the root mean square distance of two steps
+    chosen = np.diff([sum(step["counts"]) for step in steps], prepend=0.0) > 0
     since = 0
     for entered, views in counterfactuals([step["state"] for step in steps]):
-        until = len(views)
+        # The agent is given the rewards of the episode. Up to the choice they do not depend on its example; that of the
+        # choice does. It would say what the example was, and what is asked is whether memory does.
+        choices = entered + np.flatnonzero(chosen[entered : len(views)])
+        until = choices[0] + 1 if len(choices) else len(views)
         given = (each[:, :until].to(actor.device) for each in inputs)
-        output = actor.agent(torch.from_numpy(views)[None].to(actor.device), *given, first)
+        output = actor.agent(torch.from_numpy(views[:until])[None].to(actor.device), *given, first)
         taken = torch.tensor([step["action"] for step in steps[entered:until]])
         chances = output.policy_logits[0, entered:].float().softmax(dim=-1).cpu()
         otherwise[entered:until] = chances[torch.arange(len(taken)), taken].numpy()
@@ -221,8 +229,9 @@ def _suppose(
         differ = since + np.flatnonzero(changed.any(axis=tuple(range(1, changed.ndim))))
         far = output.inputs[0, differ].float().cpu().numpy() - received[differ]
         apart[entered:until] = np.sqrt(np.square(far).sum() / max(1, len(differ))) / max(unit, 1e-9)
-        since = until
-    return otherwise, apart
+        entries[entered:until] = entered
+        since = len(views)
+    return otherwise, apart, entries
 
 
 def _ask(actor: Actor, name: str, *arguments: Any) -> Any:
@@ -236,7 +245,11 @@ def _render(actor: Actor) -> np.ndarray | None:
     """What the first environment draws of itself, [height, width, 3] uint8 with at most `RENDERED` lines."""
     if actor.envs.render_mode != "rgb_array":
         return None
-    drawn = Image.fromarray(_ask(actor, "render"))
+    picture = _ask(actor, "render")
+    with guard.calling(actor.name, "in render"):
+        if not is_picture(picture):
+            raise guard.OutputError(f"render: expected uint8 [height, width, 3], got {described(picture)}")
+    drawn = Image.fromarray(picture)
     drawn.thumbnail((2 * RENDERED, RENDERED))
     return np.asarray(drawn)
 
@@ -278,6 +291,7 @@ def _join(
     actor: Actor,
     otherwise: np.ndarray | None,
     apart: np.ndarray | None,
+    entered: np.ndarray | None,
 ) -> Recording:
     metadata, core, attention = actor.envs.metadata, actor.agent.core, []
     of = SimpleNamespace(**{name: tuple(step[name] for step in steps) for name in steps[0]})
@@ -309,6 +323,7 @@ def _join(
         between=_stack(of.between),
         otherwise=otherwise,
         apart=apart,
+        entered=entered,
         compressed=compressed,
         reconstructions=_stack(of.reconstruction),
         action_names=tuple(metadata.get("action_names") or map(str, range(actor.agent.num_actions))),

@@ -104,6 +104,7 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
         "choices": recording.choices[:steps].tolist(),
         "evidence": None if recording.otherwise is None else rounded(_evidence(recording, recording.otherwise)[:steps]),
         "apart": None if recording.apart is None else rounded(recording.apart[:steps]),
+        "entered": None if recording.entered is None else recording.entered[:steps].tolist(),
         "scores": rounded(recording.returns[:steps], 6),
         "layers": layers,
         "kinds": recording.kinds,

@@ -34,8 +34,8 @@ const inView = (of, at) => located(of, at).filter((thing) => Math.abs(bearing(of
 // been with the other example, as a logarithm (undefined if unknown), with the step that decided most of it.
 function before(of, at) {
   const placed = of.poses && DATA.plan, stay = placed ? visits(of).filter(([first]) => first <= at).pop() : undefined;
-  let entered = at;
-  while (placed && entered > 0 && of.poses[entered - 1][3] === of.poses[at][3]) entered--;
+  let entered = of.entered?.[at] ?? -1;  // of this choice: in one room there may be several
+  if (entered < 0) for (entered = at; placed && entered > 0 && of.poses[entered - 1][3] === of.poses[at][3];) entered--;
   const seen = stay && of.situations ? of.poses.map((_, when) => when).slice(stay[0], Math.min(stay[1], at) + 1).filter((when) => inView(of, when).length) : undefined;
   const things = placed ? located(of, at) : [], far = ({ x, y }) => Math.hypot(x - of.poses[at][0], y - of.poses[at][1]);
   const terms = of.evidence?.slice(entered, at + 1).filter((term) => term !== null) ?? [];

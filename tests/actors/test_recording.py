@@ -17,6 +17,7 @@ from agent import Agent, AgentConfig
 from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, RoutingTransformerConfig, leaves
 from agent.encoders import MIDDLE, UNIT, Reconstruction
 from envs import EnvironmentFailed, drawing, make_vector
+from envs.rooms import RoomsVectorEnv, oracle_actions
 from reports.compression import what_is_kept
 from reports.episode import page_data
 from reports.video import film
@@ -70,9 +71,12 @@ def test_endless_episodes_are_named_with_their_last_action(play):
         play(make_actor(compressive()), 1, max_steps=STEPS - 1)
 
 
-@pytest.mark.parametrize("rate", [1, 2])
+@pytest.mark.parametrize("rate", [1, 2, 4])
 def test_compressed_slots_are_recorded_with_their_steps(rate):
-    """A mean of inputs is decoded to the mean of what they are decoded to; slots with earlier steps are left out."""
+    """A mean of inputs is decoded to the mean of what they are decoded to; slots with earlier steps are left out.
+
+    With a rate of 4 the second episode, which begins two steps into a segment, has such a slot.
+    """
     torch.manual_seed(0)
     core = compressive(compression="mean", compression_rate=rate)
     config = AgentConfig("small", 8, core, reconstruction_cost=1.0)
@@ -82,7 +86,8 @@ def test_compressed_slots_are_recorded_with_their_steps(rate):
         slots, steps, inputs = recording.compressed
         assert steps.min() >= 0
         assert (np.diff(steps) == 1).all()
-        assert 6 <= len(slots) == len(np.unique(steps[:, 0]))
+        assert 3 <= len(slots) == len(np.unique(steps[:, 0]))
+        assert (np.diff(steps[:, 0]) >= rate).all()
         np.testing.assert_allclose(inputs.mean(axis=1), slots, atol=1e-5)
         with torch.no_grad():
             read = decoder(torch.from_numpy(slots)).unflatten(1, (3, 6, 8)).permute(0, 2, 3, 1) * UNIT + MIDDLE
@@ -111,6 +116,49 @@ def test_with_the_same_views_an_agent_would_not_do_otherwise(core, monkeypatch):
         np.testing.assert_allclose(recording.otherwise[known], taken[known], rtol=1e-3)
         assert (recording.apart[known] == 0).all(), "no view differs"
         assert np.isnan(recording.apart[~known]).all()
+
+
+@pytest.mark.parametrize("rounds", ["", ",examples=2,redraw_match=True"])
+def test_a_supposed_example_brings_the_rewards_that_the_agent_is_given(rounds, monkeypatch):
+    """Up to the choice, the last step of which is that of the choice; two choices in one room are two rooms."""
+    actor = make_actor(LSTMConfig(8), f"rooms:small,episode_frames=900{rounds}")
+    supposed, given, act = [], [], actor.act
+
+    def play(**options):
+        """The oracle's actions, but for each third choice, which is wrong."""
+        made = actor.envs.state.correct + actor.envs.state.wrong
+        return torch.from_numpy(oracle_actions(actor.envs, made % 3 == 1)), act(**options)[1]
+
+    def remember(envs, state):
+        if envs.num_envs > 1:
+            supposed.append(state)
+        return set_state(envs, state)
+
+    set_state = RoomsVectorEnv.set_state
+    monkeypatch.setattr(RoomsVectorEnv, "set_state", remember)
+    monkeypatch.setattr(actor, "act", play)
+    actor.agent.register_forward_pre_hook(lambda _, inputs: given.append(inputs[2]) if inputs[2].shape[1] > 1 else None)
+    (recording,) = record_episodes(actor, 1)
+    choices, entered = np.flatnonzero(recording.choices), recording.entered
+    assert len(choices) > 6
+    assert set(recording.choices) == {-1, 0, 1}
+    assert len(given) == len(supposed) >= len(choices)
+    one = RoomsVectorEnv(1, actor.envs.config)
+    for (rewards,), states in zip(given, supposed):
+        for step, action in enumerate(recording.actions[: len(rewards) - 1]):
+            one.set_state({name: array[step : step + 1] for name, array in states.items()})
+            assert one.step(np.array([action]))[1] == rewards[step + 1]
+    lengths = [len(rewards) for (rewards,) in given]
+    for choice in choices:
+        assert choice + 1 in lengths
+        assert np.isfinite(recording.otherwise[choice])
+        if choice + 1 < len(entered) and recording.poses[choice + 1, 3] == 1:
+            assert entered[choice + 1] in (-1, choice + 1), "the reward has come, or the next choice"
+        room = slice(entered[choice], choice + 1)
+        assert (recording.poses[room, 3] == 1).all()
+        assert (entered[room] == entered[choice]).all()
+        assert not recording.choices[room][:-1].any(), "one choice"
+    assert (np.isnan(recording.otherwise) == (entered < 0)).all()
 
 
 def with_slots(recordings, informative=True, views=(2, 3, 3), count=40):
@@ -167,7 +215,8 @@ def test_a_probe_names_what_compressed_slots_hold(recordings, informative):
     aside = what_is_kept([replace(each, floor_plan=plan, poses=poses) for each in played])["names"]["slots"]
     assert aside == 24 * 4, "the first nine steps"
     few = what_is_kept(played[:12])
-    assert few["says"][-1].endswith(" is unknown: 3 answers need 18 episodes (--episodes), and there are 12.")
+    why = " is unknown: 3 answers need 18 episodes (--episodes), and there are 12."
+    assert sum(said.endswith(why) for said in few["says"]) == 1
     assert [row[0]["text"] for row in few["names"]["rows"]] == ["colour", "shape"]
 
 

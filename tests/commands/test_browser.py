@@ -166,7 +166,7 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
         episode.poses = inside.map((is, at) => [is ? -1 : 10, 0, at < 60 ? 0 : at < 80 ? 180 : 90, Number(is)]);
         episode.situations = inside.map((is) => (is ? { take, leave } : { example: take }));
         episode.evidence = inside.map((is, at) => (is ? (at === 86 ? evidence : 0) : null));
-        episode.apart = null;
+        episode.apart = episode.entered = null;
     }"""
     likely, times = "as likely as it would have been with the red cone", np.log(200)
     tab.evaluate(room, times)

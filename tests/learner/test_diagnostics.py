@@ -1,7 +1,11 @@
 """Attention by kind of memory, on any device."""
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+
+from agent.core import index_state
 from learner.diagnostics import attention_mass
 from tests.agent.agents import CORES, make_agent, make_trajectory
 
@@ -20,6 +24,25 @@ def test_shares_of_attention_sum_to_1_and_follow_the_resets() -> None:
     routed = attention_mass(make_agent(CORES["routing"]), make_trajectory(6, 24, core=CORES["routing"]))
     assert routed.keys() == {"attention/routed", "attention/memory", "attention/segment"}
     assert attention_mass(make_agent(CORES["lstm"]), make_trajectory(6, 24, core=CORES["lstm"])) == {}
+
+
+def test_shares_are_means_over_layers_heads_rows_and_steps_without_dropout() -> None:
+    """Of an agent that is being trained; the random generator of training stays as it is."""
+    core = replace(CORES["compressive"], dropout=0.5)
+    agent, trajectory = make_agent(core).train(), make_trajectory(6, 24, core=core)
+    before = torch.get_rng_state()
+    shares = attention_mass(agent, trajectory)
+    assert torch.equal(torch.get_rng_state(), before)
+    four = index_state(trajectory, slice(0, 4))
+    with torch.no_grad():
+        inputs = four.observation, four.last_action, four.reward, four.reset, four.core_state
+        weights = agent.eval()(*inputs, return_attention=True).attention
+    sums = dict.fromkeys(shares, 0.0)
+    for layer, each in zip(agent.core.layers, weights, strict=True):
+        parts = each.double().mean(dim=(0, 1, 2)).split(list(layer.sizes.by_kind))
+        for name, part in zip(sums, parts, strict=True):
+            sums[name] += part.sum().item() / len(weights)
+    assert shares == pytest.approx(sums, abs=1e-5)
 
 
 @pytest.mark.gpu

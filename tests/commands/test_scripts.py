@@ -1,0 +1,139 @@
+"""The scripts of pages, function by function, in Node where it is installed; see test_browser.py for whole pages."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reports.pages
+
+NODE = shutil.which("node") or shutil.which("nodejs")
+pytestmark = pytest.mark.skipif(NODE is None, reason="needs Node")
+SCRIPTS = ("charts.js", "choices.js", "episode.js")
+#: As much of a browser as the functions need: elements that keep what they are given.
+BROWSER = """
+const made = () => ({
+  attributes: {}, children: [], style: {}, dataset: {}, value: "mean", clientWidth: 400, isConnected: true,
+  append(...nodes) { this.children.push(...nodes); }, replaceChildren(...nodes) { this.children = nodes; },
+  setAttribute(name, value) { this.attributes[name] = String(value); }, addEventListener() {},
+});
+const known = {};
+const document = {
+  createElement: (name) => ({ ...made(), name }), createElementNS: (_, name) => ({ ...made(), name }),
+  getElementById: (id) => (known[id] ??= made()), addEventListener() {},
+};
+const window = { devicePixelRatio: 1 };
+class ResizeObserver { observe() {} }
+let DATA;
+"""
+
+
+def evaluated(*lines: str, **values: Any) -> Any:
+    """The value of the last line, an expression, after the others, as JSON has it; `values` are variables."""
+    folder = Path(reports.pages.__file__).parent
+    scripts = [(folder / name).read_text().removesuffix("\nstart();\n") for name in SCRIPTS]
+    scripts[0] = scripts[0].replace('"use strict";', "")
+    given = [f"const {name} = {json.dumps(value)};" for name, value in values.items()]
+    program = "\n".join([BROWSER, *scripts, *given, *lines[:-1], f"console.log(JSON.stringify({lines[-1]}));"])
+    assert NODE
+    found = subprocess.run([NODE, "-"], input=program, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
+    return json.loads(found.stdout)
+
+
+def test_a_curve_is_interrupted_where_values_are_missing() -> None:
+    """A move of the pen begins each part, and a value alone is a dot."""
+    y = [None, 1.0, 2.0, None, None, 3.0, None, 4.0, 5.0, 6.0, None]
+    chart = "const chart = new LineChart(made(), [{ name: 'a', colour: 'red', x: y.map((_, at) => at), y }]);"
+    drawn = "chart.svg.children.filter(({ name }) => name === kind).map(({ attributes }) => attributes)"
+    path = evaluated(chart, f"[...'d'].map(() => 'path').map((kind) => {drawn})[0]", y=y)
+    assert "".join(letter for letter in path[0]["d"] if letter in "ML") == "MLMMLL"
+    dots = evaluated(chart, f"['circle'].map((kind) => {drawn})[0]", y=y)
+    left = 52 + (400 - 8 - 52) * 5 / 10
+    assert [float(dot["cx"]) for dot in dots] == [left]
+    smooth = evaluated("smoothed({ y, low: y, high: null }, 0.5)", y=y)
+    assert (
+        [value is None for value in smooth["y"]] == [value is None for value in y] == [v is None for v in smooth["low"]]
+    )
+
+
+def test_stays_in_the_first_room_are_apart() -> None:
+    poses = [[0, 0, 0, room] for room in (0, 0, 1, 1, 0, 2, 0, 0, 0)]
+    assert evaluated("visits(of)", of={"poses": poses}) == [[0, 1], [4, 4], [6, 8]]
+    assert evaluated("visits(of)", of={"poses": None}) == []
+
+
+def test_runs_of_steps_of_a_cluster_are_named_apart() -> None:
+    slots = [{"first": at, "last": at, "cluster": 2, "group": 1, "weight": 0.1} for at in (3, 4, 5, 9, 11, 12)]
+    (line,) = evaluated("clusters(slots)", slots=slots)
+    assert line == "60 % goes to cluster 2 of group 1, which holds steps 3–5, 9, 11–12."
+
+
+@pytest.mark.parametrize("yaw", [0, 75, -170])
+def test_bearings_grow_to_the_left_and_half_of_the_field_is_on_either_side(yaw: int) -> None:
+    turns = [-179, -46, -44, -1, 0, 30, 44, 46, 100]
+    angles = np.radians(np.add(turns, yaw))
+    things = {
+        f"thing {turn}": [f"cone, {turn}", 2 + 5 * np.cos(a), -1 + 5 * np.sin(a)] for turn, a in zip(turns, angles)
+    }
+    of = {"poses": [[2, -1, yaw, 0]], "situations": [things | {"known": "cone", "else": ["a cone", 2, 0]}]}
+    data = "DATA = { plan: { view: 90 } };"
+    found = evaluated(data, "located(of, 0).map((thing) => bearing(of, 0, thing))", of=of)
+    assert found == pytest.approx(turns)
+    assert evaluated(data, "inView(of, 0).map(({ words }) => words)", of=of) == [
+        f"cone, {turn}" for turn in turns if abs(turn) < 45
+    ]
+
+
+def test_the_share_of_attention_to_some_steps() -> None:
+    """A slot of several steps gives each the same."""
+    slots = [
+        {"first": 0, "last": 3, "weight": 0.4},
+        {"first": 4, "last": 4, "weight": 0.1},
+        {"first": 5, "last": 8, "weight": 0.5},
+    ]
+    share, equal = evaluated("sharesOf(slots, [2, 5])", slots=slots)
+    assert share == pytest.approx(0.4 / 2 + 0.1 + 0.5 / 4)
+    assert equal == pytest.approx((1 / 2 + 1 + 1 / 4) / 3)
+
+
+#: Two choices in one room, at steps 3 and 6, without a way back between them.
+TWO = {
+    "poses": [[0, 0, 0, 0], *([[9, 0, 0, 1]] * 7)],
+    "choices": [0, 0, 0, 1, 0, 0, -1, 0],
+    "evidence": [None, 1.0, 2.0, 3.0, None, -4.0, -1.0, None],
+    "entered": [-1, 1, 1, 1, -1, 5, 5, -1],
+}
+
+
+def test_the_verdict_on_a_choice_counts_the_steps_since_its_room_was_entered() -> None:
+    """Not those of another choice in the same room; pages that do not say when it was entered walk back."""
+    data = "DATA = { plan: { view: 90, rooms: ['a', 'b'] } };"
+    said = "[3, 6].map((at) => before(of, at)).map(({ entered, total, decided }) => [entered, total, decided])"
+    assert evaluated(data, said, of=TWO) == [[1, 6, 3], [5, -5, 5]]
+    assert evaluated(data, said, of=TWO | {"entered": None})[0] == [1, 6, 3]
+    belongs = evaluated(data, "of.poses.map((_, at) => choiceOf(of, at) ?? null)", of=TWO)
+    assert belongs == [None, 3, 3, 3, None, 6, 6, None]
+
+
+def test_memory_decided_a_choice_from_100_times_on() -> None:
+    logs = [float(np.log(times)) for times in (99, 101, 1 / 99, 1 / 101)]
+    assert evaluated("logs.map(verdict)", logs=logs) == ["none", "led", "none", "against"]
+    words = ["99 times", "100 times", "0.01 times", "1/100"]
+    assert evaluated("logs.map(often)", logs=logs) == words
+
+
+def test_unusual_is_at_most_one_in_five_on_either_side() -> None:
+    """Of nine, a number beyond all others is."""
+    those = list(range(1, 10))
+    rare = evaluated("[0.5, 1.5, 5, 8.5, 9.5].map((number) => rank(number, those)[2])", those=those)
+    assert rare == [True, False, False, False, True]
+    assert evaluated("rank(0.5, those)[2]", those=those[:8]) is False, "too few"
+    values = [1.0, 4.0, 4.5, 10.0]
+    shares = [0.0, 0.25, 0.5, 0.9, 1.0]
+    found = evaluated("shares.map((share) => quantile(values, share))", values=values, shares=shares)
+    assert found == pytest.approx(np.quantile(values, shares))
