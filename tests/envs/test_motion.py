@@ -95,6 +95,25 @@ def test_for_160_ms_a_throw_knows_no_friction(height, speed):
     assert seen["vx"][free] < speed
 
 
+@pytest.mark.parametrize("thrown", [0, 160])
+def test_the_floor_ends_a_fall_but_not_the_speed_of_one_that_is_thrown(thrown):
+    """PM_SlideMove leaves the velocity of a thrown player as it is; in the next frame he stands."""
+    seen = follow([FIRE] * 8, room=ROOM_2, visit=2, x=288, y=-64, z=2.0, vz=-20.0, thrown=thrown)
+    height, speed, heights, speeds = 2.0, -20.0, [], []
+    for ms in move_times(8):
+        if height < physics.GROUND:
+            speed = 0.0
+        else:
+            after = speed - 0.8 * ms
+            height += (speed + after) / 2 * ms / 1000
+            speed = math.floor(after + 0.5) if height > 0 or thrown else 0.0
+        heights.append(max(height, 0.0))
+        speeds.append(speed)
+    assert seen["z"] == pytest.approx(heights)
+    assert seen["vz"].tolist() == speeds
+    assert (min(speeds[heights.index(0.0) :]) < 0) == bool(thrown)
+
+
 @given(st.floats(-400, 400), st.floats(-400, 400), st.floats(-180, 180), st.integers(0, 8))
 def test_walking_never_gains_speed_beyond_the_run_speed(vx, vy, yaw, action):
     _, _, right, forward = action_rows(NINE, 20)[action][:4]

@@ -7,8 +7,9 @@ import pytest
 
 from envs.lab_interface import NINE
 from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv, oracle_actions
-from envs.rooms.level import DARK, ROOM_2
+from envs.rooms.level import DARK, ROOM_1, ROOM_2
 from envs.rooms.oracle import memory_spans
+from envs.rooms.physics import LOADED
 
 FIRE = NINE.index("fire")
 STEPS = RoomsConfig(image_height=8, image_width=8, hud=False, redraw_match=True, episode_frames=4800)
@@ -106,6 +107,45 @@ def test_fixed_visits_take_their_time_whatever_the_player_does():
     assert rewards.sum(0).tolist() == [10 * 2 * 11.0] * 64
     early = (played["room"] == DARK) & (played["visit"] != 2)
     assert early.any(), "a player that finishes sooner waits in the dark"
+
+
+def test_a_visit_begins_as_the_first_does_whatever_the_player_was_doing():
+    """Moved on in the air and askew, to the next choice and to the next example; only what yaw rounds off remains."""
+    env = RoomsVectorEnv(1, replace(FRAMES, examples=2, visit_frames=7))
+    env.reset(seed=0)
+    begun = {}
+    for frame in range(60):
+        visit = int(env.state.visit[0])
+        env.step(np.array([NINE.index("look left, forward" if frame % 2 else "strafe right")]))
+        if env.state.visit[0] != visit:
+            begun.setdefault(int(env.state.visit[0]), []).append({n: a[0] for n, a in env.get_state().items()})
+            env.state.taken[:], env.state.thrown[:] = 1, 9  # as of a player who has touched something
+        else:
+            env.state.taken[:] = -1
+    assert list(begun) == [1, 3, 4, 0]
+    for states in begun.values():
+        for state in states:
+            choosing = state["visit"] > 2
+            place = (288, -64, 24.875, 400) if choosing else (-232, -64, 0, 0)
+            assert tuple(state[name] for name in ("x", "y", "z", "vx")) == place
+            assert (state["vy"], state["vz"], state["pitch"], state["taken"]) == (0, 0, 0, -1)
+            assert (state["thrown"], state["clock"]) == (160 if choosing else 0, 7)
+            assert state["room"] == (ROOM_2 if choosing else ROOM_1)
+            assert abs(state["yaw"]) < (360 / 65536 if choosing else 1e-9)
+            if not choosing:
+                assert (state["shown"], state["time"]) == (state["frame"], LOADED)
+
+
+def test_an_action_before_the_level_is_loaded_is_ignored():
+    """In the frame after an example appears, but not at the beginning of an episode."""
+    env = RoomsVectorEnv(1, replace(FRAMES, visit_frames=5, examples=2))
+    env.reset(seed=0)
+    speeds = []
+    for _ in range(11):
+        env.step(np.array([NINE.index("forward")]))
+        speeds.append((int(env.state.visit[0]), env.state.vx[0]))
+    assert speeds[0] == (0, 45), "the first move of 14 ms"
+    assert speeds[4:7] == [(1, 0), (1, 0), (1, 45)]
 
 
 def test_the_delay_is_halved_as_often_as_not():
