@@ -28,8 +28,8 @@ from training.sweep import CORE_FIELDS, IGNORED, flatten, goal
 
 FOLDER = "report"
 INTERVAL, RANGE = "its 95 % bootstrap interval", "the range of the runs, which are too few for an interval"
-FEW = 5
-"""Most runs of one task whose interquartile mean has their range as its interval; see `actors.intervals.tail`."""
+FEW = 4
+"""Most runs of one task whose range, as the interval of an interquartile mean, holds the truth in less than 90 %."""
 CLOSE = 5
 """Points by which a share of correct choices may miss what reach predicts and still agree with it."""
 

@@ -65,6 +65,15 @@ def test_units_are_drawn_within_their_task_and_sample() -> None:
     assert high > 3
 
 
+def test_unequal_tasks_count_as_if_all_were_as_small_as_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all samples that are compared; each task adds to what is known of the spread."""
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr("actors.intervals.tail", lambda *sizes: asked.append(sizes) or 0.2)
+    bootstrap_interval(mean, [SIX[:4], SIX])
+    bootstrap_interval(probability_of_improvement, [SIX, SIX], [SIX, SIX[:3]])
+    assert asked == [(4, 2), (3, 4)]
+
+
 def test_arrays_of_measurements_have_an_interval_each_of_the_same_units() -> None:
     """Those of a curve's points are of whole runs: a shifted point has a shifted interval."""
     curves = np.stack([SIX, SIX + 100, -SIX])

@@ -305,6 +305,14 @@ def test_of_three_variants_one_may_be_worse_and_one_open(make_run: MakeRun) -> N
     assert (second["name"], second["confirmed"]) == ("lstm", False)
 
 
+@pytest.mark.parametrize(
+    ("runs", "brackets"), [(1, "10.00."), (4, "11.50 (its runs: 10.00 to 13.00)."), (5, "12.00 [10.")]
+)
+def test_the_interval_of_up_to_four_runs_is_called_their_range(runs: int, brackets: str, make_run: MakeRun) -> None:
+    said, _ = verdict_of(make_run, {"gru": [10.0 + index for index in range(runs)]})
+    assert said.startswith(f"gru has the highest interquartile mean, {brackets}")
+
+
 def test_curves_are_of_the_last_stage_alone(make_run: MakeRun) -> None:
     """An earlier stage's scores are of another environment; nothing of them reaches the threshold."""
     path = make_run("staged", "lstm", 0, [90.0, 95.0, 10.0, 80.0, 85.0], 85.0, stages=[f"{LONGER} until frames 200"])
