@@ -111,6 +111,9 @@ def test_code_that_the_user_allows_by_name(tmp_path: Path, cli: Commands) -> Non
     [
         ("rooms:small,dm:module:Class", True),
         ("gym:module:Id-v0", True),
+        ("gym:module:ALE/Pong-v5", True),
+        ("gym:ale_py:ALE/Pong-v5", False),
+        ("gym:ale_py:ALE/Pong-v5,game=/tmp/other", True),
         ("gym:GymV26Environment-v0,env_id=module:Id-v0", True),
         ("gym:Ant-v5,xml_file=/tmp/other.xml", True),
         ("gym:Id-v0,options={'a': 1}", True),

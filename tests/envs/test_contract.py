@@ -3,6 +3,7 @@
 Specs of packages that are not installed are skipped.
 """
 
+import re
 import sys
 from typing import Any
 
@@ -42,8 +43,8 @@ Step = tuple[Any, ...]
 
 @pytest.fixture(params=SPECS)
 def spec(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    for module, (prefixes, installation) in PACKAGES.items():
-        if request.param.removeprefix("gym:").startswith(prefixes):
+    for module, (pattern, installation) in PACKAGES.items():
+        if re.match(f"gym:({pattern})", request.param):
             pytest.importorskip(module, reason=f"{module} is not installed: {installation}")
     monkeypatch.setattr(Lab, "frames", 50)
     monkeypatch.setitem(sys.modules, "deepmind_lab", Module)
