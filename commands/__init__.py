@@ -1,7 +1,8 @@
 """The command line, `compressive COMMAND`: finds the module of a command and turns errors into messages.
 
 Bad input ends with one line on standard error and exit status 2, before any work is done. An error in the code of an
-environment ends with its name, the place where it was raised, and status 1.
+environment ends with its name, the place where it was raised, and status 1; what an environment returns and should not,
+with one line and status 2.
 """
 
 import difflib
@@ -71,13 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130)
     except Exception as error:
         from actors import ClusterError  # here, because --help must be fast
-        from envs import EnvironmentFailed
+        from envs import EnvironmentFailed, WrongOutput
         from learner.errors import LearnersLost
 
         cause = getattr(error, "cause", error)  # of an error of Ray, whose own message is a traceback
         if not isinstance(error, EnvironmentFailed | ClusterError | LearnersLost | FloatingPointError):
             raise
-        _fail(str(cause), 1)
+        _fail(str(cause), 2 if isinstance(cause, WrongOutput) else 1)
 
 
 def _run(name: str, words: list[str]) -> None:
@@ -92,9 +93,13 @@ def _run(name: str, words: list[str]) -> None:
     from commands.parsing import parse_command
 
     options = parse_command(name, words)  # before the module of the command is imported, which needs torch
+
+    from envs.caches import ensure_cache_folder
+
     line = "%(asctime)s %(levelname)s %(message)s"
     logging.basicConfig(level=logging.INFO, format=line, datefmt="%H:%M:%S", handlers=[_Log()], force=True)
     threading.excepthook = _thread_failed
+    ensure_cache_folder()
     # The user's own environments are found in the working directory. It is last, so that it hides no package.
     sys.path += [path for path in (str(Path(__file__).parents[1]), os.getcwd()) if path not in ("", *sys.path)]
     getattr(importlib.import_module(f"commands.{COMMANDS[name]}"), COMMANDS[name])(*options)

@@ -26,7 +26,7 @@ def ensure_cache_folder() -> None:
     except RuntimeError:  # HOME is not set, and the user has no name
         os.environ["HOME"] = "/"  # as Docker does
     wanted = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    if _is_writable(wanted):
+    if is_writable(wanted):
         return
     folder = _private_folder()
     if folder is None:
@@ -37,7 +37,7 @@ def ensure_cache_folder() -> None:
     logger.warning("%s cannot be written to: caching in %s; XDG_CACHE_HOME names another folder", wanted, folder)
 
 
-def _is_writable(folder: Path) -> bool:
+def is_writable(folder: Path) -> bool:
     """Whether a folder can be written to or, if it does not exist, be made."""
     for place in (folder, *folder.parents):
         if os.path.lexists(place):

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import secrets
 import signal
 import socket
 import threading
@@ -19,6 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from actors import ClusterError
+from envs.caches import is_writable
 from training import UserError
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,10 @@ logger = logging.getLogger(__name__)
 PACKAGES = ("agent", "envs", "actors", "learner", "text", "speech", "images", "training", "reports", "commands")
 RAY_SECONDS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """Environment variable of Ray: how long it waits for the head before it ends a process."""
+ANSWER_SECONDS = 10.0
+"""Longest time to wait for the answer of a cluster that is joined."""
+MOST_TEMPORARY = 39
+"""Most bytes of Ray's temporary folder: 107 of a socket's path less /ray/session_DATE_TIME_PID/sockets/plasma_store."""
 PROBE_SECONDS = 1.0
 """Time between two probes of the head, and the longest time that one may take."""
 NOTICE_SECONDS = 3.0
@@ -46,9 +52,8 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")  # the pool reports that itself
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls with two results, of which one is read
-    if address is None:  # no one reads them, and Ray keeps 3.5 KB for each of 100,000 unrolls
-        os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-        os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's 15, actors starve beside the machine's other work
+    if address is None:
+        _prepare_own_cluster()
     import ray
     from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
@@ -63,7 +68,7 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
     try:
         with console.status("starting Ray" if address is None else f"joining {address}"):
             if address:
-                _require_answer(address)
+                _require_head(address)
             ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises this class, for example if the machine is too busy
         if address:
@@ -77,6 +82,40 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
         raise MemoryError("Ray's object store is full, and so is the disk that it moves objects to") from error
     finally:
         ray.shutdown()
+
+
+def _prepare_own_cluster() -> None:
+    """Sets what Ray reads from the environment where it starts a cluster of its own, unless the user has set it."""
+    # No one reads these events, and Ray keeps 3.5 KB for each of 100,000 unrolls.
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+    # At Ray's 15, actors starve beside the machine's other work.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    # Under `uv run` Ray would upload the folder and build an environment for each worker, which then never starts.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    _provide_token()
+    _require_short_paths()
+
+
+def _provide_token() -> None:
+    """A token for a cluster of one's own, where Ray cannot write the one that it makes into the user's home."""
+    chosen = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    file = Path("~/.ray/auth_token").expanduser()
+    if not chosen and not file.exists() and not is_writable(file.parent):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def _require_short_paths() -> None:
+    """Lets Ray use /tmp where TMPDIR is too long for the sockets that it puts there; RAY_TMPDIR is before TMPDIR.
+
+    Raises a UserError if RAY_TMPDIR is too long.
+    """
+    chosen = os.environ.get("RAY_TMPDIR", "")
+    if len(os.fsencode(chosen)) > MOST_TEMPORARY:
+        expected = f"a folder of at most {MOST_TEMPORARY} bytes, because Ray's sockets are below it"
+        raise UserError(f"RAY_TMPDIR: expected {expected}, got {chosen}")
+    if not chosen and len(os.fsencode(os.environ.get("TMPDIR", ""))) > MOST_TEMPORARY:
+        logger.warning("TMPDIR is too long for Ray's sockets: Ray's files are in /tmp; RAY_TMPDIR names another folder")
+        os.environ["RAY_TMPDIR"] = "/tmp"
 
 
 def _runtime_env() -> dict[str, Any]:
@@ -101,11 +140,55 @@ def _runtime_env() -> dict[str, Any]:
     return {"worker_process_setup_hook": import_packages}
 
 
-def _require_answer(address: str) -> None:
-    """Raises an OSError if no server answers at HOST:PORT; Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        _connect(f"{host}:{port}", 10.0)
+def _require_head(address: str) -> None:
+    """Raises an OSError if no cluster answers at an address within `ANSWER_SECONDS`; Ray itself would try for minutes.
+
+    What "auto" stands for is found as Ray finds it: RAY_ADDRESS, a node that runs on this machine, or what the last
+    `ray start` wrote down. The first and the last may be of a cluster that has ended.
+    """
+    from ray._private.services import get_ray_address_from_environment
+
+    found = get_ray_address_from_environment("auto", None) if address == "auto" else address
+    if found == "local":
+        raise OSError("local is no cluster that can be joined; without --ray-address one is started")
+    protocol, _, server = found.rpartition("://")
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdigit() or protocol not in ("", "ray"):
+        return  # Ray itself says what it expects
+    deadline = time.monotonic() + ANSWER_SECONDS
+    try:
+        _connect(server, ANSWER_SECONDS)
+        _call(server, deadline - time.monotonic(), is_head=not protocol)
+    except OSError as error:
+        if address != "auto":
+            raise
+        source = "RAY_ADDRESS" if os.environ.get("RAY_ADDRESS") else "the last `ray start` on this machine"
+        raise OSError(f"{found}, which {source} names: {error}") from error
+
+
+def _call(server: str, seconds: float, is_head: bool) -> None:
+    """Raises an OSError if the server at HOST:PORT does not answer in time, or is not that of a cluster's head.
+
+    Something else may have taken the port of a head that has ended. A missing token is left to Ray.
+
+    Args:
+        server: HOST:PORT.
+        seconds: to wait.
+        is_head: whether it is to be the head's control service (GCS), not the one for Ray Client.
+    """
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return  # it answers only who has Ray's certificates
+    import grpc
+
+    with grpc.insecure_channel(server, [("grpc.enable_http_proxy", 0)]) as channel:
+        check_alive = channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")
+        try:
+            check_alive(b"", timeout=max(seconds, 0.1), wait_for_ready=True)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED and is_head:
+                raise OSError("it is another service, not the head of a Ray cluster") from error
+            if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
+                raise OSError(f"it did not answer as a Ray cluster in {ANSWER_SECONDS:g} s") from error
 
 
 def _connect(address: str, seconds: float) -> None:

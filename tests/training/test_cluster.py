@@ -1,16 +1,25 @@
-"""A run's cluster: how the silence of its head is counted, and a driver without the GPUs of its learners."""
+"""A run's cluster: joined only if it answers, or started whatever the user's home and temporary folder; its head's
+silence, and a driver without the GPUs of its learners."""
 
 import dataclasses
 import itertools
+import os
 import socket
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from ray._private import ray_constants, services
+from ray._private.utils import validate_socket_filepath
+from rich.console import Console
 
 from tests.training.test_resident import CONFIG
-from training import cluster
-from training.cluster import HeadWatch
+from training import UserError, cluster
+from training.cluster import HeadWatch, _require_head
 from training.impala import Trainer
 from training.run import Run
 
@@ -37,3 +46,124 @@ def test_a_driver_needs_no_gpu_although_its_learners_do() -> None:
     trainer = Trainer(dataclasses.replace(CONFIG, resident=False, learners=2, learner=learning), Run(""), local=False)
     assert trainer.learner.device.type == "cpu"
     assert trainer.config.learner.device == "cuda"
+
+
+@pytest.fixture
+def listening() -> Iterator[int]:
+    """The port of a server that accepts connections and never answers, like a stopped process."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def other_service() -> Iterator[int]:
+    """The port of a gRPC server that has none of Ray's services."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield port
+    server.stop(None)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cluster is on this machine, and answers must come in half a second."""
+    monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(services, "find_gcs_addresses", set)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def joined(address: str) -> None:
+    with cluster.start_ray(address, 1, 0, Console()):
+        pass
+
+
+@pytest.mark.usefixtures("impatient")
+def test_auto_may_stand_for_a_cluster_that_has_ended(
+    listening: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself would try to reach it for 15 minutes."""
+    began = "ray-address: expected a Ray cluster, got auto: 127.0.0.1:"
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(UserError, match=f"^{began}1, which RAY_ADDRESS names: .*Connection refused"):
+        joined("auto")
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{listening}")
+    with pytest.raises(UserError, match=f"^{began}{listening}, which RAY_ADDRESS names: it did not answer .* in 0.5 s"):
+        joined("auto")
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+    with pytest.raises(UserError, match=f"^{began}1, which the last `ray start` on this machine names: .*refused"):
+        joined("auto")
+    (tmp_path / "ray" / "ray_current_cluster").unlink()
+    with pytest.raises(UserError, match="got auto: Could not find any running Ray instance"):
+        joined("auto")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_is_no_head_is_not_waited_for(listening: int, other_service: int) -> None:
+    for address in (f"127.0.0.1:{listening}", f"ray://127.0.0.1:{listening}"):
+        with pytest.raises(UserError, match=f"got {address}: it did not answer as a Ray cluster in 0.5 s"):
+            joined(address)
+    with pytest.raises(UserError, match="it is another service, not the head of a Ray cluster"):
+        joined(f"127.0.0.1:{other_service}")
+    with pytest.raises(UserError, match="got local: local is no cluster that can be joined"):
+        joined("local")
+
+
+@pytest.mark.ray
+def test_the_head_of_a_cluster_answers(cluster: None) -> None:
+    import ray
+
+    _require_head(ray.get_runtime_context().gcs_address)
+
+
+def test_workers_of_an_own_cluster_start_under_uv_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Ray is to make an environment for each worker, it says so by the same variable."""
+    name = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
+    assert hasattr(ray_constants, name)
+    for before, after in ((None, "0"), ("1", "1")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, before or "")
+            if before is None:
+                patch.delenv(name)
+            cluster._prepare_own_cluster()
+            assert os.environ[name] == after
+
+
+def test_rays_sockets_fit_whatever_the_temporary_folder(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def socket_in(folder: str) -> str:
+        return f"{folder}/ray/session_2026-11-25_12-34-56_123456_4194304/sockets/plasma_store"
+
+    longest = "/" + "x" * (cluster.MOST_TEMPORARY - 1)
+    validate_socket_filepath(socket_in(longest))
+    with pytest.raises(OSError, match="path length"):
+        validate_socket_filepath(socket_in(f"{longest}x"))
+
+    monkeypatch.setenv("RAY_TMPDIR", "")
+    for folder, used in ((longest, ""), (f"{longest}x", "/tmp")):
+        monkeypatch.setenv("TMPDIR", folder)
+        cluster._require_short_paths()
+        assert os.environ["RAY_TMPDIR"] == used
+        assert ("TMPDIR is too long" in caplog.text) == bool(used)
+    monkeypatch.setenv("RAY_TMPDIR", longest)
+    cluster._require_short_paths()
+    monkeypatch.setenv("RAY_TMPDIR", f"{longest}é")
+    with pytest.raises(UserError, match=f"RAY_TMPDIR: expected a folder of at most 39 bytes, .* got {longest}é"):
+        cluster._require_short_paths()
+
+
+def test_a_user_without_a_home_has_a_token_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray writes the token of a new cluster into the home."""
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cluster._provide_token()
+    assert not os.environ["RAY_AUTH_TOKEN"]
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    cluster._provide_token()
+    assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
