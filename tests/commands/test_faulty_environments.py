@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import envs
+from commands import main
 from learner.metrics import last_metrics
 from tests.commands.cli import SMALL, Commands, run, saved_steps
 from training import sweep
@@ -39,6 +40,45 @@ def test_a_fault_in_training_keeps_what_was_learned(fault: str, tmp_path: Path, 
     assert "faulty.py" in trace[0]
     again = f"compressive launch --resume {folder} --local --allow {FAULTY}"
     assert last == f"resume from {folder}/checkpoints/{steps:012d} with: {again}"
+
+
+@pytest.mark.parametrize("wrong", ["nan", "reward2"])
+def test_a_wrong_value_in_training_is_one_line_and_keeps_what_was_learned(
+    wrong: str, tmp_path: Path, cli: Commands
+) -> None:
+    """It does not advise a smaller learning rate."""
+    folder, env = tmp_path / "run", f"gym:tests.envs.odd:Odd-v0,wrong={wrong},at=80"
+    line = cli.refuse("launch", "--local", "--run", folder, "--env", env, *SMALL, words=f"environment {env}, step: ")
+    steps = saved_steps(folder)[-1]
+    assert steps == last_metrics(folder)["step"] > 100
+    again = f"compressive launch --resume {folder} --local --allow gym:tests.envs.odd:Odd-v0"
+    assert line.endswith(f"; resume from {folder}/checkpoints/{steps:012d} with: {again}\n")
+
+
+def test_a_wrong_value_is_noticed_before_training(tmp_path: Path, cli: Commands) -> None:
+    for fields in ("wrong=nan", "arity=4", "space_changes=True"):
+        env = f"gym:tests.envs.odd:Odd-v0,{fields}"
+        cli.refuse("launch", "--local", "--run", tmp_path / "run", "--env", env, words=f"environment {env}, ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_image_in_a_dict_is_said_to_be_part_of_a_vector(tmp_path: Path, cli: Commands) -> None:
+    env, place = "gym:tests.envs.odd:Camera-v0", "observation['camera'] (uint8 [8, 9, 3])"
+    launch = ["launch", "--local", "--run", tmp_path / "run", "--env", env, *SMALL, "--frames=16"]
+    cli.capfd.readouterr()
+    main([str(word) for word in launch])
+    told = [line for line in cli.capfd.readouterr().err.splitlines() if place in line]
+    assert len(told) == 1, told
+    assert f"WARNING environment {env}: the observation becomes one vector of 218 numbers" in told[0]
+
+
+def test_a_picture_that_cannot_be_filmed_is_named(tmp_path: Path, cli: Commands) -> None:
+    env = "gym:tests.envs.odd:Fading-v0"
+    launch = ["launch", "--local", "--run", tmp_path / "run", "--env", env, *SMALL, "--frames=16"]
+    line = cli.refuse(*launch, "--video-episodes=1")
+    assert (
+        f"environment {env},render_mode=rgb_array, render: expected uint8 [height, width, 3], got None; resume" in line
+    )
 
 
 def test_an_environment_that_cannot_be_made(tmp_path: Path, cli: Commands) -> None:

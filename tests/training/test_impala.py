@@ -153,6 +153,18 @@ def test_errors_do_not_lose_what_was_learned(owner: type, method: str, tmp_path:
     assert train(CONFIG, tmp_path, 1, resume=True).learner.version == 6
 
 
+@pytest.mark.parametrize(
+    ("fields", "advised"), [("none", True), ("policy_logits", True), ("observation, reward", False)]
+)
+def test_a_smaller_rate_is_not_advised_for_what_environments_return(fields: str, advised: bool, tmp_path: Path) -> None:
+    trainer = Trainer(CONFIG, Run(tmp_path), local=True)
+    trainer.saved = tmp_path / "checkpoint"
+    error = FloatingPointError(f"loss = nan; fields of the trajectory that are not finite: {fields}. Nothing changed.")
+    with pytest.raises(FloatingPointError, match="with: again") as caught, trainer.advising(lambda _: "again", print):
+        raise error
+    assert ("--learner.learning-rate" in str(caught.value)) == advised
+
+
 def test_nothing_is_saved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, save = list[int](), checkpoints.save
 

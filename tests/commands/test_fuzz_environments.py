@@ -1,0 +1,94 @@
+"""Generated environments: a run with one is fine, or ends with one line that names what is wrong with it.
+
+An error of the environment's own code is told with its place there. A few cases run with every test, 300 with the slow
+ones.
+"""
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import main
+from tests.commands import cli
+from tests.commands.fuzz import LONGEST, Outcome, run_case
+
+NAME = "gym:tests.envs.generated:Generated-v0"
+LIMITS = ["--actors.step-seconds=1", "--actors.max-episode-steps=40", "--threads=1"]
+LAUNCH = ["launch", "--local", *cli.SMALL, "--run=NEW", "--frames=96", "--eval-episodes=1", *LIMITS]
+EVALUATE = ["evaluate", "--policy=random", "--episodes=2", "--step-seconds=1", "--max-episode-steps=40"]
+SECONDS = 120.0
+"""A case that takes longer hangs. Most take one, those with processes of their own ten."""
+
+
+def arguments_of(case: int) -> list[str]:
+    """The command of a case: mostly training, some with a film, few with environments in processes of their own."""
+    draw = random.Random(f"command {case}")
+    env = f"{NAME},case={case}"
+    env += ",max_episode_steps=6" * (draw.random() < 0.3)
+    env += ",processes=1" * (draw.random() < 0.04)
+    if draw.random() < 0.2:
+        return [*EVALUATE, "--env", env]
+    return [*LAUNCH, "--env", env, *["--video-episodes=1"] * (draw.random() < 0.2)]
+
+
+def fault(outcome: Outcome, case: int) -> str | None:
+    """What is wrong with how the command of a case ended; None if nothing is."""
+    lines = outcome.err.rstrip("\n").split("\n")
+    if outcome.status is None:
+        return "hung"
+    if "Traceback (most recent call last)" in outcome.err:
+        return f"traceback: {lines[-1]}"
+    if outcome.status == 0:
+        return None
+    begin = next((index for index, line in enumerate(lines) if line.startswith("compressive: ")), len(lines))
+    if f"environment {NAME},case={case}" not in "".join(lines[begin : begin + 1]):
+        return f"expected a line that names the environment, got {lines[-3:]}"
+    told = lines[begin:]
+    if sum(map(len, told)) > 2 * LONGEST:
+        return f"{sum(map(len, told))} characters"
+    if outcome.status == 2:
+        return None if len(told) == 1 else f"expected one line, got {told}"
+    places = [line for line in told if line.startswith("  File ")]
+    own = "generated.py" in "".join(places[:1])
+    if outcome.status == 1 and (own or "expected episodes of at most 40 steps" in told[0]):
+        return None
+    return f"status {outcome.status}, expected a place in the environment's code, got {told}"
+
+
+def run_here(arguments: list[str], capfd: Any) -> Outcome:
+    """Runs a command in this process."""
+    capfd.readouterr()
+    try:
+        main(arguments)
+        status: Any = 0
+    except SystemExit as stop:
+        status = stop.code
+    return Outcome(status, *capfd.readouterr())
+
+
+def test_a_few_environments(tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    faults = []
+    for case in range(40):
+        arguments = arguments_of(case)
+        if "processes=" in "".join(arguments):
+            continue
+        if found := fault(run_here(arguments, capfd), case):
+            faults.append(f"{case}: {found:.500}")
+        shutil.rmtree("NEW", ignore_errors=True)
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("fuzz")
+@pytest.mark.parametrize("first", range(1000, 1300, 30))
+def test_many_environments(first: int, tmp_path: Path) -> None:
+    faults = []
+    for case in range(first, first + 30):
+        if found := fault(run_case(arguments_of(case), tmp_path, SECONDS), case):
+            faults.append(f"{case}: {found:.500}")
+        shutil.rmtree(tmp_path / "NEW", ignore_errors=True)
+    assert not faults, "\n".join(faults)
