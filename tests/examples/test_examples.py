@@ -1,20 +1,23 @@
 """The examples do what they say: the same updates as the learner, and a memory that learns."""
 
 import copy
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from actors import Actor
-from agent import Agent, AgentConfig
-from agent.core import matched_cores
+from agent import Agent, AgentConfig, Trajectory
+from agent.core import CompressiveTransformer, CompressiveTransformerConfig, matched_cores
 from envs import make_vector
 from examples import core_in_your_loop, impala
 from learner.config import LearnerConfig
 from learner.learner import Learner
+from learner.vtrace import vtrace
 
 SIZES = {"model_size": 16, "num_layers": 1, "num_heads": 2, "mlp_size": 16, "segment_size": 8, "norm": "pre"}
 
@@ -60,14 +63,48 @@ def test_unrolls_equal_those_of_the_actor() -> None:
     ours.envs.reset(seed=0)
     theirs.generator = torch.Generator().manual_seed(0)
     theirs.env_output = theirs.env_output._replace(observation=ours.output[0].clone())
-    for _ in range(2):
-        expected, found = theirs.unroll(16).trajectory, ours.unroll(16)
+    scores: list[float] = []
+    for _ in range(4):
+        unroll, found = theirs.unroll(16), ours.unroll(16)
         for name in ("observation", "last_action", "reward", "discount", "reset", "action", "policy_logits"):
-            np.testing.assert_allclose(getattr(found, name), getattr(expected, name), atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(getattr(found, name), getattr(unroll.trajectory, name), atol=1e-6, err_msg=name)
+        scores += [episode.score for episode in unroll.episodes]
+    assert len(scores) > 4
+    assert ours.finished == pytest.approx(scores)
+
+
+def test_targets_and_advantages_equal_those_of_the_learner() -> None:
+    """Also where episodes were truncated, so that a reset cuts traces and no discount does."""
+    generator = torch.Generator().manual_seed(0)
+    log_rhos, rewards, values = torch.randn(3, 4, 9, generator=generator)
+    log_rhos, rewards = log_rhos[:, 1:], rewards[:, 1:]
+    discounts = torch.full((4, 8), 0.9)
+    mask = torch.rand(4, 8, generator=generator) > 0.3
+    settings = impala.Settings()
+    targets, advantages = impala.vtrace(log_rhos, discounts, rewards, values, mask, settings)
+    expected = vtrace(log_rhos, discounts, rewards, values[:, :-1], values[:, -1], mask, lambda_=settings.lambda_)
+    torch.testing.assert_close(targets[mask], expected.vs[mask])
+    torch.testing.assert_close(advantages, expected.pg_advantages)
 
 
 def test_the_core_remembers_in_a_loop_of_its_own() -> None:
     assert core_in_your_loop.train(updates=120) > 0.9
+
+
+def test_the_loop_trains_the_compression(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores: list[CompressiveTransformer] = []
+    before: list[torch.Tensor] = []
+
+    def make(config: CompressiveTransformerConfig) -> CompressiveTransformer:
+        cores.append(CompressiveTransformer(config))
+        before.extend(weight.detach().clone() for weight in cores[-1].compression_parameters())
+        return cores[-1]
+
+    monkeypatch.setattr(core_in_your_loop, "CompressiveTransformer", make)
+    core_in_your_loop.train(updates=2)
+    assert before
+    for weight, old in zip(cores[0].compression_parameters(), before):
+        assert not torch.equal(weight, old)
 
 
 def test_the_loop_needs_compressed_memory() -> None:
@@ -95,7 +132,30 @@ def test_the_loop_is_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("two_threads")
 def test_the_script_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["impala.py", "--updates=20", "--environments=2", "--unroll-length=16"])
+    """The actor acts with weights of two updates in turn, and the mean return is that of the last 200 episodes."""
+    learned: list[float] = []
+    acted: list[float] = []
+    update, unroll = impala.update, impala.Actor.unroll
+
+    def recorded_update(agent: Agent, *arguments: Any) -> dict[str, float]:
+        losses = update(agent, *arguments)
+        learned.append(agent.value.weight.sum().item())
+        return losses
+
+    def recorded_unroll(actor: impala.Actor, length: int) -> Trajectory:
+        acted.append(actor.agent.value.weight.sum().item())
+        actor.finished += [len(acted)] * 100
+        return unroll(actor, length)
+
+    monkeypatch.setattr(impala, "update", recorded_update)
+    monkeypatch.setattr(impala.Actor, "unroll", recorded_unroll)
+    options = ["--updates=20", "--environments=2", "--unroll-length=16", "--env=diagnostic:recall"]
+    monkeypatch.setattr(sys, "argv", ["impala.py", *options])
     impala.main()
-    assert "update 20  640 steps" in capsys.readouterr().out
+    assert len(set(learned)) == 20
+    assert acted[2::2] == acted[3::2] == learned[1:-1:2]
+    assert acted[0] == acted[1] != acted[2]
+    printed = re.search(r"update 20  640 steps  return (\S+)", capsys.readouterr().out)
+    assert printed
+    assert float(printed[1]) == pytest.approx(19.5, abs=1), "a few episodes of recall are among them"
     assert len(Path(impala.__file__).read_text().splitlines()) <= 250

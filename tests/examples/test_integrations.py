@@ -13,6 +13,7 @@ from agent import Agent, AgentConfig
 from agent.core import FlatCore, matched_cores
 from envs import make_vector
 from examples import cleanrl_ppo
+from examples.single import Single
 
 SIZE, ROWS, WINDOW, WINDOWS = 16, 3, 8, 6
 SIZES = {"model_size": SIZE, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "segment_size": 4, "norm": "pre"}
@@ -194,6 +195,7 @@ def test_cleanrl_ppo_learns() -> None:
     returns = cleanrl_ppo.main(cleanrl_ppo.Args(env_id="diagnostic:recall,delay=4", total_timesteps=30_000))
     assert np.mean(returns[:200]) < 0.5
     assert np.mean(returns[-200:]) > 0.8
+    assert set(returns) == {0.0, 1.0}, "one answer an episode"
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -215,6 +217,97 @@ def test_cleanrl_ppo_bootstraps_after_a_truncation_alone() -> None:
     assert cleanrl_ppo.advantages(rollout, torch.tensor([2.0]), args).tolist() == [[3.0, 5.0, 0.0, 4.0]]
     ended = rollout._replace(next_terminated=torch.tensor([[False, True, False, False]]))
     assert cleanrl_ppo.advantages(ended, torch.tensor([2.0]), args).tolist() == [[1.0, 1.0, 0.0, 4.0]]
+
+
+def test_single_environments_say_how_episodes_end_and_repeat_with_a_seed() -> None:
+    env = Single("gym:CartPole-v1,max_episode_steps=5")
+    first, _ = env.reset(seed=3)
+    assert [env.step(step % 2)[1:4] for step in range(5)] == [(1.0, False, False)] * 4 + [(1.0, False, True)]
+    assert not np.array_equal(env.reset(seed=4)[0], first)
+    np.testing.assert_array_equal(env.reset(seed=3)[0], first)
+    falling = Single("gym:CartPole-v1")
+    falling.reset(seed=0)
+    assert (True, False) in [falling.step(0)[2:4] for _ in range(12)]
+
+
+def cleanrl_rollout() -> tuple[cleanrl_ppo.Args, cleanrl_ppo.Agent, cleanrl_ppo.Rollout, Tensor]:
+    """32 steps of 8 environments, with memories that are compressed, by a policy that has changed; and advantages."""
+    torch.manual_seed(0)
+    args = cleanrl_ppo.Args(env_id="diagnostic:recall,delay=20", num_envs=8, num_minibatches=1, update_epochs=1)
+    envs = make_vector(args.env_id, args.num_envs)
+    agent = cleanrl_ppo.make_agent(envs, args)
+    rollout, next_value = cleanrl_ppo.Player(envs, agent, args.seed).rollout(args.num_steps)
+    nn.init.orthogonal_(agent.actor.weight, gain=2)
+    return args, agent, rollout, cleanrl_ppo.advantages(rollout, next_value, args)
+
+
+def test_cleanrl_ppo_has_the_loss_of_the_paper() -> None:
+    """Against a loop over the steps whose actions took effect, equations (7) and (9) with an entropy bonus."""
+    args, agent, rollout, advantage = cleanrl_rollout()
+    target = advantage + rollout.values
+    features, _, core_loss = agent(rollout.obs, rollout.reset, rollout.state)
+    logits, values = agent.actor(features).double(), agent.critic(features)[..., 0].double()
+    steps = [(row, step) for row in range(8) for step in range(32) if rollout.valid[row, step]]
+    assert len(steps) < 8 * 32
+    used = torch.tensor([advantage[at] for at in steps]).double()
+    total, clipped = torch.zeros((), dtype=torch.float64), 0
+    for at in steps:
+        log_policy = logits[at].log_softmax(dim=-1)
+        ratio = (log_policy[rollout.actions[at]] - rollout.logprobs[at]).exp()
+        scaled = (advantage[at] - used.mean()) / (used.std() + 1e-8)
+        near = min(max(ratio.item(), 1 - args.clip_coef), 1 + args.clip_coef)
+        clipped += near != ratio.item()
+        policy = -min(ratio * scaled, near * scaled)
+        value = 0.5 * (values[at] - target[at]) ** 2
+        entropy = -(log_policy.exp() * log_policy).sum()
+        total = total + (policy + args.vf_coef * value - args.ent_coef * entropy) / len(steps)
+    assert clipped > 20
+    assert core_loss > 0
+    found = cleanrl_ppo.loss_of(agent, rollout, advantage, target, args)
+    torch.testing.assert_close(found.double(), total + core_loss.double(), rtol=1e-4, atol=1e-5)
+
+
+def test_cleanrl_ppo_clips_the_network_and_the_compression_apart() -> None:
+    args, agent, rollout, advantage = cleanrl_rollout()
+    args.max_grad_norm = 1e-3
+    before = [[weight.detach().clone() for weight in group] for group in cleanrl_ppo.parameter_groups(agent)]
+    cleanrl_ppo.update(agent, torch.optim.SGD(agent.parameters(), lr=1.0), rollout, advantage, args)
+    for group, old in zip(cleanrl_ppo.parameter_groups(agent), before):
+        change = torch.cat([(weight - each).flatten() for weight, each in zip(group, old)])
+        assert change.norm().item() == pytest.approx(1e-3, rel=0.01)
+
+
+def test_torchrl_values_after_each_step_are_those_of_its_last_observation() -> None:
+    pytest.importorskip("torchrl")
+    from torchrl.collectors import Collector
+
+    from examples import torchrl_module
+
+    args = torchrl_module.Args(env="diagnostic:recall,delay=3", num_envs=2, window=16)
+    torch.manual_seed(0)
+    envs = torchrl_module.make_envs(args)
+    agent = torchrl_module.make_agent(envs, args)
+    envs.append_transform(agent.memory.make_tensordict_primer())
+    collector = Collector(envs, agent.acting, frames_per_batch=32, total_frames=32)
+    data = next(iter(collector))
+    collector.shutdown()
+    assert data["next", "done"].any()
+    found = agent.next_values(data)
+    after = data["next"].set("is_init", torch.zeros_like(data["is_init"]))
+    with torch.no_grad():
+        expected = agent.value(agent.trunk(after))["state_value"]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_sb3_buffers_are_made_alike() -> None:
+    pytest.importorskip("sb3_contrib")
+    from examples import sb3_policy
+
+    ours, theirs = (
+        sb3_policy.make_model(sb3_policy.Args(num_envs=2, every_step=every)).rollout_buffer for every in (False, True)
+    )
+    for name in ("gae_lambda", "gamma", "n_envs", "buffer_size", "device"):
+        assert getattr(ours, name) == getattr(theirs, name), name
 
 
 @pytest.mark.usefixtures("two_threads")
