@@ -358,6 +358,10 @@ class Trees:
                 if (self.root / name).is_file():  # otherwise it is removed, but not yet from the index
                     (copy / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(self.root / name, copy / name)
+            for folder in {(copy / name).parent for name in files.split("\0") if name.endswith(".py")}:
+                compiled = self.root / folder.relative_to(copy) / "__pycache__"  # fits files with the same time
+                if compiled.is_dir():
+                    shutil.copytree(compiled, folder / "__pycache__", ignore_dangling_symlinks=True)
             self.free.put(copy)
         return self
 

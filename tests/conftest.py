@@ -20,6 +20,8 @@ settings.load_profile("quick")
 
 SHARED: set[str] = set()
 """Addresses of the clusters that tests of this process share."""
+SHARING = {"cluster", "make_pool", "place"}
+"""Fixtures that share a cluster."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -27,7 +29,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     those of a GPU where there is none."""
     fixtures = set(getattr(item, "fixturenames", ()))
     if item.get_closest_marker("ray"):
-        item.add_marker(pytest.mark.xdist_group("ray" if fixtures & {"cluster", "make_pool"} else "clusters"))
+        item.add_marker(pytest.mark.xdist_group("ray" if fixtures & SHARING else "clusters"))
     if item.get_closest_marker("gpu") and not importlib.import_module("torch").cuda.is_available():
         item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     for shared in ("finished", "straight"):
@@ -39,7 +41,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def _own_cluster(request: pytest.FixtureRequest) -> None:
     """A test that starts a cluster of its own does not find the shared one of earlier tests in its process."""
     ray = sys.modules.get("ray")
-    if ray and request.node.get_closest_marker("ray") and not {"cluster", "make_pool"} & set(request.fixturenames):
+    if ray and request.node.get_closest_marker("ray") and not SHARING & set(request.fixturenames):
         ray.shutdown()
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from actors import Actor, Unroll
 from agent import AgentOutput
 from agent.core.contract import Core
-from envs.batched import Step, draw
+from envs.batched import Step, draw, stream
+from envs.device import DeviceEnv
 from envs.diagnostic import DiagnosticEnv
 
 
@@ -51,6 +52,26 @@ class Counting(DiagnosticEnv):
 
     def oracle_actions(self) -> NDArray[np.int64]:
         return np.zeros(self.num_envs, np.int64)
+
+
+class DeviceCounting(DeviceEnv):
+    """A `Counting` whose arrays are tensors on the CPU; equal to it with the same seed."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.task = Counting(num_envs)
+        state = {name: torch.from_numpy(array) for name, array in self.task.arrays.items() if name != "over"}
+        super().__init__(num_envs, 2, torch.zeros(num_envs, 3), state, {"evens": state["evens"]})
+
+    def seed(self, seed: int) -> None:
+        self.task.rng[:] = [stream(self.task.entropy(seed, row)) for row in range(self.num_envs)]
+        self.task.episode[:] = -1
+
+    def launch(self) -> None:
+        if self.begin.any() or (self.action >= 0).any():
+            step = self.task.advance(self.action.numpy(), self.begin.numpy())
+            for own, values in zip((self.reward, self.terminated, self.truncated), step):
+                own.copy_(torch.from_numpy(values))
+        self.observation.copy_(torch.from_numpy(self.task.observe()))
 
 
 class CountingState(NamedTuple):

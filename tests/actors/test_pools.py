@@ -15,16 +15,18 @@ import torch
 from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
-from actors import ActorsConfig, LocalPool, PoolStatus, Unroll
+from actors import ActorsConfig, Episode, LocalPool, PoolStatus, Unroll
 from actors.actor import Actor
+from actors.pool import MakeActor
 from actors.ray_pool import RayPool
-from agent import Agent, AgentConfig
-from agent.core import LSTMConfig, leaves
+from actors.resident import ResidentActor
+from agent import Agent, AgentConfig, Trajectory
+from agent.core import LSTMConfig, leaves, map_state
 from agent.trajectory import loss_mask, validate
 from envs import EnvironmentFailed, guard, make_vector
 from envs.processes import batch
 from tests.actors import counting
-from tests.actors.counting import Counting, CountingAgent, make_counting_actor
+from tests.actors.counting import Counting, CountingAgent, DeviceCounting, make_counting_actor
 from tests.commands.cli import PATIENCE, wait_until
 from tests.envs import faulty
 
@@ -39,12 +41,28 @@ def small(**config: Any) -> ActorsConfig:
     return ActorsConfig(**{"num_actors": 2, "envs_per_actor": ENVS, "unroll_length": LENGTH, "cpus": 0.5, **config})
 
 
-@pytest.fixture(params=["local", *(pytest.param(name, marks=pytest.mark.ray) for name in ("ray", "ray by reference"))])
+def make_resident_pool(build: MakeActor | None = None, **_: Any) -> ResidentActor:
+    """One actor, whatever the configuration."""
+    agent: Any = CountingAgent()
+    return ResidentActor(DeviceCounting(ENVS), agent, LENGTH, seed=7)
+
+
+ON_RAY = [pytest.param(name, marks=pytest.mark.ray) for name in ("ray", "ray by reference")]
+
+
+@pytest.fixture(params=["local", "resident", *ON_RAY])
 def make_pool(request):
+    if request.param == "resident":
+        return make_resident_pool
     if request.param != "local":
         request.getfixturevalue("cluster")
     kind = {"local": LocalPool, "ray": RayPool}.get(request.param, partial(RayPool, by_reference=True))
     return lambda build=None, **config: kind(build or partial(make_counting_actor, ENVS), small(**config))
+
+
+def kept(unroll: Unroll) -> Trajectory:
+    """An unroll's trajectory for longer than until the next one, which is the longest that a pool may lend it."""
+    return map_state(torch.clone, unroll.load())
 
 
 def weights(marker: float) -> dict[str, torch.Tensor]:
@@ -61,9 +79,10 @@ def test_no_environment_receives_the_state_of_another(make_pool):
     """And the unrolls of an actor follow each other."""
     last: dict[int, torch.Tensor] = {}
     with make_pool(in_flight=2) as pool:
+        actors = {0} if isinstance(pool, ResidentActor) else {0, 1}
         pool.publish(weights(0), 0)
         for update in range(10_000):  # processes do not start at the same time
-            if update >= 12 and len(last) == 2:
+            if update >= 12 and last.keys() == actors:
                 break
             unroll = pool.get()
             no_wrong_state(unroll)
@@ -76,7 +95,7 @@ def test_no_environment_receives_the_state_of_another(make_pool):
                 torch.testing.assert_close(seen.observation[:, 0], last[actor])
             last[actor] = seen.observation[:, -1].clone()
             pool.publish(weights(update), update + 1)
-    assert set(last) == {0, 1}
+    assert last.keys() == actors
 
 
 def test_a_shuffled_state_is_noticed():
@@ -89,11 +108,12 @@ def test_a_shuffled_state_is_noticed():
 def test_a_trajectory_has_its_episodes_and_version(make_pool):
     with make_pool(num_actors=1) as pool:
         pool.publish(weights(0), 0)
-        unrolls = []
+        parts, ended = list[Trajectory](), list[Episode]()
         for version in range(1, 6):
-            unrolls.append(pool.get())
+            unroll = pool.get()
+            parts.append(kept(unroll))
+            ended += unroll.episodes
             pool.publish(weights(float(version)), version)
-    parts = [unroll.load() for unroll in unrolls]
     versions = [int(part.version[0]) for part in parts]
     assert versions == sorted(versions)
     assert versions[-1] >= 3, "new weights must reach the actor within the unrolls in flight"
@@ -106,7 +126,6 @@ def test_a_trajectory_has_its_episodes_and_version(make_pool):
     assert torch.equal(torch.cat([loss_mask(part) for part in parts], dim=1), steps < lengths)
     # Even episodes terminate, odd ones are truncated and keep their discount.
     assert torch.equal(discount == 0, (steps == lengths) & (episode % 2 == 0))
-    ended = [episode for unroll in unrolls for episode in unroll.episodes]
     assert ended
     for one in ended:
         length = int(lengths[one.environment])
@@ -161,7 +180,7 @@ def test_rewards_that_are_not_finite_are_refused(reward: float, monkeypatch: pyt
     actor = make_counting_actor(ENVS, 0, 0)
     advance = actor.envs.advance
     monkeypatch.setattr(actor.envs, "advance", lambda *arguments: (np.full(ENVS, reward), *advance(*arguments)[1:]))
-    with pytest.raises(EnvironmentFailed, match=r"failed in step with actions .*: expected finite rewards, got \["):
+    with pytest.raises(EnvironmentFailed, match=r"step: reward: expected finite numbers \(float32\), got \["):
         actor.unroll(1)
 
 
@@ -169,6 +188,7 @@ def initial_weights() -> dict[str, torch.Tensor]:
     return make_faulty_actor("", 0, 0).agent.state_dict()
 
 
+@pytest.mark.parametrize("make_pool", ["local", *ON_RAY], indirect=True)
 def test_an_exit_in_an_environment_is_an_error(make_pool):
     with make_pool(partial(make_faulty_actor, "exit"), num_actors=1) as pool:
         pool.publish(initial_weights(), 0)

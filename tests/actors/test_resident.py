@@ -1,7 +1,7 @@
 """Acting on a device: equal to an actor's, whether operation by operation or as a graph, and resumable."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -10,14 +10,16 @@ from actors.actor import Actor, Unroll
 from actors.resident import ResidentActor
 from agent import Agent, AgentConfig
 from agent.core import leaves, matched_cores
+from agent.core.fields import Precision
 from agent.trajectory import validate
 from envs import make_device, make_vector
+from tests.actors.counting import CountingAgent, DeviceCounting
 from tests.capture import Capturable, EmulatedGraph
 
 ROOMS, RECALL = "rooms:small-recall,episode_frames=100", "diagnostic:recall,delay=5"
 ROWS, LENGTH = 3, 16
 SIZES = {"model_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "segment_size": 8, "norm": "pre"}
-CORES = matched_cores(SIZES, memory=8, compressed=4)
+CORES = matched_cores({**SIZES, "dropout": 0.5}, memory=8, compressed=4)
 
 
 def make_agent(core: str, env: str) -> Agent:
@@ -27,8 +29,8 @@ def make_agent(core: str, env: str) -> Agent:
     return Agent(config, (12, 16, 3) if rooms else (5,), 9 if rooms else 4)
 
 
-def resident(agent: Agent, env: str, capture: Any = None) -> ResidentActor:
-    return ResidentActor(make_device(env, ROWS, "cpu"), agent, LENGTH, 7, env, capture=capture)
+def resident(agent: Agent, env: str, capture: Any = None, **options: Any) -> ResidentActor:
+    return ResidentActor(make_device(env, ROWS, "cpu"), agent, LENGTH, 7, env, capture=capture, **options)
 
 
 def emulated(actor: ResidentActor) -> None:
@@ -62,7 +64,8 @@ def same(one: Any, other: Any) -> bool:
 
 
 def change(agent: Agent) -> None:
-    """Other weights in the same place, as an update leaves them."""
+    """Other weights in the same place, and the mode of training, as an update leaves them."""
+    agent.train()
     with torch.no_grad():
         for parameter in agent.parameters():
             parameter.mul_(1.1)
@@ -71,6 +74,7 @@ def change(agent: Agent) -> None:
 @pytest.mark.parametrize("env", [ROOMS, RECALL])
 @pytest.mark.parametrize("core", CORES)
 def test_it_acts_as_an_actor_with_the_same_random_numbers(core: str, env: str) -> None:
+    """Without the dropout of the learner, whose mode stays."""
     agent = make_agent(core, env)
     local = Actor(make_vector(env, ROWS), make_agent(core, env), 0, 7, task=env)
     pool = resident(agent, env)
@@ -81,8 +85,21 @@ def test_it_acts_as_an_actor_with_the_same_random_numbers(core: str, env: str) -
         validate(ours.trajectory)
         assert same(ours.trajectory, theirs.trajectory)
         assert ours == Unroll(ours.trajectory, theirs.episodes, version, ROWS)
+        assert all(module.training for module in agent.modules())
         change(agent)
     assert theirs.episodes, "some ended"
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_it_acts_in_an_actors_precision(core: str) -> None:
+    logits: dict[Precision, list[torch.Tensor]] = {}
+    for precision in get_args(Precision):
+        local = Actor(make_vector(RECALL, ROWS), make_agent(core, RECALL), 0, 7, precision=precision)
+        pool = resident(make_agent(core, RECALL), RECALL, precision=precision)
+        ours, theirs = pool.get().trajectory, local.unroll(LENGTH).trajectory
+        assert same(ours, theirs)
+        logits[precision] = ours.policy_logits
+    assert not same(logits["float32"], logits["bfloat16"])
 
 
 @pytest.mark.parametrize("env", [ROOMS, RECALL])
@@ -133,3 +150,20 @@ def test_it_resumes_exactly_and_keeps_the_learners_weights() -> None:
         second.unroll()
         assert same(first.trajectory, second.trajectory)
         assert first.episodes() == second.episodes()
+
+
+def test_it_resumes_after_any_step() -> None:
+    """Also between the end of an episode, terminated or truncated, and the step that begins the next."""
+    agent: Any = CountingAgent()
+    first, ends = ResidentActor(DeviceCounting(ROWS), agent, 1, 7), set[tuple[bool, bool]]()
+    for _ in range(30):
+        first.unroll()
+        second = ResidentActor(DeviceCounting(ROWS), agent, 1, 8)
+        second.load_state_dict(first.state_dict())
+        ends |= set(zip(first.envs.terminated.tolist(), first.envs.truncated.tolist()))
+        first.unroll()
+        second.unroll()
+        assert same(first.trajectory, second.trajectory)
+        assert first.episodes() == second.episodes()
+        assert not second.trajectory.policy_logits.any(), "a wrong state"
+    assert ends == {(False, False), (True, False), (False, True)}

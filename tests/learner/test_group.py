@@ -1,4 +1,4 @@
-"""Learners that share a batch by rows against one learner of the whole batch: in threads, then on Ray, with gloo."""
+"""Learners that share a batch by rows against one learner of the whole batch, with gloo: in threads and on Ray."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -31,6 +31,7 @@ from learner.errors import BatchLost, PeerLost
 from learner.group import LearnerGroup
 from learner.learner import Learner
 from tests.agent import agents
+from tests.learner import threads
 
 ROWS, STEPS = 6, 16
 COMPRESSIVE = CompressiveTransformerConfig(
@@ -183,9 +184,24 @@ def kill(group: LearnerGroup, *ranks: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-def test_a_group_on_ray_is_one_learner_when_any_of_them_die(cluster: None, caplog, monkeypatch) -> None:
+class Place(NamedTuple):
+    """Where the learners of a group are."""
+
+    kill: Callable[..., None]
+    lost_object: Callable[[], Any]
+
+
+@pytest.fixture(params=["threads", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Threads of this process or, in slow tests, processes on Ray."""
+    if request.param == "ray":
+        request.getfixturevalue("cluster")
+        return Place(kill, lost_object)
+    threads.replace_ray(monkeypatch)
+    return Place(lambda group, *ranks: [group.members[rank].kill() for rank in ranks], threads.lost_object)
+
+
+def test_a_group_is_one_learner_when_any_of_them_die(place: Place, caplog, monkeypatch) -> None:
     """Equal to one learner throughout: after deaths, after an update that is not finite, after saving and resuming."""
     batches, alone, follower = make_batches("compressive", 7), make(), make()
     for learner in (alone, follower):
@@ -212,8 +228,8 @@ def test_a_group_on_ray_is_one_learner_when_any_of_them_die(cluster: None, caplo
         resume(batches[3])
         # One dies after an update, before it reports it: the update is not repeated.
         number = group.send(store(batches[6]))
-        ray.get([member.update.remote(number)[0] for member in group.members])
-        kill(group, 0)
+        learner_group.ray.get([member.update.remote(number)[0] for member in group.members])
+        place.kill(group, 0)
         assert group.update(batches[6]) == pytest.approx(alone.update(batches[6]), rel=1e-5, abs=1e-6)
         assert (group.version, follower.steps) == (alone.version, alone.steps)
         assert_close(group.weights(), alone.weights())
@@ -228,7 +244,7 @@ def test_a_group_on_ray_is_one_learner_when_any_of_them_die(cluster: None, caplo
         assert not group.members
         saved = resume(batches[5])
         # If all die, only the optimizer's last update is lost (it is that of `saved`). `state_dict` restarts none.
-        kill(group, 0, 1)
+        place.kill(group, 0, 1)
         assert group.state_dict()["version"] == 6
         assert not group.members
         group.update(batches[4])
@@ -259,7 +275,7 @@ def test_each_learner_gets_an_equal_share_of_consecutive_rows(rows: tuple[int, .
 
 def store(*trajectories: Trajectory) -> list[tuple[ray.ObjectRef, int]]:
     """Unrolls as actors leave them in the object store."""
-    put = [ray.put(map_state(lambda leaf: leaf.numpy(), each)) for each in trajectories]
+    put = [learner_group.ray.put(map_state(lambda leaf: leaf.numpy(), each)) for each in trajectories]
     return [(reference, len(each.action)) for reference, each in zip(put, trajectories)]
 
 
@@ -296,9 +312,7 @@ def wait_forever() -> None:
     threading.Event().wait()
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-def test_learners_fetch_batches_ahead_and_outlive_what_is_lost(cluster: None, caplog, monkeypatch) -> None:
+def test_learners_fetch_batches_ahead_and_outlive_what_is_lost(place: Place, caplog, monkeypatch) -> None:
     """Deaths and lost unrolls with a batch ahead, then lost weights; equal to one learner throughout."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     monkeypatch.setattr(Owner, "__module__", __name__, raising=False)
@@ -320,12 +334,12 @@ def test_learners_fetch_batches_ahead_and_outlive_what_is_lost(cluster: None, ca
         assert_close(group.weights(), alone.weights())
 
         number, ahead = ahead, group.send(store(*unrolls[4]))
-        kill(group, 1)
+        place.kill(group, 1)
         learn(number, 3)
         learn(ahead, 4)
         assert_close(group.weights(), alone.weights())
 
-        lost = group.send([(lost_object(), 4), *store(unrolls[5][1])])
+        lost = group.send([(place.lost_object(), 4), *store(unrolls[5][1])])
         ahead = group.send(store(*unrolls[5]))
         with pytest.raises(BatchLost, match=f"a part of batch {lost} was lost with its node"):
             group.update(lost)
@@ -335,10 +349,10 @@ def test_learners_fetch_batches_ahead_and_outlive_what_is_lost(cluster: None, ca
         # All die, and the weights of the last update are lost with their node.
         saved = group.state_dict()
         learn(group.send(store(*unrolls[6])), 6)
-        group.newest = lost_object()
+        group.newest = place.lost_object()
         with pytest.raises(PeerLost, match="the weights of the last update were lost"):
             group.snapshot()()
-        kill(group, 0, 1)
+        place.kill(group, 0, 1)
         group.update(batches[7])
         assert caplog.messages[-1].endswith("all learners are restarted at version 7, optimizer 6, weights 6")
         assert group.version == 8
@@ -349,9 +363,7 @@ def test_learners_fetch_batches_ahead_and_outlive_what_is_lost(cluster: None, ca
         assert not group.fetches
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-def test_learners_that_die_again_and_again_stop_the_run(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learners_that_die_again_and_again_stop_the_run(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learner_group, "MAX_FAILURES", 1)
     batch = make_batch(make_agent("lstm"), 0)
     with make_group(make("lstm")) as group:
@@ -359,11 +371,11 @@ def test_learners_that_die_again_and_again_stop_the_run(cluster: None, monkeypat
 
         def start_and_kill() -> None:
             start()
-            kill(group, 0)
+            place.kill(group, 0)
 
         group.update(batch)
         monkeypatch.setattr(group, "_start", start_and_kill)
-        kill(group, 1)
+        place.kill(group, 1)
         with pytest.raises(RuntimeError, match="learners were lost 2 times in a row without an update: learner 0 died"):
             group.update(batch)
         assert group.version == 1
@@ -390,3 +402,62 @@ def test_a_wait_for_resources_can_be_ended(cluster: None) -> None:
         raise AssertionError("there is no such node")
     groups = ray.util.placement_group_table()
     assert [groups[new]["state"] for new in groups.keys() - before] == ["REMOVED"]
+
+
+def test_seeds_differ_by_learner_restart_version_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In groups whose copies are equal in all else; a group that is made anew has the same."""
+    threads.replace_ray(monkeypatch)
+    seeds = list[int]()
+    monkeypatch.setattr(remote_learner.torch, "manual_seed", seeds.append)
+    batch = make_batches("lstm", 1)[0]
+
+    def started(seed: int, version: int, restart: bool = False) -> set[int]:
+        learner = make("lstm")
+        learner.version = version
+        seeds.clear()
+        with make_group(learner, seed=seed) as group:
+            group._join()
+            if restart:
+                group.members[1].kill()
+                group.update(batch)
+        return set(seeds)
+
+    usual, again, other_run, later = started(3, 0), started(3, 0), started(4, 0), started(3, 1)
+    restarted = started(3, 0, restart=True)
+    assert usual == again < restarted
+    assert [len(each) for each in (usual, restarted)] == [2, 4]
+    assert len(usual | other_run | later | restarted) == 8
+    assert all(seed == int(seed) >= 0 for seed in restarted)
+
+
+@pytest.mark.parametrize("newer", [0, 1])
+def test_of_survivors_the_one_that_finished_the_update_counts(newer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The death interrupted the other; the update is not repeated."""
+    threads.replace_ray(monkeypatch)
+    batches, alone = make_batches("lstm", 3), make("lstm")
+    with LearnerGroup(make("lstm"), make("lstm").replicate(), 3, "cpu") as group:
+        group.update(batches[0])
+        alone.update(batches[0])
+        expected = alone.update(batches[1])
+        finish = functools.partial(Learner.load_state_dict, state=alone.state_dict())
+        group.members[newer].instance.metrics = expected
+        threads.get(group.members[newer].call.remote(finish))
+        group.members[2].kill()
+        assert group.update(batches[1]) == expected
+        assert (group.version, group.restarts) == (2, 1)
+        assert_close(group.weights(), alone.weights())
+        assert group.update(batches[2]) == pytest.approx(alone.update(batches[2]), rel=1e-5, abs=1e-6)
+        assert_close(group.weights(), alone.weights())
+        optimizers = [each.state_dict()["optimizer"]["state"] for each in (group, alone)]
+        assert_close(*optimizers)
+
+
+def test_a_learner_keeps_a_batch_and_the_one_ahead_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if an update does not take its batch, because another learner's part of it was lost."""
+    threads.replace_ray(monkeypatch)
+    with make_group(make("lstm")) as group:
+        group._join()
+        for batch in make_batches("lstm", 3):
+            number = group.send(store(batch))
+            held = [sorted(member.instance.batches) for member in group.members]
+            assert held == [list(range(max(1, number - 1), number + 1))] * 2

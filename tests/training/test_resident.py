@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from actors import ActorsConfig
+from actors import ActorsConfig, Unroll
 from actors.resident import ResidentActor
-from agent import AgentConfig
-from agent.core import LSTMConfig
+from agent import AgentConfig, Trajectory
+from agent.core import LSTMConfig, concatenate_states, index_state, leaves, map_state
 from learner import checkpoints
+from learner.communicator import Communicator
 from learner.config import LearnerConfig
 from learner.metrics import read_metrics
 from tests.commands.cli import ENVIRONMENT, SMALL, state
+from tests.learner.test_group import together
 from tests.speech.tiny import TINY
 from tests.training.test_impala import timeless, train
 from training.config import RunConfig
+from training.factories import make_agent, make_learner, make_pool
 from training.impala import Trainer
+from training.resident import ResidentLearner
 from training.run import Run
 
 CONFIG = RunConfig(
@@ -63,6 +68,80 @@ def test_an_unroll_is_several_updates_and_stopping_changes_nothing(tmp_path: Pat
     assert stopped.curriculum.recent == straight.curriculum.recent
     local = dataclasses.replace(CONFIG, resident=False)
     assert train(local, tmp_path / "stopped", 1, resume=True).learner.version == 13, "elsewhere with new episodes"
+
+
+RECALL = "diagnostic:recall,delay=3"
+
+
+@pytest.mark.parametrize("changes", [{}, {"seed": 5}, {"precision": "bfloat16"}])
+@pytest.mark.parametrize("generation", [0, 33])
+def test_a_pool_acts_as_an_actor_of_the_same_run_does(changes: dict[str, Any], generation: int) -> None:
+    """With the run's seed and precision, in the environment of a stage, from the resumption with this number on."""
+    seed, precision = changes.get("seed", 0), changes.get("precision", "float32")
+    actors = dataclasses.replace(CONFIG.actors, num_actors=1, precision=precision)
+    config = dataclasses.replace(CONFIG, env=RECALL, seed=seed, actors=actors, unrolls_per_update=1)
+    learner = make_learner(config, make_agent(config))
+    unrolls = dict[bool, Unroll]()
+    for resident in (True, False):
+        playing = dataclasses.replace(config, resident=resident)
+        pool = make_pool(playing, "diagnostic:recall,delay=1", generation, True, learner)
+        pool.publish(learner.weights(), 7)
+        unrolls[resident] = pool.get()
+    assert unrolls[True]._replace(trajectory=None) == unrolls[False]._replace(trajectory=None)
+    assert unrolls[True].episodes
+    pairs = zip(leaves(tuple(unrolls[True].trajectory)), leaves(tuple(unrolls[False].trajectory)), strict=True)
+    assert all(ours.equal(theirs) for ours, theirs in pairs)
+
+
+def make_resident_learner(seed: int = 0, comm: Communicator | None = None, learners: int = 2) -> ResidentLearner:
+    """One of several learners, as its process makes it, with the weights of all of them."""
+    config = dataclasses.replace(CONFIG, env=RECALL, learners=learners)
+    torch.manual_seed(0)
+    agent = make_agent(config)
+    torch.manual_seed(seed)
+    return ResidentLearner(agent, config, 10_000, comm or Communicator(), "cpu")
+
+
+def test_learners_with_other_seeds_act_otherwise() -> None:
+    first, again, other = (make_resident_learner(seed).pool.get().trajectory for seed in (1, 1, 2))
+    assert first.action.shape == (6, 24), "half of the environments"
+    assert first.observation.equal(again.observation)
+    assert first.action.equal(again.action)
+    assert not first.observation.equal(other.observation)
+    assert not first.action.equal(other.action)
+
+
+def test_learners_that_act_for_themselves_are_one_of_all_unrolls() -> None:
+    """Each unroll is three updates, in each of which every learner has two rows."""
+    making = threading.Lock()  # all threads have the same random numbers
+
+    def learn(comm: Communicator, rank: int) -> tuple[ResidentLearner, list[dict[str, float]], list[Trajectory]]:
+        with making:
+            learner = make_resident_learner(rank, comm)
+        learner.version = 30  # of a run that was resumed
+        metrics, trajectories = [], []
+        for _ in range(3):
+            metrics.append(learner.update())
+            trajectories.append(map_state(torch.clone, learner.pool.trajectory))
+        return learner, metrics, trajectories
+
+    (first, metrics, own), (second, other_metrics, others) = together(learn)
+    alone = make_resident_learner(learners=1)
+    alone.version = 30
+    for turn in range(3):
+        for part in range(3):
+            rows = [index_state(unrolls[turn], slice(2 * part, 2 * part + 2)) for unrolls in (own, others)]
+            expected = alone.update(concatenate_states(rows))
+        assert metrics[turn] == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        assert metrics[turn]["policy_lag/max"] == 2
+    assert metrics == other_metrics
+    assert first.version == second.version == alone.version == 39
+    assert first.steps == second.steps == alone.steps
+    for name, weight in alone.weights().items():
+        torch.testing.assert_close(first.weights()[name], weight, rtol=0, atol=1e-5)
+        assert second.weights()[name].equal(first.weights()[name])
+    for learner in (first, second):
+        assert learner.episodes == learner.pool.episodes() != []
 
 
 def test_of_an_unroll_the_batch_that_is_not_finite_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
