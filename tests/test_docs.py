@@ -130,6 +130,14 @@ def test_names_are_in_the_files_that_are_named_with_them(page: Path) -> None:
 
 
 @by_page(PRESENT)
+def test_classes_exist(page: Path) -> None:
+    """Names such as `LocalPool`; those of other libraries are in the code, too, but for a few."""
+    others = {"AdaptiveLogSoftmaxWithLoss", "AuthenticationError", "MemoryChain", "UmbrellaChain"}
+    names = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]*)+)`", page.read_text()))
+    assert not [name for name in names - others if not re.search(rf"\b{name}\b", source())]
+
+
+@by_page(PRESENT)
 def test_dotted_names_can_be_imported(page: Path) -> None:
     for name in set(re.findall(rf"`((?:{FOLDERS})(?:\.\w+)+)(?:\(.*?\))?`", page.read_text())):
         if (ROOT / name).exists() or name in known_options():
@@ -181,7 +189,8 @@ def check_command(line: str) -> None:
     name, *rest = words
     options, *others = parse_command(name, rest)
     if name == "compare":
-        parse_train("launch" if options.kind == "agent" else options.kind, others[0])
+        preset = [] if options.preset is None else ["--preset", options.preset]
+        parse_train("launch" if options.kind == "agent" else options.kind, [*preset, *others[0]])
 
 
 @by_page(PRESENT)

@@ -283,7 +283,7 @@ def test_torchrl_values_after_each_step_are_those_of_its_last_observation() -> N
 
     from examples import torchrl_module
 
-    args = torchrl_module.Args(env="diagnostic:recall,delay=3", num_envs=2, window=16)
+    args = torchrl_module.Args(env="diagnostic:recall,delay=4", num_envs=2, window=16)
     torch.manual_seed(0)
     envs = torchrl_module.make_envs(args)
     agent = torchrl_module.make_agent(envs, args)
@@ -292,6 +292,7 @@ def test_torchrl_values_after_each_step_are_those_of_its_last_observation() -> N
     data = next(iter(collector))
     collector.shutdown()
     assert data["next", "done"].any()
+    assert not data["next", "done"][:, -1].any()
     found = agent.next_values(data)
     after = data["next"].set("is_init", torch.zeros_like(data["is_init"]))
     with torch.no_grad():
