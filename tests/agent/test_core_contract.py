@@ -24,6 +24,7 @@ from agent.core import (
     leaves,
     make_core,
     map_state,
+    matched_cores,
     state_bytes,
     state_to,
 )
@@ -83,6 +84,8 @@ def warm_state(core: Core, rows: int, steps: int, seed: int = 7) -> Any:
 
 def test_every_core_is_tested() -> None:
     assert CONFIGS.keys() - {"wavenet"} == CORES.keys()  # WaveNet is a core of `speech`
+    sizes = {"model_size": SIZE, "num_layers": 2, "num_heads": 2, "mlp_size": 12, "segment_size": 4}
+    assert matched_cores(sizes, memory=4, compressed=4).keys() == CORES.keys(), "presets know every core"
     for name, (kind, _) in CORES.items():
         assert {type(config) for config in CONFIGS[name].values()} == {kind}
     with pytest.raises(ValueError, match=r"core: expected a config of compressive, .*, got dict"):
