@@ -158,7 +158,7 @@ def known_options() -> frozenset[str]:
 
 FOREIGN = """min-worker-port max-worker-port node-manager-port object-manager-port runtime-env-agent-port port
     dashboard-host dashboard-port dashboard-agent-grpc-port dashboard-agent-listen-port metrics-export-port
-    ray-client-server-port object-store-memory runtime-env-json shm-size tyro-print-completion"""
+    ray-client-server-port object-store-memory runtime-env-json shm-size build-arg tyro-print-completion"""
 """Options of Ray, Docker and tyro that pages name."""
 
 
