@@ -42,7 +42,7 @@ def test_a_home_that_can_be_written_to_is_left_alone(own, tmp_path, monkeypatch,
     assert not caplog.text
 
 
-def test_without_one_libraries_cache_in_a_private_folder_and_it_is_said_once(own, tmp_path, monkeypatch, caplog):
+def test_without_one_libraries_cache_in_a_private_folder(own, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("HOME", impossible(tmp_path))
     with caplog.at_level(logging.WARNING):
         ensure_cache_folder()
