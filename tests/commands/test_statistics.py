@@ -83,6 +83,8 @@ def test_a_profile_is_the_share_of_runs_above_each_place() -> None:
     assert share.tolist() == [1, 0.5, 0], "44 is not above 44"
     assert (low[0], high[0], high[2]) == (1, 1, 0)
     assert low[1] <= 0.5 <= high[1]
+    unequal = [np.array([1.0, 1.0]), np.zeros(6)]
+    assert performance_profile(unequal, np.array([0.5]))[0] == 2 / 8, "over runs, not over tasks"
     share, low, _ = performance_profile([np.array([1.0])], np.array([0.0]))
     assert share.tolist() == [1]
     assert np.isnan(low).all(), "a single run"

@@ -159,7 +159,8 @@ def test_the_last_step_gives_the_reward_of_what_was_touched_last():
 
 @pytest.mark.parametrize(("repeat", "steps"), [(4, 180), (1, 720), (7, 103)])
 def test_an_episode_lasts_720_frames(repeat, steps):
-    env = start(RoomsConfig(image_height=8, image_width=8, hud=False, action_repeat=repeat))
+    earned = {"score": 9.0, "correct": 2, "wrong": 1}
+    env = start(RoomsConfig(image_height=8, image_width=8, hud=False, action_repeat=repeat), **earned)
     for count in range(1, steps + 1):
         assert env.state.frame[0] < 720
         _, terminated, _ = step(env, FIRE)
@@ -167,7 +168,7 @@ def test_an_episode_lasts_720_frames(repeat, steps):
     assert env.state.frame[0] == 720
     reward, terminated, infos = step(env, FORWARD)  # ignored: the first observation of the next episode
     assert (reward[0], terminated[0], env.state.frame[0], env.state.x[0]) == (0.0, False, 0, -232)
-    assert infos["correct_choices"][0] == infos["wrong_choices"][0] == 0
+    assert infos["correct_choices"][0] == infos["wrong_choices"][0] == env.state.score[0] == 0
 
 
 def test_the_oracle_scores_66_for_every_seed():

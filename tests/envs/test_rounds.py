@@ -113,16 +113,17 @@ def test_a_visit_begins_as_the_first_does_whatever_the_player_was_doing():
     """Moved on in the air and askew, to the next choice and to the next example; only what yaw rounds off remains."""
     env = RoomsVectorEnv(1, replace(FRAMES, examples=2, visit_frames=7))
     env.reset(seed=0)
-    begun = {}
+    begun, falling = {}, []
     for frame in range(60):
         visit = int(env.state.visit[0])
+        if env.state.clock[0] == 1:  # the next visit begins; as of a player who has touched something
+            env.state.taken[:], env.state.thrown[:] = 1, 9
+            falling.append(env.state.vz[0] < 0)
         env.step(np.array([NINE.index("look left, forward" if frame % 2 else "strafe right")]))
         if env.state.visit[0] != visit:
             begun.setdefault(int(env.state.visit[0]), []).append({n: a[0] for n, a in env.get_state().items()})
-            env.state.taken[:], env.state.thrown[:] = 1, 9  # as of a player who has touched something
-        else:
-            env.state.taken[:] = -1
     assert list(begun) == [1, 3, 4, 0]
+    assert falling[:4] == [False, False, True, True]
     for states in begun.values():
         for state in states:
             choosing = state["visit"] > 2
