@@ -1,6 +1,6 @@
 """A tiny agent and random trajectories: all that the learner's tests need of the rest of the system."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -103,3 +103,14 @@ def tiny_agent():
 def trajectory():
     """Makes random trajectories: `trajectory(rows, steps, seed=0)`."""
     return random_trajectory
+
+
+@pytest.fixture(params=["threads", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Where the learners of a group are; see `places`."""
+    from tests.learner import places  # imports Ray
+
+    if request.param == "threads":
+        return places.in_threads(monkeypatch)
+    request.getfixturevalue("cluster")
+    return places.on_ray()

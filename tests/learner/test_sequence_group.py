@@ -1,4 +1,4 @@
-"""Several learners of a sequence model: each resumes with its own rows; those on Ray that die.
+"""Several learners of a sequence model: each resumes with its own rows; those of a group that die.
 
 `test_sequence.py` has learners from their start, `commands/test_text.py` those on Ray that go on.
 """
@@ -17,7 +17,8 @@ from learner.config import SequenceLearnerConfig
 from learner.group import LearnerGroup
 from learner.sequence_learner import SequenceLearner
 from learner.streams import Streams
-from tests.learner.test_group import kill, together
+from tests.learner.places import Place
+from tests.learner.test_group import together
 from tests.learner.test_sequence import CONFIG, STARTS, TOKENS, make_model
 
 
@@ -43,9 +44,7 @@ def test_learners_resume_with_the_memory_of_their_own_rows() -> None:
         torch.testing.assert_close([*leaves(state["memory"])], [*leaves(alone.state)], rtol=0, atol=1e-9)
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-def test_lost_learners_of_a_sequence_model_leave_the_last_saved_state(cluster: None, monkeypatch) -> None:
+def test_lost_learners_of_a_sequence_model_leave_the_last_saved_state(place: Place, monkeypatch) -> None:
     """Counters and weights fit each other, so that a rescue after the loss is a checkpoint that can be resumed."""
     monkeypatch.setattr(learner_group, "MAX_FAILURES", 0)
     config = SequenceLearnerConfig(batch_size=2, sequence_length=4, steps=9, warmup_steps=0, late_start=None)
@@ -62,7 +61,7 @@ def test_lost_learners_of_a_sequence_model_leave_the_last_saved_state(cluster: N
         saved = group.state_dict()
         group.update()
         assert follower.step == 2
-        kill(group, 0)
+        place.kill(group, 0)
         with pytest.raises(RuntimeError, match="learners were lost 1 times in a row"):
             group.state_dict()
     assert follower.counters == {"step": 1, "updates": 1, "tokens": 8}
