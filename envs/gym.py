@@ -131,6 +131,8 @@ def adapt(env: Env) -> Env:
     if actions.n > MOST_NUMBERS:
         raise ValueError(f"action space: expected at most {MOST_NUMBERS:,} actions, got {_line(actions)}")
     if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3):
+        if min(space.shape[:2]) < 2:
+            raise ValueError(f"expected images of at least 2 x 2 pixels, got {list(space.shape)}")
         if len(space.shape) == 2:
             grey = spaces.Box(0, 255, (*space.shape, 1), np.uint8)
             return TransformObservation(env, lambda image: image[..., None], grey)

@@ -21,7 +21,7 @@ from envs.guard import OutputError
 Env = gymnasium.Env[Any, Any]
 NUMERIC = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces whose values are arrays of numbers."""
-NUMBERS = (float, int, np.floating, np.integer)
+NUMBERS = (float, int)
 LISTS = (tuple, list)
 LARGEST = float(np.finfo(np.float32).max)
 """The greatest magnitude of numbers that are learned from, which are float32."""
@@ -169,7 +169,7 @@ def _array_conformer(space: Any, name: str) -> Callable[[Any], NDArray[Any]]:
         if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
             array = _converted(space, value, name)
         # A sum of squares is that small unless a number is not finite or beyond 10^19: then each is looked at.
-        if floats and not np.vdot(array, array) <= LARGEST:
+        if floats and not float(np.vdot(array, array)) <= LARGEST:
             _require_finite(array, name)
         if limits and not ((array >= limits[0]) & (array < limits[1])).all():
             raise OutputError(f"{name}: expected a value of {_line(space)}, got {described(array)}")
@@ -191,7 +191,7 @@ def _converted(space: spaces.Space[Any], value: Any, name: str) -> NDArray[Any]:
 
 
 def _require_finite(array: NDArray[Any], name: str) -> None:
-    finite = np.abs(array) <= LARGEST  # false for NaN, too
+    finite = np.abs(array.astype(np.float64)) <= LARGEST  # false for NaN, too
     if not finite.all():
         first = tuple(np.argwhere(~finite)[0].tolist())
         where = f" at {list(first)}, {array.size - finite.sum()} of {array.size}" if first else ""
@@ -200,8 +200,9 @@ def _require_finite(array: NDArray[Any], name: str) -> None:
 
 def number(value: Any, name: str) -> float:
     """One number as a float. Raises an OutputError for anything else, also for arrays [1], and beyond float32."""
-    if isinstance(value, NUMBERS) and abs(value) <= LARGEST:
-        return float(value)
+    plain = value.item() if isinstance(value, np.number) else value
+    if isinstance(plain, NUMBERS) and -LARGEST <= plain <= LARGEST:
+        return float(plain)
     array = _numbers(value)
     if array is None or array.shape:
         raise OutputError(f"{name}: expected one number, shape [], got {described(value)}")

@@ -154,7 +154,7 @@ def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int |
     """The seeds of N environments: seed + i, or those of a sequence; None for none."""
     if isinstance(seed, int | np.integer):
         return [int(seed) + row for row in range(num_envs)]
-    seeds = [None] * num_envs if seed is None else list(seed)
+    seeds: list[int | None] = [None] * num_envs if seed is None else list(seed)
     if len(seeds) != num_envs:
         raise ValueError(f"reset: expected a value for each of {num_envs} environments, got {len(seeds)}")
     return seeds

@@ -65,6 +65,8 @@ def test_images_are_kept_and_grey_ones_get_an_axis():
         (spaces.Box(0, 255, (4, 84, 84), np.uint8), None, r"\[height, width, channels\], got \[4, 84, 84\]"),
         (FLOATS, spaces.Discrete(10**12), r"expected at most 1,000,000 actions, got Discrete\(10+\)"),
         (spaces.Discrete(10**12), None, r"expected 1 to 1,000,000 numbers .*, got 1,000,000,000,000 in Discrete"),
+        (spaces.Box(0, 255, (1, 9, 1), np.uint8), None, r"expected images of at least 2 x 2 pixels, got \[1, 9, 1\]"),
+        (spaces.Box(0, 255, (9, 1), np.uint8), None, r"expected images of at least 2 x 2 pixels, got \[9, 1\]"),
         (spaces.Box(0, 1, (0,)), None, r"expected 1 to 1,000,000 numbers .*, got 0 in Box"),
         (spaces.Tuple([FLOATS, spaces.Dict({})]), None, r"expected Box, .*, got Dict\(\) as observation\[1\]"),
     ],

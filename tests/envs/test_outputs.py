@@ -14,6 +14,8 @@ from envs.outputs import conformer, flag, number
 from envs.processes import batch
 from tests.envs.odd import INFOS, Odd, OddDm
 
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # numpy would write them to users' terminals
+
 IMAGE = spaces.Box(0, 255, (2, 3, 3), np.uint8)
 WHOLE = spaces.MultiDiscrete([2, 3])
 NEST = spaces.Dict(eye=IMAGE, arm=spaces.Tuple([spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3, start=5)]))
@@ -30,6 +32,8 @@ def with_arm(*arm):
         (spaces.Box(-1, 1, (2,), np.float32), [0.5, 1], np.array([0.5, 1], np.float32)),
         (spaces.Box(-1, 1, (2,), np.float32), np.array([0.1, 7.0]), np.array([0.1, 7.0], np.float32)),
         (spaces.Box(-1, 1, (), np.float64), 0.25, np.array(0.25)),
+        (spaces.Box(-1, 1, (2,), np.float16), np.full(2, 6e4, np.float16), np.full(2, 6e4, np.float16)),
+        (spaces.Box(-1, 1, (2,), np.float32), np.full(2, 3e38), np.full(2, 3e38, np.float32)),
         (IMAGE, np.full((2, 3, 3), 255, np.int64), np.full((2, 3, 3), 255, np.uint8)),
         (IMAGE, np.full((2, 3, 3), 7.0), np.full((2, 3, 3), 7, np.uint8)),
         (spaces.Discrete(3, start=5), np.array(7), np.array(7)),
@@ -66,6 +70,7 @@ BOX, FINITE = spaces.Box(-1, 1, (2,), np.float32), r"expected finite numbers \(f
         (BOX, {"a": 1}, r": expected float32 \[2\] as in its space, got a dict of 'a'"),
         (BOX, np.array([0, np.nan], np.float32), rf": {FINITE}nan at \[1\], 1 of 2"),
         (BOX, np.array([-np.inf, np.inf]), rf": {FINITE}-inf at \[0\], 2 of 2"),
+        (spaces.Box(-1, 1, (2,), np.float16), np.array([0, np.inf], np.float16), rf": {FINITE}inf at \[1\]"),
         (BOX, np.array([0, 1e300]), rf": {FINITE}inf at \[1\]"),
         (spaces.Box(-1, 1, (), np.float64), np.float64("nan"), rf": {FINITE}nan$"),
         (spaces.Box(-1e300, 1e300, (2,), np.float64), np.array([0, 1e39]), rf": {FINITE}1e\+39"),
@@ -93,7 +98,9 @@ def test_other_values_are_named(space, value, problem):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [2, True, 2.5, np.float32(0.5), np.int8(3), np.array(4.0), np.bool_(True)])
+@pytest.mark.parametrize(
+    "value", [2, True, 2.5, np.float16(0.5), np.float32(0.5), np.int8(3), np.array(4.0), np.bool_(True)]
+)
 def test_numbers(value):
     assert number(value, "it") == float(value)
     assert type(number(value, "it")) is float
