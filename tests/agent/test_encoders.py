@@ -24,7 +24,7 @@ def test_torsos_map_images_to_features(name, shape) -> None:
 
 @pytest.mark.parametrize("name", encoders.TORSOS)
 @pytest.mark.parametrize("height", range(2, 9))
-def test_gradients_in_bfloat16_are_those_of_float32_for_images_of_any_small_size(name, height) -> None:
+def test_gradients_in_bfloat16_are_those_of_float32_for_small_images(name, height) -> None:
     """Of each convolution, from what it received in both directions; those below their kernel's size are in float32."""
     for width in range(2, 9):
         torch.manual_seed(0)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from agent import Agent
-from agent.popart import LEAST_SCALE, PopArt
+from agent.popart import LEAST_SCALE, MOST_SCALE, PopArt
 from tests.agent import agents
 
 TASKS = 3
@@ -81,10 +81,21 @@ def test_the_scale_has_limits_and_a_skipped_batch_changes_nothing():
     head, task = make_head(), torch.arange(TASKS)
     constant, mask = torch.full((TASKS, 4), 5.0), torch.ones(TASKS, 4, dtype=torch.bool)
     head.follow(head.sums(constant, mask, task), 1.0)
-    assert head.scale.tolist() == [LEAST_SCALE] * TASKS
+    assert head.scale.tolist() == [LEAST_SCALE] * TASKS == [1e-4] * TASKS
     before = {name: value.clone() for name, value in head.state_dict().items()}
     head.follow(head.sums(constant * torch.nan, mask, task), 1.0, skipped=torch.tensor(1.0))
     assert all(value.equal(before[name]) for name, value in head.state_dict().items())
+
+
+def test_the_scale_of_huge_targets_is_limited_and_values_stay():
+    head, features, task = make_head(), torch.randn(100, 8), torch.arange(TASKS)
+    before = head(features)
+    targets, mask = batch(head, task, torch.tensor([1.0, 1e7, 1e9]))
+    head.follow(head.sums(targets, mask, task), 1.0)
+    assert head.scale[0] < 10
+    assert head.scale[1:].tolist() == [MOST_SCALE] * 2 == [1e6] * 2
+    size = head.mean.abs().max().item()
+    torch.testing.assert_close(head(features), before, rtol=1e-6, atol=1e-6 * size)
 
 
 def test_a_skipped_batch_leaves_a_bias_that_rounding_would_change():

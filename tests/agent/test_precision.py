@@ -90,9 +90,14 @@ def test_a_learner_in_bfloat16_learns_what_one_in_float32_learns() -> None:
         for precision in ("float32", "bfloat16")
     ]
     start = learners[0].weights()
+    seen: list[torch.dtype] = []
+    for learner in learners:
+        learner.agent.vision.register_forward_hook(lambda module, given, output: seen.append(output.dtype))
     for seed in range(5):
         expected, metrics = (learner.update(agents.make_trajectory(4, 8, seed)) for learner in learners)
         assert metrics["loss/total"] == pytest.approx(expected["loss/total"], rel=0.02)
+        assert metrics["loss/total"] != expected["loss/total"]
+    assert seen == [torch.float32, torch.bfloat16] * 5
     full, mixed = ({name: w - start[name] for name, w in learner.weights().items()} for learner in learners)
     assert {leaf.dtype for leaf in mixed.values()} == {torch.float32}
     cosine = torch.nn.functional.cosine_similarity

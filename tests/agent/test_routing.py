@@ -225,12 +225,28 @@ def test_the_loss_of_the_router_is_that_of_its_formula(build, before) -> None:
     assert output.losses["router/layer_0"].value.item() == pytest.approx(total / 6, abs=1e-8)
 
 
-def test_clusters_are_chosen_in_float32_under_autocast(build) -> None:
-    router, inputs = build(config_of(), torch.float32).layers[0].router, normal(2, 500, SIZE).float()
-    expected = router(inputs, router.key)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(router(inputs, router.key), expected)
-        assert router.key(inputs).dtype == torch.bfloat16
+def test_the_router_computes_in_float32_under_autocast(build) -> None:
+    """Its choices, both of its losses and their gradients are those without autocast, bit for bit."""
+    groups, clusters, window, steps = 2, 3, 4, 500
+    core = build(config_of(w=window, k=clusters, groups=groups), torch.float32)
+    router, inputs = core.layers[0].router, normal(2, steps, SIZE).float()
+    routed = normal(2, groups, clusters * window, SIZE).float()
+    weights = normal(2, groups, steps, clusters * window + steps).float().square()
+    seen = torch.zeros(weights.shape)
+
+    def compute(autocast: bool) -> list[Tensor]:
+        router.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            assert router.key(inputs).dtype == (torch.bfloat16 if autocast else torch.float32)
+            parts = [router(inputs, router.key), router.nearest(inputs, router.query)]
+            parts += [*router.centroid_loss(inputs), *router.loss(inputs, routed, inputs, weights, seen)]
+        sum(part.sum() for part in parts[2:]).backward()
+        return [*parts, *(parameter.grad for parameter in router.parameters())]
+
+    expected = compute(autocast=False)
+    found = compute(autocast=True)
+    for part, same in zip(found, expected, strict=True):
+        assert torch.equal(part, same)
 
 
 def test_resized_equals_a_core_built_with_these_sizes(build) -> None:

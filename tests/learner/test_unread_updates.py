@@ -107,6 +107,24 @@ def test_an_update_that_is_not_finite_is_skipped(tiny_agent, trajectory, skipped
     assert_same(learner, twin)
 
 
+@pytest.mark.parametrize("read", [True, False])
+def test_updates_after_a_skipped_one_are_made(tiny_agent, trajectory, read):
+    """Also those that are read, of which the optimizer is not told to skip any."""
+    learner, twin = make(tiny_agent()), make(tiny_agent())
+    good, bad = trajectory(3, 5, seed=1), trajectory(3, 5, seed=2)
+    bad.reward[0, 2] = math.nan
+    learner.update(bad, read=False)
+    with pytest.raises(NotFinite, match="update 1 is"):
+        learner.settle()
+    for _ in range(2):
+        learner.update(good, read)
+        twin.update(good)
+    learner.settle()
+    assert_same(learner, twin)
+    moved = [learner.weights()[name].ne(value).any() for name, value in make(tiny_agent()).weights().items()]
+    assert all(moved)
+
+
 def test_saving_reads(tiny_agent, trajectory):
     """What cannot be exact without reading is not returned; afterwards it can be had, and loading forgets."""
     learner, batch = make(tiny_agent()), trajectory(3, 5)

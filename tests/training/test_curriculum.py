@@ -132,9 +132,11 @@ def test_a_run_goes_through_its_stages(few: None, tmp_path: Path) -> None:
 
 
 def test_frames_end_each_of_several_stages(tmp_path: Path) -> None:
-    """Frames of the stage, of which a step has four and an update 140 to 160."""
+    """Frames of the stage, of which a step has four and an update 140 to 160; also if the run is resumed within it."""
     stages = "rooms:small,episode_frames=40 until frames 250", "rooms:small,episode_frames=80 until frames 400"
-    train(dataclasses.replace(STAGED, stages=stages), tmp_path, 7)
+    config = dataclasses.replace(STAGED, stages=stages)
+    parts = [train(config, tmp_path, updates, resume=number > 0) for number, updates in enumerate((3, 1, 3))]
+    assert [trainer.generation for trainer in parts] == [0, 1, 0], "resumptions of the present stage"
     rows = read_metrics(tmp_path)
     assert [row["stage"] for row in rows] == [1, 1, 2, 2, 2, 3, 3]
     frames = [row["learner/frames"] for row in rows]
