@@ -68,9 +68,8 @@ class RunConfig(Checked):
     frames: Positive = 10_000_000
     """Environment frames to train for (agent steps times the action repeat)."""
     schedule_frames: Positive | None = None
-    """Frames over which the learning rate (--learner.learning-rate-schedule linear) and the entropy cost
-    (--learner.entropy-cost-end) change; afterwards they stay. None for --frames: a run that is resumed with more frames
-    then has a higher learning rate than it ended with, and says so."""
+    """Frames over which scheduled learning rates and entropy costs change; afterwards they stay. None for all frames of
+    the run: if it is resumed with more, its learning rate is then higher than it ended with, and it says so."""
     seed: Count = 0
     """Seed of weights, environments and actions."""
     unrolls_per_update: Several = 1

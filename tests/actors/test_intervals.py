@@ -103,7 +103,7 @@ def test_a_share_is_a_ratio_of_sums() -> None:
     assert np.isnan(share_interval(right[3:], choices[3:])[1:]).all(), "one unit has choices"
 
 
-def test_a_share_of_all_or_nothing_has_the_exact_interval_of_as_many_trials() -> None:
+def test_a_share_of_all_or_nothing_has_an_exact_interval() -> None:
     """Clopper and Pearson: of 8 trials all right, shares below 0.6306 make that with a probability below 2.5 %."""
     five = np.full(8, 5.0)
     assert share_interval(five, five) == (1.0, pytest.approx(0.6306, abs=1e-4), 1.0)

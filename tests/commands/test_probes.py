@@ -12,7 +12,7 @@ from reports.compression import FOLDS, RIDGE, conclusion, explained_cell, in_vie
 
 @pytest.mark.parametrize("yaw", [0.0, 30.0, -100.0, 179.0])
 @pytest.mark.parametrize("view", [60.0, 90.0])
-def test_a_place_is_in_view_within_half_of_the_field_of_view_on_either_side(yaw: float, view: float) -> None:
+def test_a_place_is_in_view_within_half_of_the_field_of_view(yaw: float, view: float) -> None:
     """Yaw and bearings grow to the left of the x axis; the player stands at (3, -2)."""
     recording: Any = SimpleNamespace(poses=np.array([[3.0, -2.0, yaw, 0.0]]), floor_plan={"view": view})
     for side in (-1, 1):

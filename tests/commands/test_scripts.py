@@ -74,7 +74,7 @@ def test_runs_of_steps_of_a_cluster_are_named_apart() -> None:
 
 
 @pytest.mark.parametrize("yaw", [0, 75, -170])
-def test_bearings_grow_to_the_left_and_half_of_the_field_is_on_either_side(yaw: int) -> None:
+def test_bearings_grow_to_the_left_in_a_field_with_two_halves(yaw: int) -> None:
     turns = [-179, -46, -44, -1, 0, 30, 44, 46, 100]
     angles = np.radians(np.add(turns, yaw))
     things = {
@@ -110,7 +110,7 @@ TWO = {
 }
 
 
-def test_the_verdict_on_a_choice_counts_the_steps_since_its_room_was_entered() -> None:
+def test_the_verdict_counts_the_steps_since_the_room_was_entered() -> None:
     """Not those of another choice in the same room; pages that do not say when it was entered walk back."""
     data = "DATA = { plan: { view: 90, rooms: ['a', 'b'] } };"
     said = "[3, 6].map((at) => before(of, at)).map(({ entered, total, decided }) => [entered, total, decided])"

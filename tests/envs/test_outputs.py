@@ -242,7 +242,7 @@ class Sharing(Odd):
         return (self.seen, *super().step(action)[1:])
 
 
-def test_environments_that_share_memory_do_not_get_each_others_observations():
+def test_environments_that_share_memory_have_their_own_observations():
     env = batch(Sharing, 3)
     env.reset()
     first = env.step(np.array([0, 1, 2]))[0]

@@ -26,7 +26,7 @@ def test_shares_of_attention_sum_to_1_and_follow_the_resets() -> None:
     assert attention_mass(make_agent(CORES["lstm"]), make_trajectory(6, 24, core=CORES["lstm"])) == {}
 
 
-def test_shares_are_means_over_layers_heads_rows_and_steps_without_dropout() -> None:
+def test_shares_are_means_over_layers_heads_rows_and_steps() -> None:
     """Of an agent that is being trained; the random generator of training stays as it is."""
     core = replace(CORES["compressive"], dropout=0.5)
     agent, trajectory = make_agent(core).train(), make_trajectory(6, 24, core=core)
