@@ -48,7 +48,7 @@ def is_writable(folder: Path) -> bool:
 def _private_folder() -> Path | None:
     """A folder of this user in the temporary folder; None if it cannot be written to, or another user made it.
 
-    What numba caches is code: nobody else may write there.
+    What numba caches is code: no other user may write there.
     """
     try:
         folder = Path(tempfile.gettempdir()) / f"compressive-impala-{os.getuid()}"

@@ -4,7 +4,7 @@ Gymnasium's `AsyncVectorEnv` starts a process for every environment; an actor st
 share as a `SerialVectorEnv`, so a step costs one message per process. Actors are processes already: this is for
 environments so slow that one actor's need more than one core, and for engines that may end their process.
 
-Of the infos only the counters that `metadata["episode_metrics"]` names are read, since nobody asks for others:
+Of the infos only the counters that `metadata["episode_metrics"]` names are read, since no others are used:
 environments may return there what they like.
 """
 
@@ -50,7 +50,7 @@ def batch(make: MakeEnv, num_envs: int, processes: int = 0, quiet: bool = False)
 class SerialVectorEnv(VectorEnv):
     """A batch stepped one after the other in this process. It resets on the next step (gymnasium's NEXT_STEP).
 
-    Unlike gymnasium's `SyncVectorEnv` it ignores infos that nobody asked for, and copies an observation before it steps
+    Unlike gymnasium's `SyncVectorEnv` it ignores unused infos, and copies an observation before it steps
     the next environment, which may share memory with it.
 
     Raises:

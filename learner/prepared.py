@@ -38,7 +38,7 @@ def visible_files(root: Path, pattern: str = "*") -> list[Path]:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder of this name is nobody's data.
+    """Whether a file or folder of this name is not data.
 
     Names with a dot at the front are those of trash, of version control, and of what macOS keeps beside each file
     (`._a.wav`; in archives, below `__MACOSX`). A tilde at the end marks an editor's copy of an older version.
