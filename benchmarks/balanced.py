@@ -26,10 +26,10 @@ from torch.nn import functional as F
 
 from agent.core import Core, CoreOutput, State
 from agent.core.routing import unit
-from agent.language_model import SequenceModel
 from benchmarks.common import run
-from training.kinds import PRESETS
-from training.sequence import open_data
+from sequences.kinds import PRESETS
+from sequences.model import SequenceModel
+from sequences.trainer import open_data
 
 REFUSAL = (
     "the published routing layer can neither act nor sample: which steps are members of a cluster is decided with "

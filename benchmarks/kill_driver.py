@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import marked, run, summary
-from learner import checkpoints
-from learner.metrics import read_metrics
-from training.run import Run
+from storage import checkpoints
+from storage.metrics import read_metrics
+from storage.run import Run
 
 PHASES = ("start", "learning", "checkpoint")
 ORPHAN_SECONDS = 120.0

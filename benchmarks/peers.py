@@ -37,10 +37,10 @@ from actors import ActorsConfig
 from agent.core.fields import Precision
 from benchmarks.common import cpu_seconds, local_ray, ray_psutil, rounded, run
 from envs import prepare
+from storage.run import Run
 from training.config import RunConfig
 from training.impala import Trainer
 from training.presets import make_preset
-from training.run import Run
 
 Steps = Generator[int, None, None]
 """The number of steps learned from so far, after each update, until it is closed."""

@@ -27,10 +27,10 @@ from agent import Trajectory
 from agent.core import state_bytes
 from benchmarks.common import in_turns, local_ray, make_config, markdown, run
 from learner.loading import load
+from storage.run import Run
 from training.config import RunConfig
 from training.factories import interface, make_actor, make_agent, make_learner, unroll_bytes
 from training.impala import Trainer
-from training.run import Run
 
 
 @dataclass

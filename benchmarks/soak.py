@@ -25,12 +25,12 @@ from actors import Unroll
 from agent import Trajectory
 from agent.core import leaves
 from benchmarks.common import Process, family, local_ray, make_config, run, summary
-from learner import checkpoints
-from learner.metrics import read_metrics
+from storage import checkpoints
+from storage.metrics import read_metrics
+from storage.run import Run
 from training.config import RunConfig
 from training.impala import Trainer
 from training.progress import Progress
-from training.run import Run
 
 SAMPLE_SECONDS = 10.0
 VICTIMS = {"actor": "RemoteActor", "learner": "RemoteLearner"}

@@ -25,10 +25,10 @@ import numpy as np
 from agent.core import concatenate_states
 from benchmarks.common import cpu_seconds, in_turns, local_ray, make_config, rounded, run
 from envs import make_vector
+from storage.run import Run
 from training.config import RunConfig
 from training.factories import interface, make_actor, make_agent, make_learner
 from training.impala import Trainer
-from training.run import Run
 
 
 @dataclass

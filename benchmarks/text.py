@@ -25,10 +25,10 @@ from typing import Any, Literal
 from benchmarks.common import markdown, run
 from commands import main as compressive
 from reports.comparison import read_run
-from text.config import TextConfig, make_preset
-from text.corpora import Corpus, load
+from sequences.text.config import TextConfig, make_preset
+from sequences.text.corpora import Corpus, load
+from storage.run import absolute
 from training import sweep
-from training.run import absolute
 
 TABLE_5 = (
     ("convolution", "bptt"),

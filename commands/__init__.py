@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 
-from training import UserError
+from storage.errors import UserError
 
 USAGE = """compressive: agents that remember. IMPALA on Ray, with a Compressive Transformer.
 
@@ -115,7 +115,7 @@ class _Log(logging.StreamHandler):
 
 def _fail(message: str, status: int) -> None:
     """Ends the program with a message; status 2 stands for one line, of which the middle is left out if it is long."""
-    from learner.files import redact  # here, because --help must be fast
+    from storage.files import redact  # here, because --help must be fast
 
     line = redact(" ".join(message.split()) if status == 2 else message)
     print("compressive:", line if len(line) <= 2000 else f"{line[:1500]} ... {line[-400:]}", file=sys.stderr)

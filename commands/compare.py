@@ -18,11 +18,12 @@ from envs import require_consent
 from reports.comparison import FinishedRun, read_run, require_equal_data, text_name
 from reports.comparison import compare as compare_runs
 from reports.comparison_page import print_scores, write_reports
-from training import UserError, sweep
+from sequences.kinds import CONFIGS
+from storage.errors import UserError
+from storage.run import Run
+from training import sweep
 from training.config import checkpoint_place, permissions
 from training.console import LiveLine, program, say, say_all
-from training.kinds import CONFIGS
-from training.run import Run
 from training.signals import stop_on_signals
 
 
@@ -41,7 +42,7 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
         return
     if options.resume:
         folder = options.resume.absolute()
-        trials, command = sweep.read(folder)
+        trials, command = sweep.read(folder, CONFIGS)
         with user_errors():
             for name, config in trials.items():
                 checkpoint_place(config, Run(folder / name), options.allow)
@@ -88,7 +89,7 @@ def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
     for config in {what_is_tried(config): config for config in trials.values()}.values():
         with user_errors():
             if kind != "launch":
-                from training.sequence import open_data
+                from sequences.trainer import open_data
 
                 opened = open_data(config)
                 corpora.append((config, getattr(opened, "name", "") or text_name(config), opened.digest))
@@ -136,7 +137,7 @@ def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, consol
 def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
     """Trains or resumes a run, and evaluates it; see `training.sweep.run_trials`."""
     if config.kind != "launch":
-        from training import sequence
+        from sequences import trainer as sequence
 
         return sequence.train_run(config, run, **options)
     from commands.launch import evaluate_and_film

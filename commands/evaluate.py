@@ -10,12 +10,12 @@ from commands.options import EvaluateOptions
 from commands.parsing import user_errors
 from commands.shared_options import PlayOptions
 from envs import limit_calls, prepare, tasks
-from learner.files import format_json, require_output
 from reports.tables import evaluation_rows, print_evaluations
+from storage.files import format_json, require_output
+from storage.run import Run
 from training.config import core_name
 from training.console import counting, say_all, say_skipped
 from training.evaluation import Player, load_player, play, play_script, record, summarize
-from training.run import Run
 
 
 def evaluate(options: EvaluateOptions) -> None:

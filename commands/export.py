@@ -9,13 +9,13 @@ from torch import Tensor
 
 from commands.options import ExportOptions
 from commands.parsing import user_errors
-from learner import checkpoints
-from learner.files import JSON_BYTES, read_regular
-from learner.metrics import sample_metrics
-from training import UserError
+from storage import checkpoints
+from storage.errors import UserError
+from storage.files import JSON_BYTES, read_regular
+from storage.metrics import sample_metrics
+from storage.run import Run
 from training.config import checkpoint_place, read_config, to_plain
 from training.console import program, say
-from training.run import Run
 
 ROWS = 200
 """Rows of metrics, at equal distances, for the curves."""

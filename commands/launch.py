@@ -20,15 +20,15 @@ from agent.precision import describe_precision
 from commands.options import LaunchOptions
 from commands.parsing import user_errors
 from envs import held_out, limit_calls, prepare, tasks
-from learner.files import write_json
 from reports.tables import evaluation_rows, print_evaluations
-from training import UserError
+from storage.errors import UserError
+from storage.files import write_json
+from storage.run import Run
 from training.config import core_name, permissions, to_plain
 from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.evaluation import evaluate, record, recording_title
 from training.factories import acting_device, interface, learning_device, unroll_bytes
 from training.impala import Trainer
-from training.run import Run
 from training.signals import stop_on_signals
 
 

@@ -9,13 +9,13 @@ from rich.console import Console
 
 from commands.options import MirrorOptions
 from commands.parsing import user_errors
-from learner.metrics import read_on
-from training import UserError
+from sequences.kinds import CONFIGS
+from storage.errors import UserError
+from storage.metrics import read_on
+from storage.provenance import read_launches
+from storage.run import Run
 from training.config import read_config, to_plain
 from training.console import say
-from training.kinds import CONFIGS
-from training.provenance import read_launches
-from training.run import Run
 
 EVERY = 5.0
 """Seconds between two looks at a run that trains."""

@@ -20,9 +20,9 @@ from commands.shared_options import (
     TrainingOptions,
     Words,
 )
-from images.config import ImagesConfig, ImagesEvaluation, ImagesSampling
-from speech.config import SpeechConfig, SpeechEvaluation, SpeechSampling
-from text.config import TextConfig, TextEvaluation, TextSampling
+from sequences.images.config import ImagesConfig, ImagesEvaluation, ImagesSampling
+from sequences.speech.config import SpeechConfig, SpeechEvaluation, SpeechSampling
+from sequences.text.config import TextConfig, TextEvaluation, TextSampling
 from training.config import RunConfig, permissions
 from training.console import program
 

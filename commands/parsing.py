@@ -17,9 +17,10 @@ import tyro
 
 from agent.core.fields import Checked, Count, Several
 from commands.options import OPTIONS, CompareOptions, LaunchOptions, TrainingOptions, Words
-from learner.errors import StorageError
-from learner.files import is_url
-from training import UserError
+from sequences.kinds import CONFIGS, PRESETS
+from storage.errors import StorageError, UserError
+from storage.files import is_url
+from storage.run import Run
 from training.config import (
     RENAMED,
     RunConfig,
@@ -30,8 +31,6 @@ from training.config import (
     read_url,
     to_plain,
 )
-from training.kinds import CONFIGS, PRESETS
-from training.run import Run
 
 HELP = ("-h", "--help", "help")
 _types = tyro.constructors.ConstructorRegistry()

@@ -8,17 +8,17 @@ from commands.evaluate import load
 from commands.options import ReportOptions
 from commands.parsing import user_errors
 from envs import EnvironmentFailed
-from learner.files import require_output
 from reports.compression import what_is_kept
 from reports.pages import write_page
 from reports.report import attention_by_bucket, media, page_data, read_rows
 from reports.tables import say_how_to_resume
-from training import UserError
+from sequences.kinds import CONFIGS
+from storage.errors import UserError
+from storage.files import require_output
+from storage.run import Run
 from training.config import core_name, read_config
 from training.console import say, say_all
 from training.evaluation import record
-from training.kinds import CONFIGS
-from training.run import Run
 
 
 def report(options: ReportOptions) -> None:

@@ -1,6 +1,6 @@
 """`compressive text`, `compressive speech` and `compressive images`: train, evaluate and sample sequence models.
 
-What is particular to a modality is in `text.modality`, `speech.modality` and `images.modality`.
+What is particular to a modality is in its module `modality`, such as `sequences.text.modality`.
 """
 
 import functools
@@ -17,23 +17,23 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from agent.language_model import SequenceModel
 from commands.options import ModelOptions, TextSampleOptions, TrainingOptions
 from commands.parsing import user_errors
-from learner.checkpoints import Checkpoint
-from learner.config import SequenceConfig
-from learner.files import read_json, write_json
-from learner.modality import Modality, Table
-from learner.sampling import sample
 from reports.tables import print_table
-from text import tokenization
-from text.config import TextConfig
-from text.modality import make_model
+from sequences.config import SequenceConfig
+from sequences.kinds import CONFIGS
+from sequences.modality import Modality, Table
+from sequences.model import SequenceModel
+from sequences.sampling import sample
+from sequences.text import tokenization
+from sequences.text.config import TextConfig
+from sequences.text.modality import make_model
+from sequences.trainer import SequenceTrainer, load_model, open_data, resume_command, train_run
+from storage.checkpoints import Checkpoint
+from storage.files import read_json, write_json
+from storage.run import Run, absolute
 from training.config import read_config
 from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
-from training.kinds import CONFIGS
-from training.run import Run, absolute
-from training.sequence import SequenceTrainer, load_model, open_data, resume_command, train_run
 from training.signals import stop_on_signals
 
 

@@ -9,9 +9,9 @@ import tyro
 
 from actors import ActorsConfig
 from agent.core.fields import Above0, Checked, Count, Positive, Threads
-from learner.files import is_url
-from training.kinds import CONFIGS
-from training.run import absolute
+from sequences.kinds import CONFIGS
+from storage.files import is_url
+from storage.run import absolute
 
 PARTS = ("train", "evaluate", "sample")
 """What each kind of sequence model has as commands."""

@@ -8,13 +8,13 @@ from rich.console import Console
 
 from commands.options import StatusOptions
 from commands.parsing import user_errors
-from learner import checkpoints
-from learner.errors import StorageError
 from reports.tables import number, progress_rows, say_how_to_resume, since
+from sequences.kinds import CONFIGS
+from storage import checkpoints
+from storage.errors import StorageError
+from storage.run import Run
 from training.config import checkpoint_place, core_name, read_config
 from training.console import quantity, say_all
-from training.kinds import CONFIGS
-from training.run import Run
 from training.sweep import goal
 
 

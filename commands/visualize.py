@@ -9,14 +9,14 @@ from actors.recording import Recording
 from commands.evaluate import load
 from commands.options import VisualizeOptions
 from commands.parsing import user_errors
-from learner.files import require_output
 from reports.episode import show
 from reports.pages import write_page
-from training import UserError
+from storage.errors import UserError
+from storage.files import require_output
+from storage.run import Run
 from training.config import core_name
 from training.console import say_all
 from training.evaluation import Player, record, recording_title
-from training.run import Run
 
 
 def visualize(options: VisualizeOptions) -> None:

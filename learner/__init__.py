@@ -1,1 +1,1 @@
-"""Everywhere gradients happen: V-trace, losses, the learner, checkpoints and metrics. No environments."""
+"""Everywhere gradients of agents happen: V-trace, losses, learners and their groups. No environments, no files."""

@@ -1,4 +1,4 @@
-"""Errors of learners and checkpoints that callers handle. Nothing here imports torch."""
+"""Errors of learners that callers handle. Nothing here imports torch."""
 
 
 class PeerLost(RuntimeError):
@@ -26,7 +26,3 @@ class NotFinite(FloatingPointError):
 
     def __str__(self) -> str:
         return str(self.args[0])
-
-
-class StorageError(Exception):
-    """A URL cannot be used (a package may be missing) or fails in spite of retries; the message names the URL."""

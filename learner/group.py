@@ -25,7 +25,6 @@ from torch import Tensor
 from agent.core.state import map_state
 from agent.trajectory import Trajectory, validate
 from learner.errors import BatchLost, LearnersLost, PeerLost
-from learner.learner import Learner
 from learner.remote_learner import (
     GRACE_SECONDS,
     PEER_SECONDS,
@@ -36,7 +35,7 @@ from learner.remote_learner import (
     reason_of,
     results_of,
 )
-from learner.sequence_learner import SequenceLearner
+from learner.replica import Replica
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ class LearnerGroup:
 
     def __init__(
         self,
-        learner: Learner | SequenceLearner,
+        learner: Replica,
         make: MakeReplica,
         size: int,
         device: str = "auto",
@@ -177,7 +176,7 @@ class LearnerGroup:
                 continue
             self._count(counters)
             self.episodes += [episode for *_, episodes in learned for episode in episodes]
-            self.newest = requests[0][1] if isinstance(self.learner, Learner) else None
+            self.newest = requests[0][1] if self.learner.has_whole_state else None
             self.failures = 0
         self.reached = self.version
 
@@ -213,8 +212,7 @@ class LearnerGroup:
         except PeerLost as error:
             logger.warning("%s", error)
             return
-        assert isinstance(self.learner, Learner)
-        self.learner.agent.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in weights.items()})
+        self.learner.load_weights({name: torch.from_numpy(array.copy()) for name, array in weights.items()})
         self.copied_version = self.version
 
     def state_dict(self) -> dict[str, Any]:
@@ -222,8 +220,8 @@ class LearnerGroup:
         self.follow()
         if self.joined and self.saved_version != self.version:
             try:
-                # Each learner of an agent has the whole state. Those of a sequence model gather it, so all are asked.
-                asked = self.members[:1] if isinstance(self.learner, Learner) else self.members
+                # Without the whole state in one learner, all of them gather it together.
+                asked = self.members[:1] if self.learner.has_whole_state else self.members
                 self._load(results_of([each.state_dict.remote(rank == 0) for rank, each in enumerate(asked)])[0][0])
             except PeerLost as error:
                 self._lose(error)
@@ -249,7 +247,7 @@ class LearnerGroup:
 
     def _revert(self) -> None:
         """Where the copy's weights are those of the last `state_dict`, so are its counters again."""
-        if not isinstance(self.learner, Learner):
+        if not self.learner.has_whole_state:
             self._count(self.saved_counters)
 
     def _count(self, counters: dict[str, int]) -> None:
@@ -268,10 +266,10 @@ class LearnerGroup:
             times = f"{self.failures} times in a row without an update"
             raise LearnersLost(f"learners were lost {times}: {error}") from error
         self.start_at = now + min(2.0**self.failures, LONGEST_PAUSE) if short_of_memory else now
-        if self.joined and isinstance(self.learner, Learner):
+        if self.joined and self.learner.has_whole_state:
             self._load_survivor()
         older = "" if self.saved_version == self.version else f", optimizer {self.saved_version}"
-        if isinstance(self.learner, Learner) and self.copied_version != self.version:
+        if self.learner.has_whole_state and self.copied_version != self.version:
             older += f", weights {self.copied_version}"
         logger.warning("%s; all learners are restarted at version %d%s", error, self.version, older)
         self.restarts += 1

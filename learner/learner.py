@@ -5,7 +5,7 @@ Several learners that share each batch are connected by `communicator` and place
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,11 @@ class Learner:
         ValueError: if `total_steps` is not positive, a compression parameter is not a parameter of the agent, or the
             optimizer has no fused version.
     """
+
+    has_whole_state = True
+    """See `Replica`."""
+    episodes: Sequence[Any] = ()
+    """See `Replica`."""
 
     def __init__(
         self,
@@ -188,6 +193,10 @@ class Learner:
     def weights(self) -> dict[str, Tensor]:
         """Copies of the agent's parameters and buffers on the CPU, by name."""
         return snapshot(self.agent)()
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Restores what `weights` returned."""
+        self.agent.load_state_dict(weights)
 
     def snapshot(self) -> Callable[[], dict[str, Tensor]]:
         """Takes the weights now; the function returns them as `weights` does, while other updates are made."""

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,11 +17,10 @@ from agent.core.state import index_state
 from agent.trajectory import Trajectory
 from learner.communicator import Communicator
 from learner.errors import PeerLost
-from learner.learner import Learner
 from learner.loading import load
-from learner.sequence_learner import SequenceLearner
+from learner.replica import Replica
 
-MakeReplica = Callable[[Communicator, str], Learner | SequenceLearner]
+MakeReplica = Callable[[Communicator, str], Replica]
 """Makes the learner of a process from its communicator and its device."""
 Part = tuple[ray.ObjectRef, int, int]
 """A reference to a trajectory in numpy arrays, and the first of its rows and the one after the last."""
@@ -31,7 +30,7 @@ GRACE_SECONDS = 10.0
 """Seconds that the other learners have to answer after one was lost."""
 POLL_SECONDS = 0.25
 """Seconds between two calls of `check` during a wait."""
-Learned = tuple[dict[str, float], dict[str, int], list[Any]]
+Learned = tuple[dict[str, float], dict[str, int], Sequence[Any]]
 """Metrics and counters of an update, and the episodes that ended in it if the learner acts for itself."""
 
 
@@ -85,11 +84,11 @@ class RemoteLearner:
         """Learns from a batch or, without one, from the learner's own source.
 
         Returns:
-            metrics, counters and episodes; and the first learner's weights if it is that of an agent.
+            metrics, counters and episodes; and the first learner's weights if it has the whole state.
         """
         self.metrics = self.learner.update(*(() if number is None else (self.batches.pop(number)(),)))
-        weights = self.learner.weights() if self.rank == 0 and isinstance(self.learner, Learner) else {}
-        learned = self.metrics, self.learner.counters, getattr(self.learner, "episodes", [])
+        weights = self.learner.weights() if self.rank == 0 and self.learner.has_whole_state else {}
+        learned = self.metrics, self.learner.counters, self.learner.episodes
         return learned, {name: weight.numpy() for name, weight in weights.items()}
 
     def state_dict(self, send: bool = True) -> tuple[dict[str, Any], dict[str, float]]:

@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from actors.intervals import Sample, bootstrap_interval
 from agent.core import MemorylessConfig, make_core, state_bytes
 from envs import require_consent
-from learner.files import read_json, require_schema
-from learner.metrics import sample_metrics
 from reports import statistics
 from reports.statistics import interquartile_mean, mean_curve, probability_of_improvement
-from training import UserError
+from sequences.kinds import CONFIGS
+from storage.errors import UserError
+from storage.files import read_json, require_schema
+from storage.metrics import sample_metrics
+from storage.run import RUN_COMMANDS, Run
 from training.config import read_config
-from training.kinds import CONFIGS
-from training.run import KINDS, Run
 from training.sweep import flatten, goal, label
 
 
@@ -180,7 +180,7 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
             rows = sample_metrics(path)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
-    again = f"resume with: {KINDS[kind][0]} --resume {shlex.quote(str(path))}"
+    again = f"resume with: {RUN_COMMANDS[kind][0]} --resume {shlex.quote(str(path))}"
     counter, total = goal(config)
     done = rows[-1].get(counter, 0) if rows else 0
     if live and not (done >= total and run.evaluation_file().is_file()):

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from learner.files import replacing
 from reports.comparison import CORRECT, Comparison, Estimate, estimate
 from reports.pages import points, rounded, write_page
 from reports.report import levels, lines_of, pages_about, pages_of, rules
 from reports.statistics import interquartile_mean
 from reports.tables import print_table
+from storage.files import replacing
+from storage.run import Run
 from training.config import to_plain
 from training.console import quantity
-from training.run import Run
 from training.sweep import CORE_FIELDS, IGNORED, flatten, goal
 
 FOLDER = "report"

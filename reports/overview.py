@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from learner.files import read_json
 from reports.comparison import KIND
 from reports.tables import evaluation_rows, next_command, number
+from sequences.kinds import CONFIGS
+from storage.files import read_json
+from storage.run import Run
 from training.config import core_name, read_config
 from training.console import quantity
-from training.kinds import CONFIGS
-from training.run import Run
 from training.sweep import goal
 
 DEPTH = 3

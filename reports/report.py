@@ -23,17 +23,17 @@ from envs import chance_of_choice, reference_scores, tasks
 from envs.registry import parse_spec, rooms_config
 from envs.rooms.config import RoomsConfig
 from envs.rooms.level import rule
-from learner.files import read_json, read_regular
-from learner.metrics import sample_metrics
 from reports.comparison import KIND
 from reports.pages import mean, points, rounded
 from reports.tables import evaluation_rows, number, progress_rows
+from sequences.kinds import CONFIGS, PRESETS
+from storage.files import read_json, read_regular
+from storage.metrics import sample_metrics
+from storage.provenance import read_launches, training_time
+from storage.run import Run
 from training.config import RunConfig, core_name, differences, read_config, to_plain
 from training.console import duration, quantity
 from training.evaluation import SCALES
-from training.kinds import CONFIGS, PRESETS
-from training.provenance import read_launches, training_time
-from training.run import Run
 from training.sweep import goal
 
 BUCKETS = 6
@@ -254,7 +254,7 @@ def evaluations(kind: str, rows: list[dict[str, Any]], counter: str) -> dict[str
 
 
 def launch_facts(launch: Mapping[str, Any]) -> dict[str, str]:
-    """A launch in words; see `training.provenance`."""
+    """A launch in words; see `storage.provenance`."""
     packages = launch.get("packages")
     versions = [f"{name} {text}" for name, text in packages.items()] if isinstance(packages, dict) else []
     begun = ""

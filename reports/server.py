@@ -16,16 +16,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from learner.files import open_regular, redact
 from reports.comparison import Comparison, read_run
 from reports.comparison_page import page_data as compared
 from reports.overview import Entry, ago, describe, find_runs
 from reports.pages import render_page
 from reports.report import media, page_data, read_rows
-from training import UserError
-from training.run import Run
+from storage.errors import UserError
+from storage.files import open_regular, redact
+from storage.run import Run
 
-KINDS = {".html": "text/html; charset=utf-8", ".mp4": "video/mp4"}
+MIME_TYPES = {".html": "text/html; charset=utf-8", ".mp4": "video/mp4"}
 OWN = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; media-src 'self'; "
 OWN += "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 FOREIGN = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
             path = urllib.parse.unquote(address.path, errors="surrogateescape").lstrip("/")
             query = urllib.parse.parse_qs(address.query)
             if found := self._page(path, query):
-                return self._answer(found.encode(), KINDS[".html"], OWN)
+                return self._answer(found.encode(), MIME_TYPES[".html"], OWN)
             if not self._file(path):
                 self.send_error(HTTPStatus.NOT_FOUND, "no such run, page or video")
         except (BrokenPipeError, ConnectionResetError):
@@ -165,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Sends a page or video that a run has in its folder `videos`; whether there is one."""
         name, _, file = f"./{path}".rpartition("/videos/")
         run = find_runs(self.server.folder).get(name.removeprefix("./") or ".")
-        kind = KINDS.get(Path(file).suffix)
+        kind = MIME_TYPES.get(Path(file).suffix)
         if run is None or kind is None or run.videos.is_symlink() or not run.videos.is_dir():
             return False
         if file not in os.listdir(run.videos):

@@ -12,10 +12,10 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
+from storage.run import RUN_COMMANDS, Run
 from training.config import RunConfig, permissions
 from training.console import duration, program, quantity, say, say_all
 from training.evaluation import SCALES
-from training.run import KINDS, Run
 
 
 def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -137,5 +137,5 @@ def next_command(run: Run, config: Any, state: str) -> str:
     """What to type next about a run in a state; see `Run.state`."""
     command = "status" if state.startswith("running") else "report"
     if not state.startswith(("running", "finished")):
-        command = f"{KINDS[config.kind][0].partition(' ')[2]} --resume"
+        command = f"{RUN_COMMANDS[config.kind][0].partition(' ')[2]} --resume"
     return f"{program()} {command} {shlex.quote(str(run))}{permissions(config)}"

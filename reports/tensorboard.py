@@ -1,4 +1,4 @@
-"""Attention of recorded episodes in TensorBoard. Scalars are written by `learner.metrics`."""
+"""Attention of recorded episodes in TensorBoard. Scalars are written by `storage.metrics`."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from actors.recording import Recording
-from learner.files import replacing
 from reports.views import BACKGROUND, Look, coloured, looks, views
+from storage.files import replacing
 
 VIEW, PANEL, STRIP = (640, 480), 280, 120
 """Pixels: width and height of the view, width of the panel beside it, height of the remembered views below it."""

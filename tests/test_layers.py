@@ -13,18 +13,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BELOW_TRAINING = {"agent", "envs", "actors", "learner", "text", "speech", "images"}
+BELOW_TRAINING = {"agent", "envs", "actors", "learner", "storage"}
 ALLOWED: dict[str, set[str]] = {
     "agent": set(),
     "envs": set(),
     "actors": {"agent", "envs"},
     "learner": {"agent"},
-    "text": {"agent", "learner"},
-    "speech": {"agent", "learner"},
-    "images": {"agent", "envs", "learner"},
+    "storage": {"agent", "learner"},
     "training": BELOW_TRAINING,
-    "reports": BELOW_TRAINING | {"training"},
-    "commands": BELOW_TRAINING | {"training", "reports"},
+    "sequences": BELOW_TRAINING | {"training"},
+    "reports": BELOW_TRAINING | {"training", "sequences"},
+    "commands": BELOW_TRAINING | {"training", "sequences", "reports"},
 }
 RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/remote_learner", "training/cluster")}
 RAY |= {"training/sweep.py"}

@@ -18,10 +18,10 @@ from ray.cluster_utils import Cluster
 from actors import Actor, ActorsConfig, ClusterError, Unroll
 from actors.ray_pool import RayPool
 from commands import main
-from learner import checkpoints
 from learner.errors import LearnersLost
 from learner.learner import Learner
-from learner.metrics import last_metrics
+from storage import checkpoints
+from storage.metrics import last_metrics
 from tests.actors import counting
 from tests.actors.counting import make_counting_actor
 from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, refusal, saved_steps, start, wait_until

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from actors import ClusterError
 from envs.caches import is_writable
-from training import UserError
+from storage.errors import UserError
 
 logger = logging.getLogger(__name__)
 

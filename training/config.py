@@ -1,9 +1,9 @@
 """The configuration of an agent's run, and the way of every configuration into `config.json` and back.
 
-A configuration is a frozen dataclass with the class attributes `kind` (a name in `training.run.KINDS`) and `cores` (its
-table of cores) and the property `core_config`. What each part means is documented beside what
-it configures (`agent`, `actors`, `learner`, `envs`); presets are in `presets`. What the configuration of another
-person's run may not name without permission is checked here (URLs) and in `envs.require_consent` (code).
+A configuration is a frozen dataclass with the class attributes `kind` (a name in `storage.run.RUN_COMMANDS`) and
+`cores` (its table of cores) and the property `core_config`. What each part means is documented beside what it
+configures (`agent`, `actors`, `learner`, `envs`); presets are in `presets`. What the configuration of another person's
+run may not name without permission is checked here (URLs) and in `envs.require_consent` (code).
 """
 
 import dataclasses
@@ -11,10 +11,10 @@ import math
 import re
 import shlex
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from actors import ActorsConfig
 from actors.config import pairs
@@ -22,9 +22,11 @@ from agent import AgentConfig
 from agent.core import CORES, CoreConfig
 from agent.core.fields import AtLeast0, Checked, Count, Positive, Several
 from learner.config import LearnerConfig, ReplayConfig, require_any_device
-from learner.files import abbreviate, is_url, require_no_secret
-from training.run import KINDS, Run
+from storage.files import abbreviate, is_url, require_no_secret
+from storage.run import RUN_COMMANDS, Run
 from training.stages import read_stage
+
+Config = TypeVar("Config")
 
 RENAMED = {
     "allow_env": "allow",
@@ -172,6 +174,14 @@ class RunConfig(Checked):
         return dataclasses.replace(self, from_run=absolute(self.from_run))
 
 
+def find_preset(presets: Mapping[str, Callable[[str], Config]], cores: Iterable[str], preset: str, core: str) -> Config:
+    """A preset by name, with a core by name; raises a ValueError that lists the names if there is no such one."""
+    for name, value, known in (("preset", preset, presets), ("core", core, cores)):
+        if value not in known:
+            raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+    return presets[preset](core)
+
+
 def core_name(config: Any) -> str:
     """The name of a configuration's core in its table."""
     return next(name for name, (kind, _) in config.cores.items() if type(config.core_config) is kind)
@@ -233,7 +243,7 @@ def permissions(*configs: Any) -> str:
 
 def read_url(url: str) -> RunConfig:
     """The configuration of the agent's run whose checkpoints are at a URL; raises as `read_config`."""
-    from learner.checkpoints import load_latest  # here, because it imports torch
+    from storage.checkpoints import load_latest  # here, because it imports torch
 
     checkpoint = load_latest(url)
     try:
@@ -251,7 +261,7 @@ def read_config(run: Run, kind: Any = RunConfig) -> Any:
     """
     found, plain = run.read_kind()
     if found != kind.kind:
-        (made, use), (expected, _) = KINDS[found], KINDS[kind.kind]
+        (made, use), (expected, _) = RUN_COMMANDS[found], RUN_COMMANDS[kind.kind]
         raise ValueError(f"{run} is a run of `{made}`, expected one of `{expected}`; use {use}, or status")
     try:
         return from_plain(kind, plain)

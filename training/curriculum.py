@@ -11,11 +11,11 @@ from actors import Episode
 from actors.evaluation import correct_fraction
 from agent import Agent
 from envs import mean_normalised, require_consent, tasks
-from learner.checkpoints import load_weights
-from learner.files import abbreviate, require_schema
+from storage.checkpoints import load_weights
+from storage.files import abbreviate, require_schema
+from storage.run import Run
 from training.config import RunConfig, checkpoint_place, differences, read_config, to_plain
 from training.factories import interface, require_interface
-from training.run import Run
 from training.stages import Stage, read_stage
 
 EPISODES = 200

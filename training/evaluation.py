@@ -17,11 +17,11 @@ from actors.intervals import mean_interval, share_interval
 from actors.recording import Recording, record_episodes
 from agent import Agent
 from envs import drawing, held_out, limit_calls, make_vector, mean_normalised, prepare, require_consent, tasks
-from learner.checkpoints import Checkpoint, load_weights
+from storage.checkpoints import Checkpoint, load_weights
+from storage.run import Run
 from training.config import RunConfig, checkpoint_place, read_config
 from training.console import quantity
 from training.factories import interface, make_agent, require_interface
-from training.run import Run
 
 EVALUATION_SEED = 2
 """Branch of the run's seed sequence from which evaluation draws; training draws from branch 1."""

@@ -24,14 +24,15 @@ from actors.config import pairs
 from agent import Trajectory
 from agent.core import concatenate_states, index_state
 from envs import limit_calls, prepare
-from learner.checkpoints import LEARNER
 from learner.diagnostics import attention_mass
 from learner.errors import BatchLost, NotFinite, PeerLost
-from learner.files import write_json
 from learner.learner import Learner, split
 from learner.loading import load
-from learner.storage import UrlStore
-from training import UserError
+from storage.checkpoints import LEARNER
+from storage.errors import UserError
+from storage.files import write_json
+from storage.run import Run
+from storage.stores import UrlStore
 from training.batches import Background, Batch, wait_for, write_trajectory
 from training.charts import CHARTS
 from training.config import RunConfig, from_plain, to_plain
@@ -42,7 +43,6 @@ from training.factories import make_agent, make_learner, make_pool, make_replay,
 from training.loop import Training
 from training.progress import Progress
 from training.resident import ResidentLearner, require_resident
-from training.run import Run
 
 if TYPE_CHECKING:
     from learner.group import MakeReplica

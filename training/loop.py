@@ -15,19 +15,18 @@ from torch import Tensor
 
 from actors import ClusterError
 from envs import EnvironmentFailed, WrongOutput
-from learner import checkpoints
-from learner.checkpoints import Checkpoint, pack_learner, unpack_learner
-from learner.errors import LearnersLost, StorageError
-from learner.files import require_schema
-from learner.learner import Learner
-from learner.metrics import MetricsWriter
-from learner.sequence_learner import SequenceLearner
-from learner.serialization import restore_rng, rng_state
-from training import UserError
+from learner.errors import LearnersLost
+from learner.replica import Replica
+from storage import checkpoints
+from storage.checkpoints import Checkpoint, pack_learner, unpack_learner
+from storage.errors import StorageError, UserError
+from storage.files import require_schema
+from storage.metrics import MetricsWriter
+from storage.provenance import note_launch
+from storage.run import Run
+from storage.serialization import restore_rng, rng_state
 from training.config import to_plain
 from training.progress import Clock, Progress
-from training.provenance import note_launch
-from training.run import Run
 
 if TYPE_CHECKING:
     from learner.group import MakeReplica
@@ -57,7 +56,7 @@ class Training(ABC):
     charts: ClassVar[dict[str, dict[str, list[Any]]] | None] = None
     """TensorBoard's custom charts."""
 
-    def __init__(self, config: Any, run: Run, learner: Learner | SequenceLearner, on_ray: bool) -> None:
+    def __init__(self, config: Any, run: Run, learner: Replica, on_ray: bool) -> None:
         self.config, self.run, self.learner, self.on_ray = config, run, learner, on_ray
         self.updater: Any = learner
         self.place: Path | str = run.path

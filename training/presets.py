@@ -8,8 +8,7 @@ from actors import ActorsConfig
 from agent import AgentConfig
 from agent.core import CORES, matched_cores
 from learner.config import LearnerConfig, ReplayConfig
-from learner.config import make_preset as find_preset
-from training.config import RunConfig
+from training.config import RunConfig, find_preset
 
 
 def small_network(core: str) -> RunConfig:
@@ -45,7 +44,7 @@ def cpu(core: str = "compressive") -> RunConfig:
         config.learner,
         learning_rate_schedule="linear",
         entropy_cost_end=3e-3,
-        schedule_start=0.6,
+        schedule_start=0.4,
         adam_beta2=0.99,
         max_gradient_norm=0.5,
     )

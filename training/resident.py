@@ -5,7 +5,7 @@ themselves; only gradients, episodes and, once an unroll, the first learner's we
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ class ResidentLearner(Learner):
         rows = config.unrolls_per_update * config.actors.envs_per_actor // config.learners
         super().__init__(agent, learning, total_steps, comm, rows=rows)
         self.pool = make_pool(config, agent, torch.initial_seed() % 2**32, self.device)
-        self.episodes: list[Episode] = []
+        self.episodes: Sequence[Episode] = []
 
     def update(self, trajectory: Trajectory | None = None, read: bool = True) -> dict[str, float]:
         """Without a trajectory acts for an unroll and learns from that; see `Learner.update`."""

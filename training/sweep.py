@@ -21,13 +21,12 @@ from typing import Any
 
 import torch
 
-from learner.files import read_json, replacing, require_schema, write_json
-from learner.metrics import write_hparams
-from training import UserError
+from storage.errors import UserError
+from storage.files import read_json, replacing, require_schema, write_json
+from storage.metrics import write_hparams
+from storage.run import Run
 from training.config import from_plain, to_plain
 from training.console import LiveLine, duration, quantity, say
-from training.kinds import CONFIGS
-from training.run import Run
 from training.signals import StopRequest
 
 FILE = "sweep.json"
@@ -169,9 +168,10 @@ def label(configs: Sequence[Any]) -> list[str]:
 
 def begin(folder: Path, trials: Mapping[str, Any], command: str) -> str:
     """Creates the folder of a sweep, or finds the same sweep in it; returns the command that began it."""
+    configs = {config.kind: type(config) for config in trials.values()}
     plain = {name: to_plain(config) for name, config in trials.items()}
     if (folder / FILE).is_file():
-        old, first = read(folder)
+        old, first = read(folder, configs)
         if {name: to_plain(config) for name, config in old.items()} != plain:
             raise UserError(f"{folder} holds another sweep ({first}): expected a new folder, --folder DIR")
         return first
@@ -182,8 +182,8 @@ def begin(folder: Path, trials: Mapping[str, Any], command: str) -> str:
     return command
 
 
-def read(folder: Path) -> tuple[dict[str, Any], str]:
-    """The trials of a sweep's folder and the command that began it.
+def read(folder: Path, configs: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The trials of a sweep's folder and the command that began it. `configs`: classes of configurations by kind.
 
     Raises a UserError if the folder is not that of a sweep, or its file cannot be read.
     """
@@ -194,7 +194,9 @@ def read(folder: Path) -> tuple[dict[str, Any], str]:
         plain = read_json(path)
         require_schema(plain, {"trials": {str: dict}, "command": str}, "sweep")
         (kind,) = {str(config.get("kind", "launch")) for config in plain["trials"].values()}
-        return {name: from_plain(CONFIGS[kind], config) for name, config in plain["trials"].items()}, plain["command"]
+        if kind not in configs:
+            raise ValueError(f"kind: expected {' or '.join(configs)}, got {kind!r}")
+        return {name: from_plain(configs[kind], config) for name, config in plain["trials"].items()}, plain["command"]
     except (ValueError, KeyError, OSError) as error:
         raise UserError(f"{path}: expected a sweep as `compressive compare` writes it, got: {error}") from error
 

@@ -36,7 +36,11 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 #: Fields that may not be 0 either.
 POSITIVE = ("pickup_scale", "spin_seconds", "eye_height", "run_speed")
-_KINDS: dict[Any, Any] = {float: ((int, float), "a number"), int: (int, "an integer"), bool: (bool, "True or False")}
+_FIELD_TYPES: dict[Any, Any] = {
+    float: ((int, float), "a number"),
+    int: (int, "an integer"),
+    bool: (bool, "True or False"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +94,8 @@ class RoomsConfig:
 
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)
-            if field.type in _KINDS:
-                kind, words = _KINDS[field.type]
+            if field.type in _FIELD_TYPES:
+                kind, words = _FIELD_TYPES[field.type]
                 check(name, isinstance(value, kind) and (kind is bool) == isinstance(value, bool), words)
             if field.type in (int, float):
                 low, high = RANGES.get(name, (-MOST, MOST))

@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from learner.files import replacing
+from storage.files import replacing
 
 TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True)
 POINTS = 400

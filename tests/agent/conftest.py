@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agent.core import CORES, Core, make_core
-from speech.config import SPEECH_CORES
+from sequences.speech.config import SPEECH_CORES
 
 pytest.register_assert_rewrite("tests.agent.literal")
 

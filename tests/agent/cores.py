@@ -14,7 +14,7 @@ from agent.core import (
     RoutingTransformerConfig,
     TransformerXLConfig,
 )
-from speech.config import WaveNetConfig
+from sequences.speech.config import WaveNetConfig
 from tests.agent.tiny import config_of
 
 SIZE = 8

@@ -28,7 +28,7 @@ from agent.core import (
     state_bytes,
     state_to,
 )
-from speech.config import SPEECH_CORES
+from sequences.speech.config import SPEECH_CORES
 from tests.agent.cores import CASES, CONFIGS, CYCLE, FORGETFUL, SIZE, WITH_SEGMENTS, every_core
 from tests.agent.tiny import assert_same, normal, resets, sum_losses
 

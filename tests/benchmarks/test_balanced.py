@@ -9,9 +9,9 @@ from torch import Tensor
 from agent import Agent, AgentConfig
 from agent.core.config import CORES
 from agent.core.routing import unit
-from agent.language_model import SequenceModel
 from benchmarks import balanced
-from learner.sampling import sample
+from sequences.model import SequenceModel
+from sequences.sampling import sample
 
 STEPS = 24
 

@@ -10,8 +10,8 @@ from agent.core import LSTMConfig
 from benchmarks import peers
 from benchmarks.common import marked
 from benchmarks.text import TABLE_5, Options, compressors, variants
+from sequences.text.corpora import load
 from tests.commands.cli import wait_until
-from text.corpora import load
 
 HALF = """#!/bin/sh
 trap '' TERM

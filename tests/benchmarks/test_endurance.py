@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.kill_driver import unreadable
 from benchmarks.soak import Ledger, grows, growth, quarters
-from learner import checkpoints
+from storage import checkpoints
 from tests.actors.counting import make_counting_actor
 
 

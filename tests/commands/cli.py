@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from commands import main
-from learner import checkpoints
-from speech import audio, synthetic
+from sequences.speech import audio, synthetic
+from storage import checkpoints
 
 CONSTANT = ["--learner.learning-rate-schedule=constant", "--learner.entropy-cost-end=None"]
 """Without schedules a run may be resumed for longer, and then is what a longer one would have been."""

@@ -80,7 +80,7 @@ def cli(capfd: pytest.CaptureFixture[str]) -> Commands:
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operations behind URLs are not repeated."""
-    monkeypatch.setattr("learner.storage.PAUSES", ())
+    monkeypatch.setattr("storage.stores.PAUSES", ())
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,13 @@ from typing import Any
 import fsspec
 import pytest
 
-from learner import checkpoints, storage
-from learner.files import redact, require_no_secret
+from storage import checkpoints
+from storage import stores as storage
+from storage.files import redact, require_no_secret
+from storage.run import Run
 from tests.commands.cli import TINY, Commands, frames, saved_steps, start, state, wait_until
 from tests.unreliable import Unreliable
 from training.config import read_config
-from training.run import Run
 from training.sweep import begin
 
 Copied = Callable[..., Path]

@@ -16,13 +16,13 @@ import pytest
 from commands.parsing import parse_train
 from reports.comparison import KIND, Comparison, read_run
 from reports.comparison_page import agreement, next_best, verdict
+from sequences.kinds import CONFIGS, PRESETS
+from storage.errors import UserError
+from storage.run import Run
 from tests.commands.cli import Commands, write_corpus
 from tests.commands.pages import embedded
-from training import UserError
 from training.config import RunConfig, core_name, read_config, to_plain
-from training.kinds import PRESETS
 from training.presets import make_preset
-from training.run import Run
 from training.sweep import begin, failure, is_finished, label, make_trials, read
 
 RECALL = "diagnostic:recall,delay=3"
@@ -57,7 +57,7 @@ def test_environments_are_varied_as_well(tmp_path: Path) -> None:
     trials = grid(cores=("lstm", "gru"), vary=[("env", (RECALL, "diagnostic:tmaze"))])
     assert next(iter(trials)) == "lstm-diagnostic-recall-delay-3-seed-0"
     begin(tmp_path, trials, "compressive compare ...")
-    assert read(tmp_path) == (trials, "compressive compare ..."), "a sweep's file holds all of it"
+    assert read(tmp_path, CONFIGS) == (trials, "compressive compare ..."), "a sweep's file holds all of it"
 
 
 def test_labels_name_what_differs_within_a_core_and_between_all() -> None:

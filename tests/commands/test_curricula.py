@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from learner import checkpoints
-from learner.metrics import read_metrics
 from reports.comparison import KIND, read_run
+from storage import checkpoints
+from storage.metrics import read_metrics
 from tests.commands.cli import SMALL, TINY, Commands, saved_steps
 from tests.commands.pages import embedded
 

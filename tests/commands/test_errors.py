@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import save_file
 
 from commands import main
-from learner import checkpoints
+from storage import checkpoints
 from tests.commands.cli import TINY, Commands, run, saved_steps
 from tests.learner.runs import forge
 

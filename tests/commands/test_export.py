@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner import checkpoints
-from learner.metrics import read_metrics
+from storage import checkpoints
+from storage.metrics import read_metrics
+from storage.provenance import read_launches
+from storage.run import Run
 from tests.commands.cli import Commands
 from training.evaluation import load_player
-from training.provenance import read_launches
-from training.run import Run
 
 
 def test_an_agent_is_exported(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:

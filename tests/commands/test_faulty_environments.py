@@ -7,10 +7,10 @@ import pytest
 
 import envs
 from commands import main
-from learner.metrics import last_metrics
+from storage.metrics import last_metrics
+from storage.run import Run
 from tests.commands.cli import SMALL, Commands, run, saved_steps
 from training import sweep
-from training.run import Run
 
 FAULTY = "gym:tests.envs.faulty:Faulty-v0"
 PROBLEMS = {

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from envs import foreign_code, require_consent
-from learner import checkpoints
+from storage import checkpoints
+from storage.run import Run
 from tests.commands.cli import SMALL, Commands, saved_steps
 from training import sweep
 from training.config import RunConfig, read_config
-from training.run import Run
 
 EVIL = """
 import pathlib, gymnasium, dm_env

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from learner import serialization
+from storage import serialization
 from tests.commands import cli
 from tests.commands.fuzz import fault, run_case
 

@@ -10,12 +10,12 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from commands import main
-from images.config import ImagesConfig
-from images.modality import Images
-from learner.metrics import read_metrics
+from sequences.images.config import ImagesConfig
+from sequences.images.modality import Images
+from storage.metrics import read_metrics
+from storage.run import Run
 from tests.commands.cli import TINY_IMAGES, Commands, write_corpus
 from training.config import read_config
-from training.run import Run
 
 TRAIN = ["images", "train", *TINY_IMAGES]
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from learner.metrics import last_metrics, read_metrics
+from storage.metrics import last_metrics, read_metrics
 from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, saved_steps, wait_until
 from training.cluster import gauge_name
 

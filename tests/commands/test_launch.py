@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from actors import ClusterError, LocalPool
 from commands import COMMANDS
 from commands.parsing import parse_launch as parse
-from learner import checkpoints
 from learner.errors import LearnersLost
-from learner.metrics import read_metrics
+from storage import checkpoints
+from storage.metrics import read_metrics
 from tests.commands.cli import TINY, Commands, frames, saved_steps
 
 LAUNCH = ["launch", "--local", *TINY]

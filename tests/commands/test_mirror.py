@@ -15,9 +15,9 @@ import wandb
 from wandb.proto import wandb_internal_pb2
 
 from commands import mirror as command
-from learner.metrics import FILE, read_metrics
+from storage.metrics import FILE, read_metrics
+from storage.run import Run
 from tests.commands.cli import Commands, wait_until
-from training.run import Run
 
 SMALL = Path(__file__).parent.parent.parent / "pretrained" / "small"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from learner.files import write_json
-from learner.metrics import MetricsWriter
+from storage.files import write_json
+from storage.metrics import MetricsWriter
 from tests.commands.cli import Commands
-from tests.training.test_run import IRREGULAR
+from tests.storage.test_run import IRREGULAR
 
 
 @pytest.mark.parametrize("kind", IRREGULAR)

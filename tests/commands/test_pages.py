@@ -11,17 +11,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from actors.recording import Recording
-from learner.metrics import read_metrics
 from reports.comparison import KIND
 from reports.episode import page_data
 from reports.pages import packed, write_page
 from reports.report import CHARTS, attention_by_bucket, pages_about, references
 from reports.views import BARS
+from sequences.kinds import PRESETS
+from storage.metrics import read_metrics
+from storage.run import Run
 from tests.commands.cli import TINY, Commands, frames
 from tests.commands.pages import embedded, shown_frames, unpacked
 from training.evaluation import load_player, record
-from training.kinds import PRESETS
-from training.run import Run
 
 Copied = Callable[..., Path]
 

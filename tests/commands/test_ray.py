@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from commands import main
-from learner.metrics import last_metrics, read_metrics
+from storage.metrics import last_metrics, read_metrics
 from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, marked, saved_steps, start, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

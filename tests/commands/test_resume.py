@@ -21,8 +21,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from commands import main
-from learner import checkpoints
-from learner.metrics import read_metrics
+from storage import checkpoints
+from storage.metrics import read_metrics
+from storage.run import Run
 from tests.commands.cli import (
     COMPRESSIVE_TEXT,
     ENVIRONMENT,
@@ -39,7 +40,6 @@ from tests.commands.cli import (
 from tests.learner.runs import forge
 from training.config import RENAMED
 from training.progress import Clock
-from training.run import Run
 
 LAUNCH = ["launch", "--local", *TINY]
 RESUME = ["launch", "--local", "--resume"]

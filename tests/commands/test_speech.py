@@ -10,13 +10,13 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from commands import main
-from learner.metrics import read_metrics
-from speech import audio, baselines, synthetic
-from speech.config import SpeechConfig
-from speech.modality import Speech
+from sequences.speech import audio, baselines, synthetic
+from sequences.speech.config import SpeechConfig
+from sequences.speech.modality import Speech
+from storage.metrics import read_metrics
+from storage.run import Run
 from tests.commands.cli import TINY_SPEECH, Commands, write_corpus
 from training.config import core_name, read_config
-from training.run import Run
 
 soundfile = pytest.importorskip("soundfile")
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner import checkpoints
-from learner.metrics import read_metrics
+from sequences.kinds import PRESETS
+from storage import checkpoints
+from storage.metrics import read_metrics
+from storage.run import Run
 from tests.commands.cli import Commands
 from training.config import to_plain
-from training.kinds import PRESETS
-from training.run import Run
 
 Copied = Callable[..., Path]
 

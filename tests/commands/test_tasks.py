@@ -9,7 +9,7 @@ import pytest
 
 import envs
 from envs.dmlab30 import LEVELS
-from learner.metrics import read_metrics
+from storage.metrics import read_metrics
 from tests.commands.cli import Commands
 from tests.envs.lab import Lab
 

@@ -17,7 +17,7 @@ import tyro
 
 from benchmarks.text import Options
 from commands import main
-from learner.metrics import last_metrics, read_metrics
+from storage.metrics import last_metrics, read_metrics
 from tests.commands.cli import (
     COMPRESSIVE_TEXT,
     ENVIRONMENT,

@@ -13,8 +13,8 @@ import pytest
 
 from reports.overview import ago, describe, find_runs
 from reports.server import Watch
+from storage.run import Run
 from tests.commands.cli import Commands
-from training.run import Run
 
 Copied = Callable[..., Path]
 Ask = Callable[..., tuple[int, dict[str, str], str]]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from fsspec.core import url_to_fs
 
-from learner import checkpoints
-from learner.serialization import digest
+from storage import checkpoints
+from storage.serialization import digest
 
 Place = Path | str
 

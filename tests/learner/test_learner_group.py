@@ -19,8 +19,8 @@ from learner.errors import BatchLost, PeerLost
 from learner.group import LearnerGroup
 from learner.learner import Learner
 from tests.learner import threads
-from tests.learner.places import Place
 from tests.learner.test_group import CPU, ROWS, assert_close, make_agent, make_batch, make_batches, shard
+from tests.learner.places import Place
 
 
 def make(core: str = "compressive") -> Learner:

@@ -13,18 +13,18 @@ import torch
 
 from actors import LocalPool, Unroll
 from agent.core import concatenate_states, leaves, map_state
-from learner import checkpoints
 from learner.errors import PeerLost
 from learner.learner import Learner
 from learner.loading import load
-from learner.metrics import read_metrics
 from learner.optimization import snapshot
+from storage import checkpoints
+from storage.metrics import read_metrics
+from storage.run import Run
 from tests.agent import agents
 from tests.commands.cli import PATIENCE, wait_until
 from tests.training.test_impala import CONFIG, timeless
 from training.batches import Background, wait_for
 from training.impala import Trainer
-from training.run import Run
 
 
 def arrays(trajectory: Any) -> Any:

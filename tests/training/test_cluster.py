@@ -17,11 +17,12 @@ from ray._private import ray_constants, services
 from ray._private.utils import validate_socket_filepath
 from rich.console import Console
 
+from storage.errors import UserError
+from storage.run import Run
 from tests.training.test_resident import CONFIG
-from training import UserError, cluster
+from training import cluster
 from training.cluster import HeadWatch, _require_head
 from training.impala import Trainer
-from training.run import Run
 
 
 @pytest.mark.parametrize(("seconds", "silent"), [(0.0, 4.0), (1.0, 8.0)], ids=["refused", "vanished"])

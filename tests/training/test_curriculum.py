@@ -10,9 +10,10 @@ import torch
 from actors import Episode
 from agent.core import LSTMConfig
 from agent.popart import PopArt
-from learner import checkpoints
 from learner.config import LearnerConfig
-from learner.metrics import read_metrics
+from storage import checkpoints
+from storage.metrics import read_metrics
+from storage.run import Run
 from tests.commands.cli import state
 from tests.training.test_impala import AGENT, CONFIG, timeless, train
 from training import curriculum
@@ -21,7 +22,6 @@ from training.curriculum import STAGES, Curriculum
 from training.factories import episode_stream
 from training.impala import Trainer
 from training.presets import level
-from training.run import Run
 from training.stages import read_stage
 
 STAGED = dataclasses.replace(

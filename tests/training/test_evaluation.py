@@ -10,7 +10,7 @@ import pytest
 import envs
 from actors import Episode
 from actors.evaluation import ScriptedActor, play_episodes
-from learner.metrics import MetricsWriter
+from storage.metrics import MetricsWriter
 from tests.actors.counting import Counting
 from training.cluster import RayGauges, gauge_name
 from training.evaluation import as_metrics, summarize

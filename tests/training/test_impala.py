@@ -18,19 +18,19 @@ from agent.core import LSTMConfig
 from benchmarks.soak import Options as SoakOptions
 from benchmarks.soak import SoakTrainer
 from envs.dmlab import TEST_MIXER, TRAINING_MIXERS
-from learner import checkpoints
 from learner.communicator import Communicator
 from learner.learner import Learner
-from learner.metrics import read_metrics
+from storage import checkpoints
+from storage.errors import UserError
+from storage.metrics import read_metrics
+from storage.provenance import read_launches
+from storage.run import Run
 from tests.commands.cli import state
-from tests.speech.tiny import TINY
-from training import UserError
+from tests.sequences.speech.tiny import TINY
 from training.config import RunConfig
 from training.evaluation import make_evaluator
 from training.factories import episode_stream, make_actor, make_agent
 from training.impala import Trainer
-from training.provenance import read_launches
-from training.run import Run
 from training.signals import stop_on_signals
 
 AGENT = AgentConfig(torso="small", torso_size=8, core=LSTMConfig(8))

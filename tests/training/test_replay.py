@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from learner import checkpoints
 from learner.config import ReplayConfig
-from learner.metrics import read_metrics
+from storage import checkpoints
+from storage.metrics import read_metrics
+from storage.run import Run
 from tests.agent.agents import make_trajectory
 from tests.commands.cli import state
 from tests.training.test_batches import train as train_beside
@@ -17,7 +18,6 @@ from tests.training.test_curriculum import STAGED
 from tests.training.test_impala import AGENT, CONFIG, CORES, timeless, train
 from training import curriculum
 from training.impala import Trainer
-from training.run import Run
 
 train_as_on_ray = train_beside
 ACTORS = dataclasses.replace(CONFIG.actors, unroll_length=24)

@@ -15,19 +15,19 @@ from actors import ActorsConfig, Unroll
 from actors.resident import ResidentActor
 from agent import AgentConfig, Trajectory
 from agent.core import LSTMConfig, concatenate_states, index_state, leaves, map_state
-from learner import checkpoints
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
-from learner.metrics import read_metrics
+from storage import checkpoints
+from storage.metrics import read_metrics
+from storage.run import Run
 from tests.commands.cli import ENVIRONMENT, SMALL, state
 from tests.learner.test_group import together
-from tests.speech.tiny import TINY
+from tests.sequences.speech.tiny import TINY
 from tests.training.test_impala import timeless, train
 from training.config import RunConfig
 from training.factories import make_agent, make_learner, make_pool
 from training.impala import Trainer
 from training.resident import ResidentLearner
-from training.run import Run
 
 CONFIG = RunConfig(
     env="rooms:small,episode_frames=120",

@@ -1,0 +1,126 @@
+"""The configuration of an image model's run, and its presets."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self
+
+from agent.core.config import CORES, CompressiveTransformerConfig, CoreConfig, matched_cores
+from agent.core.fields import AtLeast0, Checked, Count, Positive, Range, Several, Slots
+from sequences.config import SequenceConfig, SequenceLearnerConfig
+from training.config import find_preset
+
+ROOMS = "rooms"
+"""The corpus that needs no files."""
+Pixels = Annotated[int, Range(8, 256)]
+
+
+@dataclass(frozen=True)
+class CorpusConfig(Checked):
+    """The images. Impossible values raise a ValueError that names the field."""
+
+    path: str = ROOMS
+    """A folder with PNG or JPEG files at any depth, or "rooms": views of the level rooms:transfer, which need none."""
+    height: Pixels = 16
+    """Pixels of a column. Images are cut to this shape around their middle, and resized."""
+    width: Pixels = 16
+    """Pixels of a row."""
+    skip_unreadable: bool = False
+    """Leave out damaged files with a warning, instead of an error at the first."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Rows, columns and channels of an image."""
+        return self.height, self.width, 3
+
+
+@dataclass(frozen=True)
+class ImagesConfig(SequenceConfig):
+    """An image model's run; `compressive images train` writes it, resolved, to the run's `config.json`."""
+
+    kind = "images"
+    cores = CORES
+    fixed = (*SequenceConfig.fixed, *(f"corpus.{name}" for name in ("height", "width", "skip_unreadable")))
+
+    reset_at_starts: bool = True
+    """Reset the memory where an image starts; otherwise it also holds the images before, such as frames of a video."""
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    """The images."""
+    model: CoreConfig = field(default_factory=CompressiveTransformerConfig)
+    """The recurrent core; embedding and softmax have its width."""
+    samples: Annotated[int, Range(0, 1024)] = 8
+    """Images that are drawn at the end; 0 for none."""
+
+    @property
+    def core_config(self) -> CoreConfig:
+        return self.model
+
+    def located(self, absolute: Callable[[str], str], path: str | None = None) -> Self:
+        path = self.corpus.path if path is None else path
+        path = path if path == ROOMS else absolute(path)
+        return dataclasses.replace(self, corpus=dataclasses.replace(self.corpus, path=path))
+
+
+def cpu(core: str) -> ImagesConfig:
+    """Minutes on one CPU thread: images of 16 x 16, a segment of one row, 144 slots beside it at equal attention cost.
+
+    The compressive memory reaches 9 rows back, that of Transformer-XL 3.
+    """
+    sizes: dict[str, Any] = {"model_size": 64, "num_layers": 3, "num_heads": 4, "mlp_size": 128, "segment_size": 48}
+    sizes["norm"] = "pre"
+    cores = matched_cores(sizes, 48, 96, 4, recurrent_layers=2)
+    return ImagesConfig(
+        preset="cpu",
+        model=cores[core],
+        evaluate_every=500,
+        evaluate_tokens=30_000,
+        keep_checkpoints=2,
+        learner=SequenceLearnerConfig(
+            batch_size=8,
+            sequence_length=192,
+            steps=1_500,
+            learning_rate=3e-3,
+            least_learning_rate=1e-5,
+            warmup_steps=100,
+            decay_steps=1_400,
+            max_gradient_norm=1.0,
+            late_start=None,
+        ),
+    )
+
+
+PRESETS = {"cpu": cpu}
+
+make_preset = functools.partial(find_preset, PRESETS, CORES)
+"""The configuration of an image run, given the names of a preset and a core."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesEvaluation(Checked):
+    """What to measure on held-out images."""
+
+    split: Literal["train", "valid", "test"] = "test"
+    """Which images."""
+    images: Positive | None = None
+    """At most so many images, spread over the split; None for all."""
+    memory_size: Slots | None = None
+    """Another size of the memory than the model was trained with."""
+    compressed_size: Slots | None = None
+    """Another size of the compressed memory than the model was trained with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesSampling(Checked):
+    """Which images to draw."""
+
+    images: Several = 16
+    """Number of images, which are drawn together."""
+    rows: Count = 0
+    """Rows of a held-out image that each begins with; the model draws the others."""
+    split: Literal["train", "valid", "test"] = "valid"
+    """Where the held-out images come from."""
+    temperature: AtLeast0 = 1.0
+    """Logits are divided by it; 0 takes the most probable value."""
+    seed: Count = 0
+    """Seed of the draws."""

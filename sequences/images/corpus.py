@@ -1,0 +1,185 @@
+"""Corpora of images: folders of PNG and JPEG files, or views of the rooms level, as memory-mapped tokens.
+
+They are built once. An image is the token `START`, then its bytes in raster order: red, green and blue of each pixel.
+Files, or episodes of the level, are in one split as a whole; of equal images only one is used.
+"""
+
+import functools
+import hashlib
+import itertools
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from sequences.images.config import ROOMS, CorpusConfig
+from sequences.prepared import divide, open_splits, visible_files, write_split
+from sequences.splits import warn_of_splits
+from storage.files import build_once, write_json
+
+START = 256
+"""The token before an image."""
+SPLITS = ("train", "valid", "test")
+SHARES = {"valid": 0.05, "test": 0.05}
+SUFFIXES = (".png", ".jpg", ".jpeg")
+MOST_PIXELS = 2**26
+"""Of a file; a small file can claim to be far larger."""
+EPISODES, FRAMES, EVERY = 120, 24, 6
+"""Views of the level: from so many episodes so many frames each, so many agent steps apart."""
+_FORMAT = 1
+
+
+class ImageError(ValueError):
+    """A file that cannot be used."""
+
+
+class Split(NamedTuple):
+    """tokens: [N] uint16, memory-mapped. starts: [images] the place of each `START`."""
+
+    tokens: np.ndarray
+    starts: np.ndarray
+
+    def images(self, shape: tuple[int, ...]) -> np.ndarray:
+        """The images [images, rows, columns, 3] uint8."""
+        return self.tokens.reshape(len(self.starts), -1)[:, 1:].astype(np.uint8).reshape(-1, *shape)
+
+    def thin(self, images: int | None) -> "Split":
+        """At most so many images, spread evenly over the split; None for all."""
+        total = len(self.starts)
+        if images is None or images >= total:
+            return self
+        chosen = self.tokens.reshape(total, -1)[np.arange(images) * total // images]
+        return Split(chosen.ravel(), np.arange(images) * chosen.shape[1])
+
+
+_Sources = dict[str, Callable[[], np.ndarray]]
+"""Files or episodes by name in the corpus: functions that return their images [K, rows, columns, 3] uint8."""
+
+
+def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] = lambda done, total: None) -> Path:
+    """Builds a corpus unless it exists, and returns its folder, for `open_built`.
+
+    Args:
+        cache: folder of built corpora. Their names depend on the files, so a corpus that has changed is built anew.
+        show: is called with the number of files (episodes) done, and of all.
+
+    Raises:
+        ValueError, FileNotFoundError: if there are too few files, or (`ImageError`) one cannot be used.
+    """
+    sources, identity = _episodes(config) if config.path == ROOMS else _files(config)
+    identity |= {"format": _FORMAT, "shape": config.shape}
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    name, done, digest, known = Path(config.path).name, itertools.count(1), hashlib.sha256(), set[bytes]()
+    target = cache / f"{name}-{config.height}x{config.width}-{key}"
+
+    def encoded(names: list[str]) -> Iterator[np.ndarray]:
+        for each in names:
+            try:
+                images = sources[each]()
+            except ImageError as error:
+                if not config.skip_unreadable:
+                    raise ImageError(f"{error} (skip_unreadable leaves such files out)") from error
+                warnings.warn(f"left out {error}".encode(errors="backslashreplace").decode(), stacklevel=2)
+                continue
+            show(next(done), len(sources))
+            for image in images:
+                content = image.tobytes()
+                if (hashed := hashlib.sha256(content).digest()) not in known:
+                    known.add(hashed)
+                    digest.update(content)
+                    yield np.append(np.uint16(START), image.ravel())
+
+    def build(folder: Path) -> None:
+        parts, splits = divide(dict.fromkeys(sources, 1.0), SHARES), {}
+        for split in SPLITS:
+            splits[split] = write_split(folder, split, encoded(parts[split]), START + 1)
+            if not splits[split]["starts"]:
+                raise ValueError(f"corpus: expected images in the {split} split of {config.path}, got none that differ")
+        write_json(folder / "corpus.json", {"name": name, "digest": digest.hexdigest(), "splits": splits})
+
+    build_once(target, build)
+    return target
+
+
+def open_built(folder: Path) -> tuple[str, dict[str, Split], str]:
+    """Name, splits and SHA-256 of a corpus that `prepare` built. Raises a ValueError if it is damaged."""
+    described, arrays = open_splits(folder)
+    return described["name"], {split: Split(*parts) for split, parts in arrays.items()}, described["digest"]
+
+
+def _files(config: CorpusConfig) -> tuple[_Sources, dict[str, Any]]:
+    """The folder's files by name, and their identity for the cache."""
+    root = Path(config.path)
+    if not root.is_dir():
+        expected = f"a folder of PNG or JPEG files, or {ROOMS!r}"
+        raise FileNotFoundError(f"corpus: expected {expected}; there is no folder {root}")
+    sources, listing = _Sources(), []
+    paths = [path for path in visible_files(root) if path.suffix.lower() in SUFFIXES]
+    warn_of_splits(root, paths)
+    for path in paths:
+        name = os.fsencode(path.relative_to(root)).decode(errors="backslashreplace")  # it need not be UTF-8
+        sources[name] = lambda path=path: read_image(path, config.shape)[None]  # type: ignore[misc]
+        listing.append([name, path.stat().st_size, path.stat().st_mtime_ns])
+    if len(sources) < len(SPLITS):
+        expected = f"at least {len(SPLITS)} PNG or JPEG files in {root} for training, validation and test"
+        raise ValueError(f"corpus: expected {expected}, got {len(sources)}")
+    return sources, {"root": str(root.resolve()), "files": listing, "skip": config.skip_unreadable}
+
+
+def read_image(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
+    """A PNG or JPEG file, upright, on white, cut around its middle and resized: [rows, columns, 3] uint8.
+
+    Raises an ImageError that names the file and what is wrong with it.
+    """
+    expected = f"{path}: expected a whole PNG or JPEG of 8 bits a channel"
+    try:
+        with warnings.catch_warnings(), Image.open(path, formats=("PNG", "JPEG")) as image:
+            warnings.simplefilter("ignore")
+            if image.width * image.height > MOST_PIXELS:
+                raise ImageError(f"{expected} and at most {MOST_PIXELS:,} pixels, got {image.width} x {image.height}")
+            if image.mode.startswith(("I", "F")):
+                raise ImageError(f"{expected}, got mode {image.mode}")
+            upright = ImageOps.exif_transpose(image)
+            if upright.has_transparency_data:
+                upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright.convert("RGBA"))
+            rows, columns, _ = shape
+            return np.asarray(ImageOps.fit(upright.convert("RGB"), (columns, rows)))
+    except ImageError:
+        raise
+    except Exception as error:  # pillow raises many kinds for forged files
+        raise ImageError(f"{expected}, got: {str(error).replace(str(path), path.name)}") from error
+
+
+def _episodes(config: CorpusConfig) -> tuple[_Sources, dict[str, Any]]:
+    sources: _Sources = {
+        f"episode-{seed:04d}": functools.partial(_frames, seed, config.height, config.width) for seed in range(EPISODES)
+    }
+    return sources, {"rooms": [EPISODES, FRAMES, EVERY]}
+
+
+def _frames(seed: int, height: int, width: int) -> np.ndarray:
+    """Frames [FRAMES, height, width, 3] of an episode of a walk: textures, lights and objects are its own."""
+    # Drawn larger, and averaged: small views have jagged edges otherwise.
+    env = _rooms(height, width, max(1, min(4, 96 // max(height, width))))
+    observations, rng = env.reset(seed=[seed])[0], np.random.default_rng([seed])
+    actions, frames = env.single_action_space.n, []
+    for step in range(FRAMES * EVERY):
+        if step % EVERY == 0:
+            frames.append(observations[0].copy())
+            # A walk that turns at every step stays where it is: half of the time forward, which is action 0.
+            action = 0 if rng.random() < 0.5 else rng.integers(actions)
+        observations = env.step(np.array([action]))[0]
+    return np.stack(frames)
+
+
+@functools.lru_cache(maxsize=1)
+def _rooms(height: int, width: int, shrink: int) -> Any:
+    from envs import make_vector  # here, because a folder of files does not need it
+
+    spec = f"rooms:transfer,image_height={height},image_width={width},shrink={shrink},hud=False"
+    return make_vector(spec, 1)

@@ -1,0 +1,167 @@
+"""Images as a modality: which corpus, which network, bits a dimension on held-out images, and samples."""
+
+import io
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.tensorboard import SummaryWriter
+
+from agent.core import make_core
+from agent.memory_check import build_network
+from sequences.images import corpus
+from sequences.images.config import ImagesConfig, ImagesEvaluation, ImagesSampling
+from sequences.images.corpus import START, Split
+from sequences.images.model import ImageModel
+from sequences.learner import Total, evaluate_by
+from sequences.modality import Counting, Modality, quiet, resized
+from sequences.sampling import sample
+from sequences.streams import one_pass
+from storage.files import cache_folder, replacing
+
+CHANNELS = ("red", "green", "blue")
+HALVES = ("first", "second")
+
+
+class Images(Modality):
+    """A corpus as bytes of pixels, and a model of images; see `sequences.modality.Modality`."""
+
+    config: ImagesConfig
+    splits: dict[str, Split]
+
+    def __init__(self, config: ImagesConfig, folder: Path) -> None:
+        super().__init__(config, folder)
+        self.shape, self.size = config.corpus.shape, math.prod(config.corpus.shape)
+        self.name, self.splits, self.digest = corpus.open_built(folder)
+
+    @classmethod
+    def prepare(cls, config: ImagesConfig, show: Callable[[int, int], None] = lambda done, total: None) -> Self:
+        """See `Modality`; warns of files that are left out."""
+        return cls(config, corpus.prepare(config.corpus, cache_folder("images"), show))
+
+    def describe(self) -> str:
+        counts = ", ".join(f"{name} {len(split.starts):,}" for name, split in self.splits.items())
+        return f"{self.name}: images of {self.shape[0]} x {self.shape[1]}, {counts}"
+
+    def make_model(self) -> ImageModel:
+        return build_network(lambda: ImageModel(make_core(self.config.model), self.shape), self.config.model)
+
+    def unit(self, nll: float) -> str:
+        return f"{nll / math.log(2):.3f} bits/dim"
+
+    def validate(self, model: Any) -> dict[str, float]:
+        tokens = self.config.evaluate_tokens
+        part = self.splits["valid"].thin(tokens and max(1, tokens // (self.size + 1)))
+        measured = self.measure(model, part)
+        return {"valid/nll": measured["nats"], "valid/bits_per_dim": measured["bits_per_dim"]}
+
+    def evaluate(
+        self, model: Any, options: ImagesEvaluation | None = None, count: Counting = quiet
+    ) -> Iterator[dict[str, Any]]:
+        """See `Modality`: bits a dimension, beside those of a uniform distribution and of PNG files."""
+        options = options or ImagesEvaluation()
+        model, sizes = resized(model, options)
+        part = self.splits[options.split].thin(options.images)
+        measured = self.measure(model, part, count, f"measuring {options.split}")
+        yield {"split": options.split, **measured, "uniform": 8.0, "png": png_bits(part.images(self.shape)), **sizes}
+
+    def finish(self, model: Any, run: Path, step: int, count: Counting = quiet) -> dict[str, Any]:
+        """See `Modality`: the loss on the validation split, the model's size, and samples."""
+        found: dict[str, Any] = {"validation": self.measure(model, self.splits["valid"], count)["bits_per_dim"]}
+        found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        if images := self.config.samples:
+            try:
+                out = run / "samples"
+                found["drawn"] = str(self.draw(model, ImagesSampling(images=images), out, run, step, count))
+            except (ValueError, OSError) as error:  # the measures count more than the samples
+                found["drawn"] = f"none: {error}"
+        return found
+
+    def measure(self, model: Any, part: Split, count: Counting = quiet, activity: str = "measuring") -> dict[str, Any]:
+        """Negative log-likelihood: "nats" and "bits_per_dim" a byte, bits by "channel" and "half", and the "images"."""
+        rows, learner = min(len(part.starts), self.config.learner.batch_size), self.config.learner
+        # The second pass reads a group where the first reads a token: channel and half, or 6 for START.
+        place = np.arange(self.size)
+        groups = np.append(6, 3 * (place >= self.size / 2) + place % 3).astype(np.uint8)
+        second = one_pass(np.tile(groups, len(part.starts)), rows, learner.sequence_length, self._starts(part))
+        batches = self.batches(part, rows, count, activity)
+        losses, counts = evaluate_by(model, batches, lambda batch: next(second).targets.numpy(), 7, learner.precision)
+        losses, counts = losses[:6].reshape(2, 3) / math.log(2), counts[:6].reshape(2, 3)
+        bits = Total(float(losses.sum()), int(counts.sum())).mean
+        by_channel, by_half = (losses.sum(axis) / counts.sum(axis).clip(min=1) for axis in (0, 1))
+        return {
+            "nats": bits * math.log(2),
+            "bits_per_dim": bits,
+            "images": len(part.starts),
+            "channel": dict(zip(CHANNELS, by_channel.tolist())),
+            "half": dict(zip(HALVES, by_half.tolist())),
+        }
+
+    def drawn(self, options: ImagesSampling) -> int:
+        """Tokens that `draw` draws."""
+        return options.images * (self.size - 3 * self.shape[1] * options.rows)
+
+    def draw(
+        self, model: Any, options: ImagesSampling, out: Path, run: Path, step: int, count: Counting = quiet
+    ) -> Path:
+        """Draws images, and writes a sheet of held-out images with the drawn ones below them.
+
+        That is `sheet.png` in the folder `out`, and in TensorBoard's events of `step` in the folder `run`.
+
+        Raises:
+            ValueError: if there are too few images, or they have too few rows.
+        """
+        found, (height, width, _) = self.splits[options.split], self.shape
+        if options.rows >= height:
+            raise ValueError(f"rows: expected fewer than the {height} of an image, got {options.rows}")
+        if options.rows and options.images > len(found.starts):
+            expected = f"at most the {len(found.starts)} of the {options.split} split"
+            raise ValueError(f"images: expected {expected} with --rows, got {options.images}")
+        real = found.thin(options.images).images(self.shape)
+        given = real.reshape(len(real), -1)[:, : 3 * width * options.rows]
+        given = given if options.rows else np.zeros((options.images, 0), np.uint8)
+        prompts = torch.from_numpy(np.pad(given.astype(np.int64), ((0, 0), (1, 0)), constant_values=START))
+        drawn, length = list[np.ndarray](), self.size - given.shape[1]
+        with count("drawing", length, "bytes") as show:
+            for tokens in sample(model, prompts, length, options.temperature, seed=options.seed):
+                drawn.append(tokens.numpy().astype(np.uint8))
+                show(len(drawn))
+        made = np.concatenate([given, np.stack(drawn, axis=1)], axis=1).reshape(-1, *self.shape)
+        sheet = contact_sheet([real, made])
+        out.mkdir(exist_ok=True)
+        with replacing(out / "sheet.png") as temporary:
+            Image.fromarray(sheet).save(temporary, format="PNG")
+        with SummaryWriter(str(run)) as events:
+            events.add_image("samples", sheet, step, dataformats="HWC")
+        return out / "sheet.png"
+
+
+def png_bits(images: np.ndarray) -> float:
+    """Bits a dimension of images [N, rows, columns, 3] uint8, each as a PNG file of its own."""
+    total = 0
+    for image in images:
+        buffer = io.BytesIO()
+        Image.fromarray(image).save(buffer, "PNG", optimize=True)
+        total += buffer.getbuffer().nbytes
+    return 8 * total / images.size
+
+
+def contact_sheet(groups: list[np.ndarray], columns: int = 16, least: int = 64) -> np.ndarray:
+    """A picture [rows, columns, 3] uint8 of groups of images [N, rows, columns, 3], from top to bottom.
+
+    Small images are enlarged to `least` pixels; each group begins a row, with a white gap above it.
+    """
+    bands = list[np.ndarray]()
+    for images in groups:
+        scale = max(1, least // images.shape[1])
+        images = np.pad(images.repeat(scale, axis=1).repeat(scale, axis=2), ((0, 0), (2, 2), (2, 2), (0, 0)))
+        across = min(columns, max(map(len, groups)))
+        images = np.pad(images, ((0, -len(images) % across), (0, 0), (0, 0), (0, 0)), constant_values=255)
+        lines = images.reshape(-1, across, *images.shape[1:]).swapaxes(1, 2)
+        lines = lines.reshape(-1, across * images.shape[2], 3)
+        bands.append(np.pad(lines, ((8 if bands else 0, 0), (0, 0), (0, 0)), constant_values=255))
+    return np.concatenate(bands)

@@ -1,0 +1,161 @@
+"""What every kind of sequence (modality) shares: data that are prepared once, batches, and tables of its measures.
+
+A modality is a subclass of `SequenceConfig` and one of `Modality`, as in `text`, `speech` and `images`. Its training is
+in `sequences.trainer`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from sequences.model import IGNORE, SequenceModel
+from sequences.streams import Batch, Streams, one_pass
+
+Counting = Callable[[str, int, str], AbstractContextManager[Callable[[int], None]]]
+"""Shows progress: takes an activity, a total and its unit, and returns a context whose value is called with the number
+done so far. See `training.console.counting`."""
+Table = Sequence[tuple[str, ...]]
+"""Rows of a table for people; the first row is the header."""
+
+
+@contextmanager
+def quiet(activity: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """The `Counting` that shows nothing."""
+    yield lambda done: None
+
+
+class Modality(ABC):
+    """Data, model and measures of one configuration.
+
+    Attributes:
+        config: the configuration.
+        folder: where the data are prepared. Another process opens them by `type(modality)(config, folder)`.
+        splits: parts of the data by name, "train" and "test" among them; `tokens` [N] integers, `starts` ascending
+            positions where documents or files start.
+        name, digest: of the data; the digest is a SHA-256.
+    """
+
+    name: str
+    splits: Mapping[str, Any]
+    digest: str
+
+    def __init__(self, config: Any, folder: Path) -> None:
+        self.config, self.folder = config, folder
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, config: Any, show: Callable[[int, int], None] = lambda done, total: None) -> Self:
+        """Opens the data of a configuration, which are prepared first if they were not before.
+
+        `show` is called with the number of files done, and of all.
+
+        Raises:
+            ValueError, ImportError, OSError: says what is wrong with the files or the cache.
+        """
+
+    def record(self) -> dict[str, Any]:
+        """What a run keeps of its data, for JSON: name and digest, or what a trained model needs of them."""
+        return {"name": self.name, "digest": self.digest}
+
+    @abstractmethod
+    def describe(self) -> str:
+        """The data in one line."""
+
+    @abstractmethod
+    def make_model(self) -> SequenceModel:
+        """The network with fresh weights from torch's global generator. Raises a ValueError if it is impossible."""
+
+    @abstractmethod
+    def validate(self, model: SequenceModel) -> dict[str, float]:
+        """Metrics of the model during training, named valid/...; "valid/nll" is in nats a token."""
+
+    @abstractmethod
+    def evaluate(self, model: SequenceModel, options: Any = None, count: Counting = quiet) -> Iterator[dict[str, Any]]:
+        """Measures a model on a split and yields the results for JSON, part by part; each part has other keys.
+
+        Args:
+            model: may be changed by the last part.
+            options: what to measure; a dataclass of the modality with `split`, the name of the split. None for the
+                evaluation at the end of the training.
+            count: shows the progress.
+
+        Raises:
+            ValueError: if an option is impossible for the model.
+        """
+
+    @abstractmethod
+    def unit(self, nll: float) -> str:
+        """Nats a token in the unit that the field uses, such as "1.234 bpc"."""
+
+    def finish(self, model: SequenceModel, run: Path, step: int, count: Counting = quiet) -> dict[str, Any]:
+        """What the evaluation at the end has beside `evaluate`; may write to the run's folder."""
+        return {}
+
+    def tables(self, part: dict[str, Any]) -> Iterator[Table]:
+        """A part of an evaluation as tables: one of its plain values, and one of each collection, by their names."""
+        plain = {name.replace("_", " "): value for name, value in part.items() if not isinstance(value, list | dict)}
+        for name, found in {"measure": plain, **part}.items():
+            if rows := _rows(name, found):
+                first, *others = (column.replace("_", " ") for column in rows[0])
+                header = (first if first == name else f"{name}: {first}", *others)
+                yield [header, *(tuple(map(_cell, row.values())) for row in rows)]
+
+    def source(self, rank: int = 0, size: int = 1) -> Streams:
+        """Batches of the training split: the rows of learner number `rank` out of `size`.
+
+        Raises a ValueError if the split is too short for a batch, or the rows cannot be shared.
+        """
+        learner, train = self.config.learner, self.splits["train"]
+        try:
+            return Streams(train.tokens, learner.batch_size, learner.sequence_length, self._starts(train), (rank, size))
+        except ValueError as error:
+            raise ValueError(f"{self.describe().partition(':')[0]}, split train: {error}") from error
+
+    def batches(
+        self, part: Any, rows: int, count: Counting = quiet, activity: str = "", steps: int | None = None
+    ) -> Iterator[Batch]:
+        """One pass over a split or a part of it, with progress; see `sequences.streams.one_pass`.
+
+        A batch has as many `steps` as in training, if none are given.
+        """
+        done, steps = 0, steps or self.config.learner.sequence_length
+        with count(activity, len(part.tokens) - 1, "tokens") as show:
+            for batch in one_pass(part.tokens, rows, steps, self._starts(part)):
+                yield batch
+                done += int((batch.targets != IGNORE).sum())
+                show(done)
+
+    def _starts(self, part: Any) -> Any:
+        return part.starts if self.config.reset_at_starts else None
+
+
+def resized(model: SequenceModel, options: Any) -> tuple[SequenceModel, dict[str, int]]:
+    """A model with the `memory_size` and `compressed_size` that options give, and those that are given.
+
+    Raises a ValueError if the model has no memory.
+    """
+    given = {name: getattr(options, name) for name in ("memory_size", "compressed_size")}
+    sizes = {name: size for name, size in given.items() if size is not None}
+    return (model.resized(**sizes) if sizes else model), sizes
+
+
+def _rows(name: str, found: Any) -> list[dict[str, Any]]:
+    """The rows of a collection: a list of rows, or an object of rows, of columns or of values."""
+    if isinstance(found, list):
+        return found
+    if not isinstance(found, dict) or not found:
+        return []
+    first = next(iter(found.values()))
+    if isinstance(first, list):
+        return [dict(zip(found, row)) for row in zip(*found.values())]
+    return [{name: key, **(row if isinstance(first, dict) else {"value": row})} for key, row in found.items()]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    if type(value) is int:
+        return f"{value:,}"
+    return "-" if value is None else str(value)

@@ -1,0 +1,65 @@
+"""Draws tokens from a sequence model, one by one, after prompts of any length.
+
+The memory reads the whole prompts; each drawn token is then one call with T = 1.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sequences.model import SequenceModel
+
+
+def nucleus(log_probs: Tensor, top_p: float) -> Tensor:
+    """The log-probabilities [..., V] of the nucleus (Holtzman et al. 2019), -infinity elsewhere, not normalised.
+
+    A token is kept if the more probable ones have at most the probability `top_p` together; so at least one is kept.
+    """
+    ordered, index = log_probs.sort(dim=-1, descending=True, stable=True)
+    before = ordered.exp().cumsum(dim=-1) - ordered.exp()
+    return torch.empty_like(log_probs).scatter(-1, index, ordered.masked_fill(before > top_p, -torch.inf))
+
+
+@torch.no_grad()
+def sample(
+    model: SequenceModel,
+    prompts: Tensor,
+    length: int,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    chunk: int = 512,
+) -> Iterator[Tensor]:
+    """Yields the next tokens, [B] int64 on the CPU, as soon as they are drawn.
+
+    Args:
+        model: is put in evaluation mode.
+        prompts: [B, P] int64, one row for each sequence, with at least one token.
+        temperature: logits are divided by it; 0 takes the most probable token. The nucleus is taken after that.
+        top_p: probability of the nucleus; 1 for all tokens (the paper's text samples have 0.98).
+        chunk: tokens of the prompts in one call.
+    """
+    model.eval()
+    generator = torch.Generator().manual_seed(seed)
+    state = model.with_cache(model.initial_state(len(prompts)))
+    prompts = prompts.to(next(model.parameters()).device)
+    for tokens in prompts[:, :-1].split(chunk, dim=1) if prompts.shape[1] > 1 else ():
+        # With targets (any) the model does not compute a large vocabulary's probabilities for each token.
+        state = model(tokens, torch.zeros_like(tokens, dtype=torch.bool), state, tokens).state
+    tokens = prompts[:, -1:]
+    for _ in range(length):
+        output = model(tokens, torch.zeros_like(tokens, dtype=torch.bool), state)
+        state = output.state
+        drawn = _draw(output.log_probs[:, 0].cpu().double(), temperature, top_p, generator)
+        tokens = drawn[:, None].to(tokens.device)
+        yield drawn
+
+
+def _draw(log_probs: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> Tensor:
+    if temperature == 0:
+        return log_probs.argmax(dim=-1)
+    # The largest logit becomes 0, which no temperature makes infinite.
+    logits = ((log_probs - log_probs.amax(dim=-1, keepdim=True)) / temperature).log_softmax(dim=-1)
+    kept = nucleus(logits, top_p) if top_p < 1 else logits
+    return torch.multinomial(kept.softmax(dim=-1), 1, generator=generator)[:, 0]

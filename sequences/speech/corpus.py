@@ -1,0 +1,253 @@
+"""Corpora of sound: folders of WAV and FLAC files, or synthetic voices, as memory-mapped tokens that are built once.
+
+A corpus is split into training, validation and test by whole files or whole speakers.
+"""
+
+import functools
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+
+from agent.core.fields import Checked, Range
+from sequences.prepared import digest_of, divide, open_splits, visible_files, write_split
+from sequences.speech import audio, synthetic
+from sequences.splits import warn_of_splits
+from storage.files import build_once, write_json
+
+SYNTHETIC = "synthetic"
+"""The corpus that needs no files."""
+SPLITS = ("train", "validation", "test")
+_FORMAT = 3
+_VOICES, _UTTERANCES = 12, 10
+_Share = Annotated[float, Range(0, 0.5, above=True, below=True)]
+
+
+@dataclass(frozen=True)
+class CorpusConfig(Checked):
+    """The sound and how it is split. Impossible values raise a ValueError that names the field."""
+
+    path: str = SYNTHETIC
+    """A folder with WAV or FLAC files at any depth, or "synthetic": generated voices, which need no files."""
+    sample_rate: Annotated[int, Range(1000, 384_000)] | None = None
+    """Samples per second to resample to; None for the rate of the files, which must then be the same."""
+    split_by: Literal["file", "speaker"] = "file"
+    """What is in one split as a whole: a file, or all files of a speaker."""
+    speaker_pattern: str = "[^-_]+"
+    """Regular expression; its first match in a file's name is the speaker. The default matches up to the first - or _,
+    as in LibriTTS, LibriSpeech and VCTK."""
+    include: str = "*"
+    """Pattern of the names of files to use, such as *_mic1.flac. Hidden files are never used."""
+    validation_share: _Share = 0.05
+    """Share of the samples for the validation split; at least one file or speaker."""
+    test_share: _Share = 0.05
+    """Share of the samples for the test split; at least one file or speaker."""
+    remove_offset: bool = True
+    """Subtract each file's mean. A constant offset is not heard, but moves all samples to levels that may be rare in
+    training; one file of LibriSpeech has an offset of a quarter of full scale."""
+    skip_unreadable: bool = False
+    """Leave out damaged and empty files with a warning, instead of an error at the first."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parts = PurePosixPath(self.include).parts
+        inside = parts and not self.include.startswith("/") and ".." not in parts
+        if not inside or any(part != "**" and "**" in part for part in parts):
+            expected = "a pattern of names below the folder, such as *_mic1.flac"
+            raise ValueError(f"include: expected {expected}, got {self.include!r}")
+        try:
+            re.compile(self.speaker_pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            expected = "expected a regular expression"
+            raise ValueError(f"speaker_pattern: {expected}, got {self.speaker_pattern!r}: {error}") from error
+
+
+class Split(NamedTuple):
+    """tokens: [N] uint8, memory-mapped. files: names in order. starts: [files] where each of them starts."""
+
+    tokens: np.ndarray
+    files: list[str]
+    starts: np.ndarray
+
+
+class Corpus(NamedTuple):
+    """name: for people. sample_rate: in Hz. splits: by name, see `SPLITS`. digest: SHA-256 of all tokens."""
+
+    name: str
+    sample_rate: int
+    splits: dict[str, Split]
+    digest: str
+
+
+class _Source(NamedTuple):
+    """A file or an utterance: its name in the corpus, speaker, approximate length, and waveform at a given rate."""
+
+    name: str
+    speaker: str
+    seconds: float
+    waveform: Callable[[int], np.ndarray]
+
+
+def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] = lambda done, total: None) -> Path:
+    """Builds a corpus unless it exists, and returns its folder, for `open_built`.
+
+    Args:
+        cache: folder of built corpora. Their names depend on the files, so a corpus that has changed is built anew.
+        show: is called with the number of files done, and of all.
+
+    Raises:
+        ValueError, FileNotFoundError: if there are too few files, or (`audio.AudioError`) one cannot be used.
+        ImportError: if the files need the extra `speech`.
+    """
+    sources, rate, identity = _synthetic(config) if config.path == SYNTHETIC else _files(config)
+    identity |= {"format": _FORMAT, "config": asdict(config)}
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
+    target = cache / f"{Path(config.path).name}-{rate}-{key}"
+    done, digest = itertools.count(1), hashlib.sha256()
+    known: set[bytes] = set()
+
+    def encoded(part: list[_Source], files: list[str]) -> Iterator[np.ndarray]:
+        for source in part:
+            try:
+                waveform = source.waveform(rate)
+            except audio.AudioError as error:
+                _skip(config, error)
+                continue
+            tokens = audio.encode(waveform - waveform.mean() if config.remove_offset else waveform)
+            show(next(done), len(sources))
+            # The same sound under two names might be in two splits.
+            content = hashlib.sha256(tokens.tobytes()).digest()
+            if content not in known:
+                known.add(content)
+                digest.update(tokens.tobytes())
+                files.append(source.name)
+                yield tokens
+
+    def build(folder: Path) -> None:
+        parts, splits = _divide(sources, config), {}
+        for split in SPLITS:
+            files: list[str] = []
+            splits[split] = write_split(folder, split, encoded(parts[split], files), audio.LEVELS) | {"files": files}
+            if (samples := splits[split]["tokens"]) < 2:
+                raise ValueError(f"corpus: expected sound in the {split} split of {config.path}, got {samples} samples")
+        name = "synthetic voices" if config.path == SYNTHETIC else Path(config.path).name
+        described = {"name": name, "sample_rate": rate, "digest": digest.hexdigest(), "splits": splits}
+        write_json(folder / "corpus.json", described)
+
+    build_once(target, build)
+    return target
+
+
+def _divide(sources: list[_Source], config: CorpusConfig) -> dict[str, list[_Source]]:
+    """Sources of each split, in the order of their names' digests, which is the same everywhere."""
+    units: dict[str, list[_Source]] = {}
+    for source in sources:
+        units.setdefault(source.speaker if config.split_by == "speaker" else source.name, []).append(source)
+    if len(units) < len(SPLITS):
+        expected = f"at least {len(SPLITS)} {config.split_by}s in {config.path} for training, validation and test"
+        raise ValueError(f"corpus: expected {expected}, got {len(units)}: {', '.join(units) or 'none'}")
+    shares = {"validation": config.validation_share, "test": config.test_share}
+    names = divide({name: sum(source.seconds for source in unit) for name, unit in units.items()}, shares)
+    parts = {split: [source for name in names[split] for source in units[name]] for split in SPLITS}
+    parts["train"].sort(key=lambda source: digest_of(source.name))
+    return parts
+
+
+def _synthetic(config: CorpusConfig) -> tuple[list[_Source], int, dict[str, Any]]:
+    sources = [
+        _Source(f"voice{voice:02d}-{index:02d}", f"voice{voice:02d}", 3.0, functools.partial(_utterance, voice, index))
+        for voice in range(_VOICES)
+        for index in range(_UTTERANCES)
+    ]
+    return sources, config.sample_rate or synthetic.SAMPLE_RATE, {"synthetic": 1}
+
+
+def _utterance(voice: int, index: int, rate: int) -> np.ndarray:
+    return audio.resample(synthetic.utterance(voice, index), synthetic.SAMPLE_RATE, rate)
+
+
+def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict[str, Any]]:
+    """The folder's files by name, the rate of the corpus, and an identity of the files for the cache."""
+    root = Path(config.path)
+    if not root.is_dir():
+        expected = f"a folder of WAV or FLAC files, or {SYNTHETIC!r}"
+        raise FileNotFoundError(f"corpus: expected {expected}; there is no folder {root}")
+    sources, listing = [], []
+    rates: dict[int, str] = {}
+    paths = [path for path in visible_files(root, config.include) if path.suffix.lower() in audio.SUFFIXES]
+    warn_of_splits(root, paths)
+    for path in paths:
+        try:
+            rate, samples = audio.info(path)
+        except audio.AudioError as error:
+            _skip(config, error)
+            continue
+        name = os.fsencode(path.relative_to(root)).decode(errors="backslashreplace")  # it need not be UTF-8
+        speaker = re.search(config.speaker_pattern, PurePosixPath(name).stem)
+        if config.split_by == "speaker" and not speaker:
+            raise ValueError(f"speaker_pattern: {config.speaker_pattern!r} matches nothing in {path.name}")
+        rates.setdefault(rate, name)
+        who = speaker[0] if speaker else ""
+        sources.append(_Source(name, who, samples / rate, functools.partial(audio.read, path)))
+        listing.append([name, path.stat().st_size, path.stat().st_mtime_ns])
+    if not sources:
+        raise ValueError(f"corpus: expected WAV or FLAC files named {config.include} in {root}, got none")
+    if config.sample_rate is None and len(rates) > 1:
+        found = ", ".join(f"{rate} in {name}" for rate, name in rates.items())
+        raise ValueError(f"sample_rate: expected a number, for rates differ: {found}")
+    return sources, config.sample_rate or next(iter(rates)), {"root": str(root.resolve()), "files": listing}
+
+
+def _skip(config: CorpusConfig, error: audio.AudioError) -> None:
+    if not config.skip_unreadable:
+        raise audio.AudioError(f"{error} (skip_unreadable leaves such files out)") from error
+    warnings.warn(f"left out {error}".encode(errors="backslashreplace").decode(), stacklevel=3)
+
+
+def open_built(folder: Path) -> Corpus:
+    """Opens a corpus that `prepare` built. Raises a ValueError if it is damaged."""
+    described, arrays = open_splits(folder)
+    splits = {
+        split: Split(tokens, described["splits"][split]["files"], starts) for split, (tokens, starts) in arrays.items()
+    }
+    return Corpus(described["name"], described["sample_rate"], splits, described["digest"])
+
+
+def thin(split: Split, samples: int, pieces: int) -> Split:
+    """At most so many samples of a split, in equal pieces spread evenly over it."""
+    total, size = len(split.tokens), samples // pieces
+    if samples >= total:
+        return split
+    files, starts = [], []
+    begins = np.arange(pieces) * total // pieces
+    for number, begin in enumerate(begins):
+        first, last = np.searchsorted(split.starts, [begin, begin + size - 1], "right")
+        files += split.files[first - 1 : last]
+        starts.append(np.maximum(split.starts[first - 1 : last] - begin, 0) + number * size)
+    tokens = np.concatenate([split.tokens[begin : begin + size] for begin in begins])
+    return Split(tokens, files, np.concatenate(starts))
+
+
+def excerpt(split: Split, samples: int, number: int = 0) -> np.ndarray:
+    """Tokens [samples] from inside one file of the split, the `number`-th that is long enough.
+
+    Raises a ValueError, which names the longest, if no file is that long.
+    """
+    ends = np.append(split.starts[1:], len(split.tokens))
+    lengths = ends - split.starts
+    long_enough = np.flatnonzero(lengths >= samples)
+    if not len(long_enough):
+        raise ValueError(f"seconds: expected at most {lengths.max()} samples, the longest file, got {samples}")
+    index = int(long_enough[number % len(long_enough)])
+    spare = int(lengths[index]) - samples
+    begin = int(split.starts[index]) + min(spare, math.ceil(spare * 0.25))
+    return np.asarray(split.tokens[begin : begin + samples])

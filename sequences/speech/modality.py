@@ -1,0 +1,166 @@
+"""Sound as a modality: which corpus, which network, what is measured on held-out sound, and samples to listen to."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from agent.core import Core, make_core
+from agent.memory_check import build_network
+from sequences.learner import Total, evaluate_by
+from sequences.modality import Counting, Modality, Table, quiet, resized
+from sequences.model import SequenceModel, smooth_vectors
+from sequences.sampling import sample
+from sequences.speech import audio, baselines, corpus
+from sequences.speech.config import SpeechConfig, SpeechCoreConfig, SpeechEvaluation, SpeechSampling, WaveNetConfig
+from sequences.speech.corpus import Split
+from sequences.speech.spectrogram import write_spectrograms
+from sequences.speech.wavenet import WaveNet
+from sequences.streams import one_pass
+from storage.files import cache_folder
+
+
+class Speech(Modality):
+    """A corpus as levels of samples, and a model of waveforms; see `sequences.modality.Modality`."""
+
+    config: SpeechConfig
+    splits: dict[str, Split]
+
+    def __init__(self, config: SpeechConfig, folder: Path) -> None:
+        super().__init__(config, folder)
+        self.name, self.sample_rate, self.splits, self.digest = corpus.open_built(folder)
+
+    @classmethod
+    def prepare(cls, config: SpeechConfig, show: Callable[[int, int], None] = lambda done, total: None) -> Self:
+        """See `Modality`; warns of files that are left out."""
+        return cls(config, corpus.prepare(config.corpus, cache_folder("speech"), show))
+
+    def describe(self) -> str:
+        minutes = {name: len(split.tokens) / self.sample_rate / 60 for name, split in self.splits.items()}
+        lengths = ", ".join(f"{name} {length:.1f} min" for name, length in minutes.items())
+        return f"{self.name}: {self.sample_rate} Hz, {lengths}"
+
+    def make_model(self) -> SequenceModel:
+        return make_model(self.config.model)
+
+    def unit(self, nll: float) -> str:
+        return f"{nll:.3f} nats"
+
+    def validate(self, model: SequenceModel) -> dict[str, float]:
+        measured = self.measure(model, self.held_out("validation", self.config.evaluate_tokens))
+        return {"valid/nll": measured["nats"], "valid/bits": measured["bits"]}
+
+    def evaluate(
+        self, model: SequenceModel, options: SpeechEvaluation | None = None, count: Counting = quiet
+    ) -> Iterator[dict[str, Any]]:
+        options = options or SpeechEvaluation()
+        model, sizes = resized(model, options)
+        part = self.held_out(options.split, options.samples)
+        measured = self.measure(model, part, count, f"measuring {options.split}")
+        fitted = baselines.predictors(self.splits["train"].tokens, part.tokens)
+        yield {"split": options.split, **measured, **fitted, **sizes}
+
+    def finish(self, model: SequenceModel, run: Path, step: int, count: Counting = quiet) -> dict[str, Any]:
+        """See `Modality`: the loss on the validation split, the model's size, and samples."""
+        measured = self.measure(model, self.splits["validation"], count, "measuring validation")
+        found: dict[str, Any] = {"validation": measured["nats"]}
+        found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        if seconds := self.config.sample_seconds:
+            options = SpeechSampling(seconds=seconds, prompt_seconds=seconds, clips=1)
+            try:
+                found["drawn"] = str(self.draw(model, options, run / "samples", run, step, count))
+            except (ValueError, OSError) as error:  # the measures count more than the samples
+                found["drawn"] = f"none: {error}"
+        return found
+
+    def tables(self, part: dict[str, Any]) -> Iterator[Table]:
+        """See `Modality`; of the files, the five with the smallest and the five with the largest loss."""
+        files = sorted(part["files"].items(), key=lambda item: item[1])
+        return super().tables(part | {"files": dict(files[:5] + files[5:][-5:])})
+
+    def held_out(self, split: str, samples: int | None = None) -> Split:
+        """A split or, spread over it, at most so many of its samples."""
+        part = self.splits[split]
+        return part if samples is None else corpus.thin(part, samples, self._rows(samples))
+
+    def _rows(self, samples: int) -> int:
+        """Parts in which so many samples are read side by side: the rows of a batch, or fewer where they are short."""
+        return max(1, min(self.config.learner.batch_size, samples // (4 * self.config.learner.sequence_length)))
+
+    def measure(self, model: SequenceModel, part: Split, count: Counting = quiet, activity: str = "") -> dict[str, Any]:
+        """Negative log-likelihood: "nats" and "bits" per sample, the number of "samples", and nats of each of "files".
+
+        Reads the part in as many contiguous rows as a batch has, or fewer where it is short, and keeps the memory.
+        """
+        rows, learner = self._rows(len(part.tokens)), self.config.learner
+        names, numbers = np.unique(part.files, return_inverse=True)
+        lengths = np.diff(part.starts, append=len(part.tokens))
+        numbers = np.repeat(numbers.astype(np.min_scalar_type(len(names))), lengths)
+        # The second pass reads the file's number where the first reads a sample.
+        files = one_pass(numbers, rows, learner.sequence_length, self._starts(part))
+        batches = self.batches(part, rows, count, activity)
+        losses, counts = evaluate_by(
+            model, batches, lambda batch: next(files).targets.numpy(), len(names), learner.precision
+        )
+        total = Total(float(losses.sum()), int(counts.sum()))
+        each = {str(name): float(loss / count) for name, loss, count in zip(names, losses, counts) if count}
+        return {"nats": total.mean, "bits": total.mean / math.log(2), "samples": total.count, "files": each}
+
+    def drawn(self, options: SpeechSampling) -> float:
+        """Samples that `draw` draws."""
+        return options.clips * options.seconds * self.sample_rate
+
+    def draw(
+        self, model: SequenceModel, options: SpeechSampling, out: Path, run: Path, step: int, count: Counting = quiet
+    ) -> Path:
+        """Draws clips after prompts of real sound; returns the picture of their spectrograms.
+
+        WAV files and the picture are written to the folder `out`, whose parent must exist, TensorBoard's events of
+        `step` to `run`. Each clip is there twice: the prompt with what the model drew, and the real clip that the
+        prompt is cut from.
+
+        Raises:
+            ValueError: if no file is long enough.
+            OSError: if the files cannot be written.
+        """
+        rate, part = self.sample_rate, self.splits[options.split]
+        prompt, length = max(1, round(options.prompt_seconds * rate)), max(1, round(options.seconds * rate))
+        real = np.stack([corpus.excerpt(part, prompt + length, number) for number in range(options.clips)])
+        prompts, drawn = torch.from_numpy(real[:, :prompt].astype(np.int64)), []
+        with count("drawing", length, "samples") as show:
+            for tokens in sample(model, prompts, length, options.temperature, seed=options.seed):
+                drawn.append(tokens.numpy().astype(np.uint8))
+                show(len(drawn))
+        made = np.concatenate([real[:, :prompt], np.stack(drawn, axis=1)], axis=1)
+        clips: dict[str, np.ndarray] = {}
+        for number in range(options.clips):
+            clips |= {f"real-{number}": audio.decode(real[number]), f"sample-{number}": audio.decode(made[number])}
+        out.mkdir(exist_ok=True)
+        picture = write_spectrograms(out / "spectrograms.png", clips, rate, options.prompt_seconds)
+        with SummaryWriter(str(run)) as events:
+            events.add_image("spectrograms", np.asarray(picture), step, dataformats="HWC")
+            for name, waveform in clips.items():
+                audio.write_wav(out / f"{name}.wav", waveform, rate)
+                events.add_audio(name, torch.from_numpy(waveform), step, sample_rate=rate)
+        return out / "spectrograms.png"
+
+
+def make_model(config: SpeechCoreConfig) -> SequenceModel:
+    """A model of the 256 levels whose input and output tables start as smooth functions of the level.
+
+    Levels have an order, unlike letters; with independent vectors the model has to learn each level alone.
+
+    Raises:
+        ValueError: if the network does not fit into memory.
+    """
+    make: Callable[[Any], Core] = WaveNet if isinstance(config, WaveNetConfig) else make_core
+    model = build_network(lambda: SequenceModel(make(config), audio.LEVELS, tied=False), config)
+    with torch.no_grad():
+        for table in (model.embedding, model.outputs):
+            assert table is not None
+            table.vectors[0].copy_(smooth_vectors(audio.LEVELS, config.model_size) * table.vectors[0].std())
+    return model

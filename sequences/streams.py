@@ -1,0 +1,119 @@
+"""Batches of long token sequences: each row of consecutive batches reads one contiguous stream.
+
+The tokens may be a memory-mapped file of any size.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise, zip_longest
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sequences.model import IGNORE
+
+
+class Batch(NamedTuple):
+    """B rows of T tokens.
+
+    tokens: [B, T] int64.
+    targets: [B, T] int64, the next tokens, or `sequences.model.IGNORE`.
+    reset: [B, T] bool, true where a document begins and memory is reset.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    reset: Tensor
+
+
+class Streams:
+    """Batches of a learner: N tokens are read cyclically, and row b of B begins at token b N / B.
+
+    A batch depends on its step only.
+
+    Args:
+        tokens: [N] integers.
+        rows: B, over all learners.
+        steps: T, tokens per row and batch.
+        starts: ascending positions where documents begin and memory is reset; None never resets it.
+        shard: (i, n): this learner reads the i-th of n equal parts of the rows.
+
+    Raises:
+        ValueError: if there are fewer tokens than in one batch, or the rows cannot be divided.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        rows: int,
+        steps: int,
+        starts: np.ndarray | None = None,
+        shard: tuple[int, int] = (0, 1),
+    ) -> None:
+        if len(tokens) <= rows * steps:
+            least = f"the {rows} x {steps} of one batch (rows x steps)"
+            raise ValueError(f"tokens: expected more than {least}, got {len(tokens)}")
+        rank, size = shard
+        if rows % size:
+            raise ValueError(f"rows: expected a multiple of the {size} learners, got {rows}")
+        self.tokens, self.steps = tokens, steps
+        self.starts = None if starts is None else np.asarray(starts)
+        begins = np.arange(rows) * len(tokens) // rows
+        self.begins = begins[rank * rows // size : (rank + 1) * rows // size]
+
+    def next(self, step: int) -> Batch:
+        """The batch of a step."""
+        positions = (self.begins[:, None] + step * self.steps + np.arange(self.steps + 1)) % len(self.tokens)
+        seen = _read(self.tokens, positions)
+        return Batch(seen[:, :-1], seen[:, 1:], _resets(positions[:, :-1], self.starts))
+
+
+def one_pass(tokens: np.ndarray, rows: int, steps: int, starts: np.ndarray | None = None) -> Iterator[Batch]:
+    """Batches in which each token except the first is a target exactly once, for evaluation.
+
+    Row b reads the b-th of B contiguous parts, with empty memory at its begin. With `starts`, parts begin with a
+    document, and each document begins a batch: if `steps` is a multiple of the core's segment, its losses are
+    independent of rows and other documents. Targets after the end of a row are `IGNORE`.
+
+    Args:
+        tokens, starts: see `Streams`.
+        rows: B, at most; fewer if there are fewer documents.
+        steps: T, tokens per row and batch.
+    """
+    last = len(tokens) - 1
+    bounds = np.arange(rows + 1) * last // rows
+    cuts = bounds if starts is None else np.append(starts[starts < last], last)
+    spans = [(int(begin), int(end)) for begin, end in pairwise(cuts) if end > begin]
+    parts = [[span for span in spans if begin <= span[0] < end] for begin, end in pairwise(bounds)]
+    pieces = [
+        [(piece, min(piece + steps, end)) for begin, end in part for piece in range(begin, end, steps)]
+        for part in parts
+        if part
+    ]
+    for row in zip_longest(*pieces, fillvalue=(0, 0)):
+        begins, ends = np.array(row).T[:, :, None]
+        positions = begins + np.arange(steps)
+        inside = positions < ends
+        positions = np.where(inside, positions, 0)
+        targets = _read(tokens, positions + 1).masked_fill(torch.from_numpy(~inside), IGNORE)
+        yield Batch(_read(tokens, positions), targets, _resets(positions, starts))
+
+
+def _read(tokens: np.ndarray, positions: np.ndarray) -> Tensor:
+    return torch.from_numpy(tokens[positions].astype(np.int64))
+
+
+def _resets(positions: np.ndarray, starts: np.ndarray | None) -> Tensor:
+    if starts is None or not len(starts):
+        return torch.zeros(positions.shape, dtype=torch.bool)
+    index = np.searchsorted(starts, positions).clip(max=len(starts) - 1)
+    return torch.from_numpy(starts[index] == positions)
+
+
+def count_tokens(tokens: np.ndarray, vocabulary: int, block: int = 1 << 24) -> np.ndarray:
+    """Occurrences of each token, [V]; in blocks, because bincount converts each token to eight bytes."""
+    found = np.zeros(vocabulary, np.int64)
+    for begin in range(0, len(tokens), block):
+        found += np.bincount(tokens[begin : begin + block], minlength=vocabulary)
+    return found

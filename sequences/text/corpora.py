@@ -1,0 +1,288 @@
+"""Corpora of text as lists of documents: Enwik8, WikiText-103, PG-19, any folder, or Python's own source.
+
+A corpus has three splits. Of equal files only one is used, so that no text is in two splits. The split of a document
+depends only on names and sizes. `sequences.text.tokens` turns a corpus into files of tokens.
+"""
+
+import codecs
+import gzip
+import hashlib
+import os
+import re
+import sysconfig
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sequences.prepared import visible_files
+from sequences.splits import SPLITS, named_splits, require_no_splits_below
+from storage.files import build_once, cache_folder, import_extra
+
+SHARES = (0.90, 0.05, 0.05)
+"""Sizes of the splits of Enwik8 (90, 5 and 5 MB) and of corpora without splits of their own."""
+FEW = 20
+"""If there are fewer files than this, each file is cut into the three splits."""
+
+
+class Document(NamedTuple):
+    """A file, or a range of its bytes."""
+
+    path: Path
+    begin: int = 0
+    end: int | None = None
+
+    def read(self) -> bytes:
+        """Returns the bytes, without a byte order mark. Raises a ValueError that names the place if the file is not
+        UTF-8."""
+        return _read_utf8(self.path)[self.begin : self.end]
+
+
+Corpus = dict[str, list[Document]]
+"""Documents by split, in reading order."""
+
+
+_OTHER_MARKS = {
+    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),  # first, because it begins as UTF-16 does
+    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
+"""Byte order marks of other encodings."""
+
+
+@lru_cache(maxsize=1)
+def _read_utf8(path: Path) -> bytes:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: expected a file, found none")
+    data = path.read_bytes()
+    try:
+        data = gzip.decompress(data) if _is_zipped(path) else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: expected a whole gzip file, got: {error}") from error
+
+    for encoding, marks in _OTHER_MARKS.items():
+        if data.startswith(marks):
+            convert = f"convert it, such as with iconv -f {encoding} -t UTF-8"
+            raise ValueError(f"{path}: expected UTF-8, got the byte order mark of {encoding}; {convert}")
+    # Plain English in UTF-16 without a mark is valid UTF-8: every second byte is NUL.
+    if (nul := data.count(0)) > len(data) / 4:
+        raise ValueError(f"{path}: expected UTF-8, got {nul} NUL bytes of {len(data)}, as UTF-16 and binary files have")
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected UTF-8, got byte 0x{data[error.start]:02x} at {error.start}") from error
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
+def _is_zipped(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
+
+
+def python_source(path: Path | None = None) -> Corpus:
+    """The standard library's source without tests and tables, 9 MB; the text depends on the version of Python."""
+    root = Path(path or sysconfig.get_path("stdlib"))
+    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"}
+    files = [file for file in visible_files(root, "*.py") if not skipped & set(file.relative_to(root).parts)]
+    return _split_files(root, files)
+
+
+def enwik8(path: Path) -> Corpus:
+    """The first 100 MB of Wikipedia: 90, 5 and 5 MB. A shorter beginning of it is cut in the same proportions."""
+    file = path / "enwik8" if path.is_dir() else path
+    size = len(_read_utf8(file))
+    cuts = [0, round(size * SHARES[0]), round(size * (SHARES[0] + SHARES[1])), size]
+    return {split: [Document(file, begin, end)] for split, begin, end in zip(SPLITS, cuts, cuts[1:])}
+
+
+def wikitext103(path: Path) -> Corpus:
+    """WikiText-103 as `wiki.train.tokens`, `wiki.valid.tokens` and `wiki.test.tokens` in a folder."""
+    return _own_splits({split: [path / f"wiki.{split}.tokens"] for split in SPLITS})
+
+
+def pg19(path: Path) -> Corpus:
+    """PG-19: folders train, validation and test of books ID.txt.
+
+    Equal books of validation and test all count, because the prescribed numbers of words include them. Books of train
+    that are also in validation or test are left out.
+    """
+    files = {split: visible_files(path / name, "*.txt") for split, name in zip(SPLITS, ("train", "validation", "test"))}
+    held_out = {file: file.read_bytes() for split in ("valid", "test") for file in files[split]}
+    for file, text in held_out.items():
+        if not text.strip():
+            raise ValueError(f"{file}: expected the text of a book, found none; fetch it again, or remove it")
+    sizes, texts = {len(text) for text in held_out.values()}, set(held_out.values())
+    files["train"] = [
+        file for file in files["train"] if file.stat().st_size not in sizes or file.read_bytes() not in texts
+    ]
+    return {
+        split: [Document(book) for book in sorted(books, key=lambda book: (len(book.stem), book.stem))]
+        for split, books in files.items()
+    }
+
+
+def folder(path: Path) -> Corpus:
+    """All text files in a folder and below it, except hidden ones; or one file.
+
+    Folders and files directly in it that are named after splits are the splits, and all other files are left out; see
+    `splits.named_splits`. Without such names, files are distributed by a hash of their names.
+
+    Raises:
+        FileNotFoundError: if there is no such folder.
+        ValueError: if there are names of splits, but not of all; or the splits are in a folder below.
+    """
+    if path.is_file():
+        return _split_files(path.parent, [path])
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path}: expected a folder of text, found none")
+    named = named_splits(path)
+    if not named:
+        files = visible_files(path)
+        require_no_splits_below(path, files)
+        return _split_files(path, files)
+    if missing := [split for split in SPLITS if split not in named]:
+        found = " and ".join(entries[0].name for entries in named.values())
+        expected = "all of train, valid (or validation, val, dev) and test, or none of them"
+        lacks = f"found {found} but no {' and no '.join(missing)}; rename what is no split"
+        raise ValueError(f"{path}: expected {expected}, {lacks}")
+    files_of = {split: [file for entry in named[split] for file in _files_of(entry)] for split in SPLITS}
+    return _own_splits(files_of)
+
+
+def _files_of(entry: Path) -> list[Path]:
+    """The files below a folder that are not hidden; or the one file."""
+    return [entry] if entry.is_file() else visible_files(entry)
+
+
+def _text_size(file: Path) -> int:
+    """The size of a file's text in bytes."""
+    if _is_zipped(file):
+        return len(_read_utf8(file))
+    with file.open("rb") as opened:
+        marked = opened.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+    return file.stat().st_size - marked * len(codecs.BOM_UTF8)
+
+
+def _distinct(files: Iterable[Path]) -> list[Path]:
+    """The files without empty ones and without copies of earlier ones; reads only files whose texts have equal size."""
+    sizes = {file: _text_size(file) for file in files}
+    counts = Counter(sizes.values())
+    contents: dict[bytes | Path, Path] = {}
+    for file, size in sizes.items():
+        if size:
+            contents.setdefault(hashlib.sha256(_read_utf8(file)).digest() if counts[size] > 1 else file, file)
+    return list(contents.values())
+
+
+def _own_splits(files: dict[str, list[Path]]) -> Corpus:
+    """Keeps one of equal files, in test rather than valid, and in valid rather than train: never trains on held-out
+    text."""
+    kept = set(_distinct(file for split in reversed(SPLITS) for file in files[split]))
+    return {split: [Document(file) for file in files[split] if file in kept] for split in SPLITS}
+
+
+def _split_files(root: Path, files: list[Path]) -> Corpus:
+    """Distributes files by a hash of their names. If there are few, cuts each of them instead; see `_cut`."""
+    corpus: Corpus = {split: [] for split in SPLITS}
+    kept = _distinct(files)
+    if len(kept) < FEW:
+        for file in kept:
+            for split, (begin, end) in zip(SPLITS, pairwise(_cut(_read_utf8(file)))):
+                if begin < end:
+                    corpus[split].append(Document(file, begin, end))
+        return corpus
+    total = sum(file.stat().st_size for file in kept)
+    room = {"test": SHARES[2] * total, "valid": SHARES[1] * total, "train": float("inf")}
+    for file in sorted(kept, key=lambda file: hashlib.sha256(os.fsencode(file.relative_to(root))).digest()):
+        split = next(split for split, left in room.items() if left > 0)
+        room[split] -= file.stat().st_size
+        corpus[split].append(Document(file))
+    return {split: sorted(documents) for split, documents in corpus.items()}
+
+
+def _cut(data: bytes) -> list[int]:
+    """The bounds [4] of the splits of a text: each begins after the first line end behind its share of the bytes.
+
+    If no line ends there before the next split, as in a text of one line or of few long ones, white space is looked for
+    instead; without any, the cut is between two characters. Lines end with a line feed or, without any, a carriage
+    return.
+    """
+    size = len(data)
+    shares = [round(SHARES[0] * size), round((SHARES[0] + SHARES[1]) * size), size]
+    bounds = [0]
+    for begin, following in pairwise(shares):
+        for end in _ENDS:
+            if found := end.search(data, begin, following - 1):
+                bounds.append(found.end())
+                break
+        else:
+            while begin < size and 0x80 <= data[begin] < 0xC0:  # such bytes continue a character
+                begin += 1
+            bounds.append(begin)
+    return [*bounds, size]
+
+
+_ENDS = [re.compile(end) for end in (rb"\n", rb"\r", rb"\s")]
+"""After what a text may be cut, the best first."""
+
+
+CORPORA: dict[str, Callable[[Path], Corpus]] = {
+    "python": python_source,
+    "enwik8": enwik8,
+    "wikitext103": wikitext103,
+    "pg19": pg19,
+    "folder": folder,
+}
+DOWNLOADS = {"wikitext103": ("Salesforce/wikitext", "wikitext-103-v1"), "pg19": ("emozilla/pg19", None)}
+"""Names at Hugging Face. This PG-19 is in parquet; the original is a script, which is not run."""
+
+
+def load(name: str, path: Path | None = None, cache: Path | None = None) -> Corpus:
+    """One of `CORPORA`: at a path if one is given, else downloaded (once) where that is possible.
+
+    Raises:
+        FileNotFoundError, ValueError: if there is none, it is empty, or it has another layout; says what was expected.
+        ImportError: if downloading needs a package that is not installed.
+    """
+    if path is None and name in DOWNLOADS:
+        path = _download(name, (cache or cache_folder("text")) / (DOWNLOADS[name][1] or name))
+    if path is None and name != "python":
+        source = " (http://mattmahoney.net/dc/enwik8.zip, unpacked)" if name == "enwik8" else ""
+        raise ValueError(f"path: expected where {name} is on this machine{source}, got none")
+    if path is not None and not path.exists():
+        raise FileNotFoundError(f"{path}: expected {name}, found nothing there")
+    corpus = CORPORA[name](path)  # type: ignore[arg-type]
+    for split, documents in corpus.items():
+        if not documents:
+            raise ValueError(f"{path or name}: expected text for {split}, found none of its own")
+    return corpus
+
+
+def _download(name: str, target: Path) -> Path:
+    """Writes a corpus that Hugging Face `datasets` can load as files in the layout above, unless it is there."""
+    if not target.exists():
+        datasets = import_extra("datasets", "text", f"{name} is either on this machine (--path) or downloaded, which")
+        try:
+            build_once(target, lambda folder: _WRITERS[name](datasets.load_dataset(*DOWNLOADS[name]), folder))
+        except Exception as error:  # each layer below has its own
+            hint = "give its --path (see docs/text.md), or use --corpus python, which needs none"
+            raise ValueError(f"{name} cannot be downloaded ({type(error).__name__}: {error!s:.200}); {hint}") from error
+    return target
+
+
+def _write_articles(splits: Any, target: Path) -> None:
+    for split, name in zip(SPLITS, ("train", "validation", "test")):
+        with (target / f"wiki.{split}.tokens").open("w") as file:
+            file.writelines(row["text"] or " \n" for row in splits[name])  # blank lines count; they are "" there
+
+
+def _write_books(splits: Any, target: Path) -> None:
+    for name in ("train", "validation", "test"):
+        (target / name).mkdir()
+        for book in splits[name]:
+            number = book["url"].rstrip("/").rpartition("/")[2].partition(".")[0].removeprefix("pg")
+            (target / name / f"{number}.txt").write_text(book["text"])
+
+
+_WRITERS = {"wikitext103": _write_articles, "pg19": _write_books}

@@ -1,0 +1,189 @@
+"""Measures of language models: bits per character, perplexity, and the analyses of the paper.
+
+All measures read a text once, in order, and keep the memory; sums are in float64. The analyses are those of Table 7 and
+Figures 2 and 6.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agent.core import Transformer
+from sequences.config import SequenceLearnerConfig
+from sequences.learner import SequenceLearner, Total, evaluate_by, predict, score
+from sequences.model import IGNORE, SequenceModel
+from sequences.streams import Batch
+from sequences.text.tokenization import Tokenizer, Words
+from sequences.text.tokens import Split
+
+FREQUENCIES = (100, 1_000, 10_001)
+"""Bounds of the buckets of Table 7, in occurrences in the training text: < 100, 100 to 1 k, 1 k to 10 k, and more."""
+BUCKETS = 6
+"""Buckets of each kind of memory in Figure 2."""
+
+
+def bits_per_character(nll: float, characters: int) -> float:
+    """Nats over a text as bits a character; with bytes as tokens, bits a byte (as all results on Enwik8)."""
+    return nll / math.log(2) / max(1, characters)
+
+
+def perplexity(nll: float, count: int) -> float:
+    """exp of nats a word. `count` is the number of words that the data set prescribes (section 4.2); 0 counts as 1."""
+    return math.exp(min(nll / max(1, count), 700.0))
+
+
+def summary(total: Total, split: Split, tokenizer: Tokenizer) -> dict[str, float]:
+    """The usual measures of a loss over a whole split.
+
+    Returns:
+        nats_per_token; word_perplexity: with words as tokens every target is a word, line ends included, unless the
+        data set prescribes a number; otherwise the split's number of words is used. bits_per_byte of the text (bits per
+        character for bytes); not with words as tokens, because `<unk>` and lost spaces cannot be decoded.
+    """
+    closed = isinstance(tokenizer, Words)
+    words = total.count if closed and not split.prescribed else split.words
+    found = {"nats_per_token": total.mean, "word_perplexity": perplexity(total.nll, words)}
+    return found if closed else found | {"bits_per_byte": bits_per_character(total.nll, split.bytes)}
+
+
+def by_frequency(
+    model: SequenceModel, batches: Iterable[Batch], counts: np.ndarray, precision: str = "float32"
+) -> dict[str, Total]:
+    """Table 7: the loss of targets by how often the training text has them; `counts` are these occurrences, [V]."""
+    low, *_, high = FREQUENCIES
+    between = [f"{begin} to {end - 1}" for begin, end in pairwise(FREQUENCIES)]
+    names = [f"< {low}", *between, f"> {high - 1}"]
+    buckets = np.searchsorted(FREQUENCIES, counts, side="right")
+    sums = evaluate_by(model, batches, lambda batch: buckets[batch.targets.numpy()], len(names), precision)
+    return {name: Total(float(nll), int(count)) for name, nll, count in reversed(list(zip(names, *sums)))}
+
+
+def by_position(model: SequenceModel, batches: Iterable[Batch], precision: str = "float32") -> list[tuple[int, Total]]:
+    """The loss of targets by the number of tokens of their context: [(1, ..), (2, ..), (4, ..), ...], each bucket from
+    its number to the next. Context begins at the start of the row and at resets."""
+    context: Any = 0
+
+    def bucket(batch: Batch) -> np.ndarray:
+        nonlocal context
+        steps = np.arange(1, batch.reset.shape[1] + 1)
+        since = np.maximum.accumulate(np.where(batch.reset.numpy(), steps - 1, -context), axis=1)
+        seen = steps - since
+        context = seen[:, -1:]
+        return np.frexp(seen)[1] - 1
+
+    losses, counts = evaluate_by(model, batches, bucket, 64, precision)
+    found = np.flatnonzero(counts).tolist()
+    return [(1 << number, Total(float(losses[number]), int(counts[number]))) for number in found]
+
+
+def dynamic(
+    model: SequenceModel, batches: Iterable[Batch], config: SequenceLearnerConfig, learning_rate: float
+) -> Total:
+    """Dynamic evaluation as in section 5.3: learns from each batch after it was scored.
+
+    Changes the model. Adam starts with an empty state and has a constant learning rate.
+
+    Args:
+        batches: all of the same shape.
+        config: how the model was trained; sizes and schedule are not used.
+
+    Raises:
+        FloatingPointError: see `SequenceLearner.update`; the learning rate may be too large.
+    """
+    first, scored, learned = itertools.tee(batches, 3)
+    rows, steps = next(first).tokens.shape
+    config = dataclasses.replace(
+        config,
+        batch_size=rows,
+        sequence_length=steps,
+        steps=2**62,
+        learning_rate=learning_rate,
+        least_learning_rate=learning_rate,
+        accumulation_steps=1,
+        late_start=None,
+        microbatches=1,
+    )
+    source: Any = SimpleNamespace(next=lambda step: next(learned))
+    learner, total, count = SequenceLearner(model, source, config), 0.0, 0
+    del first  # it would keep all batches
+    for batch, nll in score(model, scored, config.precision, cached=False):
+        total += float(nll.double().sum())
+        count += int((batch.targets != IGNORE).sum())
+        learner.update()
+    return Total(total, count)
+
+
+def attention(model: SequenceModel, batches: Iterable[Batch]) -> dict[str, list[Any]]:
+    """Figure 2: attention by six buckets of each kind of slots, such as compressed memory, memory and segment.
+
+    Args:
+        batches: each of exactly one segment, from the start of a text, where memory is not full yet. Steps whose
+            targets are ignored do not count.
+
+    Returns:
+        one value a bucket, oldest first. kinds: the kind of memory. mean: share of the attention, a mean over layers,
+        heads and steps of a segment, and then over the segments of all rows. error: standard error of that mean; None
+        if there is only one segment.
+
+    Raises:
+        ValueError: if the core has no attention.
+    """
+    core, sums = require_attention(model), []
+    for batch, output in predict(model, batches, return_attention=True):
+        assert output.attention is not None
+        kept = (batch.targets != IGNORE).double().to(output.attention[0].device)
+        steps, layers = kept.sum(dim=1), []
+        for layer, weights in zip(core.layers, output.attention):
+            slots = torch.einsum("bts,bt->bs", weights.mean(dim=1).double(), kept)
+            parts = slots.split(layer.sizes.by_kind, dim=1)
+            layers.append(torch.cat([_buckets(part) for part in parts], dim=1))
+        sums.append((torch.stack(layers).mean(dim=0)[steps > 0] / steps[steps > 0, None]).cpu())
+    samples = torch.cat(sums)
+    kinds = [kind for kind in core.attention_kinds for _ in range(BUCKETS)]
+    known = len(samples) > 1
+    error = (samples.std(dim=0, correction=1) / len(samples) ** 0.5).tolist() if known else [None] * len(kinds)
+    return {"kinds": kinds, "mean": samples.mean(dim=0).tolist(), "error": error}
+
+
+def _buckets(weights: Tensor) -> Tensor:
+    """Sums [B, S] over equal ranges of slots: [B, BUCKETS]."""
+    bounds = [index * weights.shape[1] // BUCKETS for index in range(BUCKETS + 1)]
+    return torch.stack([weights[:, begin:end].sum(dim=1) for begin, end in pairwise(bounds)], dim=1)
+
+
+def compression_loss(model: SequenceModel, batches: Iterable[Batch]) -> dict[str, float]:
+    """Figure 6: the compression loss by layer, a mean over the batches after memory is full.
+
+    Empty if the core has no such loss, or the text is too short to fill memory.
+
+    Raises:
+        ValueError: if the core has no attention.
+    """
+    core = require_attention(model)
+    sizes = [layer.sizes for layer in core.layers]
+    fill = max(each.slots if each.reach is None else each.reach for each in sizes)
+    count, seen = 0, 0
+    sums: dict[str, float] = defaultdict(float)
+    for batch, output in predict(model, batches, cached=False, gradients=True):
+        seen += batch.tokens.shape[1]
+        if seen > fill:
+            count += 1
+            for name, loss in output.losses.items():
+                sums[name] += loss.value.item()
+    return {name: value / count for name, value in sums.items()}
+
+
+def require_attention(model: SequenceModel) -> Transformer:
+    """The core of a model; raises a ValueError if it has no attention."""
+    if not isinstance(model.core, Transformer):
+        raise ValueError(f"core: expected one with attention, got {type(model.core).__name__}")
+    return model.core

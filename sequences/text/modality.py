@@ -1,0 +1,128 @@
+"""Text as a modality: which corpus, which network, and what is measured on held-out text."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from agent.core import make_core
+from agent.memory_check import build_network
+from sequences.learner import Total, evaluate
+from sequences.modality import Counting, Modality, quiet
+from sequences.model import SequenceModel
+from sequences.streams import count_tokens
+from sequences.text import corpora, evaluation, tokens
+from sequences.text.config import TextConfig, TextEvaluation, TextModelConfig
+from sequences.text.tokenization import Bytes
+
+
+class Text(Modality):
+    """A corpus as tokens, and a language model of it; see `sequences.modality.Modality`."""
+
+    config: TextConfig
+
+    def __init__(self, config: TextConfig, folder: Path) -> None:
+        super().__init__(config, folder)
+        self.tokenizer, self.splits, self.digest = tokens.open_tokens(folder)
+
+    @classmethod
+    def prepare(cls, config: TextConfig, show: Callable[[int, int], None] = lambda done, total: None) -> Self:
+        corpus = corpora.load(config.corpus, None if config.path is None else Path(config.path))
+        return cls(config, tokens.prepare(config.corpus, corpus, config.tokens, config.vocabulary, show=show))
+
+    def record(self) -> dict[str, Any]:
+        """The tokenizer is what sampling needs."""
+        return {"digest": self.digest, **self.tokenizer.to_plain()}
+
+    def describe(self) -> str:
+        sizes = ", ".join(f"{name} {split.bytes:,}" for name, split in self.splits.items())
+        return f"{self.config.corpus}: bytes of {sizes}; {self.tokenizer.vocabulary:,} {self.config.tokens}"
+
+    def make_model(self) -> SequenceModel:
+        return make_model(self.config.model, self.tokenizer.vocabulary)
+
+    def unit(self, nll: float) -> str:
+        """Bits for bytes, else perplexity."""
+        if isinstance(self.tokenizer, Bytes):
+            return f"{evaluation.bits_per_character(nll, 1):.3f} bpc"
+        return f"{evaluation.perplexity(nll, 1):.1f} ppl"
+
+    def validate(self, model: SequenceModel) -> dict[str, float]:
+        split = self.splits["valid"].first(self.config.evaluate_tokens)
+        total = evaluate(model, self.batches(split, self.config.evaluate_rows), self.config.learner.precision)
+        found = evaluation.summary(total, split, self.tokenizer)
+        return {"valid/nll": found.pop("nats_per_token"), **{f"valid/{name}": value for name, value in found.items()}}
+
+    def evaluate(
+        self, model: SequenceModel, options: TextEvaluation | None = None, count: Counting = quiet
+    ) -> Iterator[dict[str, Any]]:
+        """See `Modality`; dynamic evaluation changes the model."""
+        options = options or TextEvaluation(rows=self.config.evaluate_rows)
+        part, precision = self.splits[options.split], self.config.learner.precision
+        sizes = [_parse_size(words) for words in options.sizes]
+        if options.attention or options.compression:
+            evaluation.require_attention(model)
+        read = partial(self.batches, part, options.rows, count)
+        begin = time.monotonic()
+        total = evaluate(model, read(f"measuring {options.split}"), precision)
+        yield {
+            "split": options.split,
+            "rows": options.rows,
+            "precision": precision,
+            **evaluation.summary(total, part, self.tokenizer),
+            "tokens": total.count,
+            "bytes": part.bytes,
+            "words": part.words,
+            "nll": total.nll,
+            "words_prescribed": part.prescribed,
+            "tokens_per_second": total.count / max(time.monotonic() - begin, 1e-9),
+        }
+        found: list[dict[str, Any]] = []
+        for size in sizes:
+            total = evaluate(model.resized(**size), read("other sizes"), precision)
+            found.append(size | evaluation.summary(total, part, self.tokenizer))
+        if found:
+            yield {"sizes": found}
+        if options.frequency:
+            counts = count_tokens(self.splits["train"].tokens, self.tokenizer.vocabulary)
+            buckets = evaluation.by_frequency(model, read("by frequency"), counts, precision)
+            yield {"frequency": {name: _measured(each) for name, each in buckets.items()}}
+        if options.position:
+            positions = evaluation.by_position(model, read("by position"), precision)
+            yield {"position": [{"from": first, **_measured(each)} for first, each in positions]}
+        segment = getattr(self.config.core_config, "segment_size", 1)
+        if options.attention:
+            yield {"attention": evaluation.attention(model, read("attention", segment))}
+        if options.compression:
+            yield {"compression": evaluation.compression_loss(model, read("compression loss", segment))}
+        if options.dynamic is not None:
+            learning = dataclasses.replace(self.config.learner, device=str(next(model.parameters()).device))
+            try:
+                total = evaluation.dynamic(model, read("dynamic"), learning, options.dynamic)
+            except FloatingPointError as error:
+                told = f"expected a smaller learning rate, got {options.dynamic}"
+                raise ValueError(f"dynamic: {told}: {error}") from error
+            yield {"dynamic": {"learning_rate": options.dynamic, **evaluation.summary(total, part, self.tokenizer)}}
+
+
+def make_model(config: TextModelConfig, vocabulary: int) -> SequenceModel:
+    """The network for a vocabulary. Raises a ValueError if the configuration is impossible for it."""
+    sizes = vocabulary, config.cutoffs, config.divisor, config.tied, config.dropout
+    return build_network(lambda: SequenceModel(make_core(config.core), *sizes), config)
+
+
+def _parse_size(words: str) -> dict[str, int | None]:
+    """Tables 8 and 9: MEMORY:COMPRESSED slots, None for the model's own."""
+    try:
+        memory, compressed = (int(word) if word else None for word in words.split(":"))
+    except ValueError:
+        raise ValueError(f"sizes: expected MEMORY:COMPRESSED such as 768:3072, got {words!r}") from None
+    return {"memory_size": memory, "compressed_size": compressed}
+
+
+def _measured(total: Total) -> dict[str, Any]:
+    known = total.count > 0
+    nats, perplexity = total.mean, evaluation.perplexity(total.mean, 1)
+    return {"nats": nats if known else None, "perplexity": perplexity if known else None, "count": total.count}

@@ -1,0 +1,188 @@
+"""Tokenizers: bytes, words of a closed vocabulary, or subwords that a library learns.
+
+A tokenizer is learned from the training split alone and kept in a run as JSON.
+"""
+
+import codecs
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from storage.files import abbreviate, import_extra
+
+END, UNKNOWN, DOCUMENT = "<eos>", "<unk>", "<document>"
+LONGEST = 10_000
+"""Characters of a piece of text that is cut into subwords at once; they take 130 bytes each meanwhile."""
+
+
+class Bytes:
+    """Each byte is a token; documents are separated by NUL, which does not occur in text."""
+
+    vocabulary, separator = 256, 0
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.frombuffer(text, np.uint8)
+
+    def decoder(self) -> Callable[[int], str]:
+        """Invalid UTF-8 becomes the replacement character."""
+        decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        return lambda token: decode(bytes([token]))
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"kind": "bytes"}
+
+
+class Words:
+    """Words between white space, each line ended by `<eos>`, as WikiText-103 is used: there are 267,735 there.
+
+    The most frequent words come first, as the adaptive softmax needs them. `<eos>` also separates documents. Words that
+    are rare, or do not occur in the training split, are `<unk>`.
+    """
+
+    def __init__(self, words: list[str]) -> None:
+        self.words = words
+        self.index = {word: token for token, word in enumerate(words)}
+        self.vocabulary, self.separator = len(words), self.index[END]
+        self.unknown = self.index.get(UNKNOWN, self.separator)
+
+    @classmethod
+    def learn(cls, texts: Iterable[bytes], size: int | None = None) -> "Words":
+        """All words of the texts, or the `size` most frequent ones with `<eos>` and `<unk>` among them."""
+        counts = Counter(word for text in texts for word in _words(text))
+        counts[UNKNOWN] += 0
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        others = [word for word in ranked if word not in (END, UNKNOWN)]
+        left_out = set() if size is None else set(others[size - 2 :])
+        return cls([word for word in ranked if word not in left_out])
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.fromiter((self.index.get(word, self.unknown) for word in _words(text)), np.int64)
+
+    def decoder(self) -> Callable[[int], str]:
+        """Words are separated by single spaces."""
+        return lambda token: "\n" if token == self.separator else f"{self.words[token]} "
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"kind": "words", "words": self.words}
+
+
+def _words(text: bytes) -> Iterator[str]:
+    lines = text.decode("utf-8", errors="replace").split(_line_end(text).decode())
+    for line in lines if lines[-1] else lines[:-1]:
+        yield from line.split()
+        yield END
+
+
+def _line_end(text: bytes) -> bytes:
+    """What ends the lines of a text: a line feed (also after a carriage return) or, without any, a carriage return."""
+    return b"\r" if b"\r" in text and b"\n" not in text else b"\n"
+
+
+class Subwords:
+    """Byte-pair encoding of bytes by the library `tokenizers`: any text, without loss.
+
+    The paper used the SubwordTextEncoder of tfds, which is not maintained; this is also an open vocabulary.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.library = import_extra("tokenizers", "text", "--tokens subwords")
+        self.tokenizer = self.library.Tokenizer.from_str(model)
+        self.vocabulary = self.tokenizer.get_vocab_size()
+        self.separator = self.tokenizer.token_to_id(DOCUMENT)
+
+    @classmethod
+    def learn(cls, texts: Iterable[bytes], size: int | None = None) -> "Subwords":
+        """Learns `size` tokens (32,000 by default), which include the 256 bytes and the separator."""
+        library = import_extra("tokenizers", "text", "--tokens subwords")
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=size or 32_000,
+            special_tokens=[DOCUMENT],
+            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator((piece for text in texts for piece in _paragraphs(text)), trainer)
+        return cls(tokenizer.to_str())
+
+    def encode(self, text: bytes) -> np.ndarray:
+        pieces = self.tokenizer.encode_batch_fast(_paragraphs(text))
+        return np.array([token for piece in pieces for token in piece.ids], np.int64)
+
+    def decoder(self) -> Callable[[int], str]:
+        stream = self.library.decoders.DecodeStream(skip_special_tokens=True)
+        return lambda token: stream.step(self.tokenizer, token) or ""
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"kind": "subwords", "model": self.tokenizer.to_str()}
+
+
+def _paragraphs(text: bytes) -> list[str]:
+    """Text cut after empty lines, and within longer paragraphs before a space, so that no piece is longer than
+    `LONGEST`; joined, the pieces are the text."""
+    pieces = []
+    for paragraph in re.split(r"(?<=\n\n)(?=[^\n])", text.decode("utf-8", errors="replace")):
+        begin = 0
+        while len(paragraph) - begin > LONGEST:
+            space = paragraph.rfind(" ", begin + 1, begin + LONGEST + 1)
+            end = begin + LONGEST if space < 0 else space
+            pieces.append(paragraph[begin:end])
+            begin = end
+        pieces.append(paragraph[begin:])
+    return pieces
+
+
+Tokenizer = Bytes | Words | Subwords
+"""Tokens are 0 to `vocabulary` - 1; the token `separator` stands before every document. `encode` gives the tokens of
+UTF-8 text, [N] integers without a separator; `decoder` a function from each token in turn to the text that it
+completes; `to_plain` what JSON holds, for `from_plain`."""
+
+
+def learn(kind: str, texts: Iterable[bytes], size: int | None = None) -> Tokenizer:
+    """Learns a tokenizer of bytes, words or subwords.
+
+    Args:
+        texts: training text in UTF-8, read once; not read for bytes.
+        size: tokens of the vocabulary; None for all words, or 32,000 subwords.
+
+    Raises:
+        ImportError: if it needs a package that is not installed.
+    """
+    if kind == "bytes":
+        return Bytes()
+    return (Words if kind == "words" else Subwords).learn(texts, size)
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: bytes) -> list[int]:
+    """The tokens of the beginning of a document that is to be continued."""
+    prompt = prompt.removeprefix(codecs.BOM_UTF8)
+    tokens = tokenizer.encode(prompt).tolist()
+    if isinstance(tokenizer, Words) and tokens and not prompt.endswith(_line_end(prompt)):
+        tokens.pop()  # the last line is not complete
+    return [tokenizer.separator, *tokens]
+
+
+def from_plain(plain: Any) -> Tokenizer:
+    """The tokenizer of a value that `to_plain` returned.
+
+    Raises:
+        ValueError: if it is not such a value.
+        ImportError: if it needs a package that is not installed.
+    """
+    kind = plain.get("kind") if isinstance(plain, dict) else plain
+    try:
+        if kind == "bytes":
+            return Bytes()
+        if kind == "words":
+            return Words(list(map(str, plain["words"])))
+        if kind == "subwords":
+            return Subwords(plain["model"])
+    except ImportError:
+        raise
+    except Exception as error:  # `tokenizers` raises no narrower class
+        raise ValueError(f"tokenizer: expected {kind} as this version writes them, got: {error!r}") from error
+    raise ValueError(f"tokenizer: expected bytes, words or subwords, got {abbreviate(kind)}")

@@ -1,0 +1,130 @@
+"""Corpora as files of tokens, which are written once and named by a hash of their content."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sequences.prepared import open_splits, write_split
+from sequences.text import tokenization
+from sequences.text.corpora import SPLITS, Corpus, Document
+from sequences.text.tokenization import Tokenizer
+from storage.files import build_once, cache_folder, write_json
+
+PG19_WORDS = {"train": (28_602, 1_973_136_207), "valid": (50, 3_007_061), "test": (100, 6_966_499)}
+"""Books and words of PG-19 (paper, Table 2). Word-level perplexity must divide by exactly these words. A split with
+exactly so many books is taken for PG-19's."""
+_FORMATS = {"bytes": 1, "words": 2, "subwords": 2}
+"""By kind of tokens; raised when the same text becomes other tokens."""
+
+
+class Split(NamedTuple):
+    """A split of a corpus.
+
+    tokens: [N] memory-mapped; a separator stands before every document. starts: positions of the separators.
+    bytes, words: of the text itself; words are separated by white space. prescribed: whether `words` is the number
+    that the data set prescribes instead (PG-19).
+    """
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    bytes: int
+    words: int
+    prescribed: bool = False
+
+    def first(self, tokens: int | None) -> "Split":
+        """The first tokens of the split. Its bytes and words are proportional, so measures that use them are
+        estimates."""
+        if tokens is None or tokens >= len(self.tokens):
+            return self
+        share = tokens / len(self.tokens)
+        sizes = round(self.bytes * share), round(self.words * share)
+        return Split(self.tokens[:tokens], self.starts[self.starts < tokens], *sizes, self.prescribed)
+
+
+class Tokens(NamedTuple):
+    """A corpus as tokens. digest: SHA-256 of its text, splits and tokenizer."""
+
+    tokenizer: Tokenizer
+    splits: dict[str, Split]
+    digest: str
+
+
+def prepare(
+    name: str,
+    corpus: Corpus,
+    kind: str = "bytes",
+    vocabulary: int | None = None,
+    cache: Path | None = None,
+    show: Callable[[int, int], None] = lambda done, total: None,
+) -> Path:
+    """Writes the token files of a corpus unless they exist, and returns their folder, for `open_tokens`.
+
+    Args:
+        name, corpus: see `corpora.load`.
+        kind, vocabulary: see `tokenization.learn`; the tokenizer is learned from the training split alone.
+        cache: parent of the folder.
+        show: is called with the number of documents done, and of all.
+
+    Raises:
+        ValueError: if a file is not UTF-8, or a split is empty.
+        ImportError: if the tokenizer needs a package that is not installed.
+        OSError: if the cache cannot be written to.
+    """
+    digest = _digest(name, corpus, kind, vocabulary)
+    done, total = count(1), sum(map(len, corpus.values()))
+
+    def build(folder: Path) -> None:
+        tokenizer = tokenization.learn(kind, (document.read() for document in corpus["train"]), vocabulary)
+        splits = {}
+
+        def encoded(documents: list[Document], sizes: Counter[str]) -> Iterator[np.ndarray]:
+            for document in documents:
+                text = document.read()
+                sizes.update(bytes=len(text), words=len(text.split()))
+                tokens = tokenizer.encode(text)
+                yield np.concatenate([np.array([tokenizer.separator], tokens.dtype), tokens])
+                show(next(done), total)
+
+        for split in SPLITS:
+            sizes = Counter(bytes=0, words=0)
+            splits[split] = write_split(folder, split, encoded(corpus[split], sizes), tokenizer.vocabulary) | sizes
+            if not sizes["bytes"]:
+                raise ValueError(f"{corpus[split][0].path.parent}: expected text for {split}, found 0 bytes")
+        described = {"corpus": name, "digest": digest, "tokenizer": tokenizer.to_plain(), "splits": splits}
+        write_json(folder / "corpus.json", described)
+
+    target = (cache or cache_folder("text")) / f"{name}-{digest[:32]}"
+    build_once(target, build)
+    return target
+
+
+def open_tokens(folder: Path) -> Tokens:
+    """The token files in a folder that `prepare` wrote.
+
+    Raises:
+        ValueError: if one of them is damaged or missing; says which.
+        ImportError: if the tokenizer needs a package that is not installed.
+    """
+    described, arrays = open_splits(folder)
+    splits = {}
+    for split, (tokens, starts) in arrays.items():
+        sizes = described["splits"][split]
+        books, words = PG19_WORDS[split]
+        prescribed = described["corpus"] == "pg19" and len(starts) == books
+        splits[split] = Split(tokens, starts, sizes["bytes"], words if prescribed else sizes["words"], prescribed)
+    return Tokens(tokenization.from_plain(described["tokenizer"]), splits, described["digest"])
+
+
+def _digest(name: str, corpus: Corpus, kind: str, vocabulary: int | None) -> str:
+    digest = hashlib.sha256(json.dumps([_FORMATS[kind], name, kind, vocabulary]).encode())
+    for split in SPLITS:
+        for document in corpus[split]:
+            data = document.read()
+            digest.update(f"{split} {len(data)} ".encode() + hashlib.sha256(data).digest())
+    return digest.hexdigest()

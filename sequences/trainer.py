@@ -1,0 +1,217 @@
+"""The training of sequence models of every modality: `train_run` trains or resumes a run and evaluates it.
+
+The loop is `training.loop`; data, model and measures are those of a `sequences.modality.Modality`.
+"""
+
+import dataclasses
+import functools
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from learner.communicator import Communicator
+from learner.learner import resolve_device
+from sequences.config import SequenceConfig
+from sequences.images.modality import Images
+from sequences.learner import SequenceLearner
+from sequences.modality import Counting, Modality, quiet
+from sequences.model import SequenceModel
+from sequences.speech.modality import Speech
+from sequences.text.modality import Text
+from storage.checkpoints import Checkpoint, load_weights
+from storage.errors import UserError
+from storage.files import read_json, require_schema, write_json
+from storage.run import RUN_COMMANDS, Run
+from training.config import to_plain
+from training.console import program, quantity
+from training.loop import Training
+from training.progress import Progress
+
+if TYPE_CHECKING:
+    from learner.group import MakeReplica
+
+MODALITIES: dict[str, type[Modality]] = {"text": Text, "speech": Speech, "images": Images}
+"""Modalities by kind of run."""
+
+
+def open_data(
+    config: SequenceConfig, run: Run | None = None, show: Callable[[int, int], None] = lambda done, total: None
+) -> Modality:
+    """Opens the data of a configuration, on which `run` was trained if it is given; see `Modality.prepare`.
+
+    Raises:
+        UserError: if the run was trained on other data, or does not say on which.
+        ValueError, ImportError, OSError: see `Modality.prepare`.
+    """
+    if run:
+        path = run.record_file(config.kind)
+        record = read_json(path)
+        require_schema(record, {"digest": str}, str(path))
+    data = MODALITIES[config.kind].prepare(config, show)
+    if run and data.digest != record["digest"]:
+        raise UserError(
+            f"corpus: expected the data that {run} was trained on (SHA-256 {record['digest'][:12]}), got others "
+            f"({data.digest[:12]}); give their path, and use the same Python for --corpus python"
+        )
+    return data
+
+
+def load_model(run: Run, model: SequenceModel, device: str) -> Checkpoint:
+    """Moves a model to a device, in evaluation mode, and loads the weights of the run's last readable checkpoint.
+
+    Raises:
+        FileNotFoundError: if there is no checkpoint.
+        ValueError: if there is no such device, or the weights do not fit the model.
+    """
+    model.to(resolve_device(device)).eval()
+    return load_weights(model, run.path, run.config_file)
+
+
+class SequenceTrainer(Training):
+    """A run of a sequence model in progress. Raises a ValueError if network, device or batches are impossible."""
+
+    state_schema: ClassVar = {
+        "learner": {"step": int, "updates": int, "tokens": int, "optimizer": dict, "memory": object},
+        "rng": dict,
+    }
+    learner: SequenceLearner
+
+    def __init__(self, data: Modality, run: Run) -> None:
+        config, several = data.config, data.config.learners > 1
+        learning = dataclasses.replace(config.learner, device="cpu") if several else config.learner
+        torch.manual_seed(config.seed)
+        super().__init__(config, run, SequenceLearner(data.make_model(), data.source(), learning), on_ray=several)
+        self.data = data
+        self.loss = self.weight = 0.0
+        self.valid: dict[str, float] = {}
+
+    def make_replica(self) -> "MakeReplica":
+        return functools.partial(_replica, self.config, self.data.folder.resolve(), self.learner.model)
+
+    @property
+    def done(self) -> bool:
+        return self.step >= self.config.learner.steps
+
+    @property
+    def step(self) -> int:
+        return self.learner.step
+
+    @property
+    def clocked(self) -> int:
+        return self.learner.tokens
+
+    def update(self) -> dict[str, float]:
+        """Learns once, and evaluates on the validation split when that is due."""
+        before = self.step
+        metrics = self.updater.update()
+        self.clock.mark(self.clocked)
+        self.loss = 0.95 * self.loss + 0.05 * metrics["loss/nll"]
+        self.weight = 0.95 * self.weight + 0.05
+        every = self.config.evaluate_every
+        if every and (self.done or self.step // every > before // every):
+            with self.clock.paused():
+                self.valid = self._validate()
+            metrics |= self.valid
+        return metrics
+
+    def _validate(self) -> dict[str, float]:
+        if self.updater is self.learner:
+            return self.data.validate(self.learner.model)
+        return self.updater.call(functools.partial(_validate_replica, self.config, self.data.folder.resolve()))
+
+    def progress(self) -> Progress:
+        learning, rate = self.config.learner, self.clock.rate
+        texts = [f"{quantity(rate)} tokens/s", f"train {self.data.unit(self.loss / self.weight)}"]
+        if self.valid:
+            texts.append(f"valid {self.data.unit(self.valid['valid/nll'])}")
+        per_second = rate / (learning.batch_size * learning.sequence_length)
+        return Progress(self.step, learning.steps, "steps", per_second, tuple(texts))
+
+    def log(self, metrics: dict[str, float]) -> None:
+        if self.learner.updates % self.config.log_every == 0 or self.done or "valid/nll" in metrics:
+            speed = {"speed/tokens_per_second": self.clock.rate, "learner/tokens": self.learner.tokens}
+            self.writer.write(self.step, metrics | speed)
+
+
+def _replica(
+    config: SequenceConfig, folder: Path, model: SequenceModel, comm: Communicator, device: str
+) -> SequenceLearner:
+    """One of several learners, in its own process."""
+    source = MODALITIES[config.kind](config, folder).source(comm.rank, comm.size)
+    return SequenceLearner(model, source, dataclasses.replace(config.learner, device=device), comm)
+
+
+def _validate_replica(config: SequenceConfig, folder: Path, learner: SequenceLearner) -> dict[str, float]:
+    return MODALITIES[config.kind](config, folder).validate(learner.model)
+
+
+def train_run(
+    config: SequenceConfig,
+    run: Run,
+    *,
+    new: bool | None = None,
+    data: Modality | None = None,
+    start: Callable[[SequenceTrainer], None] = lambda trainer: None,
+    show: Callable[[Progress], None] = lambda progress: None,
+    stop: Callable[[], bool] = lambda: False,
+    count: Counting = quiet,
+    say: Callable[[str], None] = lambda line: None,
+    patience: float = 0.0,
+) -> dict[str, Any] | None:
+    """Trains a run to its end, or resumes it, and evaluates it on the test split.
+
+    Args:
+        new: whether the folder must be new or empty; if None, a run that has checkpoints is resumed.
+        data: the opened data, if the caller has them.
+        start: is called with the trainer before the first update; `show` and `stop` after each.
+        count: shows the progress of the evaluation.
+        say: is called with the command that resumes the run when Ctrl-C ends it at once.
+        patience: seconds to wait for another process to leave the folder.
+
+    Returns:
+        the evaluation, which is also written to `evaluation.json`; None if the training was stopped before its end.
+
+    Raises:
+        UserError: if the folder, the configuration or a checkpoint cannot be used.
+        Exception: see `Training.advising`.
+    """
+    new = not run.has_checkpoints if new is None else new
+    with run.claim(new, patience=patience):
+        try:
+            data = data or open_data(config, None if new else run)
+            trainer = SequenceTrainer(data, run)
+            if not new:
+                trainer.restore()
+        except (ValueError, ImportError, OSError) as error:
+            raise UserError(str(error)) from error
+        with trainer.advising(functools.partial(resume_command, config), say):
+            write_json(run.record_file(data.config.kind), data.record())
+            start(trainer)
+            run.write_config(to_plain(config))
+            trainer.train(show, stop)
+            run.require()
+            if not trainer.done:
+                return None
+            return _evaluate(trainer, count)
+
+
+def _evaluate(trainer: SequenceTrainer, count: Counting) -> dict[str, Any]:
+    """Measures the test split and writes `evaluation.json`: last, because it marks the run as finished."""
+    data, step = trainer.data, trainer.step
+    device = trainer.config.learner.device if trainer.config.learners == 1 else "auto"  # the learners' may be elsewhere
+    model = trainer.learner.model.to(resolve_device(device))
+    found: dict[str, Any] = {"step": step}
+    for part in data.evaluate(model, count=count):
+        found |= part
+    found |= data.finish(model, trainer.run.path, step, count)
+    write_json(trainer.run.evaluation_file(), found)
+    return found
+
+
+def resume_command(config: SequenceConfig, run: Path | str) -> str:
+    """The command that resumes a run."""
+    command = RUN_COMMANDS[config.kind][0].removeprefix("compressive")
+    return f"{program()}{command} --resume {shlex.quote(str(run))}"

@@ -1,0 +1,160 @@
+"""Checkpoints of a run: folders of safetensors and one JSON file.
+
+    run/checkpoints/000000012345/
+        weights.safetensors     one file for each part: weights, optimizer, actors, ...
+        state.json              everything else, and a manifest: size and SHA-256 of every file and of itself
+
+Writing is atomic (`storage.stores`); the manifest detects later damage. Loading runs no code.
+"""
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from storage.files import require_schema
+from storage.serialization import deserialize, flatten, serialize, unflatten
+from storage.stores import DiskStore, UrlStore, open_store
+
+logger = logging.getLogger(__name__)
+
+LEARNER = {"version": int, "steps": int, "optimizer": dict}
+"""Schema of what `pack_learner` makes of an agent's learner."""
+_NESTED = ("optimizer", "memory")
+_NAME = re.compile(r"([0-9]{12,18})(?:-[0-9a-f]+)?(\.superseded)?")
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint that was read and verified.
+
+    step: agent steps, or batches of a sequence model. parts: tensors by part and name, on the CPU. state: the `state`
+    that `save` was given. time: of writing, in seconds since 1970 (NaN if unknown). path: folder or URL. skipped: one
+    line for each newer checkpoint that cannot be read.
+    """
+
+    step: int
+    parts: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+    time: float
+    path: Path | str
+    skipped: list[str]
+
+
+def save(
+    run: Path | str, step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, Any], keep: int = 3
+) -> Path | str:
+    """Writes a checkpoint atomically, in place of one of the same step, and then removes old ones.
+
+    If the run was resumed from an earlier checkpoint because later ones were damaged, these are renamed to
+    `<step>.superseded` until the run has reached their step (behind a URL they are removed).
+
+    Args:
+        parts: tensors by part and name; names of parts consist of letters, digits, "_" and "-".
+        state: values that JSON can hold: counters, random states, the configuration.
+        keep: how many of the newest checkpoints to keep, this one included; at least 1.
+
+    Returns:
+        the checkpoint's folder or URL.
+
+    Raises:
+        ValueError, TypeError: if JSON cannot hold `state`; nothing was written.
+        OSError, StorageError: if it cannot be written, because the disk is full, say; the others are intact.
+    """
+    json.dumps(state, allow_nan=False)
+    store = open_store(run)
+    new = store.write(f"{step:012d}", serialize(step, parts, state))
+    others = [entry for entry in _entries(store) if entry.name != new]
+    kept = [entry for entry in others if entry.current and entry.step < step][: keep - 1]
+    for entry in others:
+        if entry.step <= step and entry not in kept:
+            store.remove(entry.name)
+        elif entry.step > step and entry.current:
+            logger.warning("%s: superseded, because the run was resumed from an earlier one", store.locate(entry.name))
+            store.supersede(entry.name)
+    return store.locate(new)
+
+
+def load_latest(run: Path | str) -> Checkpoint:
+    """Reads the newest checkpoint of a run, given by folder or URL; damaged ones are skipped.
+
+    Raises:
+        FileNotFoundError: if the folder is not a run, or has no readable checkpoint; says why.
+        StorageError: if the URL cannot be read; no checkpoint is skipped for that.
+    """
+    store = open_store(run)
+    reasons: dict[str, str] = {}
+    while names := [entry.name for entry in _entries(store) if entry.name not in reasons]:
+        for name in names:
+            try:
+                return read(store, name)._replace(skipped=list(reasons.values()))
+            except (OSError, ValueError, MemoryError, RecursionError) as error:
+                if not store.exists(name):
+                    break  # another process, which trains this run, removed it and has written newer ones
+                what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+                reasons[name] = f"{name}: {what}"[:200]
+    damaged = f"checkpoint that can be read: {'; '.join(reasons.values())}"
+    raise FileNotFoundError(f"{run} has no {damaged if reasons else 'checkpoint yet'}")
+
+
+def read(store: DiskStore | UrlStore, name: str) -> Checkpoint:
+    """Reads and verifies one checkpoint; a damaged one is a ValueError, OSError, MemoryError or RecursionError."""
+    step, parts, state, written = deserialize(lambda file, most: store.read(name, file, most))
+    return Checkpoint(step, parts, state, written, store.locate(name), [])
+
+
+class _Entry(NamedTuple):
+    """A checkpoint in a listing. Entries sort by preference for loading. current: not superseded."""
+
+    current: bool
+    step: int
+    name: str
+
+
+def _entries(store: DiskStore | UrlStore) -> list[_Entry]:
+    """All checkpoints, best first; superseded ones are last."""
+    found = [match for name in store.names() if (match := _NAME.fullmatch(name))]
+    return sorted((_Entry(not match[2], int(match[1]), match[0]) for match in found), reverse=True)
+
+
+def load_weights(network: nn.Module, place: Path | str, config_file: Path) -> Checkpoint:
+    """Loads the weights of the newest readable checkpoint at a folder or URL into a network.
+
+    Raises:
+        ValueError: if they do not fit the network, which is that of `config_file`.
+        FileNotFoundError, StorageError: see `load_latest`.
+    """
+    checkpoint = load_latest(place)
+    try:
+        network.load_state_dict(checkpoint.parts["weights"])
+    except (RuntimeError, KeyError) as error:
+        raise ValueError(f"{checkpoint.path} does not fit {config_file}: {error}") from error
+    return checkpoint
+
+
+def pack_learner(state: dict[str, Any]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Splits a learner's `state_dict()` into parts, which are `weights`, `optimizer` and for sequence models `memory`,
+    and a value that JSON can hold."""
+    parts = {"weights": state["weights"]}
+    plain = {name: value for name, value in state.items() if name != "weights"}
+    for name in _NESTED:
+        if name in state:
+            parts[name], plain[name] = flatten(state[name])
+    return parts, plain
+
+
+def unpack_learner(checkpoint: Checkpoint, schema: dict[str, Any] = LEARNER) -> dict[str, Any]:
+    """The `state_dict()` from a checkpoint with `pack_learner`'s value as `state["learner"]`.
+
+    Raises:
+        ValueError: if the checkpoint has no such learner in it; `schema` says what that is.
+    """
+    nested = [name for name in _NESTED if name in schema]
+    require_schema(checkpoint.state, {"learner": schema}, "state")
+    require_schema(checkpoint.parts, dict.fromkeys(["weights", *nested], dict), "parts")
+    state = {**checkpoint.state["learner"], "weights": checkpoint.parts["weights"]}
+    for name in nested:
+        state[name] = unflatten(checkpoint.parts[name], state[name])
+    return state

@@ -1,0 +1,234 @@
+"""Files, JSON and URLs. Folders may be prepared by others: only regular files are opened, and replaced as a whole."""
+
+import errno
+import importlib
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+JSON_BYTES = 64 << 20
+"""Larger JSON files are not read; the largest that is written, a vocabulary, has some megabytes."""
+REMAINS_SECONDS = 7 * 86_400
+"""Age of an unfinished folder after which `build_once` removes it; no build takes as long."""
+_FILE_TYPES = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+}
+_TYPES = {int: "a whole number of 0 or more", float: "a number", str: "a text", dict: "an object", list: "a list"}
+
+
+def require_output(path: Path) -> None:
+    """Raises an OSError if the path exists and is not a regular file."""
+    with suppress(FileNotFoundError):
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISREG(mode):
+            found = _FILE_TYPES.get(stat.S_IFMT(mode), "a device")
+            raise OSError(errno.EINVAL, f"expected a regular file, got {found}", str(path))
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Opens a regular file as `os.open` does, and returns a descriptor; raises an OSError for what is not one."""
+    require_output(path)  # first, because opening a device may have effects
+    file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(file).st_mode):  # it was replaced meanwhile
+        os.close(file)
+        raise OSError(errno.EINVAL, "expected a regular file, got another", str(path))
+    return file
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The content of a regular file; raises a ValueError, before reading, if it has more than `most` bytes."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        require_size(path.name, size := os.fstat(file.fileno()).st_size, most)
+        return file.read(size)
+
+
+def require_size(file: str, size: int, most: int) -> None:
+    """Raises a ValueError if a file has more than `most` bytes."""
+    if size > most:
+        raise ValueError(f"{file} has {size} bytes, expected at most {most}")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields the path of a new, empty file. After the block it replaces `path`, unless the block raised.
+
+    Raises an OSError if the file cannot be written, or `path` is not a regular file.
+    """
+    require_output(path)
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)  # left by a killed process, or a link that another program placed there
+        temporary.touch(exist_ok=False)
+        yield temporary
+        flush(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    flush(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yields a new, empty folder. After the block it is renamed to `path`, unless the block raised."""
+    temporary = temporary_name(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+        flush(temporary)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    flush(path.parent)
+
+
+def temporary_name(path: Path) -> Path:
+    """An unused name beside a path."""
+    return path.with_name(f"{path.name}-{secrets.token_hex(4)}.tmp")
+
+
+def flush(path: Path) -> None:
+    """Waits until the bytes of a file, or the entries of a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a folder or a link (not its target), if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> Any:
+    """The value that a JSON file holds.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it cannot be read, is not JSON, or is larger than `JSON_BYTES`; names the file.
+    """
+    try:
+        return json.loads(read_regular(path, JSON_BYTES))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: expected JSON, got: {error}") from error
+
+
+def format_json(value: Any, **options: Any) -> str:
+    """A value as JSON, with null for numbers that are not finite, which JSON cannot express."""
+    finite = json.loads(json.dumps(value), parse_constant=lambda number: None)
+    return json.dumps(finite, **options)
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Writes a value as a JSON file atomically; see `format_json`. If it raises a TypeError, nothing was written."""
+    text = format_json(value, indent=2)
+    with replacing(Path(path)) as temporary:
+        temporary.write_text(text + "\n")
+
+
+def require_schema(value: Any, schema: Any, where: str) -> None:
+    """Raises a ValueError, which names the wrong part, if a value that was read as JSON is not as expected.
+
+    A schema is a type (int means 0 to 2^63 - 1, float any number, object anything); a dict of the schemas of required
+    keys (more keys are allowed); or {str: schema} for objects, [schema] for lists, of such values. `where` is the name
+    of the value in errors.
+    """
+    kind: Any = schema if isinstance(schema, type) else type(schema)
+    if kind is int:
+        fits = type(value) is int and 0 <= value < 1 << 63
+    elif kind is float:
+        fits = type(value) is float or (type(value) is int and abs(value) < 1 << 63)
+    else:
+        fits = isinstance(value, kind)
+    if not fits:
+        raise ValueError(f"{where}: expected {_TYPES[kind]}, got {abbreviate(value)}")
+    if isinstance(schema, list):
+        for index, item in enumerate(value):
+            require_schema(item, schema[0], f"{where}: {index}")
+    elif isinstance(schema, dict):
+        if str in schema:
+            schema = dict.fromkeys(value, schema[str])
+        if missing := [name for name in schema if name not in value]:
+            raise ValueError(f"{where}: expected {', '.join(missing)} in it, got {abbreviate(list(value))}")
+        for name, part in schema.items():
+            require_schema(value[name], part, f"{where}: {name}")
+
+
+def abbreviate(value: Any) -> str:
+    """The `repr` of a value, cut to the length of an error message, without passwords of URLs."""
+    try:
+        text = redact(repr(value))
+    except RecursionError:
+        return "a value that is nested too deeply"
+    return text if len(text) <= 120 else f"{text[:116]} ..."
+
+
+def is_url(run: Path | str) -> bool:
+    """Whether a run is given as a URL, not as a path."""
+    return isinstance(run, str) and "://" in run
+
+
+def redact(text: str, any_character: str = r"\S") -> str:
+    """A text with "***" for the passwords in its URLs and for all that follows "?NAME="; URLs end at a space."""
+    user = r"(:/+)[^\s/@]*(?::(?!\d+(?:[/\s]|$))|%3a)" + any_character + "*@"  # USER:PASSWORD@, but not HOST:PORT/
+    text = re.sub(user, r"\1***@", text, flags=re.IGNORECASE | re.DOTALL)
+    text = re.sub(r"(https?:/+)[^\s/@]*@", r"\1***@", text, flags=re.IGNORECASE)  # elsewhere a user or a container
+    return re.sub(r"([?&#;][\w.~%+-]+=)" + any_character + "+", r"\1***", text, flags=re.DOTALL)
+
+
+def require_no_secret(url: str) -> None:
+    """Raises a ValueError for a URL with a password, token or query, because URLs are written to files and logs."""
+    if (redacted := redact(url, any_character=".")) != url:
+        raise ValueError(
+            f"{redacted}: expected a URL without a password, token or query; credentials belong in the environment, "
+            "as FSSPEC_PROTOCOL_NAME=VALUE or as the protocol's package reads them (docs/clusters.md)"
+        )
+
+
+def cache_folder(kind: str) -> Path:
+    """Where the prepared data of a kind are kept: under XDG_CACHE_HOME, or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "compressive-impala" / kind
+
+
+def build_once(target: Path, build: Callable[[Path], None]) -> None:
+    """Creates a folder, whole or not at all, unless it exists. Several processes may do so at once.
+
+    `build` writes the content into the empty folder that it is called with.
+    """
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for remains in target.parent.glob("*.tmp"):  # of processes that were killed
+        with suppress(OSError):
+            if time.time() - remains.stat().st_mtime > REMAINS_SECONDS:
+                remove(remains)
+    try:
+        with new_folder(target) as folder:
+            build(folder)
+    except Exception:
+        if not target.exists():  # else another process was faster
+            raise
+
+
+def import_extra(package: str, extra: str, purpose: str) -> Any:
+    """A package of one of the project's extras. Raises an ImportError that says how to install it, and for what."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ImportError(f"{purpose} needs the extra `{extra}`: pip install -e '.[{extra}]'") from error

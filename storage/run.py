@@ -1,0 +1,255 @@
+"""The folder of a run: the names of its files, the process that uses it, its configuration, evaluation and state.
+
+No other module names a file of a run, but for those that write inside `checkpoints/`, `samples/` and `metrics.jsonl`.
+"""
+
+import errno
+import fcntl
+import math
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from storage.errors import UserError
+from storage.files import abbreviate, open_regular, read_json, write_json
+
+RUN_COMMANDS = {
+    "launch": ("compressive launch", "compressive evaluate, visualize, report, compare --from or launch --resume"),
+    "text": ("compressive text train", "compressive text evaluate, sample or train --resume"),
+    "speech": ("compressive speech train", "compressive speech evaluate, sample or train --resume"),
+    "images": ("compressive images train", "compressive images evaluate, sample or train --resume"),
+}
+"""Kinds of runs: the command that creates one, and the commands that accept it. `config.json` names the kind, except
+for `launch`."""
+
+
+class Run:
+    """The folder of a run. One process uses it at a time.
+
+    While it is locked, `lost`, `find` and `require` tell whether it was moved, removed or replaced.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.videos = self.path / "videos"
+        self.samples = self.path / "samples"
+        self.report = self.path / "report.html"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.tokenizer_file = self.path / "tokenizer.json"
+        self.corpus_file = self.path / "corpus.json"
+        self.error_file = self.path / "error.txt"
+        self.launches_file = self.path / "launches.jsonl"
+        self._lock_file = self.path / ".lock"
+        self._begun = (self.config_file, self.tokenizer_file, self.corpus_file)
+        self._folder: int | None = None
+        self._lock: os.stat_result | None = None
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @contextmanager
+    def lock(self, patience: float = 0.0) -> Iterator[None]:
+        """Keeps other processes out. Waits `patience` seconds for one to leave the folder.
+
+        Raises:
+            UserError: if the folder is in use, or was replaced meanwhile.
+            OSError: if it does not exist or cannot be written to, or the lock is not a regular file.
+        """
+        lock = FileLock(self._lock_file, timeout=patience, poll_interval=0.2, thread_local=False)
+        with ExitStack() as stack:
+            folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, folder)
+            if os.path.lexists(self._lock_file):
+                os.close(open_regular(self._lock_file))
+            try:
+                lock.acquire()
+            except Timeout as error:
+                raise UserError(f"{self.path} is in use by another process") from error
+            stack.callback(lock.release)
+            self._folder, self._lock = folder, os.stat(self._lock_file)
+            stack.callback(setattr, self, "_folder", None)
+            if self.lost:
+                raise UserError(self.fate)
+            yield
+
+    @property
+    def lost(self) -> bool:
+        """Whether this process locked the folder, and the folder or its lock was moved, removed or replaced since."""
+        if self._folder is None:
+            return False
+        return not (_same(self.path, os.fstat(self._folder)) and _same(self._lock_file, self._lock))
+
+    def find(self) -> Path | None:
+        """Where the locked folder is now; None if it was removed, or another process has locked it."""
+        if self._folder is None:
+            return self.path
+        paths = [self.path]
+        with suppress(OSError):  # not on every system
+            paths.append(Path(os.readlink(f"/proc/self/fd/{self._folder}")))
+        for path in paths:
+            lock = path / self._lock_file.name
+            if _same(path, os.fstat(self._folder)) and (_same(lock, self._lock) or not os.path.lexists(lock)):
+                return path
+        return None
+
+    def require(self) -> None:
+        """Raises an OSError that says what happened if the folder is lost."""
+        if self.lost:
+            raise FileNotFoundError(errno.ENOENT, self.fate, str(self.path))
+
+    @property
+    def fate(self) -> str:
+        """What happened to a folder that is lost."""
+        found = self.find()
+        if found is None:
+            return f"{self.path} was removed or replaced while it was in use"
+        if found == self.path:
+            return f"{self.path}/.lock was removed while it was in use"
+        return f"{self.path} was moved to {found} while it was in use"
+
+    @property
+    def name(self) -> str:
+        """The folder's own name, whatever path led to it."""
+        return self.path.resolve().name
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether there may be something in the folder to resume from."""
+        return any(path.suffix != ".tmp" for path in self.checkpoints.glob("*"))
+
+    @contextmanager
+    def claim(self, new: bool, saved: Callable[[], bool] = lambda: False, patience: float = 0.0) -> Iterator[None]:
+        """Locks the folder. A new one is created, and removed again if there is nothing to resume from at the end.
+
+        Args:
+            new: whether the folder must be new, or hold nothing that could be lost.
+            saved: whether the run has a checkpoint outside the folder.
+
+        Raises:
+            UserError: if the folder is in use, or not new.
+            OSError: if it cannot be created or written to.
+        """
+        made, begun = not self.path.exists(), self.config_file.exists()
+        if new and not made:
+            self._require_new()
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self.lock(patience):
+            if new:
+                self._require_new()
+            try:
+                yield
+            finally:
+                resumable = (saved() or self.has_checkpoints) and self.config_file.exists()
+                if new and not begun and not resumable and not self.lost:
+                    self._remove(made)
+
+    def _remove(self, folder: bool) -> None:
+        """Removes what a run has before its first checkpoint, and its folder if nothing else is in it."""
+        for path in (*self._begun, self._lock_file):
+            path.unlink(missing_ok=True)
+        for path in (self.checkpoints, self.path)[: 1 + folder]:
+            with suppress(OSError):  # not there, or not empty
+                path.rmdir()
+
+    def _require_new(self) -> None:
+        """Raises a UserError if there is more than what a run that was killed before its first checkpoint leaves."""
+        begun = {path.name for path in (*self._begun, self._lock_file)}
+        begun |= {*(f"{name}.tmp" for name in begun), self.checkpoints.name}
+        if self.has_checkpoints or any(path.name not in begun for path in self.path.iterdir()):
+            again = f"--resume {shlex.quote(str(self.path))}"
+            raise UserError(f"{self.path} already exists and is not empty: expected a new folder, or {again}")
+
+    def write_config(self, plain: Mapping[str, Any]) -> None:
+        """Writes `config.json`: the resolved configuration, as `training.config.to_plain` gives it."""
+        write_json(self.config_file, plain)
+
+    def read_kind(self) -> tuple[str, dict[str, Any]]:
+        """The kind of the run, one of `RUN_COMMANDS`, and the rest of its `config.json`.
+
+        Raises:
+            FileNotFoundError: if the folder is not a run.
+            ValueError: if the file cannot be read, or names an unknown kind.
+        """
+        if not self.config_file.is_file():
+            made = ", ".join(f"`{command}`" for command, _ in RUN_COMMANDS.values())
+            raise FileNotFoundError(f"{self} is not a run: expected a folder with config.json, created by {made}")
+        plain = read_json(self.config_file)
+        if not isinstance(plain, dict):
+            raise ValueError(f"{self.config_file}: expected an object, got {abbreviate(plain)}")
+        kind = plain.pop("kind", "launch")
+        if kind not in list(RUN_COMMANDS):  # a list, because JSON's values need not be hashable
+            raise ValueError(
+                f"{self.config_file}: kind: expected one of {', '.join(RUN_COMMANDS)}, got {abbreviate(kind)}"
+            )
+        return kind, plain
+
+    def record_file(self, kind: str) -> Path:
+        """In which a run of a kind keeps `Modality.record`; version 0.1 spelled the tokenizer's otherwise."""
+        old = self.path / "tokeniser.json"
+        own = old if old.exists() and not self.tokenizer_file.exists() else self.tokenizer_file
+        return own if kind == "text" else self.corpus_file
+
+    def evaluation_file(self, split: str | None = None) -> Path:
+        """The summary of the evaluation at the end, of a later one on a split, or, "at-STEP", of an earlier end."""
+        return self.path / (f"evaluation-{split}.json" if split else "evaluation.json")
+
+    def not_finite_file(self, update: int) -> Path:
+        """A batch that could not be learned from."""
+        return self.path / f"not-finite-{update}.safetensors"
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process on this machine has locked the run."""
+        try:
+            with os.fdopen(open_regular(self._lock_file)) as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # filelock would need permission to write
+        except BlockingIOError:
+            return True
+        except OSError:  # there is no lock, or none that can be opened
+            return False
+        return False
+
+    def last_row(self, metric: str = "step") -> dict[str, Any]:
+        """The last row of metrics that has a metric; empty if there is none."""
+        from storage.metrics import last_metrics  # here, because it imports torch
+
+        return last_metrics(self.path, metric)
+
+    def state(self, row: Mapping[str, Any], counter: str, total: int) -> str:
+        """Whether the run is running, stopped, trained, or finished, that is evaluated as well.
+
+        `counter` counts in its last row of metrics what was learned, and is `total` at the end of training.
+        """
+        if self.in_use:
+            return "running" if row else "running; nothing measured yet"
+        if not row.get(counter, math.nan) >= total:
+            return "stopped"
+        return "finished" if self.evaluation_file().is_file() else "trained, but not evaluated"
+
+
+def absolute(path: str) -> str:
+    """A path that is valid from any working directory, with `~` expanded.
+
+    Raises a UserError if there is no such path, for example because links form a circle.
+    """
+    try:
+        return str(Path(path).expanduser().resolve())
+    except (ValueError, RuntimeError, OSError) as error:
+        raise UserError(f"path: expected a file or a folder, got {path!r}: {error}") from error
+
+
+def _same(path: Path, known: os.stat_result | None) -> bool:
+    """Whether a path leads to a known file or folder; true if that cannot be determined now."""
+    try:
+        return known is not None and os.path.samestat(os.stat(path), known)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True

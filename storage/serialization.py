@@ -1,0 +1,202 @@
+"""Conversion of checkpoints, optimizer states and random generators to bytes, tensors and JSON and back."""
+
+import base64
+import hashlib
+import json
+import math
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load as parse_safetensors
+from safetensors.torch import save as format_safetensors
+from torch import Tensor
+
+from storage.files import JSON_BYTES, abbreviate, require_schema
+from storage.stores import MANIFEST
+
+FORMAT = 2
+"""Version of the manifest. Format 1, of version 0.1, differs in the names that `_upgrade` replaces."""
+_SCHEMA = {"step": int, "time": float, "files": {str: {"size": int, "sha256": str}}, "state": dict}
+
+
+def serialize(step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Names and bytes of a checkpoint's files, the manifest last; see `storage.checkpoints.save`."""
+    files = {}
+    for part, tensors in parts.items():
+        # Copies, because safetensors refuses tensors that share memory.
+        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        data = format_safetensors(copies)
+        files[f"{part}.safetensors"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        yield f"{part}.safetensors", data
+    content = {"format": FORMAT, "step": step, "time": time.time(), "files": files, "state": state}
+    yield MANIFEST, json.dumps({**content, "sha256": digest(content)}, indent=1).encode()
+
+
+def deserialize(read: Callable[[str, int], bytes]) -> tuple[int, dict[str, Any], dict[str, Any], float]:
+    """Step, parts, state and time of a checkpoint.
+
+    Args:
+        read: returns the content of a file, if it has at most a number of bytes.
+
+    Raises:
+        ValueError: if a file is damaged or forged; every value is verified before its use.
+    """
+    content = _parse_manifest(read(MANIFEST, JSON_BYTES))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    parts, state = {}, content["state"]
+    for file, expected in content["files"].items():
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,200}\.safetensors", file):
+            raise ValueError(f"{MANIFEST}: files: expected names such as weights.safetensors, got {abbreviate(file)}")
+        data = read(file, min(expected["size"], memory))
+        if len(data) != expected["size"]:
+            raise ValueError(f"{file} has {len(data)} bytes instead of {expected['size']}")
+        if hashlib.sha256(data).hexdigest() != expected["sha256"]:
+            raise ValueError(f"{file} is not what was written (its SHA-256 differs)")
+        try:
+            parts[file.removesuffix(".safetensors")] = parse_safetensors(data)
+        except Exception as error:  # safetensors and torch raise many kinds for forged data
+            raise ValueError(f"{file} holds no tensors: {error!r}") from error
+    if content["format"] == 1:
+        parts, state = _upgrade(parts, state)
+    return content["step"], parts, state, content["time"]
+
+
+def digest(content: Any) -> str:
+    """SHA-256 of a value as JSON, independent of the layout of the file."""
+    plain = json.loads(json.dumps(content))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _parse_manifest(data: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(data)
+        intact = content.pop("sha256") == digest(content)
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{MANIFEST} is damaged") from error
+    if not intact:
+        raise ValueError(f"{MANIFEST} is not what was written (its SHA-256 differs)")
+    if content.get("format") not in (1, FORMAT):
+        found = abbreviate(content.get("format"))
+        raise ValueError(f"{MANIFEST} has format {found}, this version reads 1 and {FORMAT}")
+    content.setdefault("time", math.nan)
+    require_schema(content, _SCHEMA, MANIFEST)
+    return content
+
+
+def _upgrade(parts: dict[str, Any], state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parts and state of a checkpoint of format 1, with the names of this version."""
+
+    def renamed(tree: dict[str, Any], pattern: str, name: str) -> dict[str, Any]:
+        return {re.sub(pattern, name, key): value for key, value in tree.items()}
+
+    parts = renamed(parts, "^optimiser$", "optimizer")
+    if "actors" in parts:
+        parts["actors"] = renamed(parts["actors"], r"^(\d+/)moment/", r"\1env_output/")
+    if isinstance(learner := state.get("learner"), dict):
+        state = {**state, "learner": renamed(learner, "^optimiser$", "optimizer")}
+    return parts, state
+
+
+def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
+    """Splits nested dicts, lists and tuples, such as an optimizer's `state_dict()`, into tensors and JSON.
+
+    Returns:
+        the tensors by path ("state/0/exp_avg"), and a value that JSON can hold, from which `unflatten` makes an equal
+        tree (int keys and tuples included; named tuples become plain ones).
+
+    Raises:
+        TypeError: if there is anything but these, tensors, numbers, strings, booleans and None.
+        ValueError: if two tensors have the same path.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def plain(node: Any, path: str) -> Any:
+        prefix = f"{path}/" if path else ""
+        if isinstance(node, Tensor):
+            if path in tensors:
+                raise ValueError(f"{path}: expected one tensor of this path, got two")
+            tensors[path] = node
+            return {"tensor": path}
+        if isinstance(node, dict):
+            return {"dict": [[key, plain(value, f"{prefix}{key}")] for key, value in node.items()]}
+        if isinstance(node, list | tuple):
+            kind = "list" if isinstance(node, list) else "tuple"
+            return {kind: [plain(value, f"{prefix}{index}") for index, value in enumerate(node)]}
+        if node is None or isinstance(node, bool | int | float | str):
+            return node
+        raise TypeError(f"{path}: expected tensors, numbers, strings and nests of them, got {type(node).__name__}")
+
+    return tensors, plain(tree, "")
+
+
+def unflatten(tensors: dict[str, Tensor], plain: Any) -> Any:
+    """The tree that `flatten` split; raises a ValueError if `flatten` did not make these tensors or `plain`."""
+
+    def tree(node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        ((kind, content),) = node.items()
+        if kind == "tensor":
+            return tensors[content]
+        if kind == "dict":
+            return {key: tree(value) for key, value in content}
+        return {"list": list, "tuple": tuple}[kind](map(tree, content))
+
+    try:
+        return tree(plain)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        expected = "expected tensors and a tree as `flatten` makes them"
+        raise ValueError(f"{expected}, got {abbreviate(plain)} ({error!r})") from error
+
+
+def rng_state() -> dict[str, Any]:
+    """The states of the global random generators of Python, numpy and torch, GPUs included, as JSON can hold them."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [kind, _encode(np.asarray(keys, "<u4")), int(position), int(has_gauss), float(cached)],
+        "torch": _encode(torch.get_rng_state().numpy()),
+        "cuda": [_encode(state.cpu().numpy()) for state in gpus],
+    }
+
+
+def restore_rng(state: Any) -> None:
+    """Restores the states that `rng_state` returned; those of GPUs only if there are as many GPUs as before.
+
+    Raises a ValueError if these are no such states, for example those of another version.
+    """
+    require_schema(state, {"python": list, "numpy": list, "torch": str, "cuda": [str]}, "rng")
+    generator = "python"
+    try:
+        version, words, gauss = state["python"]
+        random.setstate((version, tuple(words), None if gauss is None else float(gauss)))
+        generator = "numpy"
+        kind, keys, position, has_gauss, cached = state["numpy"]
+        words = np.frombuffer(base64.b64decode(keys), "<u4")
+        if not 0 <= position <= len(words):  # numpy does not check it and would read beyond its words
+            raise ValueError(f"position {position}")
+        np.random.set_state((kind, words, position, has_gauss, cached))  # noqa: NPY002
+        generator = "torch"
+        torch.set_rng_state(_decode(state["torch"]))
+        generator = "cuda"
+        if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all([_decode(gpu) for gpu in state["cuda"]])
+    except (ValueError, TypeError, OverflowError, RuntimeError, KeyError) as error:
+        got = abbreviate(state[generator])
+        raise ValueError(f"rng: {generator}: expected the state of a generator of this version, got {got}") from error
+
+
+def _encode(array: np.ndarray) -> str:
+    return base64.b64encode(array.tobytes()).decode()
+
+
+def _decode(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,0 +1,201 @@
+"""Where checkpoints are: folders of files in a run's `checkpoints/`, on a disk or behind any fsspec URL.
+
+After a crash or a kill at any moment a folder is complete or absent. `storage.checkpoints` says what is in it.
+"""
+
+import logging
+import os
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fsspec.core import url_to_fs
+
+from storage import files
+from storage.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "state.json"
+"""The file that is written last and removed first."""
+PAUSES = (1.0, 3.0, 9.0)
+"""Seconds before each retry of a failed operation behind a URL."""
+_OWNER = "owner.txt"
+
+
+class DiskStore:
+    """Folders on a disk, written to a temporary name, flushed and renamed. Links among them are not followed.
+
+    Its methods raise OSErrors.
+    """
+
+    def __init__(self, run: Path | str) -> None:
+        self.run, self.root = Path(run), Path(run) / "checkpoints"
+
+    def locate(self, name: str) -> Path:
+        return self.root / name
+
+    def names(self) -> list[str]:
+        """Names of the complete folders."""
+        if not self.root.is_dir():
+            expected = "expected the folder of a run, with checkpoints/ in it"
+            raise FileNotFoundError(f"{self.run} has no checkpoints: {expected}")
+        return [path.name for path in self.root.iterdir() if path.suffix != ".tmp"]
+
+    def exists(self, name: str) -> bool:
+        return os.path.lexists(self.locate(name))
+
+    def read(self, name: str, file: str, most: int) -> bytes:
+        """The content of a regular file; raises a ValueError, before reading, if it has more than `most` bytes."""
+        if self.locate(name).is_symlink():
+            raise NotADirectoryError("expected a folder, got a symbolic link")
+        return files.read_regular(self.locate(name) / file, most)
+
+    def write(self, name: str, content: Iterable[tuple[str, bytes]]) -> str:
+        """Writes a folder, in place of one of that name, and returns its name; removes what interrupted writes left."""
+        self.root.mkdir(exist_ok=True)  # not the run's folder: if that was moved away, it would exist twice
+        for left in self.root.glob("*.tmp"):
+            files.remove(left)
+        # A folder cannot replace another atomically. For a moment there are both.
+        first = f"{name}-1" if self.exists(name) else name
+        self.remove(first)
+        with files.new_folder(self.locate(first)) as folder:
+            for file, data in content:
+                (folder / file).write_bytes(data)
+                files.flush(folder / file)
+        if first != name:
+            self._move(first, name)
+        return name
+
+    def supersede(self, name: str) -> None:
+        """Puts a damaged folder out of the way; behind a URL it is removed."""
+        self._move(name, f"{name}.superseded")
+
+    def _move(self, name: str, new: str) -> None:
+        self.remove(new)
+        self.locate(name).rename(self.locate(new))
+        files.flush(self.root)
+
+    def remove(self, name: str) -> None:
+        """Removes a folder if it exists; an interruption leaves none that looks complete."""
+        removed = files.temporary_name(self.locate(name))
+        with suppress(FileNotFoundError):
+            self.locate(name).rename(removed)
+        files.remove(removed)
+
+
+class UrlStore:
+    """Folders behind a URL, where nothing can be renamed atomically. See `DiskStore` for the methods.
+
+    A folder is complete when it has its manifest. Each gets a random suffix, so that no file is ever written twice, by
+    this program or another. Failed operations are repeated after each of `PAUSES`.
+
+    Raises:
+        StorageError: if the URL cannot be used; names a missing package. Every method may raise it, too.
+        ValueError: if the URL has a password in it; see `require_no_secret`.
+    """
+
+    def __init__(self, url: str) -> None:
+        files.require_no_secret(url)
+        self.url = url.rstrip("/")
+        try:
+            self._fs, root = url_to_fs(self.url)
+        except Exception as error:  # each package has its own exceptions
+            raise StorageError(f"{url} cannot be used: {files.redact(str(error))}") from error
+        self._root = f"{root}/checkpoints"
+
+    def locate(self, name: str) -> str:
+        return f"{self.url}/checkpoints/{name}"
+
+    def names(self) -> list[str]:
+        return [name for name, found in self._list().items() if MANIFEST in found]
+
+    def exists(self, name: str) -> bool:
+        return bool(self._retry(self._fs.exists, f"{self._root}/{name}/{MANIFEST}"))
+
+    def read(self, name: str, file: str, most: int) -> bytes:
+        path = f"{self._root}/{name}/{file}"
+        info = self._retry(self._fs.info, path)
+        found = "a symbolic link" if info.get("islink") else info["type"]  # behind file:// there may be anything
+        if found != "file":
+            raise ValueError(f"{file}: expected a regular file, got {found}")
+        files.require_size(file, info["size"], most)
+        return self._retry(self._fs.cat_file, path)
+
+    def write(self, name: str, content: Iterable[tuple[str, bytes]]) -> str:
+        for left, found in self._list().items():
+            if left[:12].isdigit() and MANIFEST not in found:
+                self.remove(left)
+        name = f"{name}-{secrets.token_hex(3)}"
+        for file, data in content:
+            self._put(f"{name}/{file}", data)
+        return name
+
+    def supersede(self, name: str) -> None:
+        self.remove(name)  # a network error is no damage, so nothing in it could be used later
+
+    def remove(self, name: str) -> None:
+        for path in (f"{name}/{MANIFEST}", name):
+            with suppress(FileNotFoundError):
+                self._retry(self._fs.rm, f"{self._root}/{path}", recursive=path == name)
+
+    def owner(self) -> str | None:
+        """The last owner that was given to `claim`."""
+        with suppress(FileNotFoundError):
+            return self._retry(self._fs.cat_file, f"{self._root}/{_OWNER}").decode()
+        return None
+
+    def claim(self, owner: str) -> None:
+        """Records which process writes here from now on."""
+        self._put(_OWNER, owner.encode())
+
+    def _list(self) -> dict[str, list[str]]:
+        """Names of files by folder; empty if there is nothing yet."""
+        self._fs.invalidate_cache()
+        found: dict[str, list[str]] = defaultdict(list)
+        with suppress(FileNotFoundError):
+            for path in self._retry(self._fs.find, self._root, withdirs=True):
+                name, _, file = path.removeprefix(self._root).strip("/").partition("/")
+                found[name].append(file)
+        return found
+
+    def _put(self, file: str, data: bytes) -> None:
+        try:
+            self._retry(self._write_file, f"{self._root}/{file}", data)
+        except FileNotFoundError as error:
+            raise StorageError(f"{self.url} cannot be written to: {_describe(error)}") from error
+
+    def _write_file(self, path: str, data: bytes) -> None:
+        try:
+            self._fs.pipe_file(path, data)
+        except FileNotFoundError:
+            # The store has folders. The URL's own and those in it are made; none above it, and no bucket.
+            for folder in (self._root.rpartition("/")[0], self._root, path.rpartition("/")[0]):
+                with suppress(FileExistsError):
+                    self._fs.mkdir(folder, create_parents=False)
+            self._fs.pipe_file(path, data)
+
+    def _retry(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        for pause in (*PAUSES, None):
+            try:
+                return operation(*arguments, **options)
+            except FileNotFoundError:
+                raise
+            except Exception as error:  # each package has its own exceptions
+                if pause is None or isinstance(error, PermissionError | NotImplementedError):  # not for now only
+                    raise StorageError(f"{self.url} cannot be read or written: {_describe(error)}") from error
+                logger.warning("%s: %s; retrying in %.0f s", self.url, _describe(error), pause)
+                time.sleep(pause)
+
+
+def open_store(run: Path | str) -> DiskStore | UrlStore:
+    """The checkpoints of a run: in its folder, or behind a URL (`file://` is one, too)."""
+    return UrlStore(str(run)) if files.is_url(run) else DiskStore(run)
+
+
+def _describe(error: Exception) -> str:
+    return files.redact(f"{type(error).__name__}: {error}".removesuffix(": "))

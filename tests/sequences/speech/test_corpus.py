@@ -1,0 +1,225 @@
+"""Corpora: what is in which split, that they are built once and whole, and what is wrong with files."""
+
+import os
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from sequences.speech import audio, synthetic
+from sequences.speech.corpus import SPLITS, Corpus, CorpusConfig, excerpt, open_built
+from sequences.speech.corpus import prepare as build
+
+soundfile = pytest.importorskip("soundfile")
+
+RATE = 8_000
+
+
+def sound(seed: int, samples: int) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-0.5, 0.5, samples)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Six speakers with four files each, WAV and FLAC, in folders, and a file that is not sound."""
+    root = tmp_path / "voices"
+    for speaker in range(6):
+        (root / f"s{speaker}").mkdir(parents=True)
+        for number in range(4):
+            suffix = "flac" if number % 2 else "WAV"
+            path = root / f"s{speaker}" / f"s{speaker}-{number}.{suffix}"
+            soundfile.write(path, sound(10 * speaker + number, 1000 + 100 * number), RATE)
+    (root / "README.txt").write_text("not sound")
+    return root
+
+
+def prepare(*arguments) -> Corpus:
+    return open_built(build(*arguments))
+
+
+def config_of(folder: Path, **fields) -> CorpusConfig:
+    return CorpusConfig(str(folder), **{"validation_share": 0.15, "test_share": 0.15, **fields})
+
+
+def count(corpus: Corpus) -> int:
+    """Files of all splits."""
+    return sum(len(split.files) for split in corpus.splits.values())
+
+
+def test_tokens_are_those_of_the_files(folder: Path, tmp_path: Path) -> None:
+    corpus = prepare(config_of(folder, remove_offset=False), tmp_path / "cache")
+    assert corpus.sample_rate == RATE
+    for split in corpus.splits.values():
+        assert isinstance(split.tokens, np.memmap)
+        for name, begin, end in zip(split.files, split.starts, [*split.starts[1:], len(split.tokens)]):
+            np.testing.assert_array_equal(split.tokens[begin:end], audio.encode(audio.read(folder / name, RATE)))
+
+
+def test_a_constant_offset_makes_no_difference(folder: Path, tmp_path: Path) -> None:
+    corpora = [prepare(config_of(folder), tmp_path / "cache")]
+    for path in folder.rglob("*.flac"):
+        waveform, rate = soundfile.read(path)
+        soundfile.write(path, waveform - 0.25, rate)
+    corpora.append(prepare(config_of(folder), tmp_path / "cache"))
+    for split in SPLITS:
+        before, after = (corpus.splits[split].tokens.astype(int) for corpus in corpora)
+        assert np.abs(before - after).max() <= 1  # rounded to 16 bits at other places
+    moved = prepare(config_of(folder, remove_offset=False), tmp_path / "cache")
+    assert any(audio.decode(moved.splits[split].tokens).mean() < -0.05 for split in SPLITS)
+
+
+@pytest.mark.parametrize("split_by", ["file", "speaker"])
+def test_no_file_and_no_speaker_is_on_both_sides(folder: Path, tmp_path: Path, split_by: str) -> None:
+    corpus = prepare(config_of(folder, split_by=split_by), tmp_path / "cache")
+    found = [set(corpus.splits[split].files) for split in SPLITS]
+    assert sum(map(len, found)) == len(set.union(*found)) == 24
+    assert all(found)
+    if split_by == "speaker":
+        speakers = [{name.split("/")[0] for name in part} for part in found]
+        assert sum(map(len, speakers)) == 6
+    for split, share in (("validation", 0.15), ("test", 0.15)):
+        assert len(corpus.splits[split].tokens) >= share * 24 * 1150
+
+
+def test_equal_files_count_once_and_even_three_can_be_split(folder: Path, tmp_path: Path) -> None:
+    for speaker in range(6):
+        path = folder / f"s{speaker}" / f"s{speaker}-0.WAV"
+        (folder / f"copy-{speaker}.WAV").write_bytes(path.read_bytes())
+    assert count(prepare(config_of(folder), tmp_path / "cache")) == 24
+    (three := tmp_path / "three").mkdir()
+    for number in range(3):
+        soundfile.write(three / f"{number}.wav", sound(number, 500), RATE)
+    corpus = prepare(config_of(three, validation_share=0.4, test_share=0.4), tmp_path / "cache")
+    assert [len(corpus.splits[split].files) for split in SPLITS] == [1, 1, 1]
+    (three / "0.wav").unlink()
+    with pytest.raises(ValueError, match=r"corpus: expected at least 3 files in .*, got 2: 1.wav, 2.wav"):
+        prepare(config_of(three), tmp_path / "cache")
+
+
+def test_it_is_built_once_and_anew_where_files_change(folder: Path, tmp_path: Path) -> None:
+    """A crash leaves nothing that counts, and damage is named."""
+    cache, show = tmp_path / "cache", Mock(side_effect=[None] * 9 + [KeyboardInterrupt])
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config_of(folder), cache, show)
+    assert not list(cache.iterdir())
+    show.side_effect = None
+    first = prepare(config_of(folder), cache, show)
+    show.assert_called_with(24, 24)
+    show.reset_mock()
+    assert prepare(config_of(folder), cache, show).digest == first.digest
+    show.assert_not_called()
+    (path,) = cache.glob("*/train.tokens")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"is damaged; delete it: train.tokens"):
+        prepare(config_of(folder), cache)
+    soundfile.write(folder / "s0" / "s0-0.WAV", sound(99, 1234), RATE)
+    assert prepare(config_of(folder), cache).digest != first.digest
+    assert prepare(config_of(folder, sample_rate=4000), cache).sample_rate == 4000
+
+
+def test_bad_files_are_named_or_left_out(folder: Path, tmp_path: Path) -> None:
+    (folder / "s1" / "s1-9.wav").write_bytes(b"not sound at all")
+    with pytest.raises(audio.AudioError, match=r"s1-9.wav: expected a WAV or FLAC file.*skip_unreadable"):
+        prepare(config_of(folder), tmp_path / "cache")
+    path = folder / "s1" / "s1-0.WAV"
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(audio.AudioError, match=r"s1-0.WAV: expected 2000 bytes of samples .*, got 456"):
+        prepare(config_of(folder), tmp_path / "cache")
+    assert not (tmp_path / "cache").exists(), "refused before anything is built"
+    with pytest.warns(UserWarning, match=r"left out .*s1-"):
+        corpus = prepare(config_of(folder, skip_unreadable=True), tmp_path / "cache")
+    assert count(corpus) == 23
+
+
+def test_hidden_files_are_not_used(folder: Path, tmp_path: Path) -> None:
+    """Neither what macOS writes beside each file, which is no sound, nor sound that was thrown away."""
+    expected = prepare(config_of(folder), tmp_path / "cache").digest
+    for name in ("s1/._s1-0.WAV", "__MACOSX/s1/._s1-0.WAV", "__MACOSX/s1-0.wav"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"Mac OS X")
+    for number, name in enumerate((".trash.wav", ".Trash/s1/s1-9.wav", "s1/.trash.flac")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(folder / name, sound(100 + number, 1000), RATE)
+    for fields in ({}, {"include": "s*/*"}, {"include": "**/*.*"}):
+        corpus = prepare(config_of(folder, **fields), tmp_path / "cache")
+        assert (count(corpus), corpus.digest) == (24, expected)
+
+
+def test_sound_too_loud_is_named_or_left_out(folder: Path, tmp_path: Path) -> None:
+    soundfile.write(folder / "loud.wav", 3 * sound(0, 1000), RATE, "FLOAT")
+    with pytest.raises(
+        audio.AudioError, match=r"loud.wav: expected samples between -1 and 1, got up to 1.49.*skip_unr"
+    ):
+        prepare(config_of(folder), tmp_path / "cache")
+    with pytest.warns(UserWarning, match=r"left out .*loud.wav"):
+        assert count(prepare(config_of(folder, skip_unreadable=True), tmp_path / "cache")) == 24
+
+
+def test_folders_named_after_splits_are_divided_with_a_warning(folder: Path, tmp_path: Path) -> None:
+    for old, new in (("s0", "train-clean-100"), ("s1", "dev-clean"), ("s2", "test-clean")):
+        (folder / old).rename(folder / new)
+    with pytest.warns(UserWarning, match=r"train-clean-100 and dev-clean and test-clean are no splits here, all files"):
+        prepare(config_of(folder), tmp_path / "cache")
+    assert count(prepare(config_of(folder, include="train*/*"), tmp_path / "cache")) == 4
+
+
+def test_patterns_stay_below_the_folder(folder: Path, tmp_path: Path) -> None:
+    for pattern in ("", ".", "/etc/*", "../*", "s*/../*", "a**/b"):
+        with pytest.raises(ValueError, match=r"include: expected a pattern of names below the folder, such as \*_mic1"):
+            CorpusConfig(include=pattern)
+    assert count(prepare(config_of(folder, include="s[0-2]/**/*.flac"), tmp_path / "cache")) == 6
+
+
+def test_names_need_not_be_utf8(folder: Path, tmp_path: Path) -> None:
+    (folder / "s1" / "s1-0.WAV").rename(folder / "s1" / os.fsdecode(b"\xff.WAV"))
+    (folder / "s1" / os.fsdecode(b"\xfe.WAV")).write_bytes(b"no sound")
+    with pytest.warns(UserWarning, match=r"left out .*\\udcfe.WAV"):
+        corpus = prepare(config_of(folder, skip_unreadable=True, split_by="speaker"), tmp_path / "cache")
+    assert any(r"s1/\xff.WAV" in split.files for split in corpus.splits.values())
+
+
+def test_what_cannot_be_a_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/nowhere", "/dev/null", str(tmp_path / "pipe")):
+        expected = f"corpus: expected a folder .* or 'synthetic'; there is no folder {path}"
+        with pytest.raises(FileNotFoundError, match=expected):
+            prepare(CorpusConfig(path), cache)
+    soundfile.write(folder / "fast.wav", sound(0, 100), 2 * RATE)
+    for fields, expected in (
+        ({"include": "*_mic1.flac"}, r"expected WAV or FLAC files named \*_mic1.flac in .*, got none"),
+        ({}, r"sample_rate: expected a number, for rates differ: 16000 in fast.wav, 8000"),
+        ({"split_by": "speaker", "speaker_pattern": "z+"}, r"speaker_pattern: 'z\+' matches nothing in fast.wav"),
+        ({"include": "s*", "split_by": "speaker", "speaker_pattern": "s"}, r"at least 3 speakers in .*, got 1: s"),
+        ({"speaker_pattern": "a{99999999999}"}, r"speaker_pattern: expected a regular expression, got 'a{9*}'"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            prepare(config_of(folder, **fields), cache)
+    assert prepare(config_of(folder, sample_rate=RATE), cache).sample_rate == RATE
+
+
+def test_an_excerpt_lies_inside_one_file(folder: Path, tmp_path: Path) -> None:
+    split = prepare(config_of(folder), tmp_path / "cache").splits["train"]
+    for number in range(8):
+        cut = excerpt(split, 1150, number)
+        assert any(
+            np.array_equal(cut, file[start : start + 1150])
+            for file in np.split(split.tokens, split.starts[1:])
+            for start in range(len(file) - 1149)
+        )
+    with pytest.raises(ValueError, match=r"expected at most 1300 samples, the longest file, got 1301"):
+        excerpt(split, 1301)
+
+
+def test_synthetic_voices_are_reproducible_and_differ(tmp_path: Path) -> None:
+    one = synthetic.utterance(3, 5)
+    np.testing.assert_array_equal(one, synthetic.utterance(3, 5))
+    assert 0.2 < np.abs(one).max() < 1
+    assert not np.array_equal(one[:1000], synthetic.utterance(4, 5)[:1000])
+    config = CorpusConfig(sample_rate=4000, split_by="speaker")
+    corpus = prepare(config, tmp_path)
+    assert corpus.name == "synthetic voices"
+    assert len(corpus.splits["train"].tokens) > 100 * 4000
+    voices = [{name.split("-")[0] for name in corpus.splits[split].files} for split in SPLITS]
+    assert sum(map(len, voices)) == 12

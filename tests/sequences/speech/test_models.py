@@ -1,0 +1,90 @@
+"""The four models: sizes that match, what is measured, and samples to listen to."""
+
+import numpy as np
+import pytest
+import torch
+
+from sequences.config import SequenceLearnerConfig
+from sequences.speech import audio, config
+from sequences.speech.config import PRESETS, SPEECH_CORES, SpeechConfig
+from sequences.speech.corpus import Split, thin
+from sequences.speech.modality import Speech, make_model
+from tests.sequences.speech.tiny import TINY
+
+HUM = audio.encode(0.3 * np.sin(np.arange(6000) / 5) + 0.005 * np.random.default_rng(0).normal(size=6000))
+
+
+class Hum(Speech):
+    """The modality with the same tokens in every split, as two files."""
+
+    def __init__(self, config: SpeechConfig, tokens: np.ndarray = HUM) -> None:
+        self.config, self.name, self.sample_rate, self.digest = config, "hum", 8000, ""
+        split = Split(tokens, ["a", "b"], np.array([0, len(tokens) // 2]))
+        self.splits = dict.fromkeys(("train", "validation", "test"), split)
+
+
+def config_of(core: str, **fields) -> SpeechConfig:
+    learner = SequenceLearnerConfig(batch_size=4, sequence_length=32, steps=6, late_start=None, device="cpu")
+    return SpeechConfig(model=TINY[core], learner=learner, **fields)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_all_models_of_a_preset_are_of_one_size(preset: str) -> None:
+    with torch.device("meta"):
+        models = {core: make_model(PRESETS[preset](core).model) for core in SPEECH_CORES}
+    sizes = {core: sum(parameter.numel() for parameter in model.parameters()) for core, model in models.items()}
+    for core, size in sizes.items():
+        assert size == pytest.approx(sizes["compressive"], rel=0.02), core
+    if preset == "paper":
+        assert sizes["compressive"] == pytest.approx(40e6, rel=0.02)
+
+
+def test_the_paper_preset_is_section_5_6() -> None:
+    ours, larger, wavenet = (config.paper(core).model for core in ("compressive", "transformer-xl", "wavenet"))
+    assert (ours.num_layers, larger.num_layers, wavenet.num_layers) == (20, 20, 30)
+    assert (ours.segment_size, ours.memory_size, ours.compressed_size, ours.compression_rate) == (768, 768, 768, 4)
+    assert larger.memory_size == ours.memory_size + ours.compressed_size
+    learner = config.paper("compressive").learner
+    assert (learner.batch_size, learner.sequence_length, learner.steps) == (32, 3840, 400_000)
+
+
+def test_similar_levels_start_with_similar_vectors() -> None:
+    torch.manual_seed(0)
+    vectors = make_model(TINY["lstm"]).embedding.vectors[0].detach()
+    similar = torch.nn.functional.cosine_similarity
+    assert similar(vectors[:-1], vectors[1:]).min() > 0.9
+    assert similar(vectors[:-64], vectors[64:]).abs().mean() < 0.7
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_split_is_measured_whole_and_in_its_order(reset: bool) -> None:
+    settings = config_of("wavenet", reset_at_starts=reset)
+    whole, short = Hum(settings), Hum(settings, HUM[:100])
+    model = whole.make_model().eval()
+    measured = short.measure(model, short.splits["test"])
+    tokens = torch.from_numpy(HUM[:100].astype(np.int64))[None]
+    resets = torch.zeros(1, 99, dtype=torch.bool)
+    resets[0, 50] = reset
+    with torch.no_grad():
+        nll = model(tokens[:, :-1], resets, model.initial_state(1), tokens[:, 1:]).nll
+    assert measured["samples"] == 99
+    assert measured["nats"] == pytest.approx(nll.mean().item())  # within 8 units in the last place of float32
+    assert measured["bits"] == pytest.approx(nll.mean().item() / np.log(2))
+    expected = {"a": nll[0, :49].mean().item(), "b": nll[0, 49:].mean().item()}
+    assert measured["files"] == pytest.approx(expected)
+    found = whole.measure(model, whole.splits["test"])
+    assert (2999 * found["files"]["a"] + 3000 * found["files"]["b"]) / 5999 == pytest.approx(found["nats"])
+
+
+def test_a_part_of_a_split_is_spread_over_it() -> None:
+    data = Hum(config_of("lstm", evaluate_tokens=1024))
+    split, part = data.splits["validation"], data.held_out("validation", 1024)
+    pieces = [split.tokens[begin : begin + 256] for begin in (0, 1500, 3000, 4500)]
+    np.testing.assert_array_equal(part.tokens, np.concatenate(pieces))
+    assert (part.files, part.starts.tolist()) == (["a", "a", "b", "b"], [0, 256, 512, 768])
+    assert data.held_out("validation", 6000) is split
+    model = data.make_model().eval()
+    measured = data.measure(model, part)
+    assert data.validate(model) == {"valid/nll": measured["nats"], "valid/bits": measured["bits"]}
+    across = thin(Split(split.tokens, ["a", "b", "c"], np.array([0, 2003, 2005])), 30, 3)
+    assert (across.files, across.starts.tolist()) == (["a", "a", "b", "c", "c"], [0, 10, 13, 15, 20])

@@ -1,0 +1,54 @@
+"""Drawing: the nucleus by its definition, the model's own distribution, and prompts longer than the segment."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from agent.core import CompressiveTransformerConfig, make_core
+from sequences.model import SequenceModel
+from sequences.sampling import nucleus, sample
+
+PROMPTS = torch.randint(5, (2, 41), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def model() -> SequenceModel:
+    torch.manual_seed(0)
+    return SequenceModel(make_core(CompressiveTransformerConfig(8, 2, 2, 8, 4, 4, 4, 2)), 5).double().eval()
+
+
+def draw(*arguments, **options) -> Tensor:
+    return torch.stack(list(sample(*arguments, **options)), dim=1)
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.0, [1]), (0.5, [1, 3]), (0.75, [1, 3, 0]), (0.98, [1, 3, 0, 2])])
+def test_the_nucleus_is_that_of_its_definition(top_p, kept) -> None:
+    """Probabilities 0.5, 0.2, 0.15, 0.14, 0.01 in order of 1, 3, 0, 2, 4: before them are 0, 0.5, 0.7, 0.85, 0.99."""
+    logits = torch.tensor([[0.15, 0.5, 0.14, 0.2, 0.01]] * 2, dtype=torch.float64).log()
+    for found in nucleus(logits, top_p):
+        assert set(torch.isfinite(found).nonzero().flatten().tolist()) == set(kept)
+        assert torch.equal(found[kept], logits[0, kept])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_draws_are_those_of_one_call_over_everything(model, temperature) -> None:
+    """Prompts of ten segments, in chunks; the memory holds prompts and drawn tokens."""
+    drawn = draw(model, PROMPTS, 12, temperature, seed=5, chunk=7)
+    whole = torch.cat([PROMPTS, drawn], dim=1)
+    with torch.no_grad():
+        output = model(whole, torch.zeros_like(whole, dtype=torch.bool), model.initial_state(2))
+    generator = torch.Generator().manual_seed(5)
+    for step in range(12):
+        found = output.log_probs[:, PROMPTS.shape[1] - 1 + step]
+        expected = found.argmax(dim=-1)
+        if temperature:
+            expected = torch.multinomial((found / temperature).softmax(dim=-1), 1, generator=generator)[:, 0]
+        assert torch.equal(drawn[:, step], expected)
+
+
+def test_seeds_and_small_temperatures(model) -> None:
+    first, again, other = (draw(model, PROMPTS, 30, 2.0, 0.98, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    for temperature in (1e-4, 5e-324):
+        assert torch.equal(draw(model, PROMPTS[:, :1], 5, temperature), draw(model, PROMPTS[:, :1], 5, 0))

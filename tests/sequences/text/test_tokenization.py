@@ -1,0 +1,100 @@
+"""Tokenizers: text comes back, vocabularies are closed, and JSON keeps them."""
+
+import codecs
+import json
+
+import numpy as np
+import pytest
+
+from sequences.text import tokenization
+from sequences.text.config import TextConfig
+from sequences.text.tokenization import Bytes, Tokenizer, Words, encode_prompt, from_plain, learn
+
+TEXT = "the cat saw the dog\n\nthe dog, naïve 日本, saw\tthe cat\n".encode()
+
+
+def decoded(tokenizer: Tokenizer, tokens: np.ndarray) -> str:
+    decode = tokenizer.decoder()
+    return "".join(decode(int(token)) for token in tokens)
+
+
+def test_bytes_are_themselves() -> None:
+    tokens = Bytes().encode(TEXT)
+    assert bytes(tokens) == TEXT
+    assert decoded(Bytes(), tokens).encode() == TEXT
+
+
+def test_words_are_ranked_and_lines_end() -> None:
+    words = Words.learn([TEXT])
+    assert words.words[:4] == ["the", "<eos>", "cat", "saw"]
+    tokens = words.encode(b"the dog\n\nthe").tolist()
+    assert tokens == [words.index[word] for word in ("the", "dog", "<eos>", "<eos>", "the", "<eos>")]
+    assert decoded(words, words.encode(b"the dog\nsaw\n")) == "the dog \nsaw \n"
+    assert words.encode(b"mouse\n").tolist() == [words.index["<unk>"], words.separator]
+    closed = Words.learn([TEXT], 4)
+    assert closed.words == ["the", "<eos>", "cat", "<unk>"], "the most frequent"
+    assert closed.encode(b"the dog\n").tolist() == [0, 3, 1]
+
+
+def test_lines_end_with_carriage_returns_where_nothing_else_ends_them() -> None:
+    words = Words.learn([TEXT])
+    for text in (b"the dog\rsaw\r", b"the dog\r\nsaw\r\n", b"the dog\nsaw\n"):
+        assert decoded(words, words.encode(text)) == "the dog \nsaw \n"
+    assert words.encode(b"the\rdog\n").tolist() == words.encode(b"the dog\n").tolist(), "white space within a line"
+
+
+def test_prompts_begin_after_a_byte_order_mark_and_may_end_within_a_line() -> None:
+    words = Words.learn([TEXT])
+    the, dog, end = (words.index[word] for word in ("the", "dog", "<eos>"))
+    for prompt, expected in ((b"the dog", [the, dog]), (b"the\ndog\n", [the, end, dog, end]), (b"dog\r", [dog, end])):
+        assert encode_prompt(words, prompt) == encode_prompt(words, codecs.BOM_UTF8 + prompt) == [end, *expected]
+
+
+def test_wikitext_counts_its_own_unknown_word_and_line_ends() -> None:
+    """As WikiText-103 is counted: 267,735 with <eos>, every line's end a target."""
+    words = Words.learn([b" \n = Title = \n \n a <unk> b \n"])
+    assert (words.vocabulary, words.words[0], len(words.encode(b" \n = Title = \n"))) == (6, "<eos>", 5)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "words", "subwords"])
+def test_json_keeps_them(kind) -> None:
+    if kind == "subwords":
+        pytest.importorskip("tokenizers")
+    tokenizer = learn(kind, [TEXT] * 20, None if kind == "bytes" else 300)
+    again = from_plain(json.loads(json.dumps(tokenizer.to_plain())))
+    assert (again.vocabulary, again.separator) == (tokenizer.vocabulary, tokenizer.separator)
+    assert np.array_equal(again.encode(TEXT), tokenizer.encode(TEXT))
+
+
+def test_subwords_lose_nothing() -> None:
+    pytest.importorskip("tokenizers")
+    tokenizer = learn("subwords", [TEXT] * 20, 300)
+    unseen = TEXT + "\n\n\n  Ω never seen\r\n".encode()
+    tokens = tokenizer.encode(unseen)
+    assert tokenizer.vocabulary <= 300
+    assert len(tokens) < len(unseen)
+    assert tokenizer.separator not in tokens
+    assert decoded(tokenizer, tokens).encode() == unseen
+
+
+def test_text_without_line_ends_becomes_subwords_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces that begin with a space, as words do; the library needs 130 bytes for each character of a piece."""
+    pytest.importorskip("tokenizers")
+    monkeypatch.setattr(tokenization, "LONGEST", 20)
+    line = TEXT.replace(b"\n", b" ") * 20
+    pieces = tokenization._paragraphs(line)
+    assert "".join(pieces).encode() == line
+    assert max(map(len, pieces)) <= 20
+    assert all(piece.startswith(" ") for piece in pieces[1:])
+    tokenizer = learn("subwords", [line], 300)
+    found = tokenizer.encode(line)
+    monkeypatch.setattr(tokenization, "LONGEST", len(line))
+    assert np.array_equal(found, tokenizer.encode(line)), "the same tokens as in one piece"
+    monkeypatch.setattr(tokenization, "LONGEST", 20)
+    assert [len(piece) for piece in tokenization._paragraphs(b"x" * 50)] == [20, 20, 10]
+
+
+@pytest.mark.parametrize(("kind", "size"), [("bytes", 300), ("words", 2), ("subwords", 257)])
+def test_impossible_vocabularies_are_refused(kind, size) -> None:
+    with pytest.raises(ValueError, match=f"vocabulary: expected None for bytes, .*, got {size} {kind}"):
+        TextConfig(tokens=kind, vocabulary=size)

@@ -1,0 +1,210 @@
+"""Checkpoints are restored exactly, and the newest are kept; learners, trees and random generators as parts of them."""
+
+import functools
+import json
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fsspec.core import url_to_fs
+
+from learner.config import LearnerConfig
+from learner.learner import Learner
+from storage import checkpoints, serialization
+from storage.stores import UrlStore
+from tests.learner.runs import PARTS, Place, forge, listing, names, save
+
+STATE = {"episodes": 3, "config": {"discount": 0.99, "core": None}, "names": ["a", "b"]}
+
+
+@pytest.fixture(params=["disk", "file", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A run without checkpoints: a folder, and URLs of stores with and without real folders."""
+    path = tmp_path / "run"
+    if request.param == "disk":
+        path.mkdir()
+    return {"disk": path, "file": f"file://{path}", "memory": f"memory://{path}"}[request.param]
+
+
+assert_equal = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
+
+
+def test_round_trip(place):
+    path = checkpoints.save(place, 12345, PARTS, STATE)
+    if isinstance(place, Path):
+        assert path == place / "checkpoints" / "000000012345"
+    else:
+        assert re.fullmatch(re.escape(place) + "/checkpoints/000000012345-[0-9a-f]{6}", path)
+    assert listing(path) == ["actors.safetensors", "state.json", "weights.safetensors"]
+    loaded = checkpoints.load_latest(place)
+    assert (loaded.step, loaded.state, loaded.path, loaded.skipped) == (12345, STATE, path, [])
+    assert_equal(loaded.parts, PARTS)
+    whole = PARTS["weights"]["layer/weight"]  # tensors that share memory or are strided
+    part = {"whole": whole, "same": whole, "row": whole[1], "strided": whole.T, "wide": whole[:, :1].expand(2, 4)}
+    checkpoints.save(place, 12345, {"weights": part}, {})  # in place of the one of this step
+    loaded = checkpoints.load_latest(place)
+    assert_equal(loaded.parts["weights"], part)
+    assert (loaded.state, names(place)) == ({}, ["000000012345"])
+
+
+def test_the_newest_are_kept(place):
+    for step in (1, 20, 300, 4000):
+        save(place, step, keep=2)
+    assert names(place) == ["000000000300", "000000004000"]
+    for step in (999_999_999_999, 1_000_000_000_000):  # wider than the names
+        save(place, step)
+    assert checkpoints.load_latest(place).step == 1_000_000_000_000
+
+
+def test_a_run_goes_on_from_an_earlier_checkpoint(place):
+    """Newer, damaged checkpoints are neither loaded again nor do they count among those that are kept."""
+    save(place, 100)
+    for step in (200, 300):
+        fs, path = url_to_fs(f"{save(place, step)}/weights.safetensors")
+        fs.rm(path)
+    save(place, 150, keep=1)
+    superseded = ["000000000200.superseded", "000000000300.superseded"] if isinstance(place, Path) else []
+    assert names(place) == ["000000000150", *superseded]
+    assert checkpoints.load_latest(place).step == 150
+    save(place, 200, keep=1)
+    assert names(place) == ["000000000200", *superseded[1:]]
+    assert checkpoints.load_latest(place).state == {"step": 200}
+    save(place, 301, keep=2)
+    assert names(place) == ["000000000200", "000000000301"]
+
+
+@pytest.mark.parametrize("left", [100, None])
+def test_a_checkpoint_that_is_removed_meanwhile_is_not_damaged(place, monkeypatch, left):
+    """A run removes old checkpoints, which `evaluate` has just listed, when it has written newer ones."""
+    for step in (100, 200):
+        save(place, step)
+    read = checkpoints.read
+
+    def late(store, name):
+        if name.startswith("000000000200"):
+            for old in store.names():
+                if left is None or not old.startswith(f"{left:012d}"):
+                    store.remove(old)
+            if left is None:
+                save(place, 300)
+        return read(store, name)
+
+    monkeypatch.setattr(checkpoints, "read", late)
+    loaded = checkpoints.load_latest(place)
+    assert (loaded.step, loaded.skipped) == (left or 300, [])
+
+
+def test_leftovers_are_ignored_then_removed(place):
+    save(place, 100)
+    left = ("000000000200.tmp", "000000000050.removed.tmp")
+    if not isinstance(place, Path):
+        left = ("000000000200-abcdef", "000000000050-abcdef", "000000000060-abcdef.superseded")
+    for leftover in left:
+        fs, path = url_to_fs(f"{place}/checkpoints/{leftover}/weights.safetensors")
+        fs.makedirs(path.rpartition("/")[0])
+        fs.pipe_file(path, b"half")
+    loaded = checkpoints.load_latest(place)
+    assert (loaded.step, loaded.skipped) == (100, [])
+    save(place, 200)
+    assert names(place) == ["000000000100", "000000000200"]
+
+
+def test_runs_without_checkpoints_copied_runs_and_owners(tmp_path):
+    for run in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(FileNotFoundError, match=f"{run} has no checkpoints: expected the folder of a run"):
+            checkpoints.load_latest(run)
+    (tmp_path / "checkpoints").mkdir()
+    for run in (tmp_path, url := f"file://{tmp_path}", f"memory://{tmp_path}"):
+        with pytest.raises(FileNotFoundError, match=f"{run} has no checkpoint yet"):
+            checkpoints.load_latest(run)
+    save(tmp_path, 200)  # a run that is copied behind a URL is read there
+    assert checkpoints.load_latest(url).step == 200
+    save(url, 200, keep=1)
+    assert names(tmp_path) == ["000000000200"]
+    assert UrlStore(url).owner() is None
+    for owner in ("first", "second"):
+        UrlStore(url).claim(owner)
+        assert UrlStore(url).owner() == owner
+
+
+def test_names_of_version_0_1_are_upgraded(tmp_path):
+    tensor = {"a": torch.ones(1)}
+    actors = {"0/moment/reward": torch.ones(1), "0/envs/moment/x": torch.ones(1)}
+    path = checkpoints.save(tmp_path, 1, {"optimiser": tensor, "actors": actors}, {"learner": {"optimiser": {}}})
+    forge(path, lambda content: content.update(format=1))
+    loaded = checkpoints.load_latest(tmp_path)
+    assert (set(loaded.parts), loaded.state) == ({"optimizer", "actors"}, {"learner": {"optimizer": {}}})
+    assert set(loaded.parts["actors"]) == {"0/env_output/reward", "0/envs/moment/x"}
+
+
+def test_a_state_that_json_cannot_hold_writes_nothing(place):
+    for state, error in (({"x": object()}, TypeError), ({"x": float("nan")}, ValueError)):
+        with pytest.raises(error, match=r"not JSON (serializable|compliant)"):
+            checkpoints.save(place, 1, PARTS, state)
+    fs, path = url_to_fs(str(place))
+    assert not fs.exists(f"{path}/checkpoints")
+
+
+def test_flatten_keeps_kinds_keys_and_tensors():
+    tree = {"s": {0: {"m": torch.ones(2), "x/y": 1.5}}, "b": (0.9, 0.999), "p": [0, None, True, "a"], "e": {}}
+    tensors, plain = serialization.flatten(tree)
+    assert list(tensors) == ["s/0/m"]
+    assert str(serialization.unflatten(tensors, json.loads(json.dumps(plain)))) == str(tree)
+    with pytest.raises(TypeError, match="a/1: expected tensors, numbers, strings and nests of them, got set"):
+        serialization.flatten({"a": [1, {2}]})
+    with pytest.raises(ValueError, match="a/b: expected one tensor of this path, got two"):
+        serialization.flatten({"a/b": torch.ones(1), "a": {"b": torch.ones(1)}})
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_learner_is_restored_exactly(tmp_path, tiny_agent, trajectory, optimizer):
+    schedule = {"learning_rate": 0.01, "learning_rate_schedule": "linear"}
+    config = LearnerConfig(device="cpu", optimizer=optimizer, rmsprop_momentum=0.5, **schedule)
+    learner, resumed = (Learner(tiny_agent(), config, total_steps=1000) for _ in range(2))
+    for seed in range(3):
+        learner.update(trajectory(4, 6, seed))
+    parts, counters = checkpoints.pack_learner(learner.state_dict())
+    checkpoints.save(tmp_path, learner.steps, parts, {"learner": counters})
+    expected = [learner.update(trajectory(4, 6, seed)) for seed in range(3, 6)]
+    saved = checkpoints.unpack_learner(checkpoints.load_latest(tmp_path))
+    resumed.load_state_dict(saved)
+    assert resumed.version == 3
+    assert [resumed.update(trajectory(4, 6, seed)) for seed in range(3, 6)] == expected
+    assert (resumed.version, resumed.steps) == (learner.version, learner.steps)
+    assert_equal(learner.weights(), resumed.weights())
+    for state in (parts, checkpoints.pack_learner(saved)[0]):  # neither learner wrote into it
+        assert_equal(state, checkpoints.load_latest(tmp_path).parts)
+
+
+def test_the_memory_of_a_sequence_learner_is_a_part(tmp_path):
+    state = {"weights": {"w": torch.ones(2)}, "optimizer": {}, "memory": [(torch.zeros(3), 5)], "step": 7}
+    parts, plain = checkpoints.pack_learner(state)
+    assert parts.keys() == {"weights", "optimizer", "memory"}
+    checkpoints.save(tmp_path, 7, parts, {"learner": plain})
+    loaded = checkpoints.load_latest(tmp_path)
+    assert_equal(checkpoints.unpack_learner(loaded, {"optimizer": dict, "memory": object, "step": int}), state)
+    with pytest.raises(ValueError, match="state: learner: expected source in it"):
+        checkpoints.unpack_learner(loaded, {"optimizer": dict, "source": dict})
+
+
+def test_random_generators_are_restored():
+    before = serialization.rng_state()
+
+    def draw():
+        return random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(3).tolist()  # noqa: NPY002
+
+    try:
+        draw()  # stores Python's and numpy's second Gaussian
+        state = json.loads(json.dumps(serialization.rng_state()))
+        expected = draw()
+        assert draw() != expected
+        serialization.restore_rng(state)
+        assert draw() == expected
+        for name in ("python", "numpy", "torch"):
+            with pytest.raises(ValueError, match=f"rng: {name}: expected"):
+                serialization.restore_rng(state | {name: state[name][:-1]})
+    finally:
+        serialization.restore_rng(before)

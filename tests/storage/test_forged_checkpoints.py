@@ -1,0 +1,174 @@
+"""A damaged or forged checkpoint is skipped with a reason before it does any harm; it runs no code."""
+
+import hashlib
+import json
+import os
+import pickle
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage import checkpoints
+from storage.files import JSON_BYTES
+from tests.learner.runs import forge, names, save
+
+TERABYTE = 1 << 40
+WEIGHTS = "weights.safetensors"
+Damage = Callable[[Path], object]
+
+
+def instead(file: str, make: Callable[[Path], object]) -> Damage:
+    """Something else in place of a file."""
+    return lambda folder: (folder / file).unlink() or make(folder / file)
+
+
+def edit(file: str, change: Callable[[bytes], bytes]) -> Damage:
+    """Other bytes in a file."""
+    return lambda folder: (folder / file).write_bytes(change((folder / file).read_bytes()))
+
+
+def manifest(**changes: Any) -> Damage:
+    return lambda folder: forge(folder, lambda content: content.update(changes))
+
+
+def entry(name: str, **changes: Any) -> Damage:
+    """One more file in the manifest, or other properties of one that is in it."""
+
+    def change(content: Any) -> None:
+        content["files"].setdefault(name, {"size": 9, "sha256": "0" * 64}).update(changes)
+
+    return lambda folder: forge(folder, change)
+
+
+def weights(data: bytes) -> Damage:
+    """Other bytes of the weights, with a matching manifest."""
+
+    def corrupt(folder: Path) -> None:
+        (folder / WEIGHTS).write_bytes(data)
+        entry(WEIGHTS, size=len(data), sha256=hashlib.sha256(data).hexdigest())(folder)
+
+    return corrupt
+
+
+def header(text: bytes, length: int | None = None) -> Damage:
+    return weights(struct.pack("<Q", len(text) if length is None else length) + text + bytes(64))
+
+
+def sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, TERABYTE)
+
+
+def huge(folder: Path) -> None:
+    """Even if the manifest agrees."""
+    instead(WEIGHTS, sparse)(folder)
+    entry(WEIGHTS, size=TERABYTE)(folder)
+
+
+class Attack:
+    """Pickled in place of tensors."""
+
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+WHOLE = "expected a whole number of 0 or more, got"
+NAMES = "files: expected names such as weights.safetensors, got"
+OVERFLOW = b'{"a":{"dtype":"F32","shape":[4611686018427387905,4],"data_offsets":[0,16]}}'
+HOSTILE: dict[str, tuple[Damage, str]] = {
+    "truncated": (edit(WEIGHTS, lambda data: data[:-3]), "bytes instead of"),
+    "altered": (edit(WEIGHTS, lambda data: data[:-1] + b"?"), f"{WEIGHTS} is not what was written"),
+    "missing": (instead(WEIGHTS, lambda path: None), f"{WEIGHTS}"),
+    "state.json: truncated": (edit("state.json", lambda data: data[:-3]), "state.json is damaged"),
+    "state.json: binary": (edit("state.json", lambda data: b"\xff\x00"), "state.json is damaged"),
+    "state.json: list": (edit("state.json", lambda data: b"[]"), "state.json is damaged"),
+    "state.json: altered": (
+        edit("state.json", lambda data: data.replace(b'"step": 200', b'"step": 201')),
+        "state.json is not what was written",
+    ),
+    "files: []": (manifest(files=[]), "state.json: files: expected an object, got []"),
+    "files: above": (entry("../../secret.safetensors"), f"{NAMES} '../../"),
+    "files: other": (entry("state.json"), f"{NAMES} 'state.json'"),
+    "files: list": (manifest(files={WEIGHTS: []}), f"{WEIGHTS}: expected an object, got []"),
+    "size: huge": (entry(WEIGHTS, size=10**30), f"size: {WHOLE} 1000"),
+    "size: negative": (entry(WEIGHTS, size=-1), f"size: {WHOLE} -1"),
+    "sha256: 0": (entry(WEIGHTS, sha256=0), "sha256: expected a text, got 0"),
+    "step: NaN": (manifest(step=float("nan")), f"step: {WHOLE} nan"),
+    "step: huge": (manifest(step=1 << 80), f"step: {WHOLE}"),
+    "time: text": (manifest(time="now"), "time: expected a number, got 'now'"),
+    "state: null": (manifest(state=None), "state: expected an object, got None"),
+    "format: 3": (manifest(format=3), "state.json has format 3, this version reads 1 and 2"),
+    "deep JSON": (edit("state.json", lambda data: b"[" * 100_000), "state.json is damaged"),
+    "deep state": (manifest(state=json.loads("[" * 900 + "]" * 900)), "state.json: state: expected an object, got"),
+    "device": (instead(WEIGHTS, lambda path: path.symlink_to("/dev/zero")), "got a symbolic link"),
+    "FIFO": (instead(WEIGHTS, os.mkfifo), "expected a regular file, got"),
+    "folder": (instead(WEIGHTS, Path.mkdir), "expected a regular file, got"),
+    "terabytes": (instead(WEIGHTS, sparse), f"has {TERABYTE} bytes, expected at most"),
+    "terabytes: agreed": (huge, f"has {TERABYTE} bytes, expected at most"),
+    "state.json: device": (instead("state.json", lambda path: path.symlink_to("/dev/zero")), "got a symbolic link"),
+    "state.json: FIFO": (instead("state.json", os.mkfifo), "expected a regular file, got"),
+    "state.json: terabytes": (instead("state.json", sparse), f"expected at most {JSON_BYTES}"),
+    "pickle": (weights(pickle.dumps(Attack())), f"{WEIGHTS} holds no tensors"),
+    "header: none": (header(b""), f"{WEIGHTS} holds no tensors"),
+    "header: long": (header(b"{}", 1 << 62), f"{WEIGHTS} holds no tensors"),
+    "header: overflow": (header(OVERFLOW), f"{WEIGHTS} holds no tensors"),
+    "header: deep": (header(b"[" * 5000 + b"]" * 5000), f"{WEIGHTS} holds no tensors"),
+}
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.timeout(20)
+def test_it_is_skipped_and_named(kind: str, scheme: str, tmp_path: Path) -> None:
+    corrupt, reason = HOSTILE[kind]
+    save(tmp_path, 100)
+    folder = save(tmp_path, 200)
+    assert isinstance(folder, Path)
+    corrupt(folder)
+    loaded = checkpoints.load_latest(f"{scheme}{tmp_path}" if scheme else tmp_path)
+    assert loaded.step == 100
+    (skipped,) = loaded.skipped
+    assert skipped.startswith("000000000200: ")
+    assert reason in skipped
+    assert len(skipped) <= 200
+    assert names(tmp_path) == ["000000000100", "000000000200"]  # loading changes nothing
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_links_and_files_are_not_followed_and_are_removed(kind: str, tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    for place in (run, other):
+        place.mkdir()
+        save(place, 100)
+    for name in ("000000000200", "000000000050.tmp"):
+        path = run / "checkpoints" / name
+        if kind == "link":
+            path.symlink_to(other / "checkpoints" / "000000000100")
+        else:
+            path.write_text("")
+    loaded = checkpoints.load_latest(run)
+    assert (loaded.step, len(loaded.skipped)) == (100, 1)
+    assert loaded.skipped[0].startswith("000000000200: NotADirectoryError: ")
+    save(run, 200)
+    save(run, 300, keep=1)
+    assert names(run) == ["000000000300"]
+    assert checkpoints.load_latest(other).step == 100
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_thousand_damaged_ones_are_no_wait(scheme: str, tmp_path: Path) -> None:
+    for step in range(1000):
+        folder = tmp_path / "checkpoints" / f"{step:012d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text("{}")
+    run = f"{scheme}{tmp_path}" if scheme else tmp_path
+    begin = time.process_time()
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint that can be read: 0+999: state.json is damaged; "):
+        checkpoints.load_latest(run)
+    assert time.process_time() - begin < 10
+    save(tmp_path, 5000)
+    assert checkpoints.load_latest(run).step == 5000

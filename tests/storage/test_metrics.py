@@ -1,0 +1,183 @@
+"""Rows of metrics: readable while they are written, and cut back to the checkpoint from which a run is resumed."""
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from storage import metrics
+from storage.metrics import MetricsWriter, last_metrics, read_metrics, read_on, sample_metrics
+
+
+def write(run, steps, resumed_step=None, value=0.0):
+    with MetricsWriter(run, resumed_step) as writer:
+        for step in steps:
+            writer.write(step, {"episode/return": value + step, "loss/policy": -0.5})
+
+
+def append(run, text):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(text)
+
+
+def events(run):
+    accumulator = EventAccumulator(str(run))
+    accumulator.Reload()
+    return [(event.step, event.value) for event in accumulator.Scalars("episode/return")]
+
+
+def steps_in(run):
+    return [row["step"] for row in read_metrics(run)]
+
+
+def test_rows_and_events_and_resumption(tmp_path):
+    """Resuming removes the rows and events after the step of the checkpoint."""
+    run = tmp_path / "new" / "run"
+    write(run, [10, 20])
+    rows = read_metrics(run)
+    assert [row.pop("time") > 1e9 for row in rows] == [True, True]
+    assert rows == [{"step": step, "episode/return": float(step), "loss/policy": -0.5} for step in (10, 20)]
+    assert events(run) == [(10, 10.0), (20, 20.0)]
+    write(run, [30, 40], resumed_step=20)
+    write(run, [30, 50], resumed_step=20, value=0.25)
+    expected = [(10, 10.0), (20, 20.0), (30, 30.25), (50, 50.25)]
+    assert [(row["step"], row["episode/return"]) for row in read_metrics(run)] == events(run) == expected
+    write(run, [5], resumed_step=0)
+    assert steps_in(run) == [5]
+
+
+def test_rows_can_be_read_while_they_are_written(tmp_path):
+    assert last_metrics(tmp_path) == {}
+    with MetricsWriter(tmp_path) as writer:
+        for step in range(2_000):
+            writer.write(step, {"a/b": 2.0})
+        append(tmp_path, '{"step": 2000, "time": 0, "a/')
+        rows = read_metrics(tmp_path)
+        assert [row["step"] for row in rows] == list(range(2_000))
+        assert sample_metrics(tmp_path) == rows, "all rows of a file that is not long"
+        assert last_metrics(tmp_path) == rows[-1]
+
+
+def test_rows_are_read_on_from_where_the_last_reader_was(tmp_path):
+    write(tmp_path, [10, 20])
+    rows, position = read_on(tmp_path)
+    assert [row["step"] for row in rows] == [10, 20]
+    append(tmp_path, '{"step": 30, ')
+    assert read_on(tmp_path, position) == ([], position)
+    append(tmp_path, '"loss": 1.0}\n')
+    rows, end = read_on(tmp_path, position)
+    assert rows == [{"step": 30, "loss": 1.0}]
+    assert read_on(tmp_path, end) == ([], end)
+    write(tmp_path, [], resumed_step=10)
+    assert [row["step"] for row in read_on(tmp_path, end)[0]] == [10], "a run that was resumed is read anew"
+
+
+def long_run(run: Path, rows: int = 20_000) -> None:
+    """10 MB of rows; every thousandth from the five hundredth on has another metric as well."""
+    numbers = ", ".join(f'"group/name_{index}": 0.12345' for index in range(17))
+    with (run / "metrics.jsonl").open("w") as file:
+        for step in range(1, rows + 1):
+            valid = f', "valid/nll": {step}.5' if step % 1000 == 500 else ""
+            file.write(f'{{"step": {step}, {numbers}{valid}}}\n')
+
+
+def bytes_read(work: Callable[[], Any]) -> tuple[Any, int]:
+    def count() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    before = count()
+    return work(), count() - before
+
+
+def test_only_the_end_or_a_sample_of_a_long_file_is_read(tmp_path, monkeypatch):
+    long_run(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics, "SAMPLE", 100)
+        steps = [row["step"] for row in sample_metrics(tmp_path)]
+        assert (len(steps), steps[0], steps[-1]) == (101, 1, 20_000)  # the row after each of 99 places, and both ends
+        assert max(abs(step - 200 * index) for index, step in enumerate(steps[:-1])) < 20
+        kept = [row["step"] for row in sample_metrics(tmp_path, "valid/nll")]
+        assert kept == sorted({*steps, *range(500, 20_000, 1000)})
+        patch.setattr(metrics, "_SHORT", 1 << 24)
+        assert [row["step"] for row in sample_metrics(tmp_path)] == [*range(1, 20_000, 200), 20_000]
+        assert {*range(500, 20_000, 1000)} < {row["step"] for row in sample_metrics(tmp_path, "valid/nll")}
+    row, read = bytes_read(lambda: last_metrics(tmp_path))
+    assert (row["step"], read < 200_000) == (20_000, True)
+    row, read = bytes_read(lambda: last_metrics(tmp_path, "valid/nll"))
+    assert (row["step"], row["valid/nll"], read < 1_000_000) == (19_500, 19_500.5, True)
+    assert [row["step"] for row in read_metrics(tmp_path, "valid/nll")] == list(range(500, 20_000, 1000))
+    _, read = bytes_read(lambda: write(tmp_path, [], 19_000))
+    assert read < 1_000_000
+    assert (last_metrics(tmp_path)["step"], len(read_metrics(tmp_path))) == (19_000, 19_000)
+
+
+DAMAGED = [
+    "[" * 100_000 + "]" * 100_000,
+    '{"step": ' * 100_000,
+    '{"step": "12", "a/b": 1}',
+    '{"step": NaN}',
+    '{"step": true}',
+    f'{{"step": 1{"0" * 400}}}',
+    '{"step": 12, "a/b": "' + "x" * 3_000_000 + '"}',
+    "\0" * 1_000_000,
+    '"step"',
+    "\n\n\r\n",
+]
+TORN = ['{"step": 30, "ti', '{"step": 30}', "\0\0\0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "resumed_step"),
+    [*((line + "\n", 25) for line in DAMAGED), *((line, step) for line in TORN for step in (None, 20, 100))],
+    ids=lambda value: f"{value[:20]} {len(value)}" if isinstance(value, str) else str(value),
+)
+def test_damaged_rows_are_left_out(tmp_path, text, resumed_step):
+    write(tmp_path, [10, 20])
+    append(tmp_path, text)
+    if text.endswith("\n"):
+        assert last_metrics(tmp_path)["step"] == 20
+        assert steps_in(tmp_path) == [row["step"] for row in sample_metrics(tmp_path)] == [10, 20]
+    write(tmp_path, [40], resumed_step)
+    assert steps_in(tmp_path) == [10, 20, 40]
+    assert len((tmp_path / "metrics.jsonl").read_bytes().splitlines()) == 3
+
+
+def test_values_that_are_not_numbers_are_nan(tmp_path):
+    values = ["NaN", "Infinity", "-1e999", "null", '"x"', "[1]", "{}", "true", "1" + 400 * "0"]
+    row = ", ".join(f'"a/{index}": {value}' for index, value in enumerate(values))
+    append(tmp_path, f'{{"step": 1, {row}, "b": 2.5}}\n')
+    for read in (last_metrics(tmp_path), read_metrics(tmp_path)[0], sample_metrics(tmp_path)[0]):
+        assert (read.pop("step"), read.pop("b")) == (1, 2.5)
+        assert all(math.isnan(value) for value in read.values())
+        assert len(read) == len(values)
+
+
+def test_values_that_are_not_finite_are_null_in_the_file(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(1, {"a/nan": math.nan, "a/inf": -math.inf, "a/one": 1})
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert all(word in text for word in ('"a/nan": null', '"a/inf": null', '"a/one": 1.0'))
+
+
+@pytest.mark.parametrize("kind", ["folder", "loop", "device", "pipe", "nowhere"])
+def test_only_files_are_read_and_written(tmp_path, kind):
+    path = tmp_path / "metrics.jsonl"
+    links = {"loop": path, "device": Path("/dev/null"), "nowhere": tmp_path / "nowhere"}
+    {"folder": os.mkdir, "pipe": os.mkfifo}.get(kind, lambda path: path.symlink_to(links[kind]))(path)
+    for use in (read_metrics, sample_metrics, last_metrics, MetricsWriter):
+        with pytest.raises(OSError, match=r"expected a regular file, got a .*metrics.jsonl"):
+            use(tmp_path)
+
+
+def test_the_block_closes_and_errors_pass(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"metrics.jsonl"):
+        read_metrics(tmp_path)
+    with pytest.raises(ZeroDivisionError), MetricsWriter(tmp_path) as writer:
+        writer.write(1, {"a/b": 1 / 0})
+    assert read_metrics(tmp_path) == []
+    with pytest.raises(ValueError, match="closed"):
+        writer.write(2, {"a/b": 1.0})

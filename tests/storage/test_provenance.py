@@ -1,0 +1,42 @@
+"""Launches of a run: what each of them notes, damaged notes, and the time of training without pauses."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from storage.provenance import note_launch, read_launches, training_time
+from storage.run import Run
+
+
+def test_a_launch_notes_the_command_and_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path)
+    assert read_launches(run) == []
+    monkeypatch.setattr(sys, "argv", ["/a/b/compressive", "launch", "--checkpoint-url", "s3://me:secret@host/run"])
+    note_launch(run, 7)
+    with run.launches_file.open("a") as file:
+        file.write('{"time": "x"}\n{"time": 1e999}\n[1]\n{"time": 3')
+    note_launch(run, 9)
+    first, second = read_launches(run)
+    assert (first["step"], second["step"]) == (7, 9), "after a torn line"
+    assert first["command"].startswith("compressive launch --checkpoint-url")
+    assert "secret" not in first["command"]
+    assert first["packages"]["torch"] == torch.__version__
+    assert "cores" in first["machine"]
+    assert first["time"] <= second["time"]
+    run.launches_file.unlink()
+    run.launches_file.symlink_to("/dev/null")
+    assert read_launches(run) == []
+    with pytest.raises(OSError, match="expected a regular file"):
+        note_launch(run, 0)
+
+
+def test_pauses_between_launches_do_not_count() -> None:
+    times = np.array([12.0, 15.0, np.nan, 104.0, 108.0, 203.0])
+    launches = [{"time": begin} for begin in (10.0, 50.0, 100.0, 200.0)]  # nothing was measured in the second
+    np.testing.assert_equal(training_time(times, launches), [2, 5, np.nan, 9, 13, 16])
+    np.testing.assert_equal(training_time(times, launches[2:]), [0, 3, np.nan, 7, 11, 14])  # noted since the third
+    np.testing.assert_equal(training_time(times[:2], []), [0, 3])
+    assert training_time(np.empty(0), launches).shape == (0,)

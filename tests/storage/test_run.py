@@ -1,0 +1,144 @@
+"""The folder of a run: which process uses it, where it is now, what kind of run it is, and its regular files."""
+
+import contextlib
+import os
+import re
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envs.level_cache import LevelCache
+from storage.errors import UserError
+from storage.run import RUN_COMMANDS, Run
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_only_run_names_the_files_of_a_run() -> None:
+    for path in [path for package in ("training", "reports", "commands") for path in (ROOT / package).rglob("*.py")]:
+        if path.name != "run.py":
+            assert not re.search(r"[\"'](config|evaluation)\.json[\"']", path.read_text()), path
+
+
+def contend(folder: Path, leave: str | None) -> str:
+    """What a process is told that waited for a new folder, in which the first one left a file, or nothing."""
+    told: list[str] = []
+
+    def wait() -> None:
+        try:
+            with Run(folder).claim(new=True, patience=20.0):
+                told.append("claimed")
+        except (UserError, OSError) as error:
+            told.append(str(error))
+
+    with Run(folder).claim(new=True):
+        Run(folder).write_config({})
+        second = threading.Thread(target=wait)
+        second.start()
+        second.join(0.3)  # between two polls of the lock, which are 0.2 s apart
+        assert not told
+        if leave:
+            (folder / leave).parent.mkdir(exist_ok=True)
+            (folder / leave).touch()
+    second.join(30)
+    return told[0]
+
+
+def test_one_process_uses_a_folder_at_a_time(tmp_path: Path) -> None:
+    used, removed = tmp_path / "used", tmp_path / "removed"
+    assert "is not empty: expected a new folder, or --resume" in contend(used, "checkpoints/000000000010")
+    assert (used / "config.json").exists()
+    assert str(removed) in contend(removed, None)
+    assert not removed.exists()
+    with Run(used).claim(new=False):
+        assert Run(used).in_use
+        with pytest.raises(UserError, match="in use by another process"), Run(used).claim(new=False):
+            raise AssertionError("claimed twice")
+    assert not Run(used).in_use
+
+
+def test_a_lost_folder_is_found_unless_another_process_locked_it(tmp_path: Path) -> None:
+    first, second = Run(tmp_path / "run"), Run(tmp_path / "run")
+    with first.claim(new=True, saved=lambda: True):
+        assert not first.lost
+        first.path.rename(tmp_path / "moved")
+        assert (first.lost, first.find()) == (True, tmp_path / "moved")
+        with pytest.raises(FileNotFoundError, match="was moved to"):
+            first.require()
+        (tmp_path / "moved").rename(first.path)
+        (first.path / ".lock").unlink()
+        with second.claim(new=False):
+            assert (first.lost, second.lost) == (True, False)
+            assert (first.find(), second.find()) == (None, second.path)
+
+
+def test_kinds_of_runs(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"is not a run: expected a folder with config\.json.*text train"):
+        run.read_kind()
+    for config, kind in (({"kind": "text", "seed": 1}, "text"), ({"frames": 3}, "launch")):
+        run.write_config(config)
+        assert run.read_kind() == (kind, {name: config[name] for name in config if name != "kind"})
+    for wrong in ("video", None, ["text"]):
+        run.write_config({"kind": wrong})
+        with pytest.raises(ValueError, match=rf"config\.json: kind: expected one of {', '.join(RUN_COMMANDS)}, got "):
+            run.read_kind()
+
+
+def device(path: Path) -> None:
+    """A node like /dev/full, or a link to it where nodes cannot be created."""
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 7))
+    except PermissionError:
+        path.symlink_to("/dev/full")
+
+
+IRREGULAR: dict[str, Callable[[Path], object]] = {
+    "device": device,
+    "link to a device": lambda path: path.symlink_to("/dev/full"),
+    "link to a file": lambda path: path.symlink_to(path.with_name("target")),
+    "link to nothing": lambda path: path.symlink_to(path.with_name("nothing")),
+    "FIFO": os.mkfifo,
+    "folder": Path.mkdir,
+}
+"""What may lie where a regular file is expected."""
+
+
+@pytest.mark.parametrize("kind", IRREGULAR)
+def test_a_lock_that_is_no_regular_file(kind: str, tmp_path: Path) -> None:
+    run, lock = Run(tmp_path), tmp_path / ".lock"
+    (tmp_path / "target").write_text("precious")
+    IRREGULAR[kind](lock)
+    before = os.lstat(lock)
+    for opened in (run.claim(new=False), run.lock()):
+        with pytest.raises(OSError, match="expected a regular file"), opened:
+            raise AssertionError("locked")
+    assert not run.in_use
+    assert os.path.samestat(os.lstat(lock), before)
+    assert (tmp_path / "target").read_text() == "precious"
+
+
+def test_a_lock_keeps_its_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / ".lock").write_text("precious")
+    with Run(tmp_path).lock():
+        pass
+    assert (tmp_path / ".lock").read_text() == "precious"
+    levels, level = tmp_path / "levels", tmp_path / "level"
+    levels.mkdir()
+    level.write_text("map")
+    (levels / ".lock").symlink_to(tmp_path / ".lock")
+    LevelCache(levels, 1000).write("key", str(level))
+    assert "level cache" in caplog.text
+    assert (tmp_path / ".lock").read_text() == "precious"
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_new_run_without_checkpoints_is_removed(saved: bool, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    with contextlib.suppress(KeyboardInterrupt), run.claim(new=True, saved=lambda: saved):
+        run.write_config({})
+        raise KeyboardInterrupt
+    assert run.path.exists() == saved
