@@ -19,7 +19,7 @@ from learner import losses
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
 from learner.errors import NotFinite
-from learner.optimization import Measured, Optimization, list_names, not_finite, snapshot
+from learner.optimization import Measured, Optimization, not_finite, snapshot
 from learner.vtrace import VTraceReturns, action_log_probs, vtrace
 
 
@@ -135,8 +135,8 @@ class Learner:
         schedules = {"learning_rate": self.learning_rate, "entropy_cost": self.entropy_cost}
         # Before this, only instructions wait for the device, first of all (`Agent.forward`).
         if read and not self._unread:
-            describe = functools.partial(self._not_finite_fields, trajectory)
-            metrics = self._optimization.step(sums, self.learning_rate, "update", self.version + 1, describe, others)
+            fields = functools.partial(self._not_finite_fields, trajectory)
+            metrics = self._optimization.step(sums, self.learning_rate, "update", self.version + 1, fields, others)
             self._follow()
             self.version += 1
             self.steps += round(metrics.pop("steps"))
@@ -294,13 +294,12 @@ class Learner:
                 lambda_=config.lambda_,
             )
 
-    def _not_finite_fields(self, trajectory: Trajectory) -> str:
-        """For errors: fields of the batch that are not finite in any learner's shard."""
+    def _not_finite_fields(self, trajectory: Trajectory) -> list[str]:
+        """For errors: the fields of the trajectory that are not finite in the shard of any learner."""
         zero = torch.zeros((), dtype=torch.int64, device=self.device)
         counts = [sum(((~leaf.isfinite()).sum() for leaf in leaves(field)), start=zero) for field in trajectory]
         totals = self._comm.sum(torch.stack(counts)).tolist()
-        names = list_names(name for name, total in zip(trajectory._fields, totals) if total)
-        return f"; fields of the trajectory that are not finite: {names}"
+        return [name for name, total in zip(trajectory._fields, totals) if total]
 
 
 def _fresh(trajectory: Trajectory) -> Tensor:

@@ -72,7 +72,7 @@ class Optimization:
         learning_rate: float,
         label: str,
         number: int,
-        describe: Callable[[], str] = lambda: "",
+        find_fields: Callable[[], list[str]] | None = None,
         others: dict[str, Tensor] | None = None,
     ) -> dict[str, float]:
         """Updates the parameters from their gradients, which are summed over the learners.
@@ -80,7 +80,7 @@ class Optimization:
         Args:
             sums: scalar metrics by name, first the losses; each learner's share of the sum over learners.
             label, number: name the step in errors.
-            describe: further text for errors; may use collectives.
+            find_fields: names, for errors, the fields of the trajectory that are not finite; may use collectives.
             others: scalar metrics that are not summed.
 
         Returns:
@@ -98,10 +98,13 @@ class Optimization:
                 for name, parameter in self.module.named_parameters()
                 if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
             ]
-            message = f"parameters with such gradients: {list_names(bad)}{describe()}"
+            message = f"{label} {number} is not finite: {reason}; parameters with such gradients: {list_names(bad)}"
+            fields = list[str]()
+            if find_fields is not None:
+                fields = find_fields()
+                message += f"; fields of the trajectory that are not finite: {list_names(fields)}"
             self.zero_grad()
-            problem = f"{label} {number} is not finite: {reason}; {message}. The weights were not changed."
-            raise NotFinite(problem, number)
+            raise NotFinite(f"{message}. The weights were not changed.", number, fields)
         self._apply(norms, learning_rate)
         return metrics
 

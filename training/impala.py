@@ -236,7 +236,7 @@ class Trainer(Training):
                 logger.warning("%s; the batch is dropped", error)
                 continue
             except NotFinite as error:
-                raise FloatingPointError(f"{error}{self._keep_batch(error.number, version)}") from error
+                raise error.extended(self._keep_batch(error.number, version)) from error
             self.publish()
             self.clock.mark(self.clocked)
             return metrics | self._evaluate(before)

@@ -3,7 +3,6 @@
 `impala.Trainer` and `sequence.SequenceTrainer` say what an update is, and what is shown and written of it.
 """
 
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from actors import ClusterError
 from envs import EnvironmentFailed, WrongOutput
-from learner.errors import LearnersLost
+from learner.errors import LearnersLost, NotFinite
 from learner.replica import Replica
 from storage import checkpoints
 from storage.checkpoints import Checkpoint, pack_learner, unpack_learner
@@ -30,10 +29,6 @@ from training.progress import Clock, Progress
 
 if TYPE_CHECKING:
     from learner.group import MakeReplica
-
-
-FOREIGN = re.compile(r"fields of the trajectory that are not finite:[^.]*\b(observation|reward)\b")
-"""In an error of an update: environments returned what is not finite, which a smaller learning rate does not change."""
 
 
 class Stopped(Exception):
@@ -190,7 +185,8 @@ class Training(ABC):
             cause = getattr(error, "cause", error)  # of an error of Ray
             placed = isinstance(error, EnvironmentFailed) and not isinstance(error, WrongOutput)
             advice = ("\n" if placed else "; ") + resume()
-            if isinstance(error, FloatingPointError) and not FOREIGN.search(str(cause)):
+            of_environments = isinstance(cause, NotFinite) and cause.from_environments
+            if isinstance(error, FloatingPointError) and not of_environments:
                 rate = self.config.learner.learning_rate / 4
                 advice += f" --learner.learning-rate {rate:.3g}"
                 if rate < getattr(self.config.learner, "least_learning_rate", 0):
