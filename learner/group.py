@@ -235,9 +235,11 @@ class LearnerGroup:
 
         Episodes that were not read yet are forgotten, since they are those of other environments.
         """
-        self.state_dict()
-        self.make, self.episodes = make, []
-        self._stop()
+        self.make = make
+        self.episodes = []
+        if self.joined:  # otherwise the processes have no learners yet
+            self.state_dict()
+            self._stop()
 
     def _load(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state)

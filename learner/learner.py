@@ -202,6 +202,9 @@ class Learner:
         """Takes the weights now; the function returns them as `weights` does, while other updates are made."""
         return snapshot(self.agent)
 
+    def follow(self) -> None:
+        """Nothing: the weights of this process are the newest; see `LearnerGroup.follow`."""
+
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to resume exactly: copies, on the CPU, of weights and optimizer state, and the counters.
 

@@ -1,6 +1,6 @@
 """Reuse of samples within IMPALA (Espeholt et al. 2018, section 5): a bounded buffer of the newest rows of unrolls.
 
-V-trace corrects for the age of what is replayed. No processes or files; see `training.batches` for the way of a batch.
+V-trace corrects for the age of what is replayed. No processes or files; see `training.feeds` for the way of a batch.
 """
 
 from typing import Any
