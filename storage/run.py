@@ -9,7 +9,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,12 @@ RUN_COMMANDS = {
 }
 """Kinds of runs: the command that creates one, and the commands that accept it. `config.json` names the kind, except
 for `launch`."""
+LOST = "the folder was moved, removed or replaced while it was in use"
+"""What became of the folder of a run that `Run.lost` is true of."""
 
 
 class Run:
-    """The folder of a run. One process uses it at a time.
-
-    While it is locked, `lost`, `find` and `require` tell whether it was moved, removed or replaced.
-    """
+    """The folder of a run. One process uses it at a time."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -48,7 +47,6 @@ class Run:
         self.launches_file = self.path / "launches.jsonl"
         self._lock_file = self.path / ".lock"
         self._begun = (self.config_file, self.tokenizer_file, self.corpus_file)
-        self._folder: int | None = None
         self._lock: os.stat_result | None = None
 
     def __str__(self) -> str:
@@ -62,57 +60,38 @@ class Run:
             UserError: if the folder is in use, or was replaced meanwhile.
             OSError: if it does not exist or cannot be written to, or the lock is not a regular file.
         """
+        os.stat(self.path)  # before filelock would make the folder
+        if os.path.lexists(self._lock_file):
+            os.close(open_regular(self._lock_file))
         lock = FileLock(self._lock_file, timeout=patience, poll_interval=0.2, thread_local=False)
-        with ExitStack() as stack:
-            folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, folder)
-            if os.path.lexists(self._lock_file):
-                os.close(open_regular(self._lock_file))
-            try:
-                lock.acquire()
-            except Timeout as error:
-                raise UserError(f"{self.path} is in use by another process") from error
-            stack.callback(lock.release)
-            self._folder, self._lock = folder, os.stat(self._lock_file)
-            stack.callback(setattr, self, "_folder", None)
-            if self.lost:
-                raise UserError(self.fate)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise UserError(f"{self.path} is in use by another process") from error
+        try:
+            self._lock = os.stat(self._lock_file)
+            self.require()
             yield
+        finally:
+            self._lock = None
+            lock.release()
 
     @property
     def lost(self) -> bool:
-        """Whether this process locked the folder, and the folder or its lock was moved, removed or replaced since."""
-        if self._folder is None:
+        """Whether this process locked the folder, and it was moved, removed or replaced since."""
+        if self._lock is None:
             return False
-        return not (_same(self.path, os.fstat(self._folder)) and _same(self._lock_file, self._lock))
-
-    def find(self) -> Path | None:
-        """Where the locked folder is now; None if it was removed, or another process has locked it."""
-        if self._folder is None:
-            return self.path
-        paths = [self.path]
-        with suppress(OSError):  # not on every system
-            paths.append(Path(os.readlink(f"/proc/self/fd/{self._folder}")))
-        for path in paths:
-            lock = path / self._lock_file.name
-            if _same(path, os.fstat(self._folder)) and (_same(lock, self._lock) or not os.path.lexists(lock)):
-                return path
-        return None
+        try:
+            return not os.path.samestat(os.stat(self._lock_file), self._lock)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # a file server does not answer for a moment
+            return False
 
     def require(self) -> None:
-        """Raises an OSError that says what happened if the folder is lost."""
+        """Raises an OSError if the folder is lost."""
         if self.lost:
-            raise FileNotFoundError(errno.ENOENT, self.fate, str(self.path))
-
-    @property
-    def fate(self) -> str:
-        """What happened to a folder that is lost."""
-        found = self.find()
-        if found is None:
-            return f"{self.path} was removed or replaced while it was in use"
-        if found == self.path:
-            return f"{self.path}/.lock was removed while it was in use"
-        return f"{self.path} was moved to {found} while it was in use"
+            raise FileNotFoundError(errno.ENOENT, LOST, str(self.path))
 
     @property
     def name(self) -> str:
@@ -243,13 +222,3 @@ def absolute(path: str) -> str:
         return str(Path(path).expanduser().resolve())
     except (ValueError, RuntimeError, OSError) as error:
         raise UserError(f"path: expected a file or a folder, got {path!r}: {error}") from error
-
-
-def _same(path: Path, known: os.stat_result | None) -> bool:
-    """Whether a path leads to a known file or folder; true if that cannot be determined now."""
-    try:
-        return known is not None and os.path.samestat(os.stat(path), known)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True

@@ -22,7 +22,7 @@ from storage.errors import StorageError, UserError
 from storage.files import require_schema
 from storage.metrics import MetricsWriter
 from storage.provenance import note_launch
-from storage.run import Run
+from storage.run import LOST, Run
 from storage.serialization import restore_rng, rng_state
 from training.config import to_plain
 from training.progress import Clock, Progress
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Stopped(Exception):
-    """The user asked to stop, or the run's folder was lost."""
+    """The user asked to stop."""
 
 
 class Training(ABC):
@@ -110,13 +110,13 @@ class Training(ABC):
         """Makes the weights known to those who act with them."""
 
     def train(self, show: Callable[[Progress], None], stop: Callable[[], bool] = lambda: False) -> None:
-        """Trains until the run is done, `stop` returns true, or the folder that was claimed is lost.
+        """Trains until the run is done or `stop` returns true.
 
         A new run starts with a checkpoint, so that it can always be resumed and a full disk is noticed at once. There
         is also one of all that was learned at the end, and after every error but that of a batch.
 
         Raises:
-            OSError: if the run's folder cannot be written to.
+            OSError: if the run's folder cannot be written to, or was moved, removed or replaced.
             StorageError: if its URL cannot be written to.
             FloatingPointError: if a loss or gradient is not finite; the last checkpoint is kept.
             Exception: errors of actors and learners other than their death.
@@ -131,8 +131,9 @@ class Training(ABC):
                 head = stack.enter_context(HeadWatch())
 
             def check() -> None:
-                if stop() or self.run.lost:
+                if stop():
                     raise Stopped
+                self.run.require()
                 if head:
                     head.check(self.save_new)
 
@@ -170,14 +171,17 @@ class Training(ABC):
         except (OSError, StorageError, MemoryError) as error:
             if isinstance(error, ConnectionError):  # not of a disk, but of standard output
                 raise
-            problem = f"{run} cannot be written to: {error}" if isinstance(error, OSError) else str(error)
-            found: Path | str | None = run.path
+            if run.lost and self.place == run.path:
+                raise UserError(f"{run}: {LOST}; its last checkpoint is where the folder now is") from error
+            folder: Path | str = run.path
+            problem = str(error)
             if run.lost:
-                problem, found = run.fate, run.find() if self.place == run.path else self.place
-            if self.saved and found:
-                problem += f"; {resume(found)}"
-            elif run.lost:
-                problem += ", and with it all that was learned"
+                folder = self.place
+                problem = f"{run}: {LOST}"
+            elif isinstance(error, OSError):
+                problem = f"{run} cannot be written to: {error}"
+            if self.saved:
+                problem += f"; {resume(folder)}"
             raise UserError(problem) from error
         except (EnvironmentFailed, ClusterError, LearnersLost, FloatingPointError) as error:
             if not self.saved:
@@ -242,19 +246,13 @@ class Training(ABC):
 
     def save(self, updater: Any = None, rescue: bool = False) -> None:
         """Writes a checkpoint of an updater, `self.updater` unless given; see `pack` for `rescue`."""
-        place = self.place
-        if place == self.run.path and self.run.lost:  # what was learned is saved where the folder is now
-            found = self.run.find()
-            if found is None:
-                self.run.require()
-            place = found or place
+        if self.place == self.run.path:
+            self.run.require()
         parts, counters = pack_learner((updater or self.updater).state_dict())
         more_parts, more_state = self.pack(rescue)
         state = {"learner": counters, **more_state, "rng": rng_state(), "config": to_plain(self.config)}
-        self.saved = checkpoints.save(place, self.step, parts | more_parts, state, self.config.keep_checkpoints)
+        self.saved = checkpoints.save(self.place, self.step, parts | more_parts, state, self.config.keep_checkpoints)
         self.saved_version = self.learner.version
-        if not self.run.lost and self.run.path.exists() and not self.run.config_file.exists():
-            self.run.write_config(to_plain(self.config))  # it was removed, and resuming needs it
 
     def pack(self, rescue: bool) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """What a checkpoint has beside the learner: parts, and state for JSON. With `rescue`, what is at hand."""
