@@ -128,21 +128,28 @@ class SoakTrainer(Trainer):
         self.series: dict[str, Series] = defaultdict(list)
         self.seen: set[Any] = set()
 
-    def _prepare(self, unrolls: list[Unroll], check: Callable[[], object]) -> Callable[[], Any]:
-        loaded = [unroll._replace(trajectory=unroll.load(), fetch=None) for unroll in unrolls]
-        ready = super()._prepare(unrolls, check)
+    def _start_actors(self) -> None:
+        """Also enters the unrolls of each batch in the ledger."""
+        super()._start_actors()
+        feed: Any = self.feed
+        load = feed._load
 
-        def enter() -> Any:  # once the batch is learned from: the one ahead of it is not, when the run ends
-            for unroll in loaded:
-                self.ledger.enter(unroll)
-            return ready()
+        def watched(unrolls: list[Unroll]) -> Callable[[], Any]:
+            loaded = [unroll._replace(trajectory=unroll.load(), fetch=None) for unroll in unrolls]
+            take = load(unrolls)
 
-        return enter
+            def enter() -> Any:  # once the batch is learned from: the one ahead of it is not, when the run ends
+                for unroll in loaded:
+                    self.ledger.enter(unroll)
+                return take()
+
+            return enter
+
+        feed._load = watched
 
     def watch(self, progress: Progress) -> None:
         """Called after each update."""
-        assert self.pool
-        now, status = time.monotonic(), self.pool.status()
+        now, status = time.monotonic(), self.feed.pool.status()
         faulthandler.dump_traceback_later(3 * self.options.patience, exit=True)  # if there is no update until then
         if not self.begin:
             self.begin = self.last = now

@@ -82,8 +82,7 @@ def system_rates(systems: dict[str, Trainer], options: Options) -> dict[str, tup
     for turn in range(options.turns + 1):  # in the first one all processes start
         for name, trainer in systems.items():
             clock = time.process_time if trainer.local else cpu_seconds
-            pool, config = trainer.pool, trainer.config
-            assert pool
+            pool, config = trainer.feed.pool, trainer.config
             queue = 0 if trainer.local else pool.status().alive * config.actors.in_flight
             for _ in range(2 + math.ceil(queue / config.unrolls_per_update)):  # what was finished before, and an update
                 trainer.update()

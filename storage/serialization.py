@@ -9,14 +9,18 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as format_safetensors
+from safetensors.torch import save_file
 from torch import Tensor
 
+from agent.core.state import leaves
+from agent.trajectory import Trajectory
 from storage.files import JSON_BYTES, abbreviate, require_schema
 from storage.stores import MANIFEST
 
@@ -200,3 +204,14 @@ def _encode(array: np.ndarray) -> str:
 
 def _decode(text: str) -> Tensor:
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+
+
+def write_trajectory(trajectory: Trajectory, path: Path) -> None:
+    """Writes a trajectory as safetensors: its fields by name, and those with several tensors as FIELD/NUMBER."""
+    tensors: dict[str, Tensor] = {}
+    for name, value in trajectory._asdict().items():
+        if isinstance(value, Tensor):
+            tensors[name] = value
+        else:
+            tensors |= {f"{name}/{index}": leaf for index, leaf in enumerate(leaves(value))}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -21,6 +21,9 @@ from learner.learner import Learner, resolve_device
 from learner.replay import Replay
 from training import resident
 from training.config import RunConfig
+
+if TYPE_CHECKING:
+    from learner.group import MakeReplica
 
 REPLAY_BYTES = 2_000_000_000
 """Most bytes of replayed unrolls in a checkpoint."""
@@ -166,6 +169,13 @@ def make_learner(config: RunConfig, agent: Agent) -> Learner:
     learning = config.learner if config.learners == 1 else dataclasses.replace(config.learner, device="cpu")
     steps = max(1, config.schedule_end // interface(config.env).action_repeat)
     return Learner(agent, learning, steps, rows=config.unrolls_per_update * config.actors.envs_per_actor)
+
+
+def make_replica(config: RunConfig, agent: Agent, learner: Learner, present: RunConfig) -> "MakeReplica":
+    """How several learners are made. Those that act for themselves play the environment of the present stage."""
+    if config.resident:
+        return functools.partial(resident.ResidentLearner, agent, present, learner.total_steps)
+    return learner.replicate()
 
 
 def make_replay(config: RunConfig, learner: Learner, local: bool) -> Replay | None:

@@ -110,8 +110,7 @@ def test_a_run_goes_through_its_stages(few: None, tmp_path: Path) -> None:
     seen, trainer = list[Any](), Trainer(STAGED, Run(tmp_path), local=True)
 
     def show(progress: Any) -> None:
-        assert trainer.pool
-        played = {actor.task for actor in trainer.pool.actors}  # type: ignore[attr-defined]
+        played = {actor.task for actor in trainer.feed.pool.actors}  # type: ignore[attr-defined]
         seen.append((trainer.learner.version, progress.texts[3], *played))
 
     trainer.train(show, lambda: trainer.learner.version == 8)
@@ -161,7 +160,9 @@ def test_actors_of_stages_are_seeded_apart(few: None, tmp_path: Path) -> None:
     config = dataclasses.replace(STAGED, stages=(f"{CONFIG.env},hud=False until frames 160",))
     observed = list[torch.Tensor]()
     trainer = Trainer(config, Run(tmp_path), local=True)
-    trainer.train(lambda _: observed.append(trainer.learned.observation[:, 0].clone()), lambda: len(observed) == 2)
+    trainer.train(
+        lambda _: observed.append(trainer.batch.payload.observation[:, 0].clone()), lambda: len(observed) == 2
+    )
     assert trainer.curriculum.number == 1
     assert not torch.equal(*observed)
 

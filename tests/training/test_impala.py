@@ -270,10 +270,9 @@ def test_each_unroll_is_learned_from_once_though_processes_die(cluster: None, tm
     trainer, restarts = SoakTrainer(config, Run(tmp_path), SoakOptions(learners=2)), list[tuple[int, int]]()
 
     def show(progress: Any) -> None:
-        assert trainer.pool
         trainer.ledger.check_steps(trainer.learner.steps)
-        restarts.append((trainer.updater.restarts, trainer.pool.status().restarts))
-        victims = {3: trainer.updater, 6: trainer.pool}.get(trainer.learner.version)
+        restarts.append((trainer.updater.restarts, trainer.feed.pool.status().restarts))
+        victims = {3: trainer.updater, 6: trainer.feed.pool}.get(trainer.learner.version)
         if victims:
             member = victims.members[0]
             os.kill(ray.get(getattr(member, "handle", member).pid.remote()), signal.SIGKILL)
@@ -353,8 +352,8 @@ def test_a_resumed_run_whose_actors_begin_anew_has_new_episodes(tmp_path: Path) 
     train(CONFIG, tmp_path / "again", 1, resume=True)
     begun.append(train(more, tmp_path / "again", 1, resume=True))
     assert [trainer.generation for trainer in begun] == [0, 1, 2]
-    first = [trainer.learned.observation[:, 0] for trainer in begun]
-    assert all(trainer.learned.reset[:, 0].all() for trainer in begun)
+    first = [trainer.batch.payload.observation[:, 0] for trainer in begun]
+    assert all(trainer.batch.payload.reset[:, 0].all() for trainer in begun)
     assert not any(one.equal(other) for one, other in itertools.combinations(first, 2))
 
 

@@ -13,10 +13,11 @@ from storage.metrics import read_metrics
 from storage.run import Run
 from tests.agent.agents import make_trajectory
 from tests.commands.cli import state
-from tests.training.test_batches import train as train_beside
 from tests.training.test_curriculum import STAGED
+from tests.training.test_feeds import train as train_beside
 from tests.training.test_impala import AGENT, CONFIG, CORES, timeless, train
 from training import curriculum
+from training.feeds import RayFeed
 from training.impala import Trainer
 
 train_as_on_ray = train_beside
@@ -75,7 +76,7 @@ def test_rows_of_an_earlier_stage_are_not_replayed(tmp_path: Path, monkeypatch: 
     trainer = Trainer(config, Run(tmp_path / "straight"), local=True)
 
     def show(progress: Any) -> None:
-        stage, batch = trainer.curriculum.number, trainer.learned
+        stage, batch = trainer.curriculum.number, trainer.batch.payload
         if batch.replayed is None:
             first[stage] = int(batch.version.max())
         else:
@@ -99,18 +100,18 @@ def test_a_batch_is_requested_for_the_version_that_learns_from_it(
     share: float, versions: list[int], train_as_on_ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On Ray it is requested before the one that precedes it is learned from, in as many updates as that will be."""
-    receive, update = Trainer._receive, Trainer.update
+    receive, update = RayFeed._receive, Trainer.update
     requested, learned = list[int](), list[int]()
 
-    def watched_receive(trainer: Trainer, version: int, check: Any) -> Any:
+    def watched_receive(feed: RayFeed, version: int, check: Any) -> Any:
         requested.append(version)
-        return receive(trainer, version, check)
+        return receive(feed, version, check)
 
     def watched_update(trainer: Trainer) -> Any:
         learned.append(trainer.learner.version)
         return update(trainer)
 
-    monkeypatch.setattr(Trainer, "_receive", watched_receive)
+    monkeypatch.setattr(RayFeed, "_receive", watched_receive)
     monkeypatch.setattr(Trainer, "update", watched_update)
     train_as_on_ray(tmp_path, 6, replay=ReplayConfig(share, unrolls=4))
     assert requested[:6] == learned == versions

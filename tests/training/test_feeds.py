@@ -5,6 +5,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from storage.run import Run
 from tests.agent import agents
 from tests.commands.cli import PATIENCE, wait_until
 from tests.training.test_impala import CONFIG, timeless
-from training.batches import Background, wait_for
+from training.background import Background, wait_for
 from training.impala import Trainer
 
 
@@ -61,7 +62,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
     def make_pool(config: Any, env: str, *_: Any) -> Sender:
         return Sender(make_actor(config, env), config.actors)
 
-    monkeypatch.setattr("training.impala.make_pool", make_pool)
+    monkeypatch.setattr("training.feeds.make_pool", make_pool)
 
     def train(folder: Path, updates: int, resume: bool = False, **fields: Any) -> Trainer:
         trainer, count = Trainer(dataclasses.replace(CONFIG, **fields), Run(folder), local=False), itertools.count(1)
@@ -88,7 +89,7 @@ def test_functions_of_a_thread_are_called_in_turn() -> None:
             waiting.set()
             thread.check()
 
-    with Background() as thread:
+    with closing(Background()) as thread:
         futures = [thread.start(lambda number=number: order.append(number) or 10 // number) for number in (2, 1, 0)]  # type: ignore
         assert [wait_for(future, lambda: None) for future in futures[:2]] == [5, 10]
         with pytest.raises(ZeroDivisionError):
@@ -214,7 +215,7 @@ def test_a_snapshot_is_of_the_weights_when_it_was_taken() -> None:
 def test_a_batch_and_a_snapshot_of_a_gpu_are_what_plain_copies_are() -> None:
     """While the GPU computes, from other threads, and again and again in the same memory."""
     device, weights = torch.device("cuda"), torch.nn.Linear(512, 512, device="cuda")
-    with Background() as thread:
+    with closing(Background()) as thread:
         for seed in range(20):
             parts = [agents.make_trajectory(8, 64, 3 * seed + part) for part in range(3)]
             ahead = thread.start(lambda parts=parts: load([arrays(part) for part in parts], device))  # type: ignore

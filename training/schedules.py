@@ -1,0 +1,33 @@
+"""How learning rate and entropy cost change when a run is resumed with another configuration."""
+
+from training.config import RunConfig
+from training.console import quantity
+
+
+def describe_jump(before: RunConfig, after: RunConfig, frames: int) -> str:
+    """Says how learning rate and entropy cost change when a run continues with another configuration.
+
+    Returns:
+        one line; empty if both are, after so many frames, what they would be with the configuration from before.
+    """
+    changes = list[str]()
+    old_rates = scheduled_rates(before, frames)
+    new_rates = scheduled_rates(after, frames)
+    for name in old_rates:
+        old, new = f"{old_rates[name]:.3g}", f"{new_rates[name]:.3g}"
+        if old != new:
+            changes.append(f"the {name} changes from {old} to {new}")
+    if not changes:
+        return ""
+    line = " and ".join(changes)
+    if before.schedule_end != after.schedule_end:
+        line += f": schedules end at {quantity(after.schedule_end)} frames now, not at {quantity(before.schedule_end)}"
+        line += f"; --schedule-frames {before.schedule_end} keeps the old end"
+    return line
+
+
+def scheduled_rates(config: RunConfig, frames: int) -> dict[str, float]:
+    """Learning rate and entropy cost after so many frames."""
+    progress = min(1.0, frames / config.schedule_end)
+    learner = config.learner
+    return {"learning rate": learner.learning_rate_at(progress), "entropy cost": learner.entropy_cost_at(progress)}
