@@ -71,12 +71,14 @@ class Feed(ABC):
     Args:
         pool: the actors of the present stage.
         check: see `Check`.
+        replay: the rows that are learned from again, if any.
     """
 
-    def __init__(self, config: RunConfig, pool: Pool, check: Check) -> None:
+    def __init__(self, config: RunConfig, pool: Pool, check: Check, replay: Replay | None = None) -> None:
         self.config = config
         self.pool = pool
         self.check = check
+        self.replay = replay
 
     @property
     def pending(self) -> bool:
@@ -101,8 +103,14 @@ class Feed(ABC):
         return self.pool.status()
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """What exact resumption needs, by part of a checkpoint; parts are empty where a run cannot resume exactly."""
-        return {"actors": self.pool.state_dict()}
+        """What exact resumption needs, by part of a checkpoint; empty where the actors cannot resume exactly."""
+        actors = self.pool.state_dict()
+        if not actors:
+            return {}
+        parts = {"actors": actors}
+        if self.replay:
+            parts["replay"] = self.replay.state_dict()
+        return parts
 
     def load_state_dict(self, parts: dict[str, dict[str, Tensor]]) -> None:
         """Restores what `state_dict` returned. Raises a ValueError if the actors' state does not fit."""
@@ -112,6 +120,8 @@ class Feed(ABC):
             if expected != got:
                 raise ValueError(f"actors: {name}: expected {expected}, got {got}")
         self.pool.load_state_dict(saved)
+        if self.replay:
+            self.replay.load_state_dict(parts.get("replay", {}))
 
     def close(self) -> None:
         """Stops the actors."""
@@ -138,10 +148,6 @@ class Feed(ABC):
 class LocalFeed(Feed):
     """Actors take turns in this process, between two updates: the only feed with which runs resume exactly."""
 
-    def __init__(self, config: RunConfig, pool: Pool, check: Check, replay: Replay | None) -> None:
-        super().__init__(config, pool, check)
-        self.replay = replay
-
     def next_batch(self, version: int, last: bool = False) -> Batch:
         received = self._receive(version, self.check)
         trajectory = concatenate_states([unroll.trajectory for unroll in received.unrolls])
@@ -151,17 +157,6 @@ class LocalFeed(Feed):
 
     def publish(self, weights: Weights, version: int) -> None:
         self.pool.publish(weights(), version)
-
-    def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        parts = super().state_dict()
-        if self.replay:
-            parts["replay"] = self.replay.state_dict()
-        return parts
-
-    def load_state_dict(self, parts: dict[str, dict[str, Tensor]]) -> None:
-        super().load_state_dict(parts)
-        if self.replay:
-            self.replay.load_state_dict(parts.get("replay", {}))
 
 
 class RayFeed(Feed):
@@ -174,9 +169,8 @@ class RayFeed(Feed):
     """
 
     def __init__(self, config: RunConfig, pool: Pool, check: Check, learner: Any, replay: Replay | None) -> None:
-        super().__init__(config, pool, check)
+        super().__init__(config, pool, check, replay)
         self.learner = learner
-        self.replay = replay
         self.receiver = Background()
         self.publisher = Background()
         self.ahead: Future[tuple[Received, Callable[[], Any]]] | None = None

@@ -255,8 +255,6 @@ class Trainer(Training):
                 raise UserError(f"{self.place} was taken over by {owner}; this run ends with {self.saved}")
         counters = {"episodes": self.episodes, "generation": self.generation, **self.curriculum.pack()}
         parts = {} if rescue else self.feed.state_dict()
-        if not parts.get("actors"):  # without them a run does not resume exactly, whatever else is saved
-            return {}, counters
         return {name: tensors for name, tensors in parts.items() if tensors}, counters
 
     def claim_url(self, new: bool) -> None:
