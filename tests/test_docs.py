@@ -31,7 +31,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *s
 PRESENT = [page for page in PAGES if page.name not in ("CHANGELOG.md", "log.md")]
 """Pages about the project as it is; the others also name what was there once."""
 CODE = re.compile(r"^```.*?^```|^(?: {4}|\t).*?$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
-FOLDERS = "agent|envs|actors|learner|training|text|speech|images|reports|commands|benchmarks|tests|docker|docs|examples"
+FOLDERS = "agent|envs|actors|learner|storage|training|sequences|reports|commands|benchmarks|tests|docker|docs|examples"
 STAND_INS = {"CORE": "lstm", "DIR": "folder", "N": "2", "S": "0", "STEPS": "1M", "URL": "s3://bucket/run"}
 """Values in place of the words in capitals that a reader replaces; others, such as NAME, are values already."""
 
@@ -74,8 +74,20 @@ def test_links_lead_to_pages_and_anchors_that_exist(page: Path) -> None:
 
 
 def test_every_page_is_in_the_menu_of_the_site() -> None:
-    menu = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(menu) == sorted(str(page.relative_to(DOCS)) for page in PAGES if DOCS in page.parents)
+    """The log of experiments is in no menu: pages that quote it link to it."""
+    settings = (ROOT / "mkdocs.yml").read_text()
+    menu = re.findall(r"^ +- .*: (\S+\.md)$", settings, re.MULTILINE)
+    assert "\nnot_in_nav: log.md" in settings
+    assert sorted([*menu, "log.md"]) == sorted(str(page.relative_to(DOCS)) for page in PAGES if DOCS in page.parents)
+
+
+def test_the_home_page_lists_every_page() -> None:
+    linked = set(re.findall(r"\]\((\w+\.md)\)", (DOCS / "index.md").read_text()))
+    assert linked == {page.name for page in DOCS.glob("*.md")} - {"index.md"}
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 def test_every_package_has_an_api_page() -> None:

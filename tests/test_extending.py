@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 SECTION = PAGE[PAGE.index("## A core\n") : PAGE.index("## A compression function\n")]
 PLACE = re.compile(r"# (?P<file>\S+\.py)(?:, (?P<where>above|at the end of) \"?(?P<name>[^\"]+?)\"?)?")
-NEEDED = "agent envs actors learner training text speech images reports commands tests/agent tests/envs"
+NEEDED = "agent envs actors learner storage training sequences reports commands tests/agent tests/envs"
 NEEDED = [*NEEDED.split(), "tests/conftest.py", "tests/__init__.py", "pyproject.toml"]
 
 
