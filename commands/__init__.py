@@ -82,10 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(name: str, words: list[str]) -> None:
-    if [name, *words[:1]] == ["speech", "compare"]:
-        from commands.parsing import speech_compare
-
-        name, words = "compare", speech_compare(words[1:])
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"perhaps you meant {close[0]}" if close else "see compressive --help"

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import io
-import os
 import re
 import shlex
 import sys
@@ -15,22 +14,12 @@ from typing import Any
 
 import tyro
 
-from agent.core.fields import Checked, Count, Several
-from commands.options import OPTIONS, CompareOptions, LaunchOptions, TrainingOptions, Words
+from commands.options import OPTIONS, CompareOptions, LaunchOptions, TrainingOptions
 from sequences.kinds import CONFIGS, PRESETS
 from storage.errors import StorageError, UserError
 from storage.files import is_url
 from storage.run import Run
-from training.config import (
-    RENAMED,
-    RunConfig,
-    checkpoint_place,
-    core_name,
-    differences,
-    read_config,
-    read_url,
-    to_plain,
-)
+from training.config import RunConfig, checkpoint_place, core_name, differences, read_config, read_url, to_plain
 
 HELP = ("-h", "--help", "help")
 _types = tyro.constructors.ConstructorRegistry()
@@ -150,29 +139,6 @@ def parse_launch(words: Sequence[str]) -> LaunchOptions:
     return options
 
 
-@dataclasses.dataclass(frozen=True)
-class _SpeechCompare(Checked):
-    """`speech compare` of version 0.1."""
-
-    run: str
-    preset: str = "cpu"
-    cores: Words = ("compressive", "transformer-xl", "lstm", "wavenet")
-    seed: Count = 0
-    parallel: Several = 2
-
-
-def speech_compare(words: Sequence[str]) -> list[str]:
-    """The words of `compare` that stand for those of `speech compare` in version 0.1."""
-    import torch
-
-    old: _SpeechCompare
-    old, rest = parse(_SpeechCompare, "compressive speech compare", words, return_unknown_args=True)
-    share = [f"--cpus-per-trial={(os.cpu_count() or 1) / old.parallel:g}"]
-    share += [f"--gpus-per-trial={1 / old.parallel:g}"] * torch.cuda.is_available()
-    grid = ["--preset", old.preset, "--cores", *old.cores, "--seeds", str(old.seed)]
-    return ["--kind", "speech", "--folder", old.run, *grid, *share, *rest]
-
-
 @contextlib.contextmanager
 def user_errors(option: str = "") -> Iterator[None]:
     """Turns errors that the user can correct into a UserError, which names the option if one is given."""
@@ -183,33 +149,31 @@ def user_errors(option: str = "") -> Iterator[None]:
 
 
 def parse(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
-    """`tyro.cli` with condensed error messages, abbreviated numbers and the option names of version 0.1."""
+    """`tyro.cli` with condensed error messages and abbreviated numbers."""
     message, config = io.StringIO(), (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
     try:
         with contextlib.redirect_stderr(message), _types:
-            return tyro.cli(kind, prog=prog, args=list(_normalized(words)), config=config, **options)
+            return tyro.cli(kind, prog=prog, args=list(_with_numbers_of_actors(words)), config=config, **options)
     except SystemExit as stop:
         if not stop.code:
             raise  # --help
         raise UserError(f"{_condense(message.getvalue(), kind)} (see {prog} --help)") from None
 
 
-def _normalized(words: Sequence[str]) -> Iterator[str]:
-    """The words with today's names for old options, and with `--actors 4` or `--actors 4..16` written out."""
+def _with_numbers_of_actors(words: Sequence[str]) -> Iterator[str]:
+    """The words with `--actors 4` and `--actors 4..16` written out as the two options that they stand for."""
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
-        group, dot, last = name.removeprefix("--").rpartition(".")
-        if name == "--actors":
-            value = value if equals else next(rest, "")
-            numbers = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", value)
-            if not numbers:
-                raise UserError(f"actors: expected a number, or two as in 4..16, got {value!r}")
-            yield from ("--actors.num-actors", numbers[1], "--actors.max-actors", numbers[2] or "None")
-        elif name.startswith("--") and (today := RENAMED.get(last.replace("-", "_"))):
-            yield f"--{group}{dot}{today}{equals}{value}"
-        else:
+        if name != "--actors":
             yield word
+            continue
+        if not equals:
+            value = next(rest, "")
+        numbers = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", value)
+        if not numbers:
+            raise UserError(f"actors: expected a number, or two as in 4..16, got {value!r}")
+        yield from ("--actors.num-actors", numbers[1], "--actors.max-actors", numbers[2] or "None")
 
 
 def _condense(frame: str, kind: Any) -> str:

@@ -170,10 +170,10 @@ class Run:
         return kind, plain
 
     def record_file(self, kind: str) -> Path:
-        """In which a run of a kind keeps `Modality.record`; version 0.1 spelled the tokenizer's otherwise."""
-        old = self.path / "tokeniser.json"
-        own = old if old.exists() and not self.tokenizer_file.exists() else self.tokenizer_file
-        return own if kind == "text" else self.corpus_file
+        """In which a run of a kind keeps `Modality.record`."""
+        if kind == "text":
+            return self.tokenizer_file
+        return self.corpus_file
 
     def evaluation_file(self, split: str | None = None) -> Path:
         """The summary of the evaluation at the end, of a later one on a split, or, "at-STEP", of an earlier end."""

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import math
 import os
 import random
 import re
@@ -25,7 +24,7 @@ from storage.files import JSON_BYTES, abbreviate, require_schema
 from storage.stores import MANIFEST
 
 FORMAT = 2
-"""Version of the manifest. Format 1, of version 0.1, differs in the names that `_upgrade` replaces."""
+"""Version of the manifest."""
 _SCHEMA = {"step": int, "time": float, "files": {str: {"size": int, "sha256": str}}, "state": dict}
 
 
@@ -53,7 +52,7 @@ def deserialize(read: Callable[[str, int], bytes]) -> tuple[int, dict[str, Any],
     """
     content = _parse_manifest(read(MANIFEST, JSON_BYTES))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    parts, state = {}, content["state"]
+    parts = {}
     for file, expected in content["files"].items():
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,200}\.safetensors", file):
             raise ValueError(f"{MANIFEST}: files: expected names such as weights.safetensors, got {abbreviate(file)}")
@@ -66,9 +65,7 @@ def deserialize(read: Callable[[str, int], bytes]) -> tuple[int, dict[str, Any],
             parts[file.removesuffix(".safetensors")] = parse_safetensors(data)
         except Exception as error:  # safetensors and torch raise many kinds for forged data
             raise ValueError(f"{file} holds no tensors: {error!r}") from error
-    if content["format"] == 1:
-        parts, state = _upgrade(parts, state)
-    return content["step"], parts, state, content["time"]
+    return content["step"], parts, content["state"], content["time"]
 
 
 def digest(content: Any) -> str:
@@ -85,26 +82,10 @@ def _parse_manifest(data: bytes) -> dict[str, Any]:
         raise ValueError(f"{MANIFEST} is damaged") from error
     if not intact:
         raise ValueError(f"{MANIFEST} is not what was written (its SHA-256 differs)")
-    if content.get("format") not in (1, FORMAT):
-        found = abbreviate(content.get("format"))
-        raise ValueError(f"{MANIFEST} has format {found}, this version reads 1 and {FORMAT}")
-    content.setdefault("time", math.nan)
+    if content.get("format") != FORMAT:
+        raise ValueError(f"{MANIFEST}: format: expected {FORMAT}, got {abbreviate(content.get('format'))}")
     require_schema(content, _SCHEMA, MANIFEST)
     return content
-
-
-def _upgrade(parts: dict[str, Any], state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parts and state of a checkpoint of format 1, with the names of this version."""
-
-    def renamed(tree: dict[str, Any], pattern: str, name: str) -> dict[str, Any]:
-        return {re.sub(pattern, name, key): value for key, value in tree.items()}
-
-    parts = renamed(parts, "^optimiser$", "optimizer")
-    if "actors" in parts:
-        parts["actors"] = renamed(parts["actors"], r"^(\d+/)moment/", r"\1env_output/")
-    if isinstance(learner := state.get("learner"), dict):
-        state = {**state, "learner": renamed(learner, "^optimiser$", "optimizer")}
-    return parts, state
 
 
 def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:

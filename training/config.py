@@ -28,19 +28,6 @@ from training.stages import read_stage
 
 Config = TypeVar("Config")
 
-RENAMED = {
-    "allow_env": "allow",
-    "optimiser": "optimizer",
-    "update_every": "accumulation_steps",
-    "late_step": "late_start",
-    "late_update_every": "late_accumulation_steps",
-    "validate_every": "evaluate_every",
-    "validation_samples": "evaluate_tokens",
-    "reset_at_files": "reset_at_starts",
-    "reset_documents": "reset_at_starts",
-}
-"""Fields by their names in version 0.1, which files and command lines may still use."""
-
 
 @dataclass(frozen=True)
 class RunConfig(Checked):
@@ -277,7 +264,7 @@ def _build(kind: Any, plain: Any, where: str, cores: Mapping[str, tuple[type, An
         return tuple(plain) if isinstance(plain, list) else plain  # JSON has no tuples
     if not isinstance(plain, dict):
         raise ValueError(f"{where}: expected an object, got {abbreviate(plain)}")
-    plain = {RENAMED.get(name, name): value for name, value in plain.items() if name != "kind"}
+    plain = {name: value for name, value in plain.items() if name != "kind"}
     if is_core:
         name = plain.pop("name", None)
         if name not in list(cores):  # a list, because JSON's values need not be hashable

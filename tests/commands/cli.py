@@ -40,10 +40,9 @@ TINY_TEXT = [
 COMPRESSIVE_TEXT = [*TINY_TEXT, "--model.core.compressed-size=8", "--model.core.dropout=0.1"]
 TINY_SPEECH = [
     "--learner.batch-size=2", "--learner.sequence-length=64", "--learner.steps=6", "--learner.warmup-steps=1",
-    "--validation-samples=300", "--validate-every=3", "--log-every=1", "--checkpoint-seconds=0", "--threads=1",
+    "--evaluate-tokens=300", "--evaluate-every=3", "--log-every=1", "--checkpoint-seconds=0", "--threads=1",
     "--sample-seconds=0.01", "--keep-checkpoints=9",
 ]  # fmt: skip
-"""Options of version 0.1, which still work."""
 TINY_IMAGES = [
     "--corpus.height=8", "--corpus.width=8", "--model.model-size=16", "--model.num-layers=1", "--model.mlp-size=16",
     "--model.segment-size=8", "--model.memory-size=8", "--model.compressed-size=8", "--learner.batch-size=4",

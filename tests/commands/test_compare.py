@@ -84,7 +84,6 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
         (["--kind", "speech", "--cores", "lstm", "gru"], ["core", "wavenet", "'gru'"]),
         (["--kind", "text", "--cores", "lstm", "gru", "--remote-actors"], ["remote-actors", "text"]),
         (["--kind", "text", "--cores", "lstm", "gru", "--corpus", "folder", "--path", "MISSING"], ["MISSING"]),
-        (["speech compare", "--run", "NEW", "--cores", "lstm"], ["--cores or --rates"]),
         (["--rates", "1", "2", "--folder", "SWEEP"], ["SWEEP holds another sweep", "as it was"]),
         (["--resume", "EMPTY"], ["EMPTY", "not a sweep", "sweep.json"]),
         (["--resume", "SWEEP", "--frames", "3"], ["--resume", "--frames 3"]),
@@ -99,8 +98,7 @@ def test_bad_input_is_one_clear_line(
         (tmp_path / name).mkdir()
     (tmp_path / "FULL" / "thesis.txt").write_text("all of it")
     begin(tmp_path / "SWEEP", grid(cores=("lstm", "gru")), "as it was")
-    speech = arguments[:1] == ["speech compare"]
-    cli.refuse(*(["speech", "compare", *arguments[1:]] if speech else ["compare", *arguments]), words=words)
+    cli.refuse("compare", *arguments, words=words)
     assert {path.name for path in tmp_path.iterdir()} == {"EMPTY", "FULL", "SWEEP"}
 
 

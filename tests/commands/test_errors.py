@@ -75,7 +75,7 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("--resume RUN --local --agent.core.num-layers 3", "agent.core.num_layers: expected 2 as in RUN, got "),
         ("--resume RUN --local --core lstm", "core: expected compressive as in RUN, got "),
         ("--resume RUN --local --env rooms:full", "env: expected rooms:small as in RUN, got "),
-        ("--resume RUN --local --learner.optimiser rmsprop", "learner.optimizer: expected adam as in RUN, got "),
+        ("--resume RUN --local --learner.optimizer rmsprop", "learner.optimizer: expected adam as in RUN, got "),
         ("--resume TEXT", "TEXT is a run of `compressive text train`, expected one of `compressive launch`; use "),
     ],
     "status": [("EMPTY", "is not a run"), ("x" * 256, "File name too long")],

@@ -120,17 +120,18 @@ def test_a_jobs_own_folder_is_refused(option: str, copied: Any, monkeypatch: pyt
 
 
 def test_options_as_people_write_them() -> None:
-    """Abbreviated numbers, two ways to give a value, names of version 0.1, and sizes by layer."""
+    """Abbreviated numbers, two ways to give a value, numbers of actors, and sizes by layer."""
     for number, expected in {"6M": 6_000_000, "200k": 200_000, "1e6": 1_000_000, "1.5e3": 1500, "64": 64}.items():
         assert parse(["--frames", number]).frames == parse([f"--frames={number}"]).frames == expected
-    assert parse(["--learner.optimiser", "rmsprop"]).learner.optimizer == "rmsprop"
-    assert parse(["--learner.optimiser=rmsprop", "--actors", "2..4"]).actors.max_actors == 4
+    for words in (["--actors", "2..4"], ["--actors=2..4"]):
+        actors = parse(words).actors
+        assert (actors.num_actors, actors.max_actors) == (2, 4)
     core: Any = parse(["--agent.core.memory-size", "16", "0", "--agent.core.compressed-size=0", "8"]).agent.core
     assert (core.memory_size, core.compressed_size) == ((16, 0), (0, 8))
 
 
 def test_help(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It explains every option with the default of the preset and core; old names are hidden."""
+    """It explains every option with the default of the preset and core."""
     monkeypatch.setenv("COLUMNS", "100")
     for arguments, env in (([], "rooms:small"), (["--preset", "paper", "--core", "lstm"], "dmlab:rooms_select")):
         with pytest.raises(SystemExit) as stop:
@@ -146,7 +147,6 @@ def test_help(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
         assert {"--preset", "--frames", "--run", "--seed", "--resume", "--local", "--ray-address"} <= set(options)
         assert len(options) > 35
         assert not [name for name, said in options.items() if not re.search(r"\S+ \S+ \(default: ", said)]
-        assert "optimiser" not in text
         assert f"(default: {env}" in options["--env"]
     for words in ([], ["-h"], ["help"]):
         printed = cli.run(*words)

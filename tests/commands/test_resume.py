@@ -1,7 +1,6 @@
-"""Interruptions of every kind of run: Ctrl-C, kill -9, lost folders, full disks, damaged checkpoints, version 0.1."""
+"""Interruptions of every kind of run: Ctrl-C, kill -9, moved folders, full disks, damaged checkpoints."""
 
 import fcntl
-import hashlib
 import itertools
 import json
 import os
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from commands import main
 from storage import checkpoints
@@ -37,8 +35,6 @@ from tests.commands.cli import (
     wait_until,
     write_corpus,
 )
-from tests.learner.runs import forge
-from training.config import RENAMED
 from training.progress import Clock
 
 LAUNCH = ["launch", "--local", *TINY]
@@ -114,46 +110,6 @@ def test_interrupted_equals_uninterrupted(kind: Kind, straight: Path, tmp_path: 
 def test_two_programs_want_one_run(kind: Kind, straight: Path, cli: Commands) -> None:
     with Run(straight).lock():
         cli.refuse(*kind.resume, straight, words=f"{straight} is in use by another process")
-
-
-def as_version_0_1(folder: Path) -> None:
-    """Renames all that has another name since version 0.1."""
-    old = {new: name for name, new in RENAMED.items()}
-
-    def rename(plain: Any) -> Any:
-        if isinstance(plain, dict):
-            return {old.get(name, name): rename(value) for name, value in plain.items()}
-        return plain
-
-    config = folder / "config.json"
-    config.write_text(json.dumps(rename(json.loads(config.read_text()))))
-    if (tokenizer := folder / "tokenizer.json").exists():
-        tokenizer.rename(folder / "tokeniser.json")
-    for path in folder.glob("checkpoints/*"):
-        (path / "optimizer.safetensors").rename(path / "optimiser.safetensors")
-        if (actors := path / "actors.safetensors").exists():
-            tensors = {name.replace("env_output/", "moment/"): value for name, value in load_file(actors).items()}
-            assert any("/moment/" in name for name in tensors)
-            save_file(tensors, actors)
-
-        def change(content: Any, path: Path = path) -> None:
-            content["format"] = 1
-            content["state"] |= {name: rename(content["state"][name]) for name in ("learner", "config")}
-            content["files"] = {
-                file.name: {"size": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
-                for file in path.glob("*.safetensors")
-            }
-
-        forge(path, change)
-
-
-def test_runs_of_version_0_1(kind: Kind, straight: Path, tmp_path: Path, cli: Commands) -> None:
-    new, old = (shutil.copytree(straight, tmp_path / name) for name in ("new", "old"))
-    as_version_0_1(old)
-    for folder in (new, old):
-        cli.run(*kind.resume, folder, kind.to(34))
-    assert results(new) == results(old)
-    assert saved_steps(old)[-1] > saved_steps(straight)[-1]
 
 
 def test_a_launch_killed_before_its_first_checkpoint(kind: Kind, tmp_path: Path, cli: Commands) -> None:

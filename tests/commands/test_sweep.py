@@ -1,4 +1,4 @@
-"""Sweeps on Ray Tune: one that is killed and resumed, and `speech compare` of version 0.1.
+"""Sweeps on Ray Tune: one that is killed and resumed, and one of sequence models.
 
 In processes of their own: after Tune, actors on another cluster of the same process die at once.
 """
@@ -85,8 +85,8 @@ def test_environments_of_trials_that_hang_are_interrupted(tmp_path: Path) -> Non
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_speech_compare_of_version_0_1_is_a_sweep(tmp_path: Path, cli: Commands) -> None:
-    words = ["speech", "compare", "--run", tmp_path / "all", "--cores", "lstm", "wavenet", "--parallel=2"]
+def test_a_sweep_of_sequence_models(tmp_path: Path, cli: Commands) -> None:
+    words = ["compare", "--kind=speech", "--folder", tmp_path / "all", "--cores", "lstm", "wavenet", "--seeds", "0"]
     words += ["--learner.batch-size=2", "--learner.sequence-length=64", "--learner.steps=2", "--sample-seconds=0"]
     assert "linear predictor" in run(*words).stdout
     assert {row["variant"] for row in table(tmp_path / "all" / "report" / "runs.csv")} == {"lstm", "wavenet"}

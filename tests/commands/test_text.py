@@ -156,11 +156,11 @@ def test_sample_continues_a_prompt(trained: Path, cli: Commands, monkeypatch: py
 @pytest.mark.parametrize("core", ["local", "lstm"])
 def test_baselines_by_one_flag(core: str, corpus: Path, tmp_path: Path) -> None:
     sizes = [each for each in TINY_TEXT if ".core" not in each or (core == "local" and "memory" not in each)]
-    others = [f"--core={core}", "--model.core.model-size=16", "--learner.steps=4", "--reset-documents"]
+    others = [f"--core={core}", "--model.core.model-size=16", "--learner.steps=4", "--reset-at-starts"]
     main(["text", "train", *sizes, f"--path={corpus}", f"--run={tmp_path}/run", *others])
     assert saved_steps(tmp_path / "run")[-1] == 4
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["reset_at_starts"], "the option's name in version 0.1"
+    assert config["reset_at_starts"]
 
 
 def test_words_with_an_adaptive_softmax(corpus: Path, tmp_path: Path, cli: Commands) -> None:

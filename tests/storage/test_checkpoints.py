@@ -15,7 +15,7 @@ from learner.config import LearnerConfig
 from learner.learner import Learner
 from storage import checkpoints, serialization
 from storage.stores import UrlStore
-from tests.learner.runs import PARTS, Place, forge, listing, names, save
+from tests.learner.runs import PARTS, Place, listing, names, save
 
 STATE = {"episodes": 3, "config": {"discount": 0.99, "core": None}, "names": ["a", "b"]}
 
@@ -128,16 +128,6 @@ def test_runs_without_checkpoints_copied_runs_and_owners(tmp_path):
     for owner in ("first", "second"):
         UrlStore(url).claim(owner)
         assert UrlStore(url).owner() == owner
-
-
-def test_names_of_version_0_1_are_upgraded(tmp_path):
-    tensor = {"a": torch.ones(1)}
-    actors = {"0/moment/reward": torch.ones(1), "0/envs/moment/x": torch.ones(1)}
-    path = checkpoints.save(tmp_path, 1, {"optimiser": tensor, "actors": actors}, {"learner": {"optimiser": {}}})
-    forge(path, lambda content: content.update(format=1))
-    loaded = checkpoints.load_latest(tmp_path)
-    assert (set(loaded.parts), loaded.state) == ({"optimizer", "actors"}, {"learner": {"optimizer": {}}})
-    assert set(loaded.parts["actors"]) == {"0/env_output/reward", "0/envs/moment/x"}
 
 
 def test_a_state_that_json_cannot_hold_writes_nothing(place):

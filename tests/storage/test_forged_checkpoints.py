@@ -101,7 +101,7 @@ HOSTILE: dict[str, tuple[Damage, str]] = {
     "step: huge": (manifest(step=1 << 80), f"step: {WHOLE}"),
     "time: text": (manifest(time="now"), "time: expected a number, got 'now'"),
     "state: null": (manifest(state=None), "state: expected an object, got None"),
-    "format: 3": (manifest(format=3), "state.json has format 3, this version reads 1 and 2"),
+    "format: 3": (manifest(format=3), "state.json: format: expected 2, got 3"),
     "deep JSON": (edit("state.json", lambda data: b"[" * 100_000), "state.json is damaged"),
     "deep state": (manifest(state=json.loads("[" * 900 + "]" * 900)), "state.json: state: expected an object, got"),
     "device": (instead(WEIGHTS, lambda path: path.symlink_to("/dev/zero")), "got a symbolic link"),

@@ -1,4 +1,4 @@
-"""Configurations: presets, the way through JSON, names of version 0.1, and limits of every number."""
+"""Configurations: presets, the way through JSON, and limits of every number."""
 
 import dataclasses
 import importlib
@@ -14,7 +14,7 @@ import commands
 from agent.core import CORES
 from agent.core.fields import Checked
 from envs import tasks
-from training.config import RENAMED, RunConfig, core_name, from_plain, to_plain
+from training.config import RunConfig, core_name, from_plain, to_plain
 from training.curriculum import Curriculum
 from training.presets import PRESETS, make_preset
 from training.stages import read_stage
@@ -56,13 +56,9 @@ def test_sizes_by_layer_survive_json() -> None:
             from_plain(RunConfig, plain)
 
 
-def test_files_of_version_0_1() -> None:
-    """They lack later fields, and have other names of some."""
+def test_fields_that_a_file_lacks_have_their_defaults() -> None:
     plain = to_plain(RunConfig())
     del plain["video_episodes"], plain["actors"]["step_seconds"], plain["actors"]["max_episode_steps"]
-    assert from_plain(RunConfig, plain) == RunConfig()
-    plain["learner"]["optimiser"] = plain["learner"].pop("optimizer")
-    assert RENAMED["optimiser"] == "optimizer"
     assert from_plain(RunConfig, plain) == RunConfig()
 
 
