@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 Check = Callable[[], object]
 """Is called while a feed waits; its exceptions end the wait."""
-Weights = Callable[[], dict[str, Any]]
-"""Returns weights by name; it may take a while, because they are still copied from another device."""
+Snapshot = Callable[[], Callable[[], dict[str, Any]]]
+"""Takes the learner's weights as they are; the function returns them, later and in any thread. See `Learner.snapshot`."""
 
 
 class Batch(NamedTuple):
@@ -95,8 +95,8 @@ class Feed(ABC):
         """
 
     @abstractmethod
-    def publish(self, weights: Weights, version: int) -> None:
-        """Gives the actors the weights of a version, which holds for unrolls that begin from then on."""
+    def publish(self, snapshot: Snapshot, version: int) -> None:
+        """Gives the actors the learner's weights, which are of a version, for the unrolls that begin from then on."""
 
     def status(self) -> PoolStatus:
         """Counts of actors and unrolls."""
@@ -155,7 +155,8 @@ class LocalFeed(Feed):
             trajectory = self.replay.mix(trajectory)
         return Batch(trajectory, received.episodes, received.dropped, unrolls=[])
 
-    def publish(self, weights: Weights, version: int) -> None:
+    def publish(self, snapshot: Snapshot, version: int) -> None:
+        weights = snapshot()
         self.pool.publish(weights(), version)
 
 
@@ -195,9 +196,10 @@ class RayFeed(Feed):
             payload = self.replay.mix(payload)
         return Batch(payload, received.episodes, received.dropped, self._kept(received.unrolls))
 
-    def publish(self, weights: Weights, version: int) -> None:
+    def publish(self, snapshot: Snapshot, version: int) -> None:
         self._finish_publication()
         publish = self.pool.publish
+        weights = snapshot()
         self.publication = self.publisher.start(lambda: publish(weights(), version))
 
     def close(self) -> None:
@@ -262,7 +264,7 @@ class ResidentFeed(Feed):
         (unroll,) = received.unrolls
         return Batch(unroll.trajectory, received.episodes, received.dropped, unrolls=[])
 
-    def publish(self, weights: Weights, version: int) -> None:
+    def publish(self, snapshot: Snapshot, version: int) -> None:
         self.pool.publish({}, version)
 
 

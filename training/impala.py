@@ -61,7 +61,6 @@ class Trainer(Training):
         learner: the learner of this process; it follows several learners on Ray, if there are any.
         replay: what is learned from again, or None.
         curriculum: the stages, and the last episodes.
-        feed: where batches come from and weights go to, while the run trains.
         batch: the batch that is, or was last, learned from.
 
     Raises:
@@ -79,7 +78,6 @@ class Trainer(Training):
     }
     charts = CHARTS
     learner: Learner
-    feed: Feed
     batch: Batch
 
     def __init__(self, config: RunConfig, run: Run, local: bool) -> None:
@@ -94,6 +92,7 @@ class Trainer(Training):
         self.agent = make_agent(config)
         super().__init__(config, run, make_learner(config, self.agent), on_ray=not local)
         self.replay = make_replay(config, self.learner, local)
+        self._feed: Feed | None = None
 
         # Counters. A generation is one launch of the run, or one of its stages.
         self.episodes = 0
@@ -104,6 +103,12 @@ class Trainer(Training):
         self.place = config.checkpoint_url or run.path
         self.remote = UrlStore(config.checkpoint_url) if config.checkpoint_url else None
         self.claimed: str | None = None
+
+    @property
+    def feed(self) -> Feed:
+        """Where batches come from and weights go to, while the run trains."""
+        assert self._feed, "the run does not train"
+        return self._feed
 
     @property
     def frames(self) -> int:
@@ -125,7 +130,7 @@ class Trainer(Training):
         super().start(stack, placement=self.config.learner_placement, labels=labels)
         self.logged = self.learner.version
         self._start_actors()
-        stack.callback(lambda: self.feed.close())
+        stack.callback(self._stop_actors)
         if self.restored:
             self._restore_actors()
 
@@ -168,7 +173,7 @@ class Trainer(Training):
 
     def publish(self) -> None:
         """Gives the actors the weights."""
-        self.feed.publish(self.updater.snapshot(), self.updater.version)
+        self.feed.publish(self.updater.snapshot, self.updater.version)
 
     def _evaluation_is_due(self, frames_before: int) -> bool:
         """Whether the update that began at so many frames passed a multiple of `evaluate_every`."""
@@ -190,9 +195,14 @@ class Trainer(Training):
         """Starts the actors of the present stage."""
         env = self.curriculum.present.env
         stream = self.curriculum.stream(self.generation)
-        self.feed = make_feed(
+        self._feed = make_feed(
             self.config, env, stream, self.local, self.updater, self.replay, self.make_replica, self.check
         )
+
+    def _stop_actors(self) -> None:
+        feed, self._feed = self._feed, None
+        if feed:
+            feed.close()
 
     def _restore_actors(self) -> None:
         """Gives the actors the state that they had in the checkpoint, if there are as many of them."""
@@ -214,7 +224,7 @@ class Trainer(Training):
 
         Rows that were kept for replay are dropped: they are of another environment.
         """
-        self.feed.close()
+        self._stop_actors()
         if self.replay:
             self.replay.clear()
         self.curriculum.enter(self.curriculum.number + 1, self.learner.steps)
@@ -254,7 +264,7 @@ class Trainer(Training):
             if owner not in (None, self.claimed):
                 raise UserError(f"{self.place} was taken over by {owner}; this run ends with {self.saved}")
         counters = {"episodes": self.episodes, "generation": self.generation, **self.curriculum.pack()}
-        parts = {} if rescue else self.feed.state_dict()
+        parts = self._feed.state_dict() if self._feed and not rescue else {}
         return {name: tensors for name, tensors in parts.items() if tensors}, counters
 
     def claim_url(self, new: bool) -> None:
