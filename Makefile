@@ -4,7 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-TORCH := $(shell sed -n 's/.*"\(torch==[0-9.]*\)".*/\1/p' pyproject.toml)
+LOCK := requirements.lock
+INSTALL := $(BIN)/pip install --constraint $(LOCK)
+TORCH := $(shell grep '^torch==' $(LOCK))
 GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo ,gpu)
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
@@ -19,16 +21,20 @@ help:  ## list the targets
 venv: $(READY)  ## create .venv with everything that training and tests need
 
 # Without a GPU the CPU build of torch is taken, from wherever pip finds one, so that no CUDA packages are downloaded.
-$(READY): pyproject.toml
+TORCH_IS_THERE = $(BIN)/python -c 'import sys, torch; sys.exit("torch==" + torch.__version__.partition("+")[0] != "$(TORCH)")' 2>/dev/null
+FINDS_CPU_BUILD = $(BIN)/pip install --quiet --dry-run --no-deps --ignore-installed --report - $(TORCH)
+$(READY): pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 11) <= v <= (3, 13) and f"Python 3.11 to 3.13 is needed, {sys.executable} is {v[0]}.{v[1]}; name another: make PYTHON=python3.12")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); \
 		echo "could not create $(VENV); on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into $(VENV) (once; a few minutes)"
-	@if ! command -v nvidia-smi >/dev/null 2>&1 && ! $(BIN)/python -c 'import torch' 2>/dev/null; then \
-		if $(BIN)/pip install --quiet --dry-run --no-deps --report - $(TORCH) | grep -q '+cpu'; \
-		then $(BIN)/pip install $(TORCH); \
-		else $(BIN)/pip install --extra-index-url $(CPU_INDEX) $(TORCH); fi; fi
-	@$(BIN)/pip install --editable '.[dev$(GPU)]'
+	@if command -v nvidia-smi >/dev/null 2>&1 || $(TORCH_IS_THERE); then :; \
+		elif $(FINDS_CPU_BUILD) | grep -q '+cpu'; then $(INSTALL) $(TORCH); \
+		elif $(FINDS_CPU_BUILD) --extra-index-url $(CPU_INDEX) | grep -q '+cpu'; \
+		then $(INSTALL) --extra-index-url $(CPU_INDEX) $(TORCH); \
+		else echo "no CPU build of $(TORCH) at $(CPU_INDEX), and the build with CUDA needs 6 GB and a GPU that is not here:" \
+			"name a mirror (make CPU_INDEX=URL), or install the one you want first ($(BIN)/pip install $(TORCH))" >&2; exit 1; fi
+	@$(INSTALL) --editable '.[dev$(GPU)]'
 	@touch $@
 
 train: venv  ## train the Compressive Transformer agent on two CPU cores, under 10 minutes
@@ -38,11 +44,11 @@ demo: venv  ## play a trained agent, and write a video and a page of what it att
 	$(BIN)/compressive visualize pretrained/level --output demo $(ARGS)
 
 compare: venv  ## compare compression rates on a task of memory: 20 runs, an hour of two fast cores
-	@$(BIN)/python -c 'import ray.tune' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[compare]'
+	@$(BIN)/python -c 'import ray.tune' 2>/dev/null || $(INSTALL) --quiet --editable '.[compare]'
 	$(BIN)/compressive compare --preset memory --rates 1 2 4 8 --seeds 0 1 2 3 4 $(ARGS)
 
 text: venv  ## compare language models with xz and bz2 on two CPU cores, under 20 minutes
-	@$(BIN)/python -c 'import ray.tune' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[compare]'
+	@$(BIN)/python -c 'import ray.tune' 2>/dev/null || $(INSTALL) --quiet --editable '.[compare]'
 	$(BIN)/python -m benchmarks.text $(ARGS)
 
 test: venv  ## run the tests, but for the slow ones, in three processes
@@ -62,7 +68,7 @@ format: venv  ## mend the style
 	$(BIN)/ruff format .
 
 docs: venv  ## build the documentation and the API reference into site/
-	@$(BIN)/python -c 'import mkdocs, mkdocstrings_handlers.python' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[docs]'
+	@$(BIN)/python -c 'import mkdocs, mkdocstrings_handlers.python' 2>/dev/null || $(INSTALL) --quiet --editable '.[docs]'
 	$(BIN)/mkdocs build --quiet --strict
 
 NO_SPEED := balanced common fidelity fidelity_frames mutation peers resident recall soak kill_driver text

@@ -171,22 +171,25 @@ def alternatives_of_call(call: ast.Call) -> Iterator[ast.AST]:
         yield parsed("__import__('contextlib').nullcontext()")
 
 
-def alternatives(node: ast.AST) -> Iterator[ast.AST]:
-    """What may stand in place of a node."""
+def alternatives_of_operator(node: ast.AST) -> Iterator[ast.AST]:
+    """Another operator, or none."""
     match node:
         case ast.Compare(ops=[operator]):
             for other in COMPARISONS[type(operator)]:
                 yield changed(node, ops=[other()])
-        case ast.BinOp(op=operator) if type(operator) in OPERATORS:
+        case ast.BinOp(op=operator) | ast.AugAssign(op=operator) if type(operator) in OPERATORS:
             yield changed(node, op=OPERATORS[type(operator)]())
-        case ast.AugAssign(op=operator):
-            if type(operator) in OPERATORS:
-                yield changed(node, op=OPERATORS[type(operator)]())
-            yield ast.Pass()
-        case ast.BoolOp(op=operator):
-            yield changed(node, op=ast.Or() if isinstance(operator, ast.And) else ast.And())
+        case ast.BoolOp(op=ast.And()):
+            yield changed(node, op=ast.Or())
+        case ast.BoolOp(op=ast.Or()):
+            yield changed(node, op=ast.And())
         case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.Invert(), operand=operand):
             yield operand
+
+
+def alternatives_of_value(node: ast.AST) -> Iterator[ast.AST]:
+    """Another constant, name, bound or branch, or a comprehension without its condition."""
+    match node:
         case ast.Constant(value=value):
             for constant in constants(value):
                 yield ast.Constant(constant)
@@ -194,8 +197,6 @@ def alternatives(node: ast.AST) -> Iterator[ast.AST]:
             yield changed(node, id=NAMES[name])
         case ast.Attribute(attr=name, ctx=ast.Load()) if name in NAMES:
             yield changed(node, attr=NAMES[name])
-        case ast.Call():
-            yield from alternatives_of_call(node)
         case ast.Slice(lower=lower, upper=upper):
             for bound in filter(None, [lower, upper]):
                 moved = ast.BinOp(bound, ast.Add(), ast.Constant(1))
@@ -206,14 +207,31 @@ def alternatives(node: ast.AST) -> Iterator[ast.AST]:
             first, *others = node.generators
             if first.ifs:
                 yield changed(node, generators=[changed(first, ifs=[]), *others])
+
+
+def alternatives_of_statement(node: ast.AST) -> Iterator[ast.AST]:
+    """Another value returned, or no statement at all."""
+    match node:
+        case ast.Return(value=ast.Compare() | ast.BoolOp() as value):
+            yield ast.Return(negated(value))
         case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
-            yield ast.Return(negated(value) if isinstance(value, ast.Compare | ast.BoolOp) else ast.Constant(None))
-        case ast.Expr(value=ast.Call()) | ast.Raise() | ast.Delete() | ast.Break() | ast.Continue():
+            yield ast.Return(ast.Constant(None))
+        case ast.Expr(value=ast.Call()) | ast.Raise() | ast.Delete() | ast.Break() | ast.Continue() | ast.AugAssign():
             yield ast.Pass()
-        case ast.Assign(targets=[target], value=value):
-            again = isinstance(target, ast.Name) and target.id in {name_of(each) for each in ast.walk(value)}
-            if again or isinstance(target, ast.Attribute | ast.Subscript):
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            yield ast.Pass()
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            if name in {name_of(each) for each in ast.walk(value)}:
                 yield ast.Pass()
+
+
+def alternatives(node: ast.AST) -> Iterator[ast.AST]:
+    """What may stand in place of a node."""
+    yield from alternatives_of_operator(node)
+    yield from alternatives_of_value(node)
+    yield from alternatives_of_statement(node)
+    if isinstance(node, ast.Call):
+        yield from alternatives_of_call(node)
 
 
 def is_unmutated(node: ast.AST) -> bool:

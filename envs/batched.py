@@ -148,7 +148,7 @@ _30, _27, _31, _32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
 
 
 @register_jitable
-def mixed(z):
+def mixed(z: Any) -> Any:
     """Random bits from a counter that grows by GOLDEN (splitmix64; Steele, Lea and Flood, 2014)."""
     z = (z ^ (z >> _30)) * _MIX_1
     z = (z ^ (z >> _27)) * _MIX_2
@@ -156,7 +156,7 @@ def mixed(z):
 
 
 @register_jitable
-def draw(state, rows, n):
+def draw(state: Any, rows: Any, n: int) -> Any:
     """A number uniform in 0..n-1 from the random stream of a row, or, without numba, of each of some rows (a mask)."""
     state.rng[rows] += GOLDEN
     return np.int64(((mixed(state.rng[rows]) >> _32) * np.uint64(n)) >> _32)

@@ -10,7 +10,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,7 @@ from commands.parsing import parse_launch as parse
 
 ROOT = Path(__file__).parent.parent
 DOCKER = ROOT / "docker"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-RAY_VERSION = next(each.removeprefix("ray==") for each in PROJECT["dependencies"] if each.startswith("ray=="))
+LOCKED = dict(line.split("==") for line in (ROOT / "requirements.lock").read_text().splitlines() if line[0] != "#")
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 
 
@@ -79,8 +77,7 @@ def test_commands_are_understood(words: list[str]) -> None:
 
 
 def test_versions_agree() -> None:
-    assert PROJECT["optional-dependencies"]["cluster"] == [f"ray[default]=={RAY_VERSION}"]
-    assert CLUSTER["rayVersion"] == RAY_VERSION
+    assert CLUSTER["rayVersion"] == LOCKED["ray"]
     (python,) = re.findall(r"^ARG PYTHON=(.+)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
     assert f'requires-python = ">={python}' in (ROOT / "pyproject.toml").read_text()
 
@@ -104,13 +101,13 @@ def test_torch_is_of_the_index_or_the_build_ends_in_a_clear_line(tmp_path: Path)
     """pip would take PyPI's build, which has CUDA, if it did not reach one of two indices."""
     steps = re.sub(r"\\\n", "", (DOCKER / "Dockerfile").read_text())
     (step,) = re.findall(r"^RUN (python .*)$", steps.replace("/app/", f"{tmp_path}/"), re.MULTILINE)[:1]
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for name in ("pyproject.toml", "requirements.lock"):
+        shutil.copy(ROOT / name, tmp_path)
     where = {"TORCH_INDEX": "https://index.test/cpu", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     built = shell('pip() { echo "pip $*"; }', step, **where)
-    (torch,) = (each for each in PROJECT["dependencies"] if each.startswith("torch=="))
     first, second = built.stdout.splitlines()
-    assert first == f"pip install --no-cache-dir --no-deps --index-url https://index.test/cpu {torch}"
-    assert second == f"pip install --no-cache-dir -r {tmp_path}/requirements.txt"
+    assert first == f"pip install --no-cache-dir --no-deps --index-url https://index.test/cpu torch=={LOCKED['torch']}"
+    assert second == f"pip install --no-cache-dir -c {tmp_path}/requirements.lock -r {tmp_path}/requirements.txt"
     assert built.returncode == 0
     failed = shell('pip() { echo "pip $*"; return 1; }', step, **where)
     assert failed.returncode == 1

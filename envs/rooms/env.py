@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,14 @@ from envs.rooms.oracle import oracle_actions
 
 
 @register_jitable(forceinline=True)  # calls copy the tuples, which costs a fourth of a step of small-recall
-def act(plan, state, i, begin, actions, rewards):
+def act(
+    plan: level.Level,
+    state: level.State,
+    i: int,
+    begin: NDArray[np.bool_],
+    actions: NDArray[np.int64],
+    rewards: NDArray[np.float64],
+) -> None:
     """Begins an episode in environment i where begin [N], with reward 0, else takes its action, but not for -1."""
     if begin[i]:
         level.begin_episode(plan, state, i)
@@ -38,7 +45,9 @@ def act(plan, state, i, begin, actions, rewards):
 
 
 @register_jitable(forceinline=True)
-def draw(scene, plan, state, i, start, stride, view):
+def draw(
+    scene: render.Scene, plan: level.Level, state: level.State, i: int, start: int, stride: int, view: NDArray[np.uint8]
+) -> None:
     """Draws the columns start, start + stride and so on of environment i's view [H, W, 3] with the display."""
     style = look.drawn(scene, state, i)
     render.draw_view(scene, plan, state, i, style, start, stride, view)
@@ -46,7 +55,7 @@ def draw(scene, plan, state, i, start, stride, view):
 
 
 @register_jitable
-def average(view, start, stride, image):
+def average(view: NDArray[np.uint8], start: int, stride: int, image: NDArray[np.uint8]) -> None:
     """Writes means of blocks of a view [k H, k W, 3] into image [H, W, 3] uint8, rounded to integers, halves upward.
 
     Of the image's columns only start, start + stride and so on.
@@ -66,7 +75,7 @@ def average(view, start, stride, image):
             pixel[2] = np.uint8(blue / (k * k) + 0.5)
 
 
-def _compile():
+def _compile() -> Callable[..., None]:
     """The compiled step: advances or begins every environment, then draws it.
 
     numba caches by this file alone, so a digest of all sources is part of the function: an edit to any recompiles it.
@@ -79,7 +88,16 @@ def _compile():
         digest.update(path.read_bytes())
     sources = int(digest.hexdigest()[:12], 16)
 
-    def run(plan, scene, state, begin, actions, rewards, views, images):
+    def run(
+        plan: level.Level,
+        scene: render.Scene,
+        state: level.State,
+        begin: NDArray[np.bool_],
+        actions: NDArray[np.int64],
+        rewards: NDArray[np.float64],
+        views: NDArray[np.uint8],
+        images: NDArray[np.uint8],
+    ) -> None:
         """Fills rewards [N] and images [N, H, W, 3]: begins an episode where begin [N], else acts (not for -1).
 
         Views [N, k H, k W, 3] are averaged into images, but for k = 1, where they are not used.

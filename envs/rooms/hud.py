@@ -9,6 +9,7 @@ from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from envs.rooms import level
+from envs.rooms.look import Look
 from envs.rooms.physics import FRAME_SECONDS, FRAMES_PER_SECOND
 
 #: Patches: row, column, rows and columns in 1/72 of the height and 1/96 of the width, red, green, blue, strength 0..1.
@@ -33,7 +34,9 @@ MINUS = 10
 
 
 @register_jitable
-def _blend(image, row, column, red, green, blue, strength):
+def _blend(
+    image: NDArray[np.uint8], row: int, column: int, red: float, green: float, blue: float, strength: float
+) -> None:
     """Moves a pixel towards a colour by a share 0..1; pixels outside of the image are left out."""
     if 0 <= row < image.shape[0] and 0 <= column < image.shape[1]:
         pixel, share = image[row, column], min(strength, 1.0)
@@ -43,13 +46,23 @@ def _blend(image, row, column, red, green, blue, strength):
 
 
 @register_jitable
-def _columns(own, low, high):
+def _columns(own: tuple[int, int], low: int, high: int) -> range:
     """Those of low..high - 1 among the columns start, start + stride and so on, where `own` is (start, stride)."""
     return range(low + (own[0] - low) % own[1], high, own[1])
 
 
 @register_jitable
-def _glyph(image, own, glyph, row, left, high, wide, colour, strength):
+def _glyph(
+    image: NDArray[np.uint8],
+    own: tuple[int, int],
+    glyph: int,
+    row: float,
+    left: float,
+    high: float,
+    wide: float,
+    colour: tuple[float, float, float],
+    strength: float,
+) -> None:
     """Draws one glyph of the font, `high` x `wide` pixels with the gap to the next; the size may be a fraction."""
     rows, columns = max(int(high), 1), max(int(0.9 * wide), 1)
     for r in range(rows):
@@ -59,7 +72,17 @@ def _glyph(image, own, glyph, row, left, high, wide, colour, strength):
 
 
 @register_jitable
-def _number(image, own, value, row, right, high, wide, colour, strength):
+def _number(
+    image: NDArray[np.uint8],
+    own: tuple[int, int],
+    value: int,
+    row: float,
+    right: float,
+    high: float,
+    wide: float,
+    colour: tuple[float, float, float],
+    strength: float,
+) -> None:
     """Draws an integer that ends at column `right`."""
     rest, begun = abs(value), False
     while rest > 0 or not begun:
@@ -72,7 +95,9 @@ def _number(image, own, value, row, right, high, wide, colour, strength):
 
 
 @register_jitable
-def draw(plan, state, i, style, start, stride, image):
+def draw(
+    plan: level.Level, state: level.State, i: int, style: Look, start: int, stride: int, image: NDArray[np.uint8]
+) -> None:
     """Draws health and armour (bottom left), the time left (top right) and the score (right) into image [H, W, 3].
 
     Of the columns only start, start + stride and so on.

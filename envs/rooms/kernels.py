@@ -6,10 +6,14 @@ Imported only where it is used. With NUMBA_ENABLE_CUDASIM=1, numba's simulator r
 from typing import Any
 
 import numba
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from envs.rooms.env import act, average, draw
+from envs.rooms.level import Level, State
+from envs.rooms.render import Scene
 
 SIMULATED = bool(numba.config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 #: Threads of a block, where a view has as many columns.
@@ -29,11 +33,20 @@ except (ImportError, RuntimeError) as error:
 
 
 @cuda.jit
-def step(plan, scene, state, begin, actions, rewards, views, images):
+def step(
+    plan: Level,
+    scene: Scene,
+    state: State,
+    begin: NDArray[np.bool_],
+    actions: NDArray[np.int64],
+    rewards: NDArray[np.float64],
+    views: NDArray[np.uint8],
+    images: NDArray[np.uint8],
+) -> None:
     """`run` of `env.py` for one environment a block, whose threads share the columns of the view."""
     i, thread = cuda.blockIdx.x, cuda.threadIdx.x
     if thread == 0:
-        act(plan, state, i, begin, actions, rewards)
+        act(plan, state, i, begin, actions, rewards)  # type: ignore[arg-type]
     cuda.syncthreads()  # type: ignore[call-arg]
     averaged = views.shape[1] > images.shape[1]
     view = views[i] if averaged else images[i]

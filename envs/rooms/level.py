@@ -175,7 +175,7 @@ def allocate(num_envs: int, examples: int) -> State:
 
 
 @register_jitable
-def place(state, i, position, height, speed):
+def place(state: State, i: int, position: NDArray[np.float64], height: float, speed: float) -> None:
     """Puts the player at a position (x, y) and a height, looking and moving along +x."""
     state.x[i] = position[0]
     state.y[i] = position[1]
@@ -188,7 +188,7 @@ def place(state, i, position, height, speed):
 
 
 @register_jitable
-def draw_trial(level, state, i):
+def draw_trial(level: Level, state: State, i: int) -> None:
     """Draws the trial's other object and sides, and its match where that is not fixed for the episode."""
     if level.redraw_match:
         state.match[i] = draw(state, i, level.num_objects)
@@ -202,7 +202,7 @@ def draw_trial(level, state, i):
 
 
 @register_jitable
-def next_visit(level, state, i):
+def next_visit(level: Level, state: State, i: int) -> None:
     """Begins the next visit of the round, or the first of the next round."""
     visit = state.visit[i] + 1
     if visit == level.num_examples and level.delay_frames == 0:
@@ -235,7 +235,7 @@ def next_visit(level, state, i):
 
 
 @register_jitable
-def begin_episode(level, state, i):
+def begin_episode(level: Level, state: State, i: int) -> None:
     """Begins an episode. The random stream continues, and drawing a look does not change it."""
     state.frame[i] = 0
     state.score[i] = 0.0
@@ -251,7 +251,7 @@ def begin_episode(level, state, i):
 
 
 @register_jitable
-def touch(level, state, i):
+def touch(level: Level, state: State, i: int) -> None:
     """Notes the pad or the object that the player touches; the engine acts on it one frame later (see `earned`)."""
     x, y = state.x[i], state.y[i]
     if state.room[i] == ROOM_1:
@@ -265,7 +265,7 @@ def touch(level, state, i):
 
 
 @register_jitable
-def earned(level, state, i):
+def earned(level: Level, state: State, i: int) -> float:
     """The reward for the pad or the object that the player touched in the frame before, which is added to the score."""
     reward = 0.0
     if state.room[i] == GREY:
@@ -281,7 +281,7 @@ def earned(level, state, i):
 
 
 @register_jitable
-def advance_frame(level, state, i, action):
+def advance_frame(level: Level, state: State, i: int, action: int) -> float:
     """One frame (1/60 s) with the action numbered `action`; returns its reward.
 
     Loading the level takes a frame, and in the next one the engine ignores the action.
@@ -315,7 +315,7 @@ def advance_frame(level, state, i, action):
 
 
 @register_jitable
-def advance_step(level, state, i, action):
+def advance_step(level: Level, state: State, i: int, action: int) -> float:
     """One agent step: `action_repeat` frames, or fewer at the end of the episode; returns the sum of rewards.
 
     At the end the engine goes one frame further and gives the rewards of what the player touched last.

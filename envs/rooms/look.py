@@ -3,7 +3,7 @@
 Scalar functions. What varies is what a re-creation cannot get right or was not measured; the task is the same.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba.extending import register_jitable
@@ -32,14 +32,14 @@ class Look(NamedTuple):
 
 
 @register_jitable
-def uniform(bits, k, low, high):
+def uniform(bits: np.uint64, k: int, low: float, high: float) -> float:
     """The kth random number of an episode's look, uniform in low..high. `drawn` uses k below 24, `level` 24."""
     return low + (high - low) * np.float64(mixed(bits + np.uint64(k) * GOLDEN) >> np.uint64(11)) * 2.0**-53
 
 
 @register_jitable
-def drawn(scene, state, i):
-    """The look of environment i's episode.
+def drawn(scene: Any, state: Any, i: int) -> Look:
+    """The look of environment i's episode, from `render.Scene` and `level.State`, which are defined above this module.
 
     Objects lose up to a quarter of their brightness, and their colours change by a tenth: they remain distinct.
     """

@@ -5,8 +5,11 @@ look action (to the right) lowers it. All agrees with DeepMind Lab frame by fram
 """
 
 import math
+from typing import Any
 
+import numpy as np
 from numba.extending import register_jitable
+from numpy.typing import NDArray
 
 FRAMES_PER_SECOND = 60
 #: The engine's time of a frame: 0.96 of a sixtieth of a second. Motion, spin, bobbing and pulse follow this clock.
@@ -97,7 +100,7 @@ def accelerate(
 
 
 @register_jitable
-def slide(solids, x: float, y: float, dx: float, dy: float) -> tuple[float, float, bool, bool]:
+def slide(solids: NDArray[np.float64], x: float, y: float, dx: float, dy: float) -> tuple[float, float, bool, bool]:
     """The way (dx, dy) from (x, y) among solids [K, 4] (x0, y0, x1, y1), which are grown by the player's half width.
 
     The player goes to the first solid on the way, and along it for the rest. Returns the position, and whether a wall
@@ -129,8 +132,10 @@ def slide(solids, x: float, y: float, dx: float, dy: float) -> tuple[float, floa
 
 
 @register_jitable
-def move(state, i, solids, forward: float, right: float, run_speed: float, milliseconds: float) -> None:
-    """One move of player i of the state: friction, acceleration, way, fall, and velocity rounded to whole u/s.
+def move(
+    state: Any, i: int, solids: NDArray[np.float64], forward: float, right: float, run_speed: float, milliseconds: float
+) -> None:
+    """One move of player i of `level.State`: friction, acceleration, way, fall, and velocity rounded to whole u/s.
 
     While `State.thrown` counts down, walls and the floor stop the player without changing the velocity (PM_SlideMove).
     """

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from envs.rooms import level, shapes, textures
 from envs.rooms.config import RoomsConfig
+from envs.rooms.look import Look
 from envs.rooms.physics import FRAME_SECONDS
 from envs.rooms.textures import (
     SKY_CENTRE,
@@ -134,7 +135,7 @@ def build(config: RoomsConfig) -> Scene:
 
 
 @register_jitable
-def _row(height, first, last):
+def _row(height: float, first: int, last: int) -> int:
     """The first row in first..last whose centre is not above a height measured in rows."""
     return min(max(-int((0.5 - height) // 1.0), first), last)
 
@@ -161,7 +162,9 @@ class Body(NamedTuple):
 
 
 @register_jitable
-def body(scene, style, state, i, item, spot, eye, shown):
+def body(
+    scene: Scene, style: Look, state: level.State, i: int, item: int, spot: NDArray[np.float64], eye: float, shown: bool
+) -> Body:
     """The object numbered `item` at plan position spot [2], as environment i's player sees it."""
     num_colours = scene.colours.shape[1]
     shape, colour = item // num_colours, scene.colours[item // num_colours, item % num_colours]
@@ -194,7 +197,16 @@ def body(scene, style, state, i, item, spot, eye, shown):
 
 
 @register_jitable
-def draw_object(body, style, dx, dy, wall_depth, horizon, column, image):
+def draw_object(
+    body: Body,
+    style: Look,
+    dx: float,
+    dy: float,
+    wall_depth: float,
+    horizon: float,
+    column: int,
+    image: NDArray[np.uint8],
+) -> None:
     """Draws into one column an object seen along (dx, dy)."""
     # Where the column's vertical plane cuts the bounding cylinder, in depths t along (dx, dy).
     rx, ry, half = body.rx, body.ry, body.half
@@ -227,7 +239,21 @@ def draw_object(body, style, dx, dy, wall_depth, horizon, column, image):
 
 
 @register_jitable
-def draw_pad(pad, tall, bright, focal, ox, oy, eye, dx, dy, wall_depth, horizon, column, image):
+def draw_pad(
+    pad: NDArray[np.float64],
+    tall: float,
+    bright: float,
+    focal: float,
+    ox: float,
+    oy: float,
+    eye: float,
+    dx: float,
+    dy: float,
+    wall_depth: float,
+    horizon: float,
+    column: int,
+    image: NDArray[np.uint8],
+) -> None:
     """Draws into one column a raised octagon, a row of `Scene.pads`, seen along (dx, dy) from (ox, oy) beside it."""
     half, kind = pad[2], int(pad[4])
     # Depths at which the ray enters and leaves the octagon, the intersection of four strips.
@@ -267,7 +293,19 @@ def draw_pad(pad, tall, bright, focal, ox, oy, eye, dx, dy, wall_depth, horizon,
 
 
 @register_jitable
-def draw_ring(scene, style, plan, state, i, eye, dx, dy, horizon, column, image):
+def draw_ring(
+    scene: Scene,
+    style: Look,
+    plan: level.Level,
+    state: level.State,
+    i: int,
+    eye: float,
+    dx: float,
+    dy: float,
+    horizon: float,
+    column: int,
+    image: NDArray[np.uint8],
+) -> None:
     """Brightens the column where the ring around the start is seen, which fades after the start of a visit."""
     age = state.frame[i] - state.shown[i]
     rx, ry = state.x[i] - plan.start[0], state.y[i] - plan.start[1]
@@ -285,7 +323,16 @@ def draw_ring(scene, style, plan, state, i, eye, dx, dy, horizon, column, image)
 
 
 @register_jitable
-def draw_view(scene, plan, state, i, style, start, stride, image):
+def draw_view(  # noqa: C901, PLR0912, PLR0915 (calls would copy the scene and the state)
+    scene: Scene,
+    plan: level.Level,
+    state: level.State,
+    i: int,
+    style: Look,
+    start: int,
+    stride: int,
+    image: NDArray[np.uint8],
+) -> None:
     """Draws environment i's view into image [H, W, 3] uint8, without the head-up display.
 
     Of the columns only start, start + stride and so on. They are independent, so that threads can share a view. The
@@ -395,6 +442,6 @@ def draw_view(scene, plan, state, i, style, start, stride, image):
 
 
 @register_jitable
-def _blur(texels):
+def _blur(texels: float) -> int:
     """The degree of blur, below LEVELS, for a texture of which one pixel covers this many texels."""
     return int(texels > 0.75) + int(texels > 1.5) + int(texels > 3.0) + int(texels > 6.0)

@@ -100,7 +100,9 @@ def distances(shape: int, x: float, y: float, z: float) -> tuple[float, float]:
 
 
 @register_jitable
-def trace(kind, ball, x, y, z, dx, dy, dz, t0, t1):
+def trace(
+    kind: int, ball: float, x: float, y: float, z: float, dx: float, dy: float, dz: float, t0: float, t1: float
+) -> tuple[bool, bool, float]:
     """Follows the ray (x, y, z) + t (dx, dy, dz), t in t0..t1, to a shape, all in the shape's units.
 
     `ball` is the radius of a ball that the ray has to meet.
