@@ -132,12 +132,25 @@ def test_slider_keys_layers_heads_and_playing(tab: Any, finished: tuple[Path, st
     assert tab.locator("#play").inner_text() == "Play"
 
 
-def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -> None:
-    """With choices laid over a real episode: values, attention to the stay in the first room, and what is said."""
-    (episode,) = show(tab, finished[0] / "videos" / "final.html")["episodes"]
-    layer, room = episode["layers"][0], np.array(episode["poses"])[:, 3]
+def right_choices(episode: dict[str, Any]) -> np.ndarray:
+    """Steps at which a choice is laid that is correct: all slots of memory are in use there."""
+    layer = episode["layers"][0]
     steps = unpacked(layer["steps"], "<i4").reshape(180, -1, 2)[:, : sum(layer["sizes"][:2]), 0]
-    right = np.array([step for step in range(25, 180, 11) if (steps[step] >= 0).all()])
+    return np.array([step for step in range(25, 180, 11) if (steps[step] >= 0).all()])
+
+
+def said_of_choice(tab: Any, right: np.ndarray, wrong: int = 100) -> str:
+    """Lays choices over the episode and returns what the page says of the one at step 100."""
+    lay = "episode.choices = episode.values.map((_, at) => right.includes(at) - (at === wrong));"
+    tab.evaluate(f"([right, wrong]) => {{ {lay} compared.clear(); go(100); }}", [right.tolist(), wrong])
+    return tab.locator("#choice").inner_text().replace("−", "-")
+
+
+def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -> None:
+    """With choices laid over a real episode: values, and attention to the stay in the first room."""
+    (episode,) = show(tab, finished[0] / "videos" / "final.html")["episodes"]
+    room = np.array(episode["poses"])[:, 3]
+    right = right_choices(episode)
 
     def attended(step: int) -> float:
         last = np.flatnonzero(room[: step + 1] == 0)[-1]
@@ -145,32 +158,40 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
         slots = expected_slots(episode, step, [0, 1], list(range(episode["layers"][0]["heads"])))
         return 100 * sum(w * max(0, min(b, last) - max(a, first) + 1) / (b - a + 1) for (a, b), w in slots.items())
 
-    def text(right: np.ndarray, wrong: int = 100) -> str:
-        lay = "episode.choices = episode.values.map((_, at) => right.includes(at) - (at === wrong));"
-        tab.evaluate(f"([right, wrong]) => {{ {lay} compared.clear(); go(100); }}", [right.tolist(), wrong])
-        return tab.locator("#choice").inner_text().replace("−", "-")
-
     values, attention = np.array(episode["values"]), np.array([attended(step) for step in range(180)])
     stay = "attention at the choice to the latest stay in the room of the example"
     for name, found in (("value before the choice", values), (stay, attention)):
-        numbers = re.findall(r"[+-]?\d[\d.]*", text(right).partition(f"{name}\t")[2].partition("\n")[0])
+        row = said_of_choice(tab, right).partition(f"{name}\t")[2].partition("\n")[0]
         expected = [found[100], *np.quantile(found[right], [0.5, 0.25, 0.75])]
+        numbers = re.findall(r"[+-]?\d[\d.]*", row)
         assert [float(number) for number in numbers] == pytest.approx(expected, rel=0.02, abs=0.1)
     low, high = (values[right] <= values[100]).sum(), (values[right] >= values[100]).sum()
-    assert ("Unusual: value before" in text(right)) == (2 * (min(low, high) + 1) / (len(right) + 1) <= 0.2)
-    assert "There are only 3 correct choices: too few" in text(right[:3])
-    assert "There are no correct choices" in text(right[:0])
-    room = """(evidence) => { // the room begins at 80; it is between two things, nearer to the second
-        const [take, leave] = [["red cone, left", 50, 9], ["red cube, right", -50, 9]];
-        const inside = episode.values.map((_, at) => at >= 80 && at <= 100);
-        episode.poses = inside.map((is, at) => [is ? -1 : 10, 0, at < 60 ? 0 : at < 80 ? 180 : 90, Number(is)]);
-        episode.situations = inside.map((is) => (is ? { take, leave } : { example: take }));
-        episode.evidence = inside.map((is, at) => (is ? (at === 86 ? evidence : 0) : null));
-        episode.apart = episode.entered = null;
-    }"""
+    unusual = "Unusual: value before" in said_of_choice(tab, right)
+    assert unusual == (2 * (min(low, high) + 1) / (len(right) + 1) <= 0.2)
+    assert "There are only 3 correct choices: too few" in said_of_choice(tab, right[:3])
+    assert "There are no correct choices" in said_of_choice(tab, right[:0])
+    said_of_choice(tab, right, wrong=-1)
+    tab.evaluate("choose(0, 100)")
+    tab.wait_for_selector("#mistake:disabled:has-text('no mistake')")
+
+
+ROOM = """(evidence) => { // the room begins at 80; it is between two things, nearer to the second
+    const [take, leave] = [["red cone, left", 50, 9], ["red cube, right", -50, 9]];
+    const inside = episode.values.map((_, at) => at >= 80 && at <= 100);
+    episode.poses = inside.map((is, at) => [is ? -1 : 10, 0, at < 60 ? 0 : at < 80 ? 180 : 90, Number(is)]);
+    episode.situations = inside.map((is) => (is ? { take, leave } : { example: take }));
+    episode.evidence = inside.map((is, at) => (is ? (at === 86 ? evidence : 0) : null));
+    episode.apart = episode.entered = null;
+}"""
+
+
+def test_a_wrong_choice_is_explained_by_memory(tab: Any, finished: tuple[Path, str]) -> None:
+    """With choices and evidence laid over a real episode: memory misled it, spoke against it, or made no difference."""
+    (episode,) = show(tab, finished[0] / "videos" / "final.html")["episodes"]
+    right = right_choices(episode)
     likely, times = "as likely as it would have been with the red cone", np.log(200)
-    tab.evaluate(room, times)
-    said = text(right)
+    tab.evaluate(ROOM, times)
+    said = said_of_choice(tab, right)
     assert "Its memory misled it: with the example that it had seen, what it did" in said
     assert f"was 200 times {likely}" in said
     assert "It took the red cube, right (leave), not the red cone" in said
@@ -181,17 +202,22 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
     assert f'alike ("red"): {rates}' in said
     counts = "of 1 wrong one it misled {}, made little difference in {} and spoke against {}"
     assert counts.format(1, 0, 0) in said
-    tab.evaluate(room, -times)
-    said = text(right)
+    tab.evaluate(ROOM, -times)
+    said = said_of_choice(tab, right)
     assert "acted against its memory" in said
     assert f"was 1/200 {likely}" in said
     assert counts.format(0, 0, 1) in said
-    tab.evaluate(room, np.log(2.5))
-    said = text(right)
+    tab.evaluate(ROOM, np.log(2.5))
+    said = said_of_choice(tab, right)
     assert "It guessed; its memory made little difference: with the example that it had seen" in said
     assert f"was 2.5 times {likely}" in said
     assert "the page cannot say which" in said
     assert counts.format(0, 1, 0) in said
+
+
+def test_a_guess_says_whether_the_agent_told_the_objects_apart(tab: Any, finished: tuple[Path, str]) -> None:
+    show(tab, finished[0] / "videos" / "final.html")
+    tab.evaluate(ROOM, np.log(2.5))
     far = "with the other object as the example, what entered its memory would have been"
     alone = np.arange(102, 180, 5)
     others = """(here) => {
@@ -199,12 +225,11 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
         episode.apart = episode.evidence.map((one) => (one === 9 ? 1 : here));
     }"""
     tab.evaluate(others, 1)
-    assert "It told the two apart when it saw the example" in text(alone)
+    assert "It told the two apart when it saw the example" in said_of_choice(tab, alone)
     tab.evaluate(others, 0.1)
-    said = text(alone)
-    assert (
-        f"Probably it never told the two apart: {far} 0.1 away from what it was, at correct choices typically 1" in said
-    )
+    said = said_of_choice(tab, alone)
+    never = "Probably it never told the two apart"
+    assert f"{never}: {far} 0.1 away from what it was, at correct choices typically 1" in said
     assert f"less than at {len(alone)} of {len(alone)} correct choices" in said
     assert f"in 1 of 1 guesses, and in 0 of {len(alone)} choices that memory decided" in said
     tab.locator("#decisive").click()
@@ -215,9 +240,6 @@ def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -
     tab.evaluate("go(10)")
     assert tab.locator("#named").inner_text() == "example ▾"
     assert tab.locator("#choice").is_hidden(), "it belongs to no choice"
-    text(right, wrong=-1)
-    tab.evaluate("choose(0, 100)")
-    tab.wait_for_selector("#mistake:disabled:has-text('no mistake')")
 
 
 def test_routed_slots_name_their_cluster_and_its_steps(tab: Any, routed: tuple[Path, Any]) -> None:
