@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 Check = Callable[[], object]
 """Is called while a feed waits; its exceptions end the wait."""
 Snapshot = Callable[[], Callable[[], dict[str, Any]]]
-"""Takes the learner's weights as they are; the function returns them, later and in any thread. See `Learner.snapshot`."""
+"""Takes the learner's weights as they are; the function returns them, in any thread. See `Learner.snapshot`."""
 
 
 class Batch(NamedTuple):
