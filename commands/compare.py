@@ -1,8 +1,7 @@
-"""`compressive compare`: a sweep of runs of one kind on Ray Tune, which can be resumed, and the report about them."""
+"""`compressive compare`: a sweep of runs of one kind on Ray, which can be resumed, and the report about them."""
 
 import dataclasses
 import functools
-import importlib.util
 import os
 import shlex
 import sys
@@ -13,13 +12,13 @@ from typing import Any
 from rich.console import Console
 
 from commands.options import CompareOptions
-from commands.parsing import parse_train, user_errors
+from commands.parsing import parse_train
 from envs import require_consent
 from reports.comparison import FinishedRun, read_run, require_equal_data, text_name
 from reports.comparison import compare as compare_runs
 from reports.comparison_page import print_scores, write_reports
 from sequences.kinds import CONFIGS
-from storage.errors import UserError
+from storage.errors import UserError, user_errors
 from storage.run import Run
 from training import sweep
 from training.config import checkpoint_place, permissions
@@ -103,9 +102,6 @@ def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
 
 def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, console: Console) -> dict[str, str]:
     """Trains all trials that are not finished; returns why others failed."""
-    for package in ("pandas", "pyarrow"):  # which ray[tune] installs
-        if importlib.util.find_spec(package) is None:
-            raise UserError(f"compare needs {package}: pip install -e '.[compare]'")
     from training.cluster import start_ray
 
     with Run(folder).lock():
@@ -143,10 +139,10 @@ def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
     from commands.launch import evaluate_and_film
     from training import impala
 
-    def finish(trainer: impala.Trainer) -> dict[str, Any]:
+    def evaluate(trainer: impala.Trainer) -> dict[str, Any]:
         return evaluate_and_film(trainer, Console(quiet=True))[0]
 
-    return impala.train_run(config, run, local=local, finish=finish, **options)
+    return impala.train_run(config, run, local=local, evaluate=evaluate, **options)
 
 
 def _report(

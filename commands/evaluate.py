@@ -7,10 +7,10 @@ from rich.console import Console
 
 from actors import ActorsConfig
 from commands.options import EvaluateOptions
-from commands.parsing import user_errors
 from commands.shared_options import PlayOptions
 from envs import limit_calls, prepare, tasks
 from reports.tables import evaluation_rows, print_evaluations
+from storage.errors import user_errors
 from storage.files import format_json, require_output
 from storage.run import Run
 from training.config import core_name

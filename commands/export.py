@@ -8,9 +8,8 @@ from rich.console import Console
 from torch import Tensor
 
 from commands.options import ExportOptions
-from commands.parsing import user_errors
 from storage import checkpoints
-from storage.errors import UserError
+from storage.errors import UserError, user_errors
 from storage.files import JSON_BYTES, read_regular
 from storage.metrics import sample_metrics
 from storage.run import Run

@@ -18,13 +18,11 @@ from rich.console import Console
 
 from agent.precision import describe_precision
 from commands.options import LaunchOptions
-from commands.parsing import user_errors
 from envs import held_out, limit_calls, prepare, tasks
 from reports.tables import evaluation_rows, print_evaluations
-from storage.errors import UserError
-from storage.files import write_json
+from storage.errors import UserError, user_errors
 from storage.run import Run
-from training.config import core_name, permissions, to_plain
+from training.config import core_name, permissions
 from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.evaluation import evaluate, record, recording_title
 from training.factories import acting_device, interface, learning_device, unroll_bytes
@@ -47,19 +45,14 @@ def launch(options: LaunchOptions) -> None:
         config = dataclasses.replace(config, env=env)
         for earlier in config.environments[:-1]:
             prepare(earlier)
-        trainer = Trainer(config, run, options.in_process)
-        if not options.resume:
-            trainer.initialize(options.allow)
+        trainer = Trainer(config, run, options.in_process, options.allow)
+    new = options.resume is None
     with (
         run.claim(options.new_folder, lambda: bool(trainer.saved)),
-        trainer.advising(options.again, functools.partial(say, console)),
+        trainer.opened(
+            new, options.again, functools.partial(say, console), lambda: _describe(options, trainer, console)
+        ),
     ):
-        with user_errors():
-            trainer.claim_url(new=options.resume is None)
-            if options.resume:
-                trainer.restore()
-        _describe(options, trainer, console)
-        run.write_config(to_plain(trainer.config))  # can be resumed from now on, even if Ray does not start
         begin = time.monotonic()
         with (
             _ray(options, trainer, console),
@@ -67,7 +60,6 @@ def launch(options: LaunchOptions) -> None:
             LiveLine(console, "training", "the first unroll") as line,
         ):
             trainer.train(line.update, lambda: stop.requested)
-            run.require()
         if stop.signal and not trainer.done:
             say(console, f"stopped at {quantity(trainer.frames)} frames; resume with: {options.again(run.path)}")
             sys.exit(128 + stop.signal)
@@ -132,7 +124,7 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     """Evaluates and films the trained agent, and prints the results."""
     run, allowed = trainer.run, permissions(trainer.config)
     summary, shown = evaluate_and_film(trainer, console)
-    write_json(run.evaluation_file(), summary)
+    trainer.finish(summary)
     rows = evaluation_rows(summary)
     rows["frames, steps"] = f"{quantity(trainer.frames)}, {quantity(trainer.learner.steps)}"
     rows["training"] = f"{seconds / 60:.1f} min"

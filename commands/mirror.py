@@ -8,9 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from commands.options import MirrorOptions
-from commands.parsing import user_errors
 from sequences.kinds import CONFIGS
-from storage.errors import UserError
+from storage.errors import UserError, user_errors
 from storage.metrics import read_on
 from storage.provenance import read_launches
 from storage.run import Run

@@ -16,7 +16,7 @@ import tyro
 
 from commands.options import OPTIONS, CompareOptions, LaunchOptions, TrainingOptions
 from sequences.kinds import CONFIGS, PRESETS
-from storage.errors import StorageError, UserError
+from storage.errors import UserError, user_errors
 from storage.files import is_url
 from storage.run import Run
 from training.config import RunConfig, checkpoint_place, core_name, differences, read_config, read_url, to_plain
@@ -137,15 +137,6 @@ def parse_launch(words: Sequence[str]) -> LaunchOptions:
                 require_consent(env, *allowed)
             checkpoint_place(options, Run(options.resume), options.allow, url)
     return options
-
-
-@contextlib.contextmanager
-def user_errors(option: str = "") -> Iterator[None]:
-    """Turns errors that the user can correct into a UserError, which names the option if one is given."""
-    try:
-        yield
-    except (ValueError, ImportError, OSError, StorageError) as error:
-        raise UserError(f"{option}: {error}" if option else str(error)) from error
 
 
 def parse(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:

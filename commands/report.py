@@ -6,14 +6,13 @@ from rich.console import Console
 
 from commands.evaluate import load
 from commands.options import ReportOptions
-from commands.parsing import user_errors
 from envs import EnvironmentFailed
 from reports.compression import what_is_kept
 from reports.pages import write_page
 from reports.report import attention_by_bucket, media, page_data, read_rows
 from reports.tables import say_how_to_resume
 from sequences.kinds import CONFIGS
-from storage.errors import UserError
+from storage.errors import UserError, user_errors
 from storage.files import require_output
 from storage.run import Run
 from training.config import core_name, read_config

@@ -4,8 +4,8 @@ from rich.console import Console
 from rich.text import Text
 
 from commands.options import RunsOptions
-from commands.parsing import user_errors
 from reports.overview import ago, describe, find_runs
+from storage.errors import user_errors
 from training.console import say
 
 STYLES = {"running": "bold green", "finished": "green", "damaged": "red"}

@@ -18,7 +18,6 @@ import torch
 from rich.console import Console
 
 from commands.options import ModelOptions, TextSampleOptions, TrainingOptions
-from commands.parsing import user_errors
 from reports.tables import print_table
 from sequences.config import SequenceConfig
 from sequences.kinds import CONFIGS
@@ -30,6 +29,7 @@ from sequences.text.config import TextConfig
 from sequences.text.modality import make_model
 from sequences.trainer import SequenceTrainer, load_model, open_data, resume_command, train_run
 from storage.checkpoints import Checkpoint
+from storage.errors import user_errors
 from storage.files import read_json, write_json
 from storage.run import Run, absolute
 from training.config import read_config

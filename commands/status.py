@@ -7,11 +7,10 @@ from typing import Any
 from rich.console import Console
 
 from commands.options import StatusOptions
-from commands.parsing import user_errors
 from reports.tables import number, progress_rows, say_how_to_resume, since
 from sequences.kinds import CONFIGS
 from storage import checkpoints
-from storage.errors import StorageError
+from storage.errors import StorageError, user_errors
 from storage.run import Run
 from training.config import checkpoint_place, core_name, read_config
 from training.console import quantity, say_all

@@ -8,10 +8,9 @@ from rich.console import Console
 from actors.recording import Recording
 from commands.evaluate import load
 from commands.options import VisualizeOptions
-from commands.parsing import user_errors
 from reports.episode import show
 from reports.pages import write_page
-from storage.errors import UserError
+from storage.errors import UserError, user_errors
 from storage.files import require_output
 from storage.run import Run
 from training.config import core_name

@@ -3,9 +3,9 @@
 from rich.console import Console
 
 from commands.options import WatchOptions
-from commands.parsing import user_errors
 from reports.overview import find_runs
 from reports.server import Watch
+from storage.errors import user_errors
 from training.console import say
 
 

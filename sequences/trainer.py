@@ -22,10 +22,9 @@ from sequences.model import SequenceModel
 from sequences.speech.modality import Speech
 from sequences.text.modality import Text
 from storage.checkpoints import Checkpoint, load_weights
-from storage.errors import UserError
+from storage.errors import UserError, user_errors
 from storage.files import read_json, require_schema, write_json
 from storage.run import RUN_COMMANDS, Run
-from training.config import to_plain
 from training.console import program, quantity
 from training.loop import Training
 from training.progress import Progress
@@ -180,26 +179,25 @@ def train_run(
     """
     new = not run.has_checkpoints if new is None else new
     with run.claim(new, patience=patience):
-        try:
+        with user_errors():
             data = data or open_data(config, None if new else run)
             trainer = SequenceTrainer(data, run)
-            if not new:
-                trainer.restore()
-        except (ValueError, ImportError, OSError) as error:
-            raise UserError(str(error)) from error
-        with trainer.advising(functools.partial(resume_command, config), say):
-            write_json(run.record_file(data.config.kind), data.record())
+
+        def ready() -> None:
+            write_json(run.record_file(config.kind), trainer.data.record())
             start(trainer)
-            run.write_config(to_plain(config))
+
+        with trainer.opened(new, functools.partial(resume_command, config), say, ready):
             trainer.train(show, stop)
-            run.require()
             if not trainer.done:
                 return None
-            return _evaluate(trainer, count)
+            found = _evaluate(trainer, count)
+            trainer.finish(found)
+            return found
 
 
 def _evaluate(trainer: SequenceTrainer, count: Counting) -> dict[str, Any]:
-    """Measures the test split and writes `evaluation.json`: last, because it marks the run as finished."""
+    """Measures the test split."""
     data, step = trainer.data, trainer.step
     device = trainer.config.learner.device if trainer.config.learners == 1 else "auto"  # the learners' may be elsewhere
     model = trainer.learner.model.to(resolve_device(device))
@@ -207,7 +205,6 @@ def _evaluate(trainer: SequenceTrainer, count: Counting) -> dict[str, Any]:
     for part in data.evaluate(model, count=count):
         found |= part
     found |= data.finish(model, trainer.run.path, step, count)
-    write_json(trainer.run.evaluation_file(), found)
     return found
 
 

@@ -26,12 +26,11 @@ from learner.errors import BatchLost, NotFinite
 from learner.learner import Learner, split
 from storage.checkpoints import LEARNER
 from storage.errors import UserError
-from storage.files import write_json
 from storage.run import Run
 from storage.serialization import write_trajectory
 from storage.stores import UrlStore
 from training.charts import CHARTS
-from training.config import RunConfig, from_plain, to_plain
+from training.config import RunConfig, from_plain
 from training.console import quantity
 from training.curriculum import EPISODE, Curriculum, inherit
 from training.evaluation import as_metrics, evaluate
@@ -56,6 +55,7 @@ class Trainer(Training):
     Args:
         run: the folder. Nothing is written before `claim_url` and `train`.
         local: whether actors live in this process; only then is a resumed run identical to an uninterrupted one.
+        allow: what the run that a new one starts from may name; see `inherit`.
 
     Attributes:
         learner: the learner of this process; it follows several learners on Ray, if there are any.
@@ -80,7 +80,7 @@ class Trainer(Training):
     learner: Learner
     batch: Batch
 
-    def __init__(self, config: RunConfig, run: Run, local: bool) -> None:
+    def __init__(self, config: RunConfig, run: Run, local: bool, allow: str | None = None) -> None:
         if local and config.actors.gpus and not torch.cuda.is_available():
             raise ValueError(f"gpus: expected 0 for actors in this process, which has no GPU, got {config.actors.gpus}")
         require_resident(config)
@@ -88,6 +88,7 @@ class Trainer(Training):
         self.curriculum = Curriculum(config)
         torch.manual_seed(config.seed)
         self.local = local
+        self.allow = allow
         self.action_repeat = self.curriculum.action_repeat
         self.agent = make_agent(config)
         super().__init__(config, run, make_learner(config, self.agent), on_ray=not local)
@@ -234,9 +235,13 @@ class Trainer(Training):
 
     # The run: its beginning, its checkpoints, and its URL.
 
-    def initialize(self, allow: str | None = None) -> None:
-        """Gives a new run the weights of the run that it starts from, if any; see `inherit`."""
-        self.config = inherit(self.config, self.agent, allow)
+    def begin(self, new: bool) -> None:
+        """Claims the run's URL, if it has one. A new run has the weights of the run that it starts from, if any."""
+        self.claim_url(new)
+        if new:
+            self.config = inherit(self.config, self.agent, self.allow)
+        else:
+            self.restore()
 
     def restore(self) -> None:
         """See `Training.restore`; logs a line if learning rate or entropy cost change at once."""
@@ -353,29 +358,23 @@ def train_run(
     *,
     stop: Callable[[], bool],
     show: Callable[[Progress], None],
-    finish: Callable[[Trainer], Mapping[str, Any]],
+    evaluate: Callable[[Trainer], Mapping[str, Any]],
     local: bool = True,
     patience: float = 0.0,
 ) -> bool:
     """Trains a run, or resumes it, to its end and evaluates it; returns whether it is finished.
 
     Args:
-        finish: evaluates the trained agent and returns the summary, which is written last: it makes the run finished.
+        evaluate: evaluates the trained agent and returns the summary.
         patience: seconds to wait for another process to leave the folder.
     """
     limit_calls(config.actors.step_seconds)
     for env in config.environments:
         prepare(env)
+    new = not run.has_checkpoints
     trainer = Trainer(config, run, local)
-    resumable = run.has_checkpoints
-    with run.claim(not resumable, lambda: bool(trainer.saved), patience):
-        if resumable:
-            trainer.restore()
-        else:
-            trainer.initialize()
-        run.write_config(to_plain(trainer.config))
+    with run.claim(new, lambda: bool(trainer.saved), patience), trainer.opened(new):
         trainer.train(show, stop)
-        run.require()
         if trainer.done:
-            write_json(run.evaluation_file(), finish(trainer))
+            trainer.finish(evaluate(trainer))
         return trainer.done

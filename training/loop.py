@@ -5,8 +5,8 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,8 +18,8 @@ from learner.errors import LearnersLost, NotFinite
 from learner.replica import Replica
 from storage import checkpoints
 from storage.checkpoints import Checkpoint, pack_learner, unpack_learner
-from storage.errors import StorageError, UserError
-from storage.files import require_schema
+from storage.errors import StorageError, UserError, user_errors
+from storage.files import require_schema, write_json
 from storage.metrics import MetricsWriter
 from storage.provenance import note_launch
 from storage.run import LOST, Run
@@ -52,7 +52,10 @@ class Training(ABC):
     """TensorBoard's custom charts."""
 
     def __init__(self, config: Any, run: Run, learner: Replica, on_ray: bool) -> None:
-        self.config, self.run, self.learner, self.on_ray = config, run, learner, on_ray
+        self.config = config
+        self.run = run
+        self.learner = learner
+        self.on_ray = on_ray
         self.updater: Any = learner
         self.place: Path | str = run.path
         self.restored: Checkpoint | None = None
@@ -124,11 +127,7 @@ class Training(ABC):
         if self.done:
             return
         with ExitStack() as stack:
-            head: Any = None
-            if self.on_ray:
-                from training.cluster import HeadWatch
-
-                head = stack.enter_context(HeadWatch())
+            head = self._watch_head(stack)
 
             def check() -> None:
                 if stop():
@@ -141,7 +140,8 @@ class Training(ABC):
             try:
                 with suppress(Stopped):
                     self._begin(stack)
-                    while not self.done:  # again, if the learners died in the last checkpoint
+                    # Learners that die during the last checkpoint repeat updates: then the run is not done.
+                    while not self.done:
                         self._loop(show)
                         self.save_new()
                 self.save_new()
@@ -150,56 +150,104 @@ class Training(ABC):
             except Exception:
                 self._rescue()
                 raise
+        self.run.require()
+
+    def _watch_head(self, stack: ExitStack) -> Any:
+        """Watches the head of the Ray cluster that the run is on; None if it is on none."""
+        if not self.on_ray:
+            return None
+        from training.cluster import HeadWatch
+
+        return stack.enter_context(HeadWatch())
+
+    @contextmanager
+    def opened(
+        self,
+        new: bool,
+        again: Callable[[Path | str], str] | None = None,
+        say: Callable[[str], None] = lambda line: None,
+        ready: Callable[[], None] = lambda: None,
+    ) -> Iterator[None]:
+        """The life of a run whose folder this process has claimed: begins or resumes it, writes its configuration, and
+        says, in errors of the block, what became of it.
+
+        Args:
+            new: whether the run begins; otherwise it is resumed from its last checkpoint.
+            again: the command that resumes the run from a folder or URL, for errors; None for none.
+            say: is called with that command if Ctrl-C ends the process at once.
+            ready: is called before anything is written.
+
+        Raises:
+            UserError: if the run cannot be begun or resumed; for a disk, a memory or a store that is full or fails, and
+                for a folder that is lost.
+            Exception: other errors of the block, the causes of Ray's in place of them.
+        """
+        with self.advising(again, say) if again else nullcontext():
+            with user_errors():
+                self.begin(new)
+            ready()
+            self.run.write_config(to_plain(self.config))  # the run can be resumed from now on
+            yield
+
+    def begin(self, new: bool) -> None:
+        """Begins a new run, or restores what the run has learned."""
+        if not new:
+            self.restore()
+
+    def finish(self, evaluation: Mapping[str, Any]) -> None:
+        """Writes the evaluation of the trained run: last, because it marks the run as finished."""
+        write_json(self.run.evaluation_file(), evaluation)
 
     @contextmanager
     def advising(self, again: Callable[[Path | str], str], say: Callable[[str], None]) -> Iterator[None]:
-        """Adds to errors what became of the run, and the command that resumes it: `again(folder_or_url)`.
-
-        When Ctrl-C ends the process at once, `say` prints that command.
-
-        Raises:
-            UserError: for a disk, a memory or a store that is full or fails, and for a folder that is lost.
-            Exception: other errors as they are, the causes of Ray's in place of them.
-        """
-        run = self.run
-
-        def resume(folder: Path | str = run.path) -> str:
-            return f"resume from {self.saved} with: {again(folder)}"
-
+        """Adds to errors what became of the run, and the command that resumes it; see `opened`."""
         try:
             yield
+        except ConnectionError:  # of standard output, not of a disk
+            raise
         except (OSError, StorageError, MemoryError) as error:
-            if isinstance(error, ConnectionError):  # not of a disk, but of standard output
-                raise
-            if run.lost and self.place == run.path:
-                raise UserError(f"{run}: {LOST}; its last checkpoint is where the folder now is") from error
-            folder: Path | str = run.path
-            problem = str(error)
-            if run.lost:
-                folder = self.place
-                problem = f"{run}: {LOST}"
-            elif isinstance(error, OSError):
-                problem = f"{run} cannot be written to: {error}"
-            if self.saved:
-                problem += f"; {resume(folder)}"
-            raise UserError(problem) from error
+            raise UserError(self._storage_problem(error, again)) from error
         except (EnvironmentFailed, ClusterError, LearnersLost, FloatingPointError) as error:
             if not self.saved:
                 raise
             cause = getattr(error, "cause", error)  # of an error of Ray
-            placed = isinstance(error, EnvironmentFailed) and not isinstance(error, WrongOutput)
-            advice = ("\n" if placed else "; ") + resume()
-            of_environments = isinstance(cause, NotFinite) and cause.from_environments
-            if isinstance(error, FloatingPointError) and not of_environments:
-                rate = self.config.learner.learning_rate / 4
-                advice += f" --learner.learning-rate {rate:.3g}"
-                if rate < getattr(self.config.learner, "least_learning_rate", 0):
-                    advice += f" --learner.least-learning-rate {rate:.3g}"
-            raise type(cause)(f"{cause}{advice}") from error
+            has_place = isinstance(error, EnvironmentFailed) and not isinstance(error, WrongOutput)
+            separator = "\n" if has_place else "; "
+            advice = self._how_to_resume(again, self.run.path) + self._smaller_rates(cause)
+            raise type(cause)(f"{cause}{separator}{advice}") from error
         except KeyboardInterrupt:
             if self.saved:
-                say(f"interrupted; {resume()}")
+                say(f"interrupted; {self._how_to_resume(again, self.run.path)}")
             raise
+
+    def _how_to_resume(self, again: Callable[[Path | str], str], folder: Path | str) -> str:
+        return f"resume from {self.saved} with: {again(folder)}"
+
+    def _storage_problem(self, error: Exception, again: Callable[[Path | str], str]) -> str:
+        """What happened to the place where the run is written, and how to resume it."""
+        folder: Path | str = self.run.path
+        problem = str(error)
+        if self.run.lost:
+            if self.place == self.run.path:
+                return f"{self.run}: {LOST}; its last checkpoint is where the folder now is"
+            folder = self.place  # a URL
+            problem = f"{self.run}: {LOST}"
+        elif isinstance(error, OSError):
+            problem = f"{self.run} cannot be written to: {error}"
+        if self.saved:
+            problem += f"; {self._how_to_resume(again, folder)}"
+        return problem
+
+    def _smaller_rates(self, cause: Exception) -> str:
+        """The options of a smaller learning rate, if an update was not finite for another reason than its inputs."""
+        from_environments = isinstance(cause, NotFinite) and cause.from_environments
+        if not isinstance(cause, FloatingPointError) or from_environments:
+            return ""
+        rate = self.config.learner.learning_rate / 4
+        options = f" --learner.learning-rate {rate:.3g}"
+        if rate < getattr(self.config.learner, "least_learning_rate", 0):
+            options += f" --learner.least-learning-rate {rate:.3g}"
+        return options
 
     def _begin(self, stack: ExitStack) -> None:
         self.start(stack)
@@ -276,4 +324,6 @@ class Training(ABC):
             self.learner.load_state_dict(unpack_learner(checkpoint, self.state_schema["learner"]))
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"{checkpoint.path} does not fit {self.run.config_file}: {error}") from error
-        self.restored, self.saved, self.saved_version = checkpoint, checkpoint.path, self.learner.version
+        self.restored = checkpoint
+        self.saved = checkpoint.path
+        self.saved_version = self.learner.version

@@ -28,7 +28,7 @@ from storage.provenance import read_launches
 from storage.run import Run
 from tests.commands.cli import state
 from tests.sequences.speech.tiny import TINY
-from training.config import RunConfig
+from training.config import RunConfig, to_plain
 from training.evaluation import make_evaluator
 from training.factories import episode_stream, make_actor, make_agent
 from training.impala import Trainer
@@ -56,6 +56,8 @@ def train(
     trainer, count, stop = Trainer(config, Run(folder), local), itertools.count(1), list[Any]()
     if resume:
         trainer.restore()
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer.run.write_config(to_plain(trainer.config))
     if updates == 0:
         stop.append(then())
     trainer.train(lambda progress: next(count) == updates and stop.append(then()), lambda: any(stop))
