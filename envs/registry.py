@@ -227,8 +227,8 @@ def require_consent(spec: str, *allowed: str | None) -> None:
     for name, task in foreign.items():
         if name not in names:
             raise ValueError(
-                f"the run's environment {task!r} runs code of its own choice: expected one that is allowed; if you "
-                f"trust it, --allow {','.join(foreign)!r}"
+                f"the run's environment {task!r} can run any code: if you trust it, permit it with --allow "
+                f"{','.join(foreign)!r}"
             )
 
 

@@ -22,9 +22,9 @@ from reports.statistics import interquartile_mean
 from reports.tables import print_table
 from storage.files import replacing
 from storage.run import Run
-from training.config import to_plain
+from training.config import by_full_name, to_plain
 from training.console import quantity
-from training.sweep import CORE_FIELDS, IGNORED, flatten, goal
+from training.sweep import CORE_FIELDS, IGNORED, goal
 
 FOLDER = "report"
 INTERVAL, RANGE = "its 95 % bootstrap interval", "the range of the runs, which are too few for an interval"
@@ -190,7 +190,7 @@ def filters(comparison: Comparison) -> dict[str, list[str]]:
 
     Fields of a core count if variants of the same core differ in them; see `training.sweep.label`.
     """
-    flats = [[flatten(to_plain(run.config)) for run in variant.runs] for variant in comparison.variants]
+    flats = [[by_full_name(to_plain(run.config)) for run in variant.runs] for variant in comparison.variants]
     core, found = CORE_FIELDS[comparison.runs[0].config.kind], dict[str, list[str]]()
     cores = [runs[0][f"{core}.name"] for runs in flats]
     for name in dict.fromkeys(name for runs in flats for flat in runs for name in flat if name not in IGNORED):
@@ -309,7 +309,7 @@ def reach_table(comparison: Comparison) -> dict[str, Any]:
                 rows[-1] += ["-" if variant.correct is None else f"{variant.correct:.1f} %"]
                 if variant.correct is not None:
                     misses[variant.name] = 50 + 50 * within / len(delays) - variant.correct
-    head = ["variant", "memory reaches back", *["delays within", "predicted", "measured"] * bool(delays)]
+    head = ["variant", "reach", *["delays within", "predicted", "measured"] * bool(delays)]
     return {"head": head, "rows": rows if len(rows) > 1 else [], "delays": delays, "says": agreement(misses)}
 
 
@@ -337,7 +337,7 @@ def variant_table(comparison: Comparison) -> dict[str, Any]:
     chose = any(variant.correct is not None for variant in comparison.variants)
     limit = comparison.threshold is not None
     head = ["variant", "runs", "interquartile mean", *["correct"] * chose, *[f"{kind.unit} to threshold"] * limit]
-    head += [f"{kind.speed}/s", "mean", "state", "temporal range"]
+    head += [f"{kind.speed}/s", "mean", "state", "reach"]
     best = comparison.best if worse_than_best(comparison) else None
     for variant in comparison.variants:
         reached = sorted(math.inf if x is None else x for x in variant.reached)

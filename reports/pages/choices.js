@@ -107,8 +107,8 @@ function often(total) {
   return `${total > Math.log(1e6) ? "more than " : ""}${total < 0 ? readable(Number(Math.exp(total).toPrecision(2))) : number(total)} times`;
 }
 
-// Whether memory hardly told the two examples of a choice apart: less than in three of four correct choices; undefined
-// if there are too few of these.
+// Whether memory hardly told the two examples of a choice apart: their distance is in the lowest quarter of those at
+// correct choices. Undefined if there are too few of these.
 const blurred = ([low, , , count] = []) => (count >= FEW ? low <= count / 4 : undefined);
 
 // Why memory made little difference, in a sentence.
@@ -116,7 +116,7 @@ function cause(ranks) {
   const [, high, , count, [number, median] = []] = ranks.get(APART) ?? [], fails = blurred(ranks.get(APART));
   if (fails === undefined) return "It did not know or did not use which object it had seen; with so few correct choices to compare, the page cannot say which";
   const far = `with the other object as the example, what entered its memory would have been ${readable(number)} away from what it was, at correct choices typically ${readable(median)}`;
-  return fails ? `Probably it never told the two apart: ${far}; less than at ${high} of ${count} correct choices`
+  return fails ? `Probably it never told the two apart: ${far}; it was more at ${high} of ${count} correct choices`
     : `It told the two apart when it saw the example, and made no use of it: ${far}`;
 }
 
@@ -135,7 +135,7 @@ function verdicts({ total, took, left }, right, ranks) {
   });
   const [guesses, others] = [true, false].map((is) => known.filter((one) => (verdict(one.total) === NONE) === is).map((one) => blurred(rankOf(one, APART))));
   const share = (those) => `${those.filter(Boolean).length} of ${those.length}`;
-  const why = guesses.length && !guesses.concat(others).includes(undefined) ? ` The two objects were closer in memory than at three of four correct choices in ${share(guesses)} guesses, and in ${share(others)} choices that memory decided.` : "";
+  const why = guesses.length && !guesses.concat(others).includes(undefined) ? ` In ${share(guesses)} guesses, and in ${share(others)} choices that memory decided, the two objects were closer in memory than in three quarters of the correct choices.` : "";
   return [said, `Memory in all choices of this page: ${counts.join("; ")}.${why} Between 1/${TIMES} and ${TIMES} times, which a few chance actions can make, counts as little difference.`];
 }
 

@@ -58,16 +58,18 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_code_of_a_foreign_run_does_not_run(command: str, forged, tmp_path: Path, cli: Commands) -> None:
+def test_the_code_of_a_foreign_run_does_not_run(
+    command: str, forged: tuple[Path, str], tmp_path: Path, cli: Commands
+) -> None:
     folder, env = forged
     before = saved_steps(folder)
     words = {"RUN": folder, "NEW": tmp_path / "new", "SWEEP": tmp_path / "sweep", "URL": (tmp_path / "url").as_uri()}
     arguments = [words.get(word, word) for word in command.split()]
-    told = f"the run's environment {env!r} runs code of its own choice"
+    told = f"the run's environment {env!r} can run any code"
     if arguments[0] in ("report", "status"):  # these do not need to play
         assert (told in cli.run(*arguments)) == (arguments[0] == "report")
     else:
-        cli.refuse(*arguments, words=f"{told}: expected one that is allowed")
+        cli.refuse(*arguments, words=f"{told}: if you trust it, permit it with --allow")
     assert not (tmp_path / "executed").exists()
     assert not (tmp_path / "new").exists()
     assert saved_steps(folder) == before
@@ -78,7 +80,7 @@ def test_stages_of_a_foreign_run_need_a_permission(copied: Callable[..., Path], 
     folder, evil = copied("run"), f"dm:os:system,command=touch {tmp_path}/executed"
     config = json.loads((folder / "config.json").read_text()) | {"stages": [f"{evil} until frames 9"]}
     Run(folder).write_config(config)
-    told = f"the run's environment {evil!r} runs code of its own choice"
+    told = f"the run's environment {evil!r} can run any code"
     for typed in ([], ["--env=rooms:small"], ["--allow=dm:other:Env"]):
         cli.refuse("launch", "--local", "--resume", folder, "--frames=9000", *typed, words=told)
     sweep.begin(tmp_path / "sweep", {"a": read_config(Run(folder), RunConfig)}, "compressive compare")
@@ -92,7 +94,7 @@ def test_code_that_the_user_allows_by_name(tmp_path: Path, cli: Commands) -> Non
     cli.run("launch", "--local", "--run", run, "--env", f"{WALK},cells=4", *SMALL, "--frames=64")
     shutil.copytree(run, more)
     cli.refuse("evaluate", run, words=f"--allow {WALK!r}")
-    cli.refuse("evaluate", run, "--allow", "dm:tests.envs.dm_tasks:Unhurried", words="runs code")
+    cli.refuse("evaluate", run, "--allow", "dm:tests.envs.dm_tasks:Unhurried", words="can run any code")
     cli.run("evaluate", run, "--episodes=2", "--allow", WALK)
     cli.run("evaluate", run, "--episodes=2", "--env", f"{WALK},cells=4,limit=7")
     cli.run("report", run, "--allow", WALK)
