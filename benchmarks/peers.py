@@ -1,7 +1,7 @@
 """Other systems beside ours on the same level: agent steps a second with learning, CPU time a step, and our ratios.
 
-RLlib's IMPALA (with our network, and as it comes), Sample Factory's asynchronous PPO with V-trace, and CleanRL's PPO
-with a Transformer-XL (https://github.com/vwxyzjn/cleanrl). Each has a virtual environment of its own, because they
+RLlib's IMPALA (with our network, and with its defaults), Sample Factory's asynchronous PPO with V-trace, and CleanRL's
+PPO with a Transformer-XL (https://github.com/vwxyzjn/cleanrl). Each has a virtual environment of its own, because they
 require other versions of gymnasium. A system whose interpreter is not given is left out.
 
     python -m venv rllib; python -m venv sf; python -m venv trxl
@@ -170,8 +170,8 @@ def find_systems(options: Options) -> dict[str, Callable[[int], Steps] | None]:
     if bool(options.ppo_trxl) != bool(options.ppo_trxl_python):
         raise SystemExit("--ppo-trxl and --ppo-trxl-python: expected both or neither, got one of them")
     peers: dict[str, tuple[str, Path | None, dict[str, Any]]] = {
-        "rllib": ("rllib", options.rllib, {"as_it_comes": False}),
-        "rllib_as_it_comes": ("rllib", options.rllib, {"as_it_comes": True}),
+        "rllib": ("rllib", options.rllib, {"defaults": False}),
+        "rllib_defaults": ("rllib", options.rllib, {"defaults": True}),
         "sample_factory": ("sample_factory", options.sample_factory, {}),
         "ppo_trxl": ("ppo_trxl", options.ppo_trxl_python, {"file": str(Path(options.ppo_trxl or "").absolute())}),
     }

@@ -154,7 +154,7 @@ class Args:
 
 
 def make_model(args: Args) -> RecurrentPPO:
-    """The library's algorithm with a core, or as it comes."""
+    """The library's algorithm with a core, or unchanged."""
     envs = DummyVecEnv([lambda: Monitor(Single(args.env))] * args.num_envs)
     sizes = {"model_size": 64, "num_layers": 1, "num_heads": 4, "mlp_size": 128, "segment_size": 8, "norm": "pre"}
     own = args.core == "library"

@@ -1,6 +1,6 @@
 """CleanRL's half of benchmarks/peers.py: its file ppo_trxl.py, PPO with a Transformer-XL, runs here unchanged.
 
-Equal to ours: the level, the number of environments, the steps of a batch. Different, as it comes:
+Equal to ours: the level, the number of environments, the steps of a batch. Different, with its defaults:
 
 * One process does all: gymnasium's SyncVectorEnv steps the environments one after the other, and acting waits for
   learning. Its torch uses all cores.

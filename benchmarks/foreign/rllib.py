@@ -1,7 +1,7 @@
 """RLlib's half of benchmarks/peers.py: IMPALA on its new API stack.
 
 RLlib's parts are used as they are. With equal networks, our torso comes before its LSTM, through the hook that RLlib
-has for that, and it steps our vector of environments. As it comes, the sizes are ours and all other choices are
+has for that, and it steps our vector of environments. With `defaults`, the sizes are ours and all other choices are
 RLlib's: its own network on pixels as float32, single environments, a learner process, its waiting times.
 """
 
@@ -78,7 +78,7 @@ def float_pixels(env: gymnasium.Env) -> gymnasium.Env:
 def make_config(options: dict[str, Any]) -> IMPALAConfig:
     """The configuration, with equal networks or as RLlib comes."""
     name, length, config = options["env"], options["unroll_length"], level_config(options["env"])
-    if options["as_it_comes"]:
+    if options["defaults"]:
         tune.register_env("rooms", lambda _: float_pixels(RoomsEnv(config)))
     else:
         tune.register_env("rooms", lambda context: make_vector(name, context["num_envs"]))
@@ -88,7 +88,7 @@ def make_config(options: dict[str, Any]) -> IMPALAConfig:
     impala = IMPALAConfig().environment("rooms").env_runners(**sizes, rollout_fragment_length=length)
     impala = impala.reporting(min_time_s_per_iteration=1)
     impala = impala.training(train_batch_size_per_learner=options["batch"], lr=1e-4)
-    if options["as_it_comes"]:
+    if options["defaults"]:
         filters = [[16, 8, 4], [32, 4, 2]]  # IMPALA's shallow torso, in RLlib's notation
         network = {"conv_filters": filters, "conv_activation": "relu", "head_fcnet_hiddens": [], "fcnet_hiddens": [256]}
         return impala.rl_module(model_config=DefaultModelConfig(**network, **lstm))
