@@ -3,7 +3,8 @@
 Only the level and the torso are ours, through the hooks that Sample Factory has for them: its own LSTM of 256, its
 linear heads and its losses follow. With its defaults, an actor ("rollout worker") steps single environments in two
 halves, one of which waits for actions while the other is stepped; a further process computes the actions of all, and
-another one learns. Its normalization of observations and returns is off: our torso scales, and its V-trace requires the latter.
+another one learns. Its normalization of observations and returns is off: our torso scales, and its V-trace requires the
+latter.
 """
 
 import functools
