@@ -210,7 +210,7 @@ class RoomsVectorEnv(BatchedEnv):
         return np.stack(found, axis=1)[:, 1:]
 
     def counterfactuals(self, states: Sequence[dict[str, NDArray[Any]]]) -> list[tuple[int, NDArray[np.uint8]]]:
-        """What the first environment would have shown, had the example of a choice been the other of its two objects.
+        """What the first environment would have shown, with the other of a choice's two objects as the example.
 
         Given its states before the steps of an episode. For each choice the step at which its room was entered, and the
         views up to the choice, [at most T, H, W, 3]. The room of the choice looks the same. Where all rounds of an

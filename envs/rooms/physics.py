@@ -34,7 +34,7 @@ PITCH_LIMIT = 16000 * ANGLE_STEP
 
 @register_jitable
 def move_time(time: int, frame: int) -> int:
-    """Milliseconds of the next move: 14 or 17, since the client's clock drifts to and fro behind the server's.
+    """Milliseconds of the next move: 14 or 17, since the client's clock drifts relative to the server's.
 
     It gains 1 ms a frame and loses 2 where it is less than 6 ms behind the server, which advances by 50 ms at once.
     `time` is the engine's in ms, `LOADED` and the moves since then; `frame` counts frames since the level was loaded.
