@@ -315,7 +315,7 @@ class SpeechEvaluateOptions(SpeechEvaluation, ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesEvaluateOptions(ImagesEvaluation, ModelOptions):
-    """Measures a trained model: bits a dimension, beside those of a uniform distribution and of PNG files."""
+    """Measures a trained model: bits per dimension, beside those of a uniform distribution and of PNG files."""
 
 
 @dataclass(frozen=True, kw_only=True)
