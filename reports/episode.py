@@ -115,7 +115,7 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
 
 
 def _evidence(recording: Recording, otherwise: np.ndarray) -> np.ndarray:
-    """[T] log of the action's probability over its counterfactual one, with the other example; NaN where there is none."""
+    """[T] log of the action's probability over that with the other example as the example; NaN where there is none."""
     taken = recording.probabilities[np.arange(len(recording.actions)), recording.actions]
     return np.log(np.maximum(taken, 1e-30) / np.maximum(otherwise, 1e-30))
 
