@@ -37,9 +37,14 @@ class Agent(nn.Module):
     """Maps observations, last actions and last rewards to policy and value; the caller keeps the state.
 
     Under autocast the torso computes in bfloat16, and so does the core where that is faster; the heads do not.
-    `observation_shape` is that of an image or a vector; `vocabulary` is the number of word ids of instructions, 0 if
-    the environment has none; `popart_tasks` the number of tasks whose values are normalized, 0 for a plain head (see
-    `agent.popart`). Raises ValueError if the network does not fit the environment.
+
+    Args:
+        observation_shape: of an image [height, width, channels] or of a vector [features].
+        vocabulary: number of word ids of instructions, 0 if the environment has none.
+        popart_tasks: number of tasks whose values are normalized, 0 for a plain value head (see `agent.popart`).
+
+    Raises:
+        ValueError: if the network does not fit the environment.
     """
 
     def __init__(
@@ -51,22 +56,31 @@ class Agent(nn.Module):
         popart_tasks: int = 0,
     ) -> None:
         super().__init__()
-        if config.instruction != bool(vocabulary):
-            kind = "an environment with instructions" if vocabulary else "an environment without instructions"
-            raise ValueError(f"instruction: expected {bool(vocabulary)} in {kind}, got {config.instruction}")
+        has_instructions = vocabulary > 0
+        if config.instruction != has_instructions:
+            kind = "an environment with instructions" if has_instructions else "an environment without instructions"
+            raise ValueError(f"instruction: expected {has_instructions} in {kind}, got {config.instruction}")
         self.config = config
         self.num_actions = num_actions
         model_size = config.core.model_size
+
+        # Encoders of the observation; all that is known at a step is joined to the core's inputs.
         self.vision = make_torso(config.torso, observation_shape, config.torso_size)
-        self.instruction = InstructionEncoder(vocabulary) if config.instruction else None
-        language_size = INSTRUCTION_SIZE if config.instruction else 0
-        self.joint = nn.Linear(config.torso_size + num_actions + 1 + language_size, model_size)
+        joint_size = config.torso_size + num_actions + 1
+        self.instruction = None
+        if has_instructions:
+            self.instruction = InstructionEncoder(vocabulary)
+            joint_size += INSTRUCTION_SIZE
+        self.joint = nn.Linear(joint_size, model_size)
+
+        # Memory, and the heads.
         self.core = make_core(config.core)
         self.policy = nn.Linear(model_size, num_actions)
         self.value = PopArt(model_size, popart_tasks) if popart_tasks else nn.Linear(model_size, 1)
         self.reconstruction = None
         if config.reconstruction_cost > 0:
             self.reconstruction = Reconstruction(model_size, observation_shape, config.reconstruction_height)
+
         # Near-uniform first policy and near-zero first values, whatever the core's scale.
         for head in (self.policy, self.value):
             nn.init.normal_(head.weight, std=0.01)
@@ -107,35 +121,55 @@ class Agent(nn.Module):
         Raises:
             ValueError: if the leading axes of the arguments differ; names the argument, the expected and actual shape.
         """
-        image, words = observation if isinstance(observation, Observation) else (observation, None)
-        if (words is None) != (self.instruction is None):
-            expected = "images without instructions" if words is not None else "an Observation with instructions"
-            raise ValueError(f"observation: expected {expected}, got {type(observation).__name__}")
+        image, words = self._parts(observation)
         leading = image.shape[:2]
         for name, value in (("last_action", last_action), ("last_reward", last_reward), ("reset", reset)):
             if value.shape != leading:
                 raise ValueError(f"{name}: expected {list(leading)} as observation, got {list(value.shape)}")
+
+        # All that is known at each step: what is seen and read, the last action (one-hot) and the last reward.
         language = []
         if self.instruction is not None and words is not None:
             # First, because it waits for the GPU, which has no work yet.
-            language = [self.instruction(words.flatten(0, 1)).unflatten(0, leading)]
+            language.append(self.instruction(words.flatten(0, 1)).unflatten(0, leading))
         seen = self.vision(image.flatten(0, 1)).unflatten(0, leading)
-        action = (last_action[..., None] == torch.arange(self.num_actions, device=seen.device)).to(seen.dtype)
+        actions = torch.arange(self.num_actions, device=seen.device)
+        action = (last_action[..., None] == actions).to(seen.dtype)
         reward = last_reward.clamp(-1, 1)[..., None].to(seen.dtype)
         inputs = self.joint(torch.cat([seen, action, reward, *language], dim=-1))
         inputs = inputs.to(self.value.weight.dtype)
+
         with self._core_precision():
             features, state, losses, attention = self.core(inputs, reset, state, return_attention)
+
+        # The heads are not in mixed precision.
         with torch.autocast(inputs.device.type, enabled=False):
             features = features.to(inputs.dtype)
             if self.reconstruction is not None and torch.is_grad_enabled():
-                total, count = self.reconstruction(inputs.flatten(0, 1), image.flatten(0, 1))
-                losses = {**losses, "reconstruction": Mean(self.config.reconstruction_cost * total, count)}
+                error = self.reconstruction(inputs.flatten(0, 1), image.flatten(0, 1))
+                weighted = Mean(self.config.reconstruction_cost * error.total, error.count)
+                losses = {**losses, "reconstruction": weighted}
             value = self.value(features).squeeze(-1)
-            return AgentOutput(self.policy(features), value, state, losses, attention, inputs)
+            policy_logits = self.policy(features)
+        return AgentOutput(policy_logits, value, state, losses, attention, inputs)
+
+    def _parts(self, observation: Tensor | Observation) -> tuple[Tensor, Tensor | None]:
+        """The image or vector, and the words of the instruction if there are any.
+
+        Raises:
+            ValueError: if there are instructions and the agent expects none, or the other way round.
+        """
+        if isinstance(observation, Observation):
+            if self.instruction is None:
+                raise ValueError("observation: expected images without instructions, got Observation")
+            return observation.image, observation.instruction
+        if self.instruction is not None:
+            got = type(observation).__name__
+            raise ValueError(f"observation: expected an Observation with instructions, got {got}")
+        return observation, None
 
     def _core_precision(self) -> torch.autocast:
         """Ends autocast for a core that would not gain from it."""
         device = self.value.weight.device.type
-        gains = device != "cpu" or self.config.core.model_size >= WIDE
-        return torch.autocast(device, enabled=torch.is_autocast_enabled(device) and gains)
+        core_gains = device != "cpu" or self.config.core.model_size >= WIDE
+        return torch.autocast(device, enabled=torch.is_autocast_enabled(device) and core_gains)

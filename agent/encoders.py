@@ -6,7 +6,6 @@ function and one line in `TORSOS`.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +13,14 @@ from torch.nn import functional as F
 
 from agent.core import Mean
 
-EMBEDDING_SIZE, INSTRUCTION_SIZE = 20, 64
-MIDDLE, UNIT = 127.5, 63.75
-"""The value of a pixel that becomes 0, and the difference that becomes 1."""
+EMBEDDING_SIZE = 20
+"""Features of a word of an instruction."""
+INSTRUCTION_SIZE = 64
+"""Features of an instruction."""
+MIDDLE = 127.5
+"""The value of a pixel that becomes 0."""
+UNIT = 63.75
+"""The difference of pixels that becomes 1."""
 CACHED = 1 << 18
 """Values that are scaled at a time on a CPU, so that they stay in its cache."""
 
@@ -27,16 +31,24 @@ def scale(images: Tensor, dtype: torch.dtype) -> Tensor:
     The dtype is bfloat16 under autocast. The arithmetic is in float32: in bfloat16 it is slower on a CPU.
     """
     device = images.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
     wide = torch.promote_types(dtype, torch.float32)
+
     if dtype == wide or device != "cpu" or torch.compiler.is_compiling():
-        scaled = images.to(wide).sub_(MIDDLE).mul_(1 / UNIT).to(dtype)
+        scaled = _scale_wide(images, wide).to(dtype)
     else:
+        # A few images at a time, so that their float32 copy stays in the processor's cache.
         scaled = images.new_empty(images.shape, dtype=dtype)
         rows = max(1, CACHED // max(1, images[:1].numel()))
         for part, place in zip(images.split(rows), scaled.split(rows)):
-            place.copy_(part.to(wide).sub_(MIDDLE).mul_(1 / UNIT))
+            place.copy_(_scale_wide(part, wide))
     return scaled.permute(0, 3, 1, 2)  # NHWC memory is channels_last: the permuted view needs no copy
+
+
+def _scale_wide(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scaled images in a dtype of 32 bits or more."""
+    return images.to(dtype).sub_(MIDDLE).mul_(1 / UNIT)
 
 
 class Convolution(nn.Conv2d):
@@ -62,8 +74,12 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        convolutions = [Convolution(channels, channels, 3, padding=1) for _ in range(2)]
-        self.branch = nn.Sequential(nn.ReLU(), convolutions[0], nn.ReLU(inplace=True), convolutions[1])
+        self.branch = nn.Sequential(
+            nn.ReLU(),
+            Convolution(channels, channels, 3, padding=1),
+            nn.ReLU(inplace=True),
+            Convolution(channels, channels, 3, padding=1),
+        )
 
     def forward(self, stream: Tensor) -> Tensor:
         return stream + self.branch(stream)
@@ -73,22 +89,35 @@ def deep_layers(channels: int) -> list[nn.Module]:
     """IMPALA's deep network (Espeholt et al. 2018, figure 3): sections of 16, 32, 32 channels, two blocks each."""
     layers: list[nn.Module] = []
     for width in (16, 32, 32):
-        layers += [Convolution(channels, width, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
-        layers += [ResidualBlock(width), ResidualBlock(width)]
+        layers.append(Convolution(channels, width, 3, padding=1))
+        layers.append(nn.MaxPool2d(3, stride=2, padding=1))
+        layers.append(ResidualBlock(width))
+        layers.append(ResidualBlock(width))
         channels = width
-    return [*layers, nn.ReLU(inplace=True)]
+    layers.append(nn.ReLU(inplace=True))
+    return layers
 
 
 def shallow_layers(channels: int) -> list[nn.Module]:
     """IMPALA's shallow network (Espeholt et al. 2018, figure 3), padded so that it accepts images of any size."""
-    first = [Convolution(channels, 16, 8, 4, padding=4), nn.ReLU(inplace=True)]
-    return [*first, Convolution(16, 32, 4, 2, padding=2), nn.ReLU(inplace=True)]
+    return [
+        Convolution(channels, 16, 8, stride=4, padding=4),
+        nn.ReLU(inplace=True),
+        Convolution(16, 32, 4, stride=2, padding=2),
+        nn.ReLU(inplace=True),
+    ]
 
 
 def small_layers(channels: int) -> list[nn.Module]:
     """Three convolutions for images of about 24 x 32 pixels on a CPU."""
-    convolutions = [Convolution(channels, 16, 4, 2, 1), Convolution(16, 32, 3, 2, 1), Convolution(32, 32, 3, 1, 1)]
-    return [layer for convolution in convolutions for layer in (convolution, nn.ReLU(inplace=True))]
+    return [
+        Convolution(channels, 16, 4, stride=2, padding=1),
+        nn.ReLU(inplace=True),
+        Convolution(16, 32, 3, stride=2, padding=1),
+        nn.ReLU(inplace=True),
+        Convolution(32, 32, 3, stride=1, padding=1),
+        nn.ReLU(inplace=True),
+    ]
 
 
 TORSOS: dict[str, Callable[[int], list[nn.Module]]] = {
@@ -105,7 +134,8 @@ class Vision(nn.Module):
         super().__init__()
         if len(image_shape) != 3 or min(image_shape[:2]) < 2:
             raise ValueError(f"image_shape: expected [height >= 2, width >= 2, channels], got {list(image_shape)}")
-        height, width, channels = self.image_shape = tuple(image_shape)
+        self.image_shape = tuple(image_shape)
+        height, width, channels = image_shape
         self.convolutions = nn.Sequential(*TORSOS[name](channels))
         self.convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with torch.no_grad():
@@ -120,7 +150,8 @@ class Vision(nn.Module):
         if len(images) > len(weight):
             # Features are stored channels last. Permuting the weights is cheaper here than permuting them, and their
             # gradient comes back in the order that convolutions need.
-            weight = weight.unflatten(1, features.shape[1:]).permute(0, 2, 3, 1).flatten(1)
+            weight = weight.unflatten(1, features.shape[1:])
+            weight = weight.permute(0, 2, 3, 1).flatten(1)
             features = features.permute(0, 2, 3, 1)
         return torch.relu(F.linear(features.flatten(1), weight, self.linear.bias))
 
@@ -134,7 +165,12 @@ class VectorTorso(nn.Module):
     def __init__(self, vector_size: int, size: int) -> None:
         super().__init__()
         self.vector_size = vector_size
-        self.layers = nn.Sequential(nn.Linear(vector_size, size), nn.ReLU(), nn.Linear(size, size), nn.ReLU())
+        self.layers = nn.Sequential(
+            nn.Linear(vector_size, size),
+            nn.ReLU(),
+            nn.Linear(size, size),
+            nn.ReLU(),
+        )
 
     def forward(self, vectors: Tensor) -> Tensor:
         """float32 vectors [N, vector_size] to features [N, size]."""
@@ -148,9 +184,12 @@ def squash(vectors: Tensor) -> Tensor:
 
 
 def _check_observation(observation: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Raises a ValueError if the observation has another dtype than `dtype`, or another shape than [N, *shape]."""
     if observation.shape[1:] != shape or observation.dtype != dtype:
-        expected = f"{str(dtype).removeprefix('torch.')} [N, {', '.join(map(str, shape))}]"
-        raise ValueError(f"observation: expected {expected}, got {observation.dtype} {list(observation.shape)}")
+        name = str(dtype).removeprefix("torch.")
+        sizes = ", ".join(map(str, shape))
+        got = f"{observation.dtype} {list(observation.shape)}"
+        raise ValueError(f"observation: expected {name} [N, {sizes}], got {got}")
 
 
 def make_torso(name: str, observation_shape: Sequence[int], size: int) -> nn.Module:
@@ -183,11 +222,14 @@ class InstructionEncoder(nn.Module):
         Zeros where there is no word. Equal instructions are encoded once, because an episode has few different ones;
         counting them waits for the GPU.
         """
-        words, index = torch.unique(words, dim=0, return_inverse=True)
-        outputs, _ = self.lstm(self.embedding(words))
-        length = (words != 0).sum(dim=1)
-        last = outputs[torch.arange(len(words), device=words.device), (length - 1).clamp(min=0)]
-        return last.masked_fill((length == 0)[:, None], 0.0)[index]
+        different, index = torch.unique(words, dim=0, return_inverse=True)
+        outputs, _ = self.lstm(self.embedding(different))
+
+        length = (different != 0).sum(dim=1)
+        rows = torch.arange(len(different), device=words.device)
+        last = outputs[rows, (length - 1).clamp(min=0)]
+        encoded = last.masked_fill((length == 0)[:, None], 0.0)
+        return encoded[index]
 
 
 class Reconstruction(nn.Module):
@@ -201,8 +243,11 @@ class Reconstruction(nn.Module):
 
     def __init__(self, model_size: int, observation_shape: Sequence[int], height: int = 6) -> None:
         super().__init__()
-        *image, self.channels = observation_shape
-        self.size: Any = tuple(max(1, round(side * min(1, height / image[0]))) for side in image)
+        *sides, self.channels = observation_shape  # of a vector, the elements
+        self.size: list[int] = []
+        for side in sides:
+            ratio = min(1, height / sides[0])
+            self.size.append(max(1, round(side * ratio)))
         self.decoder = nn.Linear(model_size, self.channels * math.prod(self.size))
 
     def forward(self, inputs: Tensor, observations: Tensor) -> Mean:
@@ -211,14 +256,19 @@ class Reconstruction(nn.Module):
         Most elements of a vector may be constant, as those of one-hot codes are, so that a mean would hide the others.
         Inputs of the core [N, D], observations uint8 [N, height, width, channels] or float32 [N, elements].
         """
-        if image := observations.ndim == 4:
-            target = F.adaptive_avg_pool2d(scale(observations, inputs.dtype), self.size).flatten(1)
+        if observations.ndim == 4:
+            height, width = self.size
+            small = F.adaptive_avg_pool2d(scale(observations, inputs.dtype), (height, width))
+            target = small.flatten(1)
+            terms = target.numel()
         else:
             target = squash(observations).to(inputs.dtype)
+            terms = len(target)
         total = F.mse_loss(self.decoder(inputs), target, reduction="sum")
-        return Mean(total[None], torch.full((1,), target.numel() if image else len(target), device=total.device))
+        return Mean(total[None], torch.full((1,), terms, device=total.device))
 
     def picture(self, inputs: Tensor) -> Tensor:
         """The predicted images [N, height, width, channels] uint8, small as they are."""
-        images = self.decoder(inputs).unflatten(1, (self.channels, *self.size)).permute(0, 2, 3, 1)
-        return images.float().mul(UNIT).add(MIDDLE).round().clamp(0, 255).to(torch.uint8)
+        scaled = self.decoder(inputs).unflatten(1, (self.channels, *self.size))
+        pixels = scaled.permute(0, 2, 3, 1).float().mul(UNIT).add(MIDDLE)
+        return pixels.round().clamp(0, 255).to(torch.uint8)

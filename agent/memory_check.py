@@ -10,7 +10,7 @@ import torch
 
 from agent.core.state import state_bytes
 
-Network = TypeVar("Network", bound=Any)
+Network = TypeVar("Network", bound=Any)  # a module with `initial_state`
 
 
 def machine_memory() -> int:
@@ -30,16 +30,23 @@ def build_network(build: Callable[[], Network], config: Any, rows: int = 1) -> N
     Raises:
         ValueError: if the network needs more than the machine's memory.
     """
-    memory, sizes = machine_memory(), [256, *map(int, re.findall(r"\d+", str(config)))]
-    # No layer has more than 64 matrices of the largest size; 16 bytes for each number, its gradient and moments.
-    if 16 * (64 + rows) * getattr(getattr(config, "core", config), "num_layers", 1) * max(sizes) ** 2 > memory:
-        with torch.device("meta"):
-            network = build()
-            state = rows * state_bytes(network.initial_state(1))
-        weights = 4 * sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
-        if weights + state > memory:
-            raise ValueError(
-                f"network: expected at most the machine's memory of {memory / 1e9:.1f} GB, got sizes that need "
-                f"{weights / 1e9:,.1f} GB for weights, gradients and Adam's moments and {state / 1e9:,.1f} GB for state"
-            )
+    memory = machine_memory()
+    # A bound that needs no network. No layer has more than 64 matrices of the largest size, and each number takes 16
+    # bytes: its own four, and those of its gradient and its two moments.
+    largest = max([256, *map(int, re.findall(r"\d+", str(config)))])
+    core = getattr(config, "core", config)
+    num_layers = getattr(core, "num_layers", 1)
+    if 16 * (64 + rows) * num_layers * largest**2 <= memory:
+        return build()
+
+    with torch.device("meta"):
+        network = build()
+        state = rows * state_bytes(network.initial_state(1))
+    tensors = [*network.parameters(), *network.buffers()]
+    weights = 4 * sum(tensor.nbytes for tensor in tensors)  # with gradients and moments
+    if weights + state > memory:
+        raise ValueError(
+            f"network: expected at most the machine's memory of {memory / 1e9:.1f} GB, got sizes that need "
+            f"{weights / 1e9:,.1f} GB for weights, gradients and Adam's moments and {state / 1e9:,.1f} GB for state"
+        )
     return build()

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-LEAST_SCALE, MOST_SCALE = 1e-4, 1e6
+LEAST_SCALE = 1e-4
+MOST_SCALE = 1e6
 """Limits of a task's standard deviation; those of Hessel et al."""
 
 
@@ -30,7 +31,8 @@ class PopArt(nn.Linear):
     @property
     def scale(self) -> Tensor:
         """[K] float64, the standard deviations within their limits."""
-        return (self.second_moment - self.mean.square()).clamp(LEAST_SCALE**2, MOST_SCALE**2).sqrt()
+        variance = self.second_moment - self.mean.square()
+        return variance.clamp(LEAST_SCALE**2, MOST_SCALE**2).sqrt()
 
     def forward(self, features: Tensor) -> Tensor:
         """Values [..., K] of features [..., size]."""
@@ -41,34 +43,56 @@ class PopArt(nn.Linear):
         """The values [B, T] of tasks [B] int64, out of [B, T, K], or of [B, T] for K = 1."""
         if values.ndim == 2:
             return values
-        return values.gather(2, task[:, None, None].expand(-1, values.shape[1], 1)).squeeze(2)
+        steps = values.shape[1]
+        index = task[:, None, None].expand(-1, steps, 1)
+        return values.gather(2, index).squeeze(2)
 
     def sums(self, targets: Tensor, mask: Tensor, task: Tensor) -> Tensor:
-        """What `follow` takes, of targets [B, T] where `mask` [B, T] is true, of tasks [B]."""
+        """Number, sum and sum of squares by task, [3, K] float64, of targets [B, T] where `mask` [B, T] is true.
+
+        `task` [B] int64 is that of each row.
+        """
         targets = torch.where(mask, targets, 0.0).double()
-        rows = torch.stack([mask.double().sum(1), targets.sum(1), targets.square().sum(1)])
-        return rows @ (task[:, None] == torch.arange(self.out_features, device=task.device)).double()
+        number = mask.double().sum(dim=1)
+        total = targets.sum(dim=1)
+        squares = targets.square().sum(dim=1)
+        by_row = torch.stack([number, total, squares])  # [3, B]
+        tasks = torch.arange(self.out_features, device=task.device)
+        is_task = (task[:, None] == tasks).double()  # [B, K]
+        return by_row @ is_task
 
     @torch.no_grad()
     def follow(self, sums: Tensor, rate: float, skipped: Tensor | None = None) -> None:
-        """Moves the statistics towards those of a batch, and changes the weights so that all values stay.
+        """Moves the statistics towards those of a batch, and changes the weights so that all values stay the same.
 
         Reads nothing from the device.
 
         Args:
-            sums: [3, K] float64: number, sum and sum of squares of the targets of each task; those of a task without
-                any stay.
+            sums: of `sums`. The statistics of a task without targets stay.
             rate: share of the batch in the new moments, beta in the papers. The first 1 / rate batches of a task have
                 equal shares instead, since moments that begin at 0 and 1 would be wrong for many updates.
             skipped: scalar, 1 to change nothing, bit for bit.
         """
         count, total, squares = sums
-        known = (count > 0) if skipped is None else (count > 0) & (skipped == 0)
-        mean, scale = self.mean.clone(), self.scale
+        known = count > 0
+        if skipped is not None:
+            known = known & (skipped == 0)
+        mean = self.mean.clone()
+        scale = self.scale
+
+        # The statistics.
         self.batches += known
         share = (1 / self.batches.clamp(min=1).double()).clamp(min=rate)
-        for moment, batch in ((self.mean, total), (self.second_moment, squares)):
-            moment.copy_(torch.where(known, moment + share * (batch / count.clamp(min=1) - moment), moment))
+        self._move(self.mean, total / count.clamp(min=1), share, known)
+        self._move(self.second_moment, squares / count.clamp(min=1), share, known)
+
+        # w' = w scale / scale', b' = (scale b + mean - mean') / scale'.
         self.weight.copy_(self.weight.double() * (scale / self.scale)[:, None])
         bias = (scale * self.bias.double() + mean - self.mean) / self.scale
         self.bias.copy_(torch.where(known, bias, self.bias.double()))  # rounding would change it
+
+    @staticmethod
+    def _move(moment: Tensor, batch: Tensor, share: Tensor, known: Tensor) -> None:
+        """Moves a moment [K] towards that of a batch, where `known` is true, in place."""
+        moved = moment + share * (batch - moment)
+        moment.copy_(torch.where(known, moved, moment))

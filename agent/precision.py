@@ -17,9 +17,15 @@ _CPU_FEATURES = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "sve_bf16": "S
 def bfloat16_hardware(device: torch.device) -> str:
     """What makes bfloat16 fast on a device, in words; empty if nothing does."""
     if device.type == "cuda":
-        return "tensor cores" if torch.cuda.is_bf16_supported(including_emulation=False) else ""
-    found = torch.cpu.get_capabilities() if device.type == "cpu" else {}
-    return next((name for feature, name in _CPU_FEATURES.items() if found.get(feature)), "")
+        supported = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "tensor cores" if supported else ""
+    if device.type != "cpu":
+        return ""
+    capabilities = torch.cpu.get_capabilities()
+    for feature, name in _CPU_FEATURES.items():
+        if capabilities.get(feature):
+            return name
+    return ""
 
 
 def resolve_precision(precision: Precision, device: torch.device) -> Precision:
@@ -33,9 +39,14 @@ def describe_precision(precision: Precision, device: torch.device) -> str:
     """A resolved precision in words, with what makes it fast on a device."""
     if precision == "float32":
         return precision
-    return f"{precision} ({bfloat16_hardware(device) or f'slow here, because this {device.type} does not support it'})"
+    hardware = bfloat16_hardware(device)
+    if not hardware:
+        return f"{precision} (slow here, because this {device.type} does not support it)"
+    return f"{precision} ({hardware})"
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
     """Mixed precision for "bfloat16"; nothing for "float32". Within one context, weights are converted once."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+    if precision == "bfloat16":
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()

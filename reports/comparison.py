@@ -415,7 +415,7 @@ def compare(runs: Sequence[FinishedRun], threshold: float | None = None) -> list
 def memory_bytes(config: Any) -> int:
     """Size of the memory state of one environment or stream."""
     with torch.device("meta"):  # the weights need no memory
-        return state_bytes(make_core(config.core_config, config.cores).initial_state(1))
+        return state_bytes(make_core(config.core_config).initial_state(1))
 
 
 def temporal_range(core: Any) -> int | None:

@@ -171,12 +171,12 @@ def find_preset(presets: Mapping[str, Callable[[str], Config]], cores: Iterable[
 
 def core_name(config: Any) -> str:
     """The name of a configuration's core in its table."""
-    return next(name for name, (kind, _) in config.cores.items() if type(config.core_config) is kind)
+    return next(name for name, kind in config.cores.items() if type(config.core_config) is kind)
 
 
 def to_plain(config: Any) -> dict[str, Any]:
     """A configuration as JSON can hold it; the core's name is among the core's fields."""
-    names = {kind: name for name, (kind, _) in config.cores.items()}
+    names = {kind: name for name, kind in config.cores.items()}
 
     def plain(value: Any) -> Any:
         if not dataclasses.is_dataclass(value):
@@ -256,9 +256,9 @@ def read_config(run: Run, kind: Any = RunConfig) -> Any:
         raise ValueError(f"{run.config_file}: {error}") from error
 
 
-def _build(kind: Any, plain: Any, where: str, cores: Mapping[str, tuple[type, Any]]) -> Any:
+def _build(kind: Any, plain: Any, where: str, cores: Mapping[str, type]) -> Any:
     """A value of a type, such as a dataclass of others, from what JSON can hold; `where` names it in errors."""
-    configs = {config for config, _ in cores.values()}
+    configs = {*cores.values()}
     is_core = bool(configs & set(typing.get_args(kind)))
     if not is_core and not dataclasses.is_dataclass(kind):
         return tuple(plain) if isinstance(plain, list) else plain  # JSON has no tuples
@@ -269,7 +269,7 @@ def _build(kind: Any, plain: Any, where: str, cores: Mapping[str, tuple[type, An
         name = plain.pop("name", None)
         if name not in list(cores):  # a list, because JSON's values need not be hashable
             raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {abbreviate(name)}")
-        kind = cores[name][0]
+        kind = cores[name]
     hints = typing.get_type_hints(kind)
     fields = {name: _build(hints.get(name), value, f"{where}.{name}", cores) for name, value in plain.items()}
     try:

@@ -1,24 +1,55 @@
 """The recurrent cores of agents and sequence models, behind one contract. docs/core.md describes how to add a core."""
 
-# ruff: noqa: F403 (names are re-exported)
+# ruff: noqa: F401, F403 (names are re-exported)
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from .config import *
 
 if TYPE_CHECKING:
-    from .compressive_transformer import *
-    from .contract import *
-    from .flat import *
-    from .recurrent import *
-    from .routing import *
-    from .state import *
-    from .transformer import *
+    from .compressive_transformer import CompressiveState, CompressiveTransformer
+    from .contract import Core, CoreOutput, Mean
+    from .cores import make_core
+    from .flat import FlatCore
+    from .routing import RoutingTransformer
+    from .state import (
+        State,
+        concatenate_states,
+        detach_state,
+        index_state,
+        leaves,
+        map_state,
+        restore_state,
+        state_bytes,
+        state_to,
+    )
+    from .transformer import Transformer
+
+_MODULES = {
+    "compressive_transformer": ("CompressiveState", "CompressiveTransformer"),
+    "contract": ("Core", "CoreOutput", "Mean"),
+    "cores": ("make_core",),
+    "flat": ("FlatCore",),
+    "routing": ("RoutingTransformer",),
+    "state": (
+        "State",
+        "concatenate_states",
+        "detach_state",
+        "index_state",
+        "leaves",
+        "map_state",
+        "restore_state",
+        "state_bytes",
+        "state_to",
+    ),
+    "transformer": ("Transformer",),
+}
+"""What the package exports of the modules that need torch: they are imported on first use."""
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what needs torch on first use."""
-    for module in ("contract", "state", "transformer", "compressive_transformer", "routing", "recurrent", "flat"):
-        if not name.startswith("_") and hasattr(found := importlib.import_module(f"{__name__}.{module}"), name):
-            return getattr(found, name)
+    """Imports the module of a name in `_MODULES`."""
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,6 @@ Axes: B batch, H heads, S slots, K features of a head.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,12 +19,13 @@ class KVCache:
 
     Attributes:
         keys, values: [B, H, S, K]; slots after the last step of the state are undefined.
-        near: [H, K, S], projected encodings of the distances S - 1, ..., 0, shared by the batch; with
-            several rings of routed slots, which share them, S counts one ring.
+        near: [H, K, N], projected encodings of the distances N - 1, ..., 0, shared by the batch. N = S, but for several
+            rings of routed slots: these share positions, so N counts one ring.
         far: [H, K, M], projected encodings of the distances 0, ..., M - 1 for compressed slots, shared by the batch;
             None if a compressed slot counts as one position.
         far_index: [n_s, n_cm] int64, distances from each step of a segment to the compressed slots, if there is `far`.
-        newest: whether no other state has written into the tensors of this state, of its segment's inputs included.
+        newest: whether this state may write into the tensors in place, those of its segment's inputs included: no other
+            state has written into them.
     """
 
     keys: Tensor
@@ -35,10 +35,17 @@ class KVCache:
     far_index: Tensor | None
     newest: bool = False
 
-    def map(self, function: Callable[..., Any], *others: "KVCache") -> "KVCache":
-        """Applies a function to the tensors that have a batch axis."""
-        keys, values = ([getattr(cache, name) for cache in (self, *others)] for name in ("keys", "values"))
-        return replace(self, keys=function(*keys), values=function(*values), newest=False)
+    @property
+    def shared_positions(self) -> int:
+        """Number of slots that have the position of another slot: those of all rings but one."""
+        return self.keys.shape[2] - self.near.shape[-1]
+
+    def map(self, function: Callable[..., Tensor], *others: "KVCache") -> "KVCache":
+        """Applies a function to the tensors that have a batch axis, of this cache and of others."""
+        caches = (self, *others)
+        keys = function(*(cache.keys for cache in caches))
+        values = function(*(cache.values for cache in caches))
+        return replace(self, keys=keys, values=values, newest=False)
 
     def write(self, slots: Tensor, new: Tensor, begin: int) -> Tensor:
         """Returns `slots` [..., S, D] with `new` [..., T, D] from `begin` on: in place if this is the newest state."""
@@ -46,11 +53,14 @@ class KVCache:
         if self.newest and _in_place():
             slots[..., begin:end, :] = new
             return slots
-        return torch.cat([slots[..., :begin, :], new, slots[..., end:, :]], dim=-2)
+        before = slots[..., :begin, :]
+        after = slots[..., end:, :]
+        return torch.cat([before, new, after], dim=-2)
 
     def append(self, keys: Tensor, values: Tensor, begin: int) -> "KVCache":
         """Returns the cache with keys and values [B, H, T, K] of new steps from slot `begin` on."""
-        keys, values = self.write(self.keys, keys, begin), self.write(self.values, values, begin)
+        keys = self.write(self.keys, keys, begin)
+        values = self.write(self.values, values, begin)
         if _in_place():
             self.newest = False
         return replace(self, keys=keys, values=values, newest=_in_place())

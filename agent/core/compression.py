@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from .attention import RelativeAttention
 from .config import LayerSizes
+from .contract import Mean
 
 
 class Compression(nn.Module):
@@ -33,17 +34,22 @@ class Compression(nn.Module):
         """
         return self.compress(evicted), None
 
-    def valid_ages(self, sizes: LayerSizes, device: torch.device) -> Tensor:
-        """Ages [n_cm] that a row's episode must have reached, at the first step of a segment, for slots to be valid."""
-        return sizes.rate * torch.arange(sizes.compressed - 1, -1, -1, device=device) + sizes.memory + 1
+    def minimum_ages(self, sizes: LayerSizes, device: torch.device) -> Tensor:
+        """Minimum episode age for each compressed slot to be valid, [n_cm] int64, at the first step of a segment.
+
+        That is the age of the newest step in the slot: a slot is valid if any of its members is.
+        """
+        newer_slots = torch.arange(sizes.compressed - 1, -1, -1, device=device)
+        return sizes.rate * newer_slots + sizes.memory + 1
 
     def slot_ages(self, sizes: LayerSizes, device: torch.device, source: Tensor | None) -> Tensor:
         """Ages [n_cm, 2] of the oldest and the newest step in each slot, at the first step of a segment.
 
         `source` [B, n_cm] is the memory that each slot was, where `forward` returns it; ages are then [B, n_cm, 2].
         """
-        newest = self.valid_ages(sizes, device)  # a slot is valid if any of its members is
-        return torch.stack([newest + sizes.rate - 1, newest], dim=-1)
+        newest = self.minimum_ages(sizes, device)
+        oldest = newest + sizes.rate - 1
+        return torch.stack([oldest, newest], dim=-1)
 
 
 class ConvolutionCompression(Compression):
@@ -54,14 +60,18 @@ class ConvolutionCompression(Compression):
 
     def __init__(self, model_size: int, rate: int, dilations: Sequence[int] = ()) -> None:
         super().__init__(model_size, rate)
-        self.dilated = nn.ModuleList(nn.Conv1d(model_size, model_size, 3, padding=d, dilation=d) for d in dilations)
+        self.dilated = nn.ModuleList()
+        for dilation in dilations:
+            self.dilated.append(nn.Conv1d(model_size, model_size, 3, padding=dilation, dilation=dilation))
         # With kernel = stride the convolution is one matrix product over the concatenated members of a group.
         self.group = nn.Linear(rate * model_size, model_size)
 
     def compress(self, evicted: Tensor) -> Tensor:
         for convolution in self.dilated:
-            evicted = evicted + F.relu(convolution(evicted.transpose(1, 2))).transpose(1, 2)
-        return self.group(evicted.unflatten(1, (-1, self.rate)).flatten(2))
+            branch = F.relu(convolution(evicted.transpose(1, 2)))
+            evicted = evicted + branch.transpose(1, 2)
+        groups = evicted.unflatten(1, (-1, self.rate))
+        return self.group(groups.flatten(2))
 
 
 class MeanPooling(Compression):
@@ -83,22 +93,31 @@ class MostUsed(Compression):
 
     def forward(self, evicted: Tensor, valid: Tensor, usage: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert usage is not None
+        num_evicted = usage.shape[1]
+        kept = num_evicted // self.rate
         ranked = usage.masked_fill(~valid, -1.0)
-        # The newest wins a tie: invalid memories, which are the oldest, are then never between valid ones.
-        order = ranked.flip(1).argsort(dim=1, descending=True, stable=True)[:, : usage.shape[1] // self.rate]
-        index = (usage.shape[1] - 1 - order).sort(dim=1).values
-        return evicted.gather(1, index[:, :, None].expand(-1, -1, evicted.shape[2])), index
 
-    def valid_ages(self, sizes: LayerSizes, device: torch.device) -> Tensor:
+        # The newest wins a tie: invalid memories, which are the oldest, are then never between valid ones.
+        newest_first = ranked.flip(1).argsort(dim=1, descending=True, stable=True)
+        most_used = num_evicted - 1 - newest_first[:, :kept]
+        index = most_used.sort(dim=1).values
+        whole_slots = index[:, :, None].expand(-1, -1, evicted.shape[2])
+        return evicted.gather(1, whole_slots), index
+
+    def minimum_ages(self, sizes: LayerSizes, device: torch.device) -> Tensor:
         # The kept memories stay in order and invalid ones are the oldest: the r-th newest of a segment is valid exactly
         # if r memories of the segment are.
-        newer, kept = torch.arange(sizes.compressed - 1, -1, -1, device=device), sizes.segment // sizes.rate
-        return newer // kept * sizes.segment + newer % kept + sizes.memory + 1
+        newer_slots = torch.arange(sizes.compressed - 1, -1, -1, device=device)
+        kept = sizes.segment // sizes.rate
+        newer_segments = newer_slots // kept
+        return newer_segments * sizes.segment + newer_slots % kept + sizes.memory + 1
 
     def slot_ages(self, sizes: LayerSizes, device: torch.device, source: Tensor | None) -> Tensor:
         assert source is not None
-        newer, kept = torch.arange(sizes.compressed - 1, -1, -1, device=device), sizes.segment // sizes.rate
-        age = (newer // kept + 1) * sizes.segment + sizes.memory - source
+        newer_slots = torch.arange(sizes.compressed - 1, -1, -1, device=device)
+        kept = sizes.segment // sizes.rate
+        newer_segments = newer_slots // kept
+        age = (newer_segments + 1) * sizes.segment + sizes.memory - source
         return torch.stack([age, age], dim=-1)
 
 
@@ -111,17 +130,16 @@ COMPRESSIONS: dict[str, Callable[[int, int], Compression]] = {
 }
 
 
-def autoencoding_loss(
-    decoder: nn.Module, rate: int, evicted: Tensor, compressed: Tensor, valid: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Squared error of the decoded slots (section 3.2): its sum over the valid memories, and their number.
+def autoencoding_loss(decoder: nn.Module, rate: int, evicted: Tensor, compressed: Tensor, valid: Tensor) -> Mean:
+    """Squared error of the decoded slots (section 3.2): its sum over the valid memories, and their number; scalars.
 
     `decoder` maps each slot of `compressed` [B, n_s / c, D] to a group of memories. `evicted` [B, n_s, D] receives no
     gradient; its invalid memories, see `valid` [B, n_s], are zeros.
     """
-    decoded = decoder(compressed).unflatten(-1, (rate, -1)).flatten(1, 2)
+    groups = decoder(compressed).unflatten(-1, (rate, -1))
+    decoded = groups.flatten(1, 2)
     error = F.mse_loss(decoded, evicted.detach(), reduction="none").mean(dim=2)
-    return (error * valid).sum(), valid.sum()
+    return Mean((error * valid).sum(), valid.sum())
 
 
 def attention_loss(
@@ -131,24 +149,35 @@ def attention_loss(
     evicted: Tensor,
     compressed: Tensor,
     valid: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> Mean:
     """Squared error of attention over compressed memory (Algorithm 2): its sum over rows with valid memories, and their
-    number. Only `compressed` [B, n_s / c, D] receives a gradient.
+    number; scalars. Only `compressed` [B, n_s / c, D] receives a gradient.
 
     `queries` [B, n_s, D] are the layer inputs of the segment that displaced the memories; `norm` is that of the inputs
     of attention, if there is one. Invalid memories of `evicted` [B, n_s, D], see `valid` [B, n_s], are zeros.
     """
-    queries, evicted = queries.detach(), evicted.detach()
+    queries = queries.detach()
+    evicted = evicted.detach()
     if norm is not None:
-        weight, bias = norm.weight.detach(), norm.bias.detach()
-        queries, evicted, compressed = (
-            F.layer_norm(slots, norm.normalized_shape, weight, bias, norm.eps)
-            for slots in (queries, evicted, compressed)
-        )
+        fixed_norm = _without_gradient(norm)
+        queries = fixed_norm(queries)
+        evicted = fixed_norm(evicted)
+        compressed = fixed_norm(compressed)
+
+    # What attention over the memories gives, the compressed slots are to give, too.
     with torch.no_grad():
         query = attention.query(queries)
         target = attention.reconstruct(query, evicted)
+    reconstruction = attention.reconstruct(query, compressed)
+
     # Autocast computes mse_loss in float32, unlike a difference.
-    error = F.mse_loss(attention.reconstruct(query, compressed), target, reduction="none").mean(dim=(1, 2))
+    error = F.mse_loss(reconstruction, target, reduction="none").mean(dim=(1, 2))
     present = valid.any(dim=1)
-    return (error * present).sum(), present.sum()
+    return Mean((error * present).sum(), present.sum())
+
+
+def _without_gradient(norm: nn.LayerNorm) -> Callable[[Tensor], Tensor]:
+    """The norm as a function of slots [..., D] whose parameters receive no gradient."""
+    weight = norm.weight.detach()
+    bias = norm.bias.detach()
+    return lambda slots: F.layer_norm(slots, norm.normalized_shape, weight, bias, norm.eps)

@@ -1,9 +1,9 @@
 """Configurations of the cores. Nothing here imports torch, so that a command line can be read quickly."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from .fields import Checked, Decay, Layers, Size, Slots
+from .fields import Checked, Decay, Layers, Range, Size, Slots
 
 Sizes = Slots | tuple[Slots, ...]
 """One number for all layers, or one for each layer."""
@@ -104,8 +104,17 @@ class TransformerConfig(Checked):
         if self.model_size % 2:
             raise ValueError(f"model_size: expected an even number (sines and cosines), got {self.model_size}")
 
+    @property
+    def layer_sizes(self) -> tuple["LayerSizes | RoutedSizes", ...]:
+        """The sizes of each layer."""
+        raise NotImplementedError
+
     def by_layer(self, name: str) -> tuple[int, ...]:
-        """The values of a field that has one number, or one for each layer."""
+        """The values of a field that has one number, or one for each layer.
+
+        Raises:
+            ValueError: if there are several numbers, but not one for each layer.
+        """
         value = getattr(self, name)
         if not isinstance(value, (tuple, list)):
             return (value,) * self.num_layers
@@ -145,8 +154,13 @@ class CompressiveTransformerConfig(TransformerConfig):
     @property
     def layer_sizes(self) -> tuple[LayerSizes, ...]:
         """The sizes of each layer."""
-        names = ("memory_size", "compressed_size", "compression_rate")
-        return tuple(LayerSizes(self.segment_size, *sizes) for sizes in zip(*map(self.by_layer, names)))
+        memory = self.by_layer("memory_size")
+        compressed = self.by_layer("compressed_size")
+        rate = self.by_layer("compression_rate")
+        return tuple(
+            LayerSizes(self.segment_size, memory[layer], compressed[layer], rate[layer])
+            for layer in range(self.num_layers)
+        )
 
 
 @dataclass(frozen=True)
@@ -161,8 +175,10 @@ class TransformerXLConfig(CompressiveTransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("compressed_size", "compression", "compression_loss", "compression_rate", "compressed_position"):
-            value, default = getattr(self, name), getattr(TransformerXLConfig, name)
-            if any(each != default for each in (value if isinstance(value, tuple | list) else [value])):
+            default = getattr(TransformerXLConfig, name)
+            value = getattr(self, name)
+            values = value if isinstance(value, tuple | list) else [value]
+            if any(each != default for each in values):
                 expected = f"{default!r} for Transformer-XL, which compresses nothing"
                 raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
@@ -197,8 +213,13 @@ class RoutingTransformerConfig(TransformerConfig):
     @property
     def layer_sizes(self) -> tuple[RoutedSizes, ...]:
         """The sizes of each layer."""
-        sizes = zip(*map(self.by_layer, ("memory_size", "clusters", "window")))
-        return tuple(RoutedSizes(self.segment_size, memory, self.groups, k, w) for memory, k, w in sizes)
+        memory = self.by_layer("memory_size")
+        clusters = self.by_layer("clusters")
+        window = self.by_layer("window")
+        return tuple(
+            RoutedSizes(self.segment_size, memory[layer], self.groups, clusters[layer], window[layer])
+            for layer in range(self.num_layers)
+        )
 
 
 @dataclass(frozen=True)
@@ -233,6 +254,40 @@ class MinGRUConfig(MemorylessConfig):
     """minGRU layers between the transformer's MLP blocks: a recurrence that is computed for all steps at once."""
 
 
+@dataclass(frozen=True)
+class WaveNetConfig(Checked):
+    """WaveNet, a baseline for waveforms: stacks of layers whose dilations double, 1, 2, 4, ..., and again from 1."""
+
+    model_size: Size = 64
+    """Features of inputs, outputs and of the residual stream (D)."""
+    num_layers: Layers = 30
+    """Layers (N)."""
+    stack_layers: Layers = 10
+    """Layers until the dilation begins at 1 again (n): layer i has dilation 2^(i mod n)."""
+    kernel_size: Annotated[int, Range(1, 64)] = 2
+    """Taps of each layer: the present step and earlier ones at distances of `dilation`."""
+    gate_size: Size = 64
+    """Features of each layer's tanh, and as many of its sigmoid."""
+    skip_size: Size = 256
+    """Features of the sum over layers, from which the output is computed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.receptive_field > 2**24:
+            got = f"{self.num_layers} layers in stacks of {self.stack_layers}"
+            raise ValueError(f"stack_layers: expected a receptive field of at most 2^24 steps, got {got}")
+
+    @property
+    def dilations(self) -> tuple[int, ...]:
+        """The dilation of each layer."""
+        return tuple(2 ** (layer % self.stack_layers) for layer in range(self.num_layers))
+
+    @property
+    def receptive_field(self) -> int:
+        """Steps that an output depends on, its own included."""
+        return 1 + (self.kernel_size - 1) * sum(self.dilations)
+
+
 CoreConfig = (
     CompressiveTransformerConfig
     | TransformerXLConfig
@@ -243,18 +298,19 @@ CoreConfig = (
     | MinGRUConfig
     | MemorylessConfig
 )
+"""The configuration of any core in `CORES`."""
 
-CORES: dict[str, tuple[type, str]] = {
-    "compressive": (CompressiveTransformerConfig, ".compressive_transformer:CompressiveTransformer"),
-    "transformer-xl": (TransformerXLConfig, ".compressive_transformer:CompressiveTransformer"),
-    "gated-transformer-xl": (GatedTransformerXLConfig, ".compressive_transformer:CompressiveTransformer"),
-    "routing": (RoutingTransformerConfig, ".routing:RoutingTransformer"),
-    "lstm": (LSTMConfig, ".recurrent:LSTM"),
-    "gru": (GRUConfig, ".recurrent:GRU"),
-    "mingru": (MinGRUConfig, ".recurrent:MinGRU"),
-    "memoryless": (MemorylessConfig, ".recurrent:Memoryless"),
+CORES: dict[str, type[CoreConfig]] = {
+    "compressive": CompressiveTransformerConfig,
+    "transformer-xl": TransformerXLConfig,
+    "gated-transformer-xl": GatedTransformerXLConfig,
+    "routing": RoutingTransformerConfig,
+    "lstm": LSTMConfig,
+    "gru": GRUConfig,
+    "mingru": MinGRUConfig,
+    "memoryless": MemorylessConfig,
 }
-"""Cores by name: the type of the configuration, and the module (relative to this package, or absolute) and class."""
+"""The cores of agents and sequence models by name, as the type of their configuration; `cores.py` has the classes."""
 
 
 def matched_cores(
@@ -273,16 +329,20 @@ def matched_cores(
         baseline: slots of Transformer-XL; if None, memory + compressed, which has the same attention cost.
         recurrent_layers: of LSTM and GRU.
     """
-    size, layers, mlp = (transformer[name] for name in ("model_size", "num_layers", "mlp_size"))
-    slots = memory + compressed if baseline is None else baseline
-    window = max(1, (memory + compressed) // 4)  # a half recalls no more and stores twice as many: docs/routing.md
+    size = transformer["model_size"]
+    layers = transformer["num_layers"]
+    mlp = transformer["mlp_size"]
+    attended = memory + compressed
+    slots = attended if baseline is None else baseline
+    # A window of a half recalls no more than one of a quarter, and stores twice as many slots: docs/routing.md.
+    window = max(1, attended // 4)
     return {
         "compressive": CompressiveTransformerConfig(
             **transformer, memory_size=memory, compressed_size=compressed, compression_rate=rate
         ),
         "transformer-xl": TransformerXLConfig(**transformer, memory_size=slots),
         "gated-transformer-xl": GatedTransformerXLConfig(**{**transformer, "norm": "pre"}, memory_size=slots),
-        "routing": RoutingTransformerConfig(**transformer, memory_size=memory + compressed - window, window=window),
+        "routing": RoutingTransformerConfig(**transformer, memory_size=attended - window, window=window),
         "lstm": LSTMConfig(size, recurrent_layers),
         "gru": GRUConfig(size, recurrent_layers),
         "mingru": MinGRUConfig(size, layers, mlp),

@@ -1,13 +1,10 @@
 """The contract of recurrent cores, and the checks that all of them share. docs/core.md lists the promises."""
 
-import importlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .config import CORES
 from .state import State, leaves
 
 
@@ -56,7 +53,8 @@ class Core(nn.Module):
         Args:
             inputs: [B, T, D], D = model_size, in the dtype of the parameters (under autocast, float32).
             reset: [B, T] bool, true where an episode starts: the row's state is forgotten before that step.
-            state: of B rows, from `initial_state` or an earlier call; only undefined parts of a cached state change.
+            state: of B rows, from `initial_state` or an earlier call. The call does not change it, except for slots
+                of its cache that are still undefined.
             return_attention: whether the output includes the attention weights.
 
         Raises:
@@ -83,19 +81,25 @@ def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int, kin
     Raises:
         ValueError: names the argument, the expected and the actual shape, dtype or device.
     """
-    if inputs.ndim != 3 or inputs.shape[2] != model_size or inputs.shape[1] == 0 or not inputs.is_floating_point():
+    has_steps = inputs.ndim == 3 and inputs.shape[1] > 0
+    if not has_steps or inputs.shape[2] != model_size or not inputs.is_floating_point():
         raise ValueError(f"inputs: expected floats [B, T >= 1, {model_size}], got {inputs.dtype} {list(inputs.shape)}")
-    device, shape = inputs.device, inputs.shape[:2]
+
+    device = inputs.device
+    shape = inputs.shape[:2]
     if reset.shape != shape or reset.dtype != torch.bool or reset.device != device:
         got = f"{reset.dtype} {list(reset.shape)} on {reset.device}"
         raise ValueError(f"reset: expected torch.bool {list(shape)} on {device}, got {got}")
+
     if not isinstance(state, kind):
         raise ValueError(f"state: expected {kind.__name__}, got {type(state).__name__}")
     for leaf in leaves(state):
-        other = leaf.is_floating_point() and leaf.dtype != inputs.dtype
-        if (other and not torch.is_autocast_enabled(device.type)) or (len(leaf), leaf.device) != (shape[0], device):
+        wrong_dtype = leaf.is_floating_point() and leaf.dtype != inputs.dtype
+        if wrong_dtype and torch.is_autocast_enabled(device.type):
+            wrong_dtype = False  # a cache may have another precision than the inputs
+        if wrong_dtype or len(leaf) != len(inputs) or leaf.device != device:
             got = f"{leaf.dtype} with batch size {len(leaf)} on {leaf.device}"
-            raise ValueError(f"state: expected {inputs.dtype} with batch size {shape[0]} on {device}, got {got}")
+            raise ValueError(f"state: expected {inputs.dtype} with batch size {len(inputs)} on {device}, got {got}")
 
 
 def finite(tensor: Tensor) -> Tensor:
@@ -109,16 +113,3 @@ def finite(tensor: Tensor) -> Tensor:
 def mark_broken(features: Tensor, inputs: Tensor) -> Tensor:
     """Sets features [B, T, D] to NaN where the inputs [B, T, D] were not finite: at that step, and nowhere else."""
     return torch.add(features, inputs.detach(), alpha=0)  # 0 x NaN is NaN
-
-
-def make_core(config: Any, cores: Mapping[str, tuple[type, str]] = CORES) -> Core:
-    """Builds the core of a config.
-
-    Raises:
-        ValueError: if the config belongs to no core of the table.
-    """
-    for kind, place in cores.values():
-        if type(config) is kind:
-            module, _, name = place.partition(":")
-            return getattr(importlib.import_module(module, __package__), name)(config)
-    raise ValueError(f"core: expected a config of {', '.join(cores)}, got {type(config).__name__}")

@@ -25,16 +25,21 @@ class Range(NamedTuple):
     below: bool = False
 
     def __contains__(self, value: Any) -> bool:
-        least = value > self.least if self.above else value >= self.least
-        return least and (value < self.most if self.below else value <= self.most)
+        above_least = value > self.least if self.above else value >= self.least
+        below_most = value < self.most if self.below else value <= self.most
+        return above_least and below_most
 
-    def expected(self, value: Any) -> str:
+    def expected(self, value: float) -> str:
         """The limits in words, for a value outside them."""
         if isinstance(self.most, int):
             return f"at most {self.most}" if value > self.most else f"{self.least} or more"
         if math.isfinite(self.most):
-            return f"a number in {'[('[self.above]}{self.least:g}, {self.most:g}{'])'[self.below]}"
-        return "a positive number" if self.above else f"{self.least:g} or more"
+            opening = "(" if self.above else "["
+            closing = ")" if self.below else "]"
+            return f"a number in {opening}{self.least:g}, {self.most:g}{closing}"
+        if self.above:
+            return "a positive number"
+        return f"{self.least:g} or more"
 
 
 Positive = Annotated[int, Range(1, 2**63 - 1)]  # frames, steps, episodes
@@ -64,33 +69,56 @@ class Checked:
                 finite in float32, texts and paths UTF-8 without NUL.
         """
         kinds = typing.get_type_hints(type(self), include_extras=True)
-        for name in (field.name for field in dataclasses.fields(self)):  # type: ignore[arg-type]
-            value = getattr(self, name)
-            if expected := _expected(value, kinds[name]):
-                raise ValueError(f"{name}: expected {expected}, got {value!r}")
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            expected = _expected(value, kinds[field.name])
+            if expected:
+                raise ValueError(f"{field.name}: expected {expected}, got {value!r}")
 
 
 def _expected(value: Any, kind: Any) -> str:
     """The values of a type and its limits, in words; empty if the value is one of them."""
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    parts = typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         each = [_expected(value, part) for part in parts]
         return "" if "" in each else " or ".join(each)
     if origin is Annotated:
-        limits = [part for part in parts[1:] if isinstance(part, Range) and type(value) in (int, float)]
-        return next((limit.expected(value) for limit in limits if value not in limit), _expected(value, parts[0]))
+        return _expected_in_range(value, parts[0], parts[1:])
     if origin is Literal:
         return "" if value in parts else f"one of {', '.join(map(str, parts))}"
     if origin is tuple:
-        if not isinstance(value, tuple | list):
-            return "a list"
-        return next((f"a list, each {wrong}" for wrong in (_expected(each, parts[0]) for each in value) if wrong), "")
+        return _expected_items(value, parts[0])
+
     if kind in (int, float):
+        # A bool is no number here, but an integer may stand for a float.
         if type(value) not in (int, kind):
             return _WORDS[kind]
-        return "a finite number" if kind is float and not abs(value) <= _LARGEST else ""
+        if kind is float and not abs(value) <= _LARGEST:
+            return "a finite number"
+        return ""
     if not isinstance(value, kind):
         return _WORDS.get(kind, kind.__name__)
     if isinstance(value, str | Path) and re.search(r"[\0\ud800-\udfff]", str(value)):
         return f"{_WORDS[kind]} in UTF-8 without NUL"
+    return ""
+
+
+def _expected_in_range(value: Any, kind: Any, annotations: tuple[Any, ...]) -> str:
+    """`_expected` for a type with annotations, some of which may be limits."""
+    if type(value) in (int, float):
+        for limits in annotations:
+            if isinstance(limits, Range) and value not in limits:
+                return limits.expected(value)
+    return _expected(value, kind)
+
+
+def _expected_items(value: Any, kind: Any) -> str:
+    """`_expected` for a tuple of any length, each item of the type."""
+    if not isinstance(value, tuple | list):
+        return "a list"
+    for item in value:
+        wrong = _expected(item, kind)
+        if wrong:
+            return f"a list, each {wrong}"
     return ""

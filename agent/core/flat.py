@@ -12,12 +12,12 @@ from .state import State, leaves, map_state
 class FlatCore(nn.Module):
     """Maps inputs [B, T, D], resets [B, T] and a state [B, state_size] to features [B, T, D] and the next state.
 
-    Zeros are the state before the first step. The last column counts the row's steps into its segment, from 1; rows of
-    zeros join the count of the others, so that rows that are stepped together stay together. Rows with different counts
-    are computed apart, with one call for each count.
+    Zeros are the state before the first step. The last column counts the row's steps into its segment, from 1. A row of
+    zeros takes the count of the other rows, so that rows that are stepped together stay together. Rows with different
+    counts are computed apart, with one call for each count.
 
-    The core's own losses are attached to the features: a backward pass through these adds their gradients, with
-    weight 1 whatever its loss is. Whole numbers of a state are exact up to 2^24.
+    The core's own losses are attached to the features: a backward pass through these adds the gradients of the losses
+    with weight 1, whatever is computed from the features. Whole numbers of a state are exact up to 2^24.
     """
 
     def __init__(self, core: Core) -> None:
@@ -30,7 +30,7 @@ class FlatCore(nn.Module):
         return next(self.core.parameters()).new_zeros(batch_size, self.state_size)
 
     def counts(self, state: Tensor) -> Tensor:
-        """The last column, int64, after rows of zeros have joined the others."""
+        """The last column, int64, where rows of zeros have taken the count of the others."""
         counts = state[:, -1].long()
         return torch.where(counts == 0, counts.max().clamp(min=1), counts)
 
@@ -43,31 +43,52 @@ class FlatCore(nn.Module):
         if state.shape != (len(inputs), self.state_size):
             expected = [len(inputs), self.state_size]
             raise ValueError(f"state: expected {expected}, got {list(state.shape)}")
-        counts, parts = self.counts(state), []
+
+        counts = self.counts(state)
+        row_groups, features, states = [], [], []
         for count in counts.unique().tolist():
             rows = (counts == count).nonzero()[:, 0]
-            output = self.core(inputs[rows], reset[rows], self._unflatten(state[rows], count - 1))
-            features = output.features
+            output = self.core(inputs[rows], reset[rows], self._unflatten(state[rows], offset=count - 1))
+            with_losses = output.features
             for loss in output.losses.values():
-                features = _Attach.apply(features, loss.value)
-            parts.append((rows, features, self._flatten(output.state, len(rows))))
-        order, features, after = (torch.cat(part) for part in zip(*parts))
-        if len(parts) > 1:
-            features, after = features[order.argsort()], after[order.argsort()]
-        return features, after
+                with_losses = _Attach.apply(with_losses, loss.value)
+            row_groups.append(rows)
+            features.append(with_losses)
+            states.append(self._flatten(output.state, len(rows)))
+
+        joined_features = torch.cat(features)
+        joined_states = torch.cat(states)
+        if len(row_groups) > 1:
+            # Back to the order of the arguments.
+            order = torch.cat(row_groups).argsort()
+            joined_features = joined_features[order]
+            joined_states = joined_states[order]
+        return joined_features, joined_states
 
     def _flatten(self, state: State, batch_size: int) -> Tensor:
-        start = self.core.initial_state(1)
-        parts = [(leaf - first).reshape(batch_size, -1) for leaf, first in zip(leaves(state), leaves(start))]
-        flat = self.initial_state(batch_size)
-        count = torch.full_like(flat[:, :1], getattr(state, "offset", 0) + 1)
-        return torch.cat([*(part.to(flat) for part in parts), count], dim=1)
+        """The state as [B, state_size]: its differences from the first state, and the count."""
+        like = self.initial_state(batch_size)
+        columns = []
+        for leaf, first in zip(leaves(state), leaves(self.core.initial_state(1))):
+            columns.append((leaf - first).reshape(batch_size, -1).to(like))
+        count = getattr(state, "offset", 0) + 1
+        columns.append(torch.full_like(like[:, :1], count))
+        return torch.cat(columns, dim=1)
 
-    def _unflatten(self, flat: Tensor, offset: int) -> Any:
-        start = self.core.initial_state(1)
-        parts = iter(flat.split([*(leaf.numel() for leaf in leaves(start)), 1], dim=1))
-        state = map_state(lambda leaf: next(parts).reshape(len(flat), *leaf.shape[1:]).to(leaf.dtype) + leaf, start)
-        return state._replace(offset=offset) if hasattr(state, "offset") else state
+    def _unflatten(self, flat: Tensor, offset: int) -> State:
+        """The opposite of `_flatten`."""
+        first = self.core.initial_state(1)
+        sizes = [leaf.numel() for leaf in leaves(first)]
+        columns = iter(flat.split([*sizes, 1], dim=1))
+
+        def restore(leaf: Tensor) -> Tensor:
+            difference = next(columns).reshape(len(flat), *leaf.shape[1:])
+            return difference.to(leaf.dtype) + leaf
+
+        state = map_state(restore, first)
+        if hasattr(state, "offset"):
+            return state._replace(offset=offset)
+        return state
 
 
 class _Attach(torch.autograd.Function):

@@ -1,6 +1,7 @@
 """Baseline cores behind the same contract: LSTM, GRU, minGRU and a core without memory."""
 
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,78 +28,125 @@ class MemorylessState(NamedTuple):
     """Empty."""
 
 
-class Recurrent(Core):
+StateT = TypeVar("StateT", bound=tuple[tuple[Tensor, ...], ...])
+
+
+class Recurrent(Core, Generic[StateT]):
     """A core whose state has, for each field, one [B, model_size] tensor per layer: zeros at an episode start."""
 
-    config: Any
     state_type: ClassVar[Any]
+    """The NamedTuple of the core's states."""
+    config: LSTMConfig | MemorylessConfig
 
-    def initial_state(self, batch_size: int) -> Any:
+    def initial_state(self, batch_size: int) -> StateT:
         """Zeros."""
         weight = next(self.parameters())
-        zeros = tuple(weight.new_zeros(batch_size, self.config.model_size) for _ in range(self.config.num_layers))
-        return self.state_type(*[zeros] * len(self.state_type._fields))
+        layers = range(self.config.num_layers)
+        zeros = tuple(weight.new_zeros(batch_size, self.config.model_size) for _ in layers)
+        fields = dict.fromkeys(self.state_type._fields, zeros)
+        return self.state_type(**fields)
 
-    def check(self, inputs: Tensor, reset: Tensor, state: Any) -> None:
+    def check(self, inputs: Tensor, reset: Tensor, state: StateT) -> None:
         """Checks the arguments of a call and the sizes of the state; raises ValueError."""
         check_call(inputs, reset, state, self.config.model_size, self.state_type)
         expected = [self.config.model_size] * self.config.num_layers
-        for sizes in ([layer.shape[1] for layer in part] for part in state):
+        for field in state:
+            sizes = [layer.shape[1] for layer in field]
             if sizes != expected:
                 raise ValueError(f"state: expected features by layer {expected}, got {sizes}")
 
 
-class LSTM(Recurrent):
-    """Hochreiter and Schmidhuber's LSTM, one step after the other."""
+class StepByStep(Recurrent[StateT]):
+    """Layers of cells that are computed one step after the other, with residual connections between the layers."""
 
-    state_type: ClassVar[Any] = LSTMState
-    cell_type: ClassVar[Any] = nn.LSTMCell
+    config: LSTMConfig
+    cells: Sequence[nn.LSTMCell | nn.GRUCell]  # they hold the weights
 
-    def __init__(self, config: LSTMConfig) -> None:
+    def __init__(self, config: LSTMConfig, cell_type: type[nn.LSTMCell] | type[nn.GRUCell]) -> None:
         super().__init__()
-        self.config, size = config, config.model_size
-        self.cells = nn.ModuleList(self.cell_type(size, size) for _ in range(config.num_layers))
+        self.config = config
+        size = config.model_size
+        cells = nn.ModuleList(cell_type(size, size) for _ in range(config.num_layers))
+        self.cells = cells  # type: ignore[assignment]
 
-    def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
+    def step(self, cell: nn.LSTMCell | nn.GRUCell, projected: Tensor, before: Sequence[Tensor]) -> list[Tensor]:
+        """One step of one layer.
+
+        Args:
+            projected: [B, 4 D or 3 D], the projected input of the step.
+            before: the fields of the layer's state before the step, [B, D] each.
+
+        Returns:
+            the fields after the step; the first is the output.
+        """
+        raise NotImplementedError
+
+    def forward(self, inputs: Tensor, reset: Tensor, state: StateT, return_attention: bool = False) -> CoreOutput:
         """See `Core`."""
         self.check(inputs, reset, state)
-        stream, after = finite(inputs), []
-        keep = (~reset).to(inputs.dtype)[:, :, None].unbind(dim=1)
-        for index, (cell, *parts) in enumerate(zip(self.cells, *state)):
-            outputs, parts = [], [finite(part) for part in parts]
+        keep = (~reset).to(inputs.dtype)[:, :, None].unbind(dim=1)  # 0 where a row's state is forgotten
+        stream = finite(inputs)
+        after = []
+        for index, cell in enumerate(self.cells):
+            layer_state = [finite(field[index]) for field in state]
             projected = F.linear(stream, cell.weight_ih, cell.bias_ih)  # of all steps at once
-            for step, kept in zip(projected.unbind(dim=1), keep):
-                parts = self._step(cell, step, [part * kept for part in parts])
-                outputs.append(parts[0])
+
+            outputs = []
+            for step, keep_step in zip(projected.unbind(dim=1), keep):
+                kept = [part * keep_step for part in layer_state]
+                layer_state = self.step(cell, step, kept)
+                outputs.append(layer_state[0])
+            after.append(layer_state)
+
             output = torch.stack(outputs, dim=1)
             stream = output if index == 0 else stream + output
-            after.append(parts)
-        return CoreOutput(mark_broken(stream, inputs), self.state_type(*map(tuple, zip(*after))), {})
 
-    def _step(self, cell: Any, step: Tensor, parts: list[Tensor]) -> list[Tensor]:
-        """The state [B, D] after a step, given the step's projected input [B, 4 D or 3 D] and the state before."""
-        before, kept = parts
-        gates = step + F.linear(before, cell.weight_hh, cell.bias_hh)
+        fields = {}
+        for number, name in enumerate(self.state_type._fields):
+            fields[name] = tuple(layer_state[number] for layer_state in after)
+        return CoreOutput(mark_broken(stream, inputs), self.state_type(**fields), {})
+
+
+class LSTM(StepByStep[LSTMState]):
+    """Hochreiter and Schmidhuber's LSTM."""
+
+    state_type = LSTMState
+
+    def __init__(self, config: LSTMConfig) -> None:
+        super().__init__(config, nn.LSTMCell)
+
+    def step(self, cell: nn.LSTMCell | nn.GRUCell, projected: Tensor, before: Sequence[Tensor]) -> list[Tensor]:
+        """See `StepByStep`; the fields are the hidden state and the cell."""
+        hidden, memory = before
+        gates = projected + F.linear(hidden, cell.weight_hh, cell.bias_hh)
         write, keep, candidate, read = gates.chunk(4, dim=-1)
-        kept = keep.sigmoid() * kept + write.sigmoid() * candidate.tanh()
-        return [read.sigmoid() * kept.tanh(), kept]
+        memory = keep.sigmoid() * memory + write.sigmoid() * candidate.tanh()
+        hidden = read.sigmoid() * memory.tanh()
+        return [hidden, memory]
 
 
-class GRU(LSTM):
-    """The gated recurrent unit of Cho et al. (2014), one step after the other."""
+class GRU(StepByStep[GRUState]):
+    """The gated recurrent unit of Cho et al. (2014)."""
 
     state_type = GRUState
-    cell_type = nn.GRUCell
 
-    def _step(self, cell: Any, step: Tensor, parts: list[Tensor]) -> list[Tensor]:
-        (before,) = parts
-        ours, given = F.linear(before, cell.weight_hh, cell.bias_hh).chunk(3, dim=-1), step.chunk(3, dim=-1)
-        reset, keep = ((mine + new).sigmoid() for mine, new in zip(ours[:2], given[:2]))
-        candidate = (given[2] + reset * ours[2]).tanh()
-        return [candidate + keep * (before - candidate)]  # not torch.lerp: autocast makes the candidate narrower
+    def __init__(self, config: LSTMConfig) -> None:
+        super().__init__(config, nn.GRUCell)
+
+    def step(self, cell: nn.LSTMCell | nn.GRUCell, projected: Tensor, before: Sequence[Tensor]) -> list[Tensor]:
+        """See `StepByStep`; the only field is the hidden state."""
+        (hidden,) = before
+        projected_hidden = F.linear(hidden, cell.weight_hh, cell.bias_hh)
+        reset_h, keep_h, candidate_h = projected_hidden.chunk(3, dim=-1)
+        reset_x, keep_x, candidate_x = projected.chunk(3, dim=-1)
+        reset = (reset_h + reset_x).sigmoid()
+        keep = (keep_h + keep_x).sigmoid()
+        candidate = (candidate_x + reset * candidate_h).tanh()
+        # Not torch.lerp: under autocast the candidate may be narrower.
+        return [candidate + keep * (hidden - candidate)]
 
 
-class MinGRU(Recurrent):
+class MinGRU(Recurrent[GRUState]):
     """Feng et al. 2024 (Were RNNs all we needed?), section 3.1: h_t = (1 - z_t) h_(t-1) + z_t h~_t.
 
     Gate z = sigmoid(W_z x) and candidate h~ = W_h x depend on the input alone, so the recurrence is linear in h. As
@@ -109,62 +157,82 @@ class MinGRU(Recurrent):
 
     def __init__(self, config: MinGRUConfig) -> None:
         super().__init__()
-        self.config, size, layers = config, config.model_size, range(config.num_layers)
-        self.recurrences = nn.ModuleList(nn.Sequential(nn.LayerNorm(size), nn.Linear(size, 2 * size)) for _ in layers)
+        self.config = config
+        size = config.model_size
+        self.recurrences = nn.ModuleList()
+        for _ in range(config.num_layers):
+            gate_and_candidate = nn.Linear(size, 2 * size)
+            self.recurrences.append(nn.Sequential(nn.LayerNorm(size), gate_and_candidate))
         self.blocks = _mlp_blocks(config)
         self.final_norm = nn.LayerNorm(size)
 
-    def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
+    def forward(self, inputs: Tensor, reset: Tensor, state: GRUState, return_attention: bool = False) -> CoreOutput:
         """See `Core`."""
         self.check(inputs, reset, state)
-        stream, hidden = finite(inputs), []
+        stream = finite(inputs)
+        after = []
         for recurrence, block, before in zip(self.recurrences, self.blocks, state.hidden):
+            # The recurrence, for all steps at once. A reset forgets: its decay is 0.
             gate, candidate = recurrence(stream).to(before.dtype).chunk(2, dim=-1)
             update = gate.sigmoid()
-            h = linear_recurrence((1 - update) * ~reset[:, :, None], update * candidate, finite(before))
-            stream = stream + h
+            decay = (1 - update) * ~reset[:, :, None]
+            hidden = linear_recurrence(decay, update * candidate, finite(before))
+            stream = stream + hidden
+            after.append(hidden[:, -1].contiguous())  # a view would keep all steps in memory
+
             stream = stream + block(stream)
-            # Contiguous: a view would keep all steps in memory.
-            hidden.append(h[:, -1].contiguous())
-        return CoreOutput(mark_broken(self.final_norm(stream), inputs), GRUState(tuple(hidden)), {})
+        return CoreOutput(mark_broken(self.final_norm(stream), inputs), GRUState(tuple(after)), {})
 
 
 def linear_recurrence(decay: Tensor, inputs: Tensor, before: Tensor) -> Tensor:
-    """All h_t = decay_t h_(t-1) + inputs_t, given h before the first step [B, D]; all others [B, T, D].
+    """All h_t = decay_t h_(t-1) + inputs_t, given h before the first step [B, D]; all others are [B, T, D].
 
     A scan by doubling: after round k, (a_t, b_t) is the composition of the 2^k steps that end at t, so log2 T rounds of
     operations over all steps suffice. A decay of 0 (a reset) forgets exactly.
     """
     a = decay
-    b = torch.cat([inputs[:, :1] + decay[:, :1] * before[:, None], inputs[:, 1:]], dim=1)
+    first = inputs[:, :1] + decay[:, :1] * before[:, None]
+    b = torch.cat([first, inputs[:, 1:]], dim=1)
+
     span = 1
     while span < inputs.shape[1]:
-        b = torch.cat([b[:, :span], b[:, span:] + a[:, span:] * b[:, :-span]], dim=1)
-        a = torch.cat([a[:, :span], a[:, span:] * a[:, :-span]], dim=1)
+        # Each result covers `span` steps: it is composed with the result that ends before these.
+        composed_b = b[:, span:] + a[:, span:] * b[:, :-span]
+        composed_a = a[:, span:] * a[:, :-span]
+        b = torch.cat([b[:, :span], composed_b], dim=1)
+        a = torch.cat([a[:, :span], composed_a], dim=1)
         span *= 2
     return b
 
 
 def _mlp_blocks(config: MemorylessConfig) -> nn.ModuleList:
     """The transformer's pre-norm MLP sub-layers without the residual sum."""
-    size, hidden = config.model_size, config.mlp_size
-    return nn.ModuleList(
-        nn.Sequential(nn.LayerNorm(size), nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, size))
-        for _ in range(config.num_layers)
-    )
+    blocks = nn.ModuleList()
+    for _ in range(config.num_layers):
+        block = nn.Sequential(
+            nn.LayerNorm(config.model_size),
+            nn.Linear(config.model_size, config.mlp_size),
+            nn.ReLU(),
+            nn.Linear(config.mlp_size, config.model_size),
+        )
+        blocks.append(block)
+    return blocks
 
 
-class Memoryless(Recurrent):
+class Memoryless(Recurrent[MemorylessState]):
     """The same MLP blocks as the transformer's (pre-norm) without attention: a baseline without memory."""
 
     state_type = MemorylessState
 
     def __init__(self, config: MemorylessConfig) -> None:
         super().__init__()
-        self.config, self.blocks = config, _mlp_blocks(config)
+        self.config = config
+        self.blocks = _mlp_blocks(config)
         self.final_norm = nn.LayerNorm(config.model_size)
 
-    def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
+    def forward(
+        self, inputs: Tensor, reset: Tensor, state: MemorylessState, return_attention: bool = False
+    ) -> CoreOutput:
         """See `Core`."""
         self.check(inputs, reset, state)
         stream = finite(inputs)

@@ -7,6 +7,7 @@ Axes: B batch, T time, S slots, H heads, D features (model_size), R features of 
 Sizes: n_s segment_size, n_m memory_size, G groups of heads, k clusters of a group, w slots of a cluster (window).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from .cache import KVCache
 from .config import RoutedSizes, RoutingTransformerConfig
 from .contract import Mean
-from .transformer import Transformer, TransformerLayer, additive
+from .transformer import Steps, Transformer, TransformerLayer, additive_mask
 
 TEMPERATURE = 0.3
 """Of the softmax over clusters in the router's loss. At 0.1 few pairs of query and key find a common cluster."""
@@ -50,7 +51,7 @@ class RoutingState(NamedTuple):
 class RoutedLayerState(NamedTuple):
     """What one layer remembers: its part of each field of a `RoutingState`.
 
-    losses: for each part of this call, by name, sums and counts of the losses of `Router`.
+    losses: for each part of this call, the losses of `Router` by name.
     """
 
     segment: Tensor
@@ -58,7 +59,7 @@ class RoutedLayerState(NamedTuple):
     routed: Tensor
     routed_age: Tensor
     cache: KVCache
-    losses: tuple[dict[str, tuple[Tensor, Tensor]], ...] = ()
+    losses: tuple[dict[str, Mean], ...] = ()
 
 
 class Router(nn.Module):
@@ -79,22 +80,26 @@ class Router(nn.Module):
     def forward(self, x: Tensor, projection: nn.Linear) -> Tensor:
         """Cosines [B, G, S, k] of `vectors` with the centroids; only the projection has gradients."""
         with full_precision(x):
-            return self.vectors(x, projection) @ unit(self.centroids.detach()).transpose(-1, -2)
+            centroids = unit(self.centroids.detach())
+            return self.vectors(x, projection) @ centroids.transpose(-1, -2)
 
     def vectors(self, x: Tensor, projection: nn.Linear) -> Tensor:
         """Routing vectors [B, G, S, R] of layer inputs [B, S, D] or, for each group, [B, G, S, D]; without gradient."""
-        x, groups = x.detach(), len(self.centroids)
+        x = x.detach()
+        groups = len(self.centroids)
         if x.dim() == 4:
-            return unit(x @ projection.weight.unflatten(0, (groups, -1)).mT)
-        return unit(projection(x).unflatten(-1, (groups, -1)).transpose(1, 2))
+            weight = projection.weight.unflatten(0, (groups, -1))
+            return unit(x @ weight.mT)
+        by_group = projection(x).unflatten(-1, (groups, -1))  # [B, S, G, R]
+        return unit(by_group.transpose(1, 2))
 
     @torch.no_grad()
     def nearest(self, x: Tensor, projection: nn.Linear) -> Tensor:
         """The cluster [B, G, S] int64 of layer inputs [B, S, D]."""
         return self(x, projection).argmax(dim=-1)
 
-    def centroid_loss(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """k-means of the vectors of queries and keys of x [B, T, D]: sums and counts [G k] for `Mean`.
+    def centroid_loss(self, x: Tensor) -> Mean:
+        """k-means of the vectors of queries and keys of x [B, T, D]; sums and counts are [G k], one of each centroid.
 
         Its value is the sum over centroids of half the mean squared distance to the vectors that are nearest to each.
         So a step of gradient descent with rate r moves a centroid to (1 - r) centroid + r mean: the paper's moving
@@ -102,19 +107,26 @@ class Router(nn.Module):
         """
         groups, clusters, _ = self.centroids.shape
         with full_precision(x), torch.no_grad():
-            vectors = torch.cat([self.vectors(x, self.query), self.vectors(x, self.key)], dim=2)
-            nearest = (vectors @ unit(self.centroids).transpose(-1, -2)).argmax(dim=-1)
+            of_queries = self.vectors(x, self.query)
+            of_keys = self.vectors(x, self.key)
+            vectors = torch.cat([of_queries, of_keys], dim=2)
+            cosines = vectors @ unit(self.centroids).transpose(-1, -2)
+            nearest = cosines.argmax(dim=-1)
             member = nearest[..., None] == torch.arange(clusters, device=x.device)  # [B, G, 2 T, k]
             count = member.sum(dim=(0, 2))
             sums = torch.einsum("bgsk,bgsr->gkr", member.to(vectors), vectors)
+
         # Over the vectors x of a cluster, the sum of |c - x|^2 is count |c|^2 - 2 c sum(x) + count, for |x| = 1.
         with full_precision(x):
-            squares = count * (self.centroids.square().sum(dim=-1) + 1) - 2 * (self.centroids * sums).sum(dim=-1)
-        # `Mean` divides by the number of entries.
-        return squares.flatten() / 2 * (groups * clusters), count.flatten()
+            square = self.centroids.square().sum(dim=-1)
+            product = (self.centroids * sums).sum(dim=-1)
+            distances = count * (square + 1) - 2 * product
 
-    def loss(self, x: Tensor, routed: Tensor, recent: Tensor, weights: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy between attention and the choice of a slot by cluster: its sum and its count, for `Mean`.
+        # `Mean` divides by the number of entries, which a sum over centroids does not.
+        return Mean(distances.flatten() / 2 * (groups * clusters), count.flatten())
+
+    def loss(self, x: Tensor, routed: Tensor, recent: Tensor, weights: Tensor, mask: Tensor) -> Mean:
+        """Cross-entropy between attention and the choice of a slot by cluster: one sum and one count.
 
         The probability that a query and a slot are in one cluster, divided by the sum of these over the slots that the
         query sees and of ELSEWHERE, is compared with the attention between them. So queries and the keys that they
@@ -127,16 +139,22 @@ class Router(nn.Module):
             recent: [B, S, D], those of the slots of memory and segment.
             weights: [B, G, T, k w + S], squared attention to the slots, a mean over the heads of each group. Squares,
                 because most queries attend to nothing in particular.
-            seen: [B, G, T, k w + S], 0 where a step sees a slot, -infinity elsewhere.
+            mask: [B, G, T, k w + S], 0 where a step sees a slot, -infinity elsewhere.
         """
-        cosines = self(x, self.query), torch.cat([self(each, self.key) for each in (routed, recent)], dim=2)
-        query, key = ((each / TEMPERATURE).softmax(dim=-1) for each in cosines)
+        # The probabilities of each cluster, [B, G, T, k] and [B, G, k w + S, k].
+        query_cosines = self(x, self.query)
+        key_cosines = torch.cat([self(routed, self.key), self(recent, self.key)], dim=2)
+        query = (query_cosines / TEMPERATURE).softmax(dim=-1)
+        key = (key_cosines / TEMPERATURE).softmax(dim=-1)
+
         with full_precision(x):
-            together = (query @ key.transpose(-1, -2)).clamp(min=1e-9).log()
-            weights = weights.to(together)
-            every = ((together + seen.to(together)).logsumexp(dim=-1, keepdim=True).exp() + ELSEWHERE).log()
-            total = (weights * (every - together)).sum()
-        return total[None], weights.new_full((1,), weights[..., 0].numel())
+            log_together = (query @ key.transpose(-1, -2)).clamp(min=1e-9).log()
+            log_seen = (log_together + mask.to(log_together)).logsumexp(dim=-1, keepdim=True)
+            log_every = (log_seen.exp() + ELSEWHERE).log()
+            weights = weights.to(log_together)
+            total = (weights * (log_every - log_together)).sum()
+        queries = weights[..., 0].numel()
+        return Mean(total[None], weights.new_full((1,), queries))
 
 
 def full_precision(x: Tensor) -> torch.autocast:
@@ -146,11 +164,15 @@ def full_precision(x: Tensor) -> torch.autocast:
 
 def unit(vectors: Tensor) -> Tensor:
     """Layer norm without scale and bias, then divided by the root of the size: of length 1 (section 4.1)."""
-    return F.layer_norm(vectors, vectors.shape[-1:]) * vectors.shape[-1] ** -0.5
+    size = vectors.shape[-1]
+    return F.layer_norm(vectors, (size,)) * size**-0.5
 
 
-class RoutedLayer(TransformerLayer):
+class RoutedLayer(TransformerLayer[RoutedLayerState]):
     """A transformer's layer, and the filing of its memories; without a window it is one of Transformer-XL."""
+
+    config: RoutingTransformerConfig
+    sizes: RoutedSizes
 
     def __init__(self, config: RoutingTransformerConfig, sizes: RoutedSizes) -> None:
         super().__init__(config, sizes, rings=max(1, sizes.clusters))
@@ -158,78 +180,126 @@ class RoutedLayer(TransformerLayer):
         if sizes.window:
             self.router = Router(config.model_size, config.num_heads, sizes.groups, sizes.clusters)
 
-    def make_cache(self, offset: int, encoding: Tensor, routed: Tensor, memory: Tensor, segment: Tensor) -> KVCache:
-        """Projects the slots, of the segment the first `offset`; `encoding` [.., D] is of the distances ..., 1, 0."""
-        n_s, n_m, groups, clusters, window = self.sizes
-        recent = self.project(torch.cat([memory, segment[:, :offset]], dim=1))
-        # [B, H, G k w, K] to [B, H, k w, K]: heads see the slots of their group.
-        filed = (
-            part.unflatten(1, (groups, -1)).unflatten(3, (groups, clusters * window)).diagonal(dim1=1, dim2=3)
-            for part in self.project(routed.flatten(1, 3))
-        )
-        filed = (part.movedim(-1, 1).flatten(1, 2) for part in filed)
-        keys, values = (F.pad(torch.cat(part, dim=2), (0, 0, 0, n_s - offset)) for part in zip(filed, recent))
-        return KVCache(keys, values, self.attention.project_positions(encoding[-(window + n_m + n_s) :]), None, None)
+    @property
+    def filed(self) -> int:
+        """Number of routed slots of a group, k w."""
+        return self.sizes.clusters * self.sizes.window
 
-    def bias(
-        self, x: Tensor, slots: RoutedLayerState, bias: Tensor, age: Tensor, offset: int, unbroken: Tensor
-    ) -> Tensor:
+    @property
+    def heads_of_group(self) -> int:
+        """Number of heads that route alike."""
+        return self.config.num_heads // self.sizes.groups
+
+    def make_cache(self, offset: int, encoding: Tensor, older: Tensor, memory: Tensor, segment: Tensor) -> KVCache:
+        """See `TransformerLayer`; the older slots are the routed ones [B, G, k, w, D]."""
+        recent = torch.cat([memory, segment[:, :offset]], dim=1)
+        recent_keys, recent_values = self.project(recent)
+        routed_keys, routed_values = self.project(older.flatten(1, 3))
+
+        def join(routed: Tensor, recent: Tensor) -> Tensor:
+            filled = torch.cat([self._own_group(routed), recent], dim=2)
+            return F.pad(filled, (0, 0, 0, self.sizes.segment - offset))
+
+        keys = join(routed_keys, recent_keys)
+        values = join(routed_values, recent_values)
+        # One ring stands before memory: see `RelativeAttention`.
+        distances = self.sizes.window + self.sizes.memory + self.sizes.segment
+        near = self.attention.project_positions(encoding[-distances:])
+        return KVCache(keys, values, near, far=None, far_index=None)
+
+    def _own_group(self, projected: Tensor) -> Tensor:
+        """Of keys or values [B, H, G k w, K], those of each head's own group: [B, H, k w, K]."""
+        groups = self.sizes.groups
+        heads_by_group = projected.unflatten(1, (groups, -1))  # [B, G, H / G, G k w, K]
+        slots_by_group = heads_by_group.unflatten(3, (groups, self.filed))  # [B, G, H / G, G, k w, K]
+        own = slots_by_group.diagonal(dim1=1, dim2=3)  # [B, H / G, k w, K, G]
+        return own.movedim(-1, 1).flatten(1, 2)
+
+    def attention_mask(self, x: Tensor, state: RoutedLayerState, common: Tensor, steps: Steps) -> Tensor:
         """A step sees the slots of its episode in the cluster that is nearest to it."""
         if self.router is None:
-            return bias
+            return common
         cluster = self.router.nearest(x, self.router.query)
-        mine = cluster[..., None] == torch.arange(self.sizes.clusters, device=x.device)
-        valid = slots.routed_age + offset <= age[:, None, None, None]
-        seen = (mine[..., None] & valid[:, :, None]).flatten(3) & unbroken[:, None, :, None]
+        in_cluster = cluster[..., None] == torch.arange(self.sizes.clusters, device=x.device)  # [B, G, T, k]
+        of_episode = state.routed_age + steps.offset <= steps.age[:, None, None, None]  # [B, G, k, w]
+        seen = (in_cluster[..., None] & of_episode[:, :, None]).flatten(3)  # [B, G, T, k w]
+        seen = seen & steps.unbroken[:, None, :, None]
         if self.sizes.groups > 1:
-            seen = seen.repeat_interleave(self.config.num_heads // self.sizes.groups, dim=1)
-        return torch.cat([additive(seen, bias), bias.expand(-1, seen.shape[1], -1, -1)], dim=-1)
+            seen = seen.repeat_interleave(self.heads_of_group, dim=1)
+        routed = additive_mask(seen, like=common)
+        recent = common.expand(-1, seen.shape[1], -1, -1)
+        return torch.cat([routed, recent], dim=-1)
 
-    def observes(self, slots: RoutedLayerState) -> bool:
+    def needs_weights(self, state: RoutedLayerState) -> bool:
+        """The router learns from the attention."""
         return self.router is not None and torch.is_grad_enabled()
 
-    def observe(self, x: Tensor, slots: RoutedLayerState, weights: Tensor, bias: Tensor) -> RoutedLayerState:
+    def observe(self, x: Tensor, state: RoutedLayerState, weights: Tensor, mask: Tensor) -> RoutedLayerState:
         """Adds the losses of the router, whose teacher is the attention."""
         assert self.router is not None
-        groups, routed = self.sizes.groups, slots.routed.flatten(2, 3)
-        recent = torch.cat([slots.memory, slots.segment], dim=1)[:, : bias.shape[-1] - routed.shape[2]]
-        weights = weights.detach().square().unflatten(1, (groups, -1)).mean(dim=2)
-        seen = bias[:, :: max(1, bias.shape[1] // groups)]
-        losses = {"routing": self.router.centroid_loss(x), "router": self.router.loss(x, routed, recent, weights, seen)}
-        return slots._replace(losses=(*slots.losses, losses))
+        groups = self.sizes.groups
+        routed = state.routed.flatten(2, 3)
+        num_recent = mask.shape[-1] - self.filed
+        recent = torch.cat([state.memory, state.segment], dim=1)[:, :num_recent]
+
+        # The heads of a group share a mask; if there is one group, all heads do.
+        heads_of_mask = max(1, mask.shape[1] // groups)
+        mask = mask[:, ::heads_of_mask]
+        squares = weights.detach().square()
+        weights = squares.unflatten(1, (groups, -1)).mean(dim=2)
+        losses = {
+            "routing": self.router.centroid_loss(x),
+            "router": self.router.loss(x, routed, recent, weights, mask),
+        }
+        return state._replace(losses=(*state.losses, losses))
 
     def slot_weights(self, weights: Tensor) -> Tensor:
-        groups, filed = self.sizes.groups, self.sizes.clusters * self.sizes.window
-        if groups == 1 or not filed:
+        """See `TransformerLayer`: heads see the routed slots of their group, the state has those of all groups."""
+        if self.sizes.groups == 1 or self.router is None:
             return weights
-        routed, recent = weights[..., :filed], weights[..., filed:]
-        own = torch.eye(groups, dtype=weights.dtype, device=weights.device)
-        own = own.repeat_interleave(self.config.num_heads // groups, dim=0)[:, None, :, None]
-        return torch.cat([(routed[:, :, :, None] * own).flatten(3), recent], dim=-1)
+        routed = weights[..., : self.filed]
+        recent = weights[..., self.filed :]
+        own = torch.eye(self.sizes.groups, dtype=weights.dtype, device=weights.device)
+        own = own.repeat_interleave(self.heads_of_group, dim=0)[:, None, :, None]  # [H, 1, G, 1]
+        by_group = (routed[:, :, :, None] * own).flatten(3)  # [B, H, T, G k w]
+        return torch.cat([by_group, recent], dim=-1)
 
-    def update_memory(self, slots: RoutedLayerState, age: Tensor, keep_cache: bool) -> RoutedLayerState:
+    def update_memory(self, state: RoutedLayerState, age: Tensor, keep_cache: bool) -> RoutedLayerState:
         """A full segment enters memory; the memories that no longer fit are filed, each in its key's cluster."""
-        n_s, n_m, groups, clusters, window = self.sizes
-        segment, memory, routed, routed_age, cache, losses = slots
-        both = torch.cat([memory, segment], dim=1)
+        n_s = self.sizes.segment
+        both = torch.cat([state.memory, state.segment], dim=1)
+        evicted = both[:, :n_s]
+
         if self.router is None:
             # Nothing is filed: only memory moves.
-            source = routed_age.flatten(2)
+            source = state.routed_age.flatten(2)
         else:
-            cluster = self.router.nearest(both[:, :n_s], self.router.key)
-            source, routed_age = self._file(cluster, routed_age)
-            pool = torch.cat([routed.flatten(2, 3), both[:, None, :n_s].expand(-1, groups, -1, -1)], dim=2)
-            routed = take(pool, source).unflatten(2, (clusters, window))
+            cluster = self.router.nearest(evicted, self.router.key)
+            source, routed_age = self._file(cluster, state.routed_age)
+            new = evicted[:, None].expand(-1, self.sizes.groups, -1, -1)
+            pool = torch.cat([state.routed.flatten(2, 3), new], dim=2)
+            routed = take(pool, source).unflatten(2, (self.sizes.clusters, self.sizes.window))
+            state = state._replace(routed=routed, routed_age=routed_age)
+
         if keep_cache:
-            heads = source.repeat_interleave(self.config.num_heads // groups, dim=1)
-            kept = slice(clusters * window + n_s, clusters * window + n_s + n_m)
-            keys, values = (
-                F.pad(torch.cat([take(part, heads), part[:, :, kept]], dim=2), (0, 0, 0, n_s))
-                for part in (cache.keys, cache.values)
-            )
-            cache = cache.replaced(keys, values)
+            state = state._replace(cache=self._updated_cache(state.cache, source))
         memory = both[:, n_s:].contiguous()  # a view would keep the evicted steps
-        return RoutedLayerState(torch.zeros_like(segment), memory, routed, routed_age, cache, losses)
+        return state._replace(segment=torch.zeros_like(state.segment), memory=memory)
+
+    def _updated_cache(self, cache: KVCache, source: Tensor) -> KVCache:
+        """The cache after a full segment entered memory; for `source` see `_file`. Nothing is projected anew."""
+        n_s = self.sizes.segment
+        by_head = source.repeat_interleave(self.heads_of_group, dim=1)
+        first_kept = self.filed + n_s
+
+        def update(old: Tensor) -> Tensor:
+            routed = take(old, by_head)
+            memory = old[:, :, first_kept : first_kept + self.sizes.memory]
+            # An empty segment follows.
+            filled = torch.cat([routed, memory], dim=2)
+            return F.pad(filled, (0, 0, 0, n_s))
+
+        return cache.replaced(update(cache.keys), update(cache.values))
 
     def _file(self, cluster: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:
         """Appends n_s steps, of the clusters [B, G, n_s], to the rings, and drops the oldest members.
@@ -239,65 +309,120 @@ class RoutedLayer(TransformerLayer):
         n_s, n_m, _, clusters, window = self.sizes
         numbers = torch.arange(clusters, device=ages.device)
         member = cluster[:, :, None] == numbers[:, None]  # [B, G, k, n_s]
-        order = member.logical_not().to(torch.uint8).argsort(dim=-1, stable=True)  # members first, oldest first
-        # In the list of a ring's old and new members: the last `window`.
-        place = member.sum(dim=-1, keepdim=True) + torch.arange(window, device=ages.device)
-        new = order.gather(-1, (place - window).clamp(min=0, max=n_s - 1)) + clusters * window
-        source = torch.where(place < window, place + window * numbers[:, None], new).flatten(2)
-        steps = torch.arange(n_m + n_s, n_m, -1, device=ages.device).expand(*ages.shape[:2], -1)
-        aged = torch.cat([ages.flatten(2) + n_s, steps], dim=-1).gather(-1, source)
-        return source, aged.view_as(ages)
+        members_first = member.logical_not().to(torch.uint8).argsort(dim=-1, stable=True)  # then oldest first
+
+        # A ring holds the last w of the list of its old and its new members: `place` is where in that list.
+        num_new = member.sum(dim=-1, keepdim=True)
+        place = num_new + torch.arange(window, device=ages.device)
+        number_of_new = (place - window).clamp(min=0, max=n_s - 1)
+        new = members_first.gather(-1, number_of_new) + clusters * window
+        old = place + window * numbers[:, None]
+        source = torch.where(place < window, old, new).flatten(2)
+
+        # Ages at the first step of the next segment.
+        ages_of_new = torch.arange(n_m + n_s, n_m, -1, device=ages.device)
+        ages_of_new = ages_of_new.expand(*ages.shape[:2], -1)
+        all_ages = torch.cat([ages.flatten(2) + n_s, ages_of_new], dim=-1)
+        return source, all_ages.gather(-1, source).view_as(ages)
 
 
 def take(pool: Tensor, index: Tensor) -> Tensor:
     """Rows of `pool` [B, N, S, D] at `index` [B, N, J]: [B, N, J, D]. Copies whole rows, unlike a gather."""
-    rows = torch.arange(pool.shape[0] * pool.shape[1], device=index.device)
-    first = rows.view(*pool.shape[:2], 1) * pool.shape[2]
-    return pool.flatten(0, 2).index_select(0, (index + first).flatten()).view(*index.shape, pool.shape[3])
+    batch, lists, slots, size = pool.shape
+    numbers = torch.arange(batch * lists, device=index.device).view(batch, lists, 1)
+    flat_index = (index + numbers * slots).flatten()
+    return pool.flatten(0, 2).index_select(0, flat_index).view(*index.shape, size)
 
 
-class RoutingTransformer(Transformer):
+class RoutingTransformer(Transformer[RoutingState, RoutedLayerState]):
     """Maps inputs [B, T, model_size] and a state to features [B, T, model_size] and the next state.
 
     The losses are `routing/layer_<i>`, which trains the centroids, and `router/layer_<i>`, which trains the projections
     for routing. Nothing else trains these, and they train nothing else.
     """
 
-    state_type, layer_type, layer_state = RoutingState, RoutedLayer, RoutedLayerState
+    state_type = RoutingState
     attention_kinds = ("routed", "memory", "segment")
     resizable = ("memory_size", "window")
     config: RoutingTransformerConfig
+    layers: Sequence[RoutedLayer]
+
+    def __init__(self, config: RoutingTransformerConfig) -> None:
+        layers = [RoutedLayer(config, sizes) for sizes in config.layer_sizes]
+        super().__init__(config, layers)
 
     def compression_parameters(self) -> list[nn.Parameter]:
         """The parameters of the routers, which only their losses train."""
-        return [each for layer in self.layers if layer.router is not None for each in layer.router.parameters()]
+        parameters: list[nn.Parameter] = []
+        for layer in self.layers:
+            if layer.router is not None:
+                parameters += layer.router.parameters()
+        return parameters
 
     def initial_state(self, batch_size: int) -> RoutingState:
         """Zero slots, none of which belongs to an episode, at offset 0."""
-        zeros, size = next(self.parameters()).new_zeros, self.config.model_size
+        zeros = next(self.parameters()).new_zeros
+        model_size = self.config.model_size
         sizes = [layer.sizes for layer in self.layers]
+        rings = [(batch_size, each.groups, each.clusters, each.window) for each in sizes]
         return RoutingState(
-            segment=tuple(zeros(batch_size, n_s, size) for n_s, *_ in sizes),
-            memory=tuple(zeros(batch_size, n_m, size) for _, n_m, *_ in sizes),
-            routed=tuple(zeros(batch_size, *rings, size) for _, _, *rings in sizes),
-            routed_age=tuple(1 + zeros(batch_size, *rings, dtype=torch.int64) for _, _, *rings in sizes),
+            segment=tuple(zeros(batch_size, each.segment, model_size) for each in sizes),
+            memory=tuple(zeros(batch_size, each.memory, model_size) for each in sizes),
+            routed=tuple(zeros(*shape, model_size) for shape in rings),
+            routed_age=tuple(1 + zeros(shape, dtype=torch.int64) for shape in rings),
             age=zeros(batch_size, dtype=torch.int64),
             offset=0,
         )
 
-    def losses(self, slots: list[RoutedLayerState]) -> dict[str, Mean]:
-        """The losses of each router, over all steps of the call."""
-        return {
-            f"{name}/layer_{index}": Mean(
-                *(torch.stack(each).sum(dim=0) for each in zip(*(p[name] for p in part.losses)))
+    def older_slots(self, state: RoutingState) -> tuple[Tensor, ...]:
+        """The routed slots."""
+        return state.routed
+
+    def split(self, state: RoutingState) -> list[RoutedLayerState]:
+        """See `Transformer`."""
+        assert state.cache is not None
+        layer_states = []
+        for index in range(len(self.layers)):
+            layer_states.append(
+                RoutedLayerState(
+                    segment=state.segment[index],
+                    memory=state.memory[index],
+                    routed=state.routed[index],
+                    routed_age=state.routed_age[index],
+                    cache=state.cache[index],
+                )
             )
-            for index, part in enumerate(slots)
-            for name in (part.losses[0] if part.losses else ())
-        }
+        return layer_states
+
+    def join(self, layer_states: list[RoutedLayerState], age: Tensor, offset: int, cached: bool) -> RoutingState:
+        """See `Transformer`."""
+        return RoutingState(
+            segment=tuple(layer.segment for layer in layer_states),
+            memory=tuple(layer.memory for layer in layer_states),
+            routed=tuple(layer.routed for layer in layer_states),
+            routed_age=tuple(layer.routed_age for layer in layer_states),
+            age=age,
+            offset=offset,
+            cache=tuple(layer.cache for layer in layer_states) if cached else None,
+        )
+
+    def losses(self, layer_states: list[RoutedLayerState]) -> dict[str, Mean]:
+        """The losses of each router, over all steps of the call."""
+        losses = {}
+        for index, layer in enumerate(layer_states):
+            if not layer.losses:
+                continue
+            for name in ("routing", "router"):
+                total = torch.stack([part[name].total for part in layer.losses]).sum(dim=0)
+                count = torch.stack([part[name].count for part in layer.losses]).sum(dim=0)
+                losses[f"{name}/layer_{index}"] = Mean(total, count)
+        return losses
 
     def slot_ages(self, layer: int, state: RoutingState) -> Tensor:
         """See `Transformer`; a slot holds one step."""
-        sizes, routed = self.layers[layer].sizes, state.routed_age[layer].flatten(1)
-        recent = torch.arange(sizes.memory, -sizes.segment, -1, device=routed.device).expand(len(routed), -1)
+        sizes = self.layers[layer].sizes
+        routed = state.routed_age[layer].flatten(1)
+        recent = torch.arange(sizes.memory, -sizes.segment, -1, device=routed.device)
+        recent = recent.expand(len(routed), -1)
         ages = torch.cat([routed, recent], dim=1) + state.offset
         return torch.stack([ages, ages], dim=-1)

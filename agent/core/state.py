@@ -4,7 +4,7 @@ A state is a nest of (named) tuples. Its leaves are tensors (in transport: numpy
 the whole batch shares; a `KVCache`, or None where there is none.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from .cache import KVCache
 
 State = Any
+"""Of any core. Each core documents the NamedTuple of its own."""
 
 
 def map_state(function: Callable[..., Any], *states: State) -> State:
@@ -23,17 +24,24 @@ def map_state(function: Callable[..., Any], *states: State) -> State:
             states have a cache.
         TypeError: if a leaf is of none of the types above.
     """
-    first, shared = states[0], [state for state in states if state is None or isinstance(state, int)]
+    first = states[0]
+
+    # What the batch shares must be equal, and is returned as it is.
+    shared = [state for state in states if state is None or isinstance(state, int)]
     if shared:
         if len(shared) < len(states) or len(set(shared)) > 1:
             raise ValueError(f"states: expected one offset into the segment, and a cache in all or none, got {shared}")
         return first
+
     if hasattr(first, "shape"):  # a tensor or a numpy array; this package imports torch alone
         return function(*states)
     if isinstance(first, KVCache):
         return first.map(function, *states[1:])
     if isinstance(first, tuple):
-        return _like(first, (map_state(function, *parts) for parts in zip(*states, strict=True)))
+        children = []
+        for parts in zip(*states, strict=True):
+            children.append(map_state(function, *parts))
+        return _like(first, children)
     raise TypeError(f"state: expected tensors, ints, None, KVCache and tuples of them, got {type(first).__name__}")
 
 
@@ -44,7 +52,8 @@ def restore_state(nest: Any, like: State) -> State:
         ValueError: if structure or shapes differ from those of `like`.
     """
     if isinstance(like, tuple) and isinstance(nest, tuple) and len(nest) == len(like):
-        return _like(like, map(restore_state, nest, like))
+        children = [restore_state(part, like_part) for part, like_part in zip(nest, like)]
+        return _like(like, children)
     if isinstance(like, Tensor) and isinstance(nest, Tensor) and nest.shape == like.shape:
         return nest.to(like.device)
     if not isinstance(like, tuple | Tensor) and type(nest) is type(like):
@@ -53,13 +62,19 @@ def restore_state(nest: Any, like: State) -> State:
 
 
 def _describe(nest: Any) -> str:
+    """A part of a state in a few words, for errors."""
     if isinstance(nest, Tensor):
         return f"a tensor of {list(nest.shape)}"
-    return f"{len(nest)} parts" if isinstance(nest, tuple) else f"{nest!r:.60}"
+    if isinstance(nest, tuple):
+        return f"{len(nest)} parts"
+    return f"{nest!r:.60}"
 
 
-def _like(part: tuple, children: Iterable[Any]) -> tuple:
-    return type(part)(*children) if hasattr(part, "_fields") else tuple(children)
+def _like(part: tuple, children: Sequence[Any]) -> tuple:
+    """A tuple of the children, of the type of `part`."""
+    if hasattr(part, "_fields"):  # a NamedTuple takes its fields one by one
+        return type(part)(*children)
+    return tuple(children)
 
 
 def leaves(state: State) -> Iterator[Tensor]:
@@ -78,7 +93,7 @@ def concatenate_states(states: Sequence[State]) -> State:
     return map_state(lambda *parts: torch.cat(parts, dim=0), *states)
 
 
-def index_state(state: State, index: Any) -> State:
+def index_state(state: State, index: slice | Tensor | list[int]) -> State:
     """Selects rows of the batch; `index` is a slice, an index tensor or a list of ints (an int would drop the axis)."""
     return map_state(lambda leaf: leaf[index], state)
 

@@ -1,6 +1,6 @@
 """What all transformers with a memory share: segments, a memory of layer inputs, resets, caches and the loop over them.
 
-Slots of a layer are [older | memory | segment]. A subclass says where the steps that leave memory go: they are
+Slots of a layer are [older | memory | segment]. A subclass says what happens to the steps that leave memory: they are
 compressed (`compressive_transformer.py`) or filed by content (`routing.py`). docs/core.md has drawings.
 
 Axes: B batch, T time, L layers, S slots, H heads, K features of a head, D features (model_size).
@@ -10,7 +10,7 @@ Sizes: n_s segment_size, n_m memory_size.
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,95 @@ from .attention import RelativeAttention, sinusoids
 from .cache import KVCache
 from .config import LayerSizes, RoutedSizes, Sizes, TransformerConfig
 from .contract import Core, CoreOutput, Mean, check_call, finite, mark_broken
+
+
+class TransformerState(Protocol):
+    """The fields that the states of all transformers have. Each subclass has a NamedTuple with these and its own."""
+
+    @property
+    def segment(self) -> tuple[Tensor, ...]:
+        """Of each layer, [B, n_s, D]: the layer's inputs in the segment in progress, `offset` of them so far."""
+
+    @property
+    def memory(self) -> tuple[Tensor, ...]:
+        """Of each layer, [B, n_m, D]: the layer's inputs before the segment, oldest first."""
+
+    @property
+    def age(self) -> Tensor:
+        """[B] int64, steps of the row's episode so far."""
+
+    @property
+    def offset(self) -> int:
+        """Steps into the segment, shared by the batch."""
+
+    @property
+    def cache(self) -> tuple[KVCache, ...] | None:
+        """Of each layer: keys and values of its slots, if the weights do not change (see `with_cache`)."""
+
+    def _replace(self, *_: Any, **fields: Any) -> Any: ...
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+
+class TransformerLayerState(Protocol):
+    """The fields that the states of all layers have: the layer's part of a `TransformerState`."""
+
+    @property
+    def segment(self) -> Tensor:
+        """[B, n_s, D]."""
+
+    @property
+    def memory(self) -> Tensor:
+        """[B, n_m, D]."""
+
+    @property
+    def cache(self) -> KVCache:
+        """Keys and values of all slots."""
+
+    def _replace(self, *_: Any, **fields: Any) -> Any: ...
+
+
+StateT = TypeVar("StateT", bound=TransformerState)
+LayerStateT = TypeVar("LayerStateT", bound=TransformerLayerState)
+
+
+class Steps(NamedTuple):
+    """T consecutive steps of one segment: where they stand in the segment, and in the episodes of their rows.
+
+    offset: steps of the segment before the first of them.
+    age: [B] int64, steps of the row's episode before the first of them.
+    unbroken: [B, T] bool, true until the row's first reset among them: such a step belongs to the episode that the
+        state remembers, and may see its slots.
+    own: [B, T, T] bool, true where step t sees step s: where s is not later, and of the same episode.
+    """
+
+    offset: int
+    age: Tensor
+    unbroken: Tensor
+    own: Tensor
+
+    @property
+    def age_after(self) -> Tensor:
+        """[B] int64, steps of the row's episode up to and including the last of them."""
+        # The last step sees exactly the steps of its own episode, itself among them.
+        of_these = self.own[:, -1].sum(dim=1)
+        of_earlier = self.age * self.unbroken[:, -1]
+        return of_these + of_earlier
+
+
+def locate(reset: Tensor, age: Tensor, offset: int) -> Steps:
+    """The steps with the resets [B, T], given the age [B] of each row's episode before the first of them."""
+    episode = reset.long().cumsum(dim=1)
+    same_episode = episode[:, :, None] == episode[:, None, :]
+    return Steps(offset, age, unbroken=episode == 0, own=same_episode.tril())
+
+
+def additive_mask(seen: Tensor, like: Tensor) -> Tensor:
+    """0 where `seen` is true, -infinity elsewhere, in the dtype of `like`.
+
+    Added to scores: unlike a selection, a sum costs nothing in the backward pass.
+    """
+    return like.new_full(seen.shape, -torch.inf).masked_fill(seen, 0.0)
 
 
 class GRUGate(nn.Module):
@@ -33,173 +122,327 @@ class GRUGate(nn.Module):
         self.bias = nn.Parameter(torch.full((model_size,), bias))
 
     def forward(self, stream: Tensor, branch: Tensor) -> Tensor:
+        """Joins the output of a sub-layer, `branch`, to its input, `stream`."""
         branch_r, branch_z, branch_h = self.branch(branch).chunk(3, dim=-1)
         stream_r, stream_z = self.stream(stream).chunk(2, dim=-1)
         r = torch.sigmoid(branch_r + stream_r)
         z = torch.sigmoid(branch_z + stream_z - self.bias)
+        candidate = torch.tanh(branch_h + self.candidate(r * stream))
         # Not torch.lerp: under autocast the stream may be wider than the branch.
-        return stream + z * (torch.tanh(branch_h + self.candidate(r * stream)) - stream)
+        return stream + z * (candidate - stream)
 
 
-class TransformerLayer(nn.Module):
-    """Attention over the slots, then an MLP, each joined to the stream.
+def make_gate(config: TransformerConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """The function that joins the output of a sub-layer to its input."""
+    if config.gate == "gru":
+        return GRUGate(config.model_size)
+    return torch.add
+
+
+class TransformerLayer(nn.Module, Generic[LayerStateT]):
+    """Attention over the slots, then an MLP. The input of each is added to its output, or joined to it by a gate.
 
     No weight depends on the numbers of slots: `sizes` may be changed.
     """
+
+    config: TransformerConfig
+    sizes: LayerSizes | RoutedSizes
 
     def __init__(
         self, config: TransformerConfig, sizes: LayerSizes | RoutedSizes, use_flex: bool = False, rings: int = 1
     ) -> None:
         super().__init__()
-        self.config: Any = config
-        self.sizes: Any = sizes
-        size, gate = config.model_size, GRUGate if config.gate == "gru" else lambda _: torch.add
+        self.config = config
+        self.sizes = sizes
         self.pre_norm = config.norm == "pre"
-        self.attention = RelativeAttention(size, config.num_heads, use_flex, rings)
-        self.attention_norm = nn.LayerNorm(size)
-        self.attention_gate = gate(size)
-        self.mlp = nn.Sequential(nn.Linear(size, config.mlp_size), nn.ReLU(), nn.Linear(config.mlp_size, size))
-        self.mlp_norm = nn.LayerNorm(size)
-        self.mlp_gate = gate(size)
+        self.attention = RelativeAttention(config.model_size, config.num_heads, use_flex, rings)
+        self.attention_norm = nn.LayerNorm(config.model_size)
+        self.attention_gate = make_gate(config)
+        self.mlp = nn.Sequential(
+            nn.Linear(config.model_size, config.mlp_size),
+            nn.ReLU(),
+            nn.Linear(config.mlp_size, config.model_size),
+        )
+        self.mlp_norm = nn.LayerNorm(config.model_size)
+        self.mlp_gate = make_gate(config)
 
-    def ages(self, offset: int, device: torch.device) -> Tensor:
-        """Ages that a row's episode must have reached at `offset` for each slot before that step to be valid.
-
-        [S], the last slots; what `bias` adds to them is not among them.
-        """
-        return torch.arange(self.sizes.memory + offset, 0, -1, device=device)
-
-    def bias(self, x: Tensor, slots: Any, bias: Tensor, age: Tensor, offset: int, unbroken: Tensor) -> Tensor:
-        """The bias [B, 1 or H, T, S] of all slots for steps x [B, T, D], given that of the slots in `ages`.
-
-        `age` [B] is that before the first step, at `offset`; `unbroken` [B, T] is false from a row's first reset on.
-        """
-        return bias
-
-    def observes(self, slots: Any) -> bool:
-        """Whether `observe` needs the attention weights."""
-        return False
-
-    def observe(self, x: Tensor, slots: Any, weights: Tensor, bias: Tensor) -> Any:
-        """The layer's state after the attention [B, H, T, S] of steps x [B, T, D]; `bias` is that of `bias`."""
-        return slots
-
-    def update_memory(self, slots: Any, age: Tensor, keep_cache: bool) -> Any:
-        """The layer's state after a full segment has entered memory; `age` [B] is that after the segment."""
-        raise NotImplementedError
-
-    def slot_weights(self, weights: Tensor) -> Tensor:
-        """Attention weights over the slots as they are in the state, if heads see different ones."""
-        return weights
+    @property
+    def input_norm(self) -> nn.LayerNorm | None:
+        """The norm of the inputs of attention, if there is one."""
+        return self.attention_norm if self.pre_norm else None
 
     def project(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of layer inputs [B, S, D]."""
-        return self.attention.project(slots, self.attention_norm if self.pre_norm else None)
+        """Keys and values, [B, H, S, K] each, of layer inputs [B, S, D]."""
+        return self.attention.project(slots, self.input_norm)
 
     def forward(
-        self, x: Tensor, cache: KVCache, bias: Tensor, return_weights: bool = False
+        self, x: Tensor, cache: KVCache, mask: Tensor, return_weights: bool = False
     ) -> tuple[Tensor, KVCache, Tensor | None]:
-        """Maps T steps x [B, T, D] of a segment to [B, T, D], the cache with these steps, and attention weights.
+        """Runs the layer over T steps of a segment.
 
-        The cache has the slots before the steps. `bias` [B, 1 or H, T, S] is 0 where a step may attend to a slot,
-        -infinity elsewhere; the last T slots are the steps. The weights are [B, H, T, S], or None unless they are
-        requested.
+        Args:
+            x: [B, T, D], the layer's inputs.
+            cache: keys and values of the slots before the steps.
+            mask: [B, 1 or H, T, S], 0 where a step may attend to a slot, -infinity elsewhere. The last T slots are the
+                steps themselves.
+            return_weights: whether the attention weights are needed.
+
+        Returns:
+            the outputs [B, T, D], the cache with the steps added, and the attention weights [B, H, T, S] or None.
         """
-        queries = self.attention_norm(x) if self.pre_norm else x
-        begin = bias.shape[-1] - x.shape[1]
-        cache = cache.append(*self.attention.project(queries), begin)
-        attended, weights = self.attention(queries, cache, bias, return_weights)
+        # Attention.
+        normed = self.attention_norm(x) if self.pre_norm else x
+        keys, values = self.attention.project(normed)
+        cache = cache.append(keys, values, begin=mask.shape[-1] - x.shape[1])
+        attended, weights = self.attention(normed, cache, mask, return_weights)
         x = self._join(self.attention_gate, self.attention_norm, x, attended)
-        x = self._join(self.mlp_gate, self.mlp_norm, x, self.mlp(self.mlp_norm(x) if self.pre_norm else x))
+
+        # MLP.
+        normed = self.mlp_norm(x) if self.pre_norm else x
+        x = self._join(self.mlp_gate, self.mlp_norm, x, self.mlp(normed))
         return x, cache, weights
 
     def _join(self, gate: Callable[[Tensor, Tensor], Tensor], norm: nn.LayerNorm, x: Tensor, branch: Tensor) -> Tensor:
-        # GTrXL: with the norm at the input, a ReLU separates the linear maps of consecutive branches.
-        branch = F.relu(branch) if self.config.gate == "gru" else branch
-        x = gate(x, F.dropout(branch, self.config.dropout, self.training))
+        """Joins the output of a sub-layer, `branch`, to its input x. Post-norm normalizes the result."""
+        if self.config.gate == "gru":
+            # GTrXL: with the norm at the input, a ReLU separates the linear maps of consecutive branches.
+            branch = F.relu(branch)
+        branch = F.dropout(branch, self.config.dropout, self.training)
+        x = gate(x, branch)
         return x if self.pre_norm else norm(x)
 
+    # What a subclass adds: the older slots, and what happens when a segment is full.
 
-class Transformer(Core):
+    def minimum_ages(self, offset: int, device: torch.device) -> Tensor:
+        """Minimum episode age for each slot to be valid, [S] int64: before the step at `offset` of a segment.
+
+        A slot belongs to the row's episode if that began no later than the slot's step. Slots are memory and the first
+        `offset` of the segment, after the older slots if their validity depends on the age alone.
+        """
+        return torch.arange(self.sizes.memory + offset, 0, -1, device=device)
+
+    def attention_mask(self, x: Tensor, state: LayerStateT, common: Tensor, steps: Steps) -> Tensor:
+        """The mask [B, 1 or H, T, S] of steps x [B, T, D] over all slots; see `forward`.
+
+        `common` [B, 1, T, S] is the mask of the slots that `minimum_ages` describes, and of the steps themselves.
+        """
+        return common
+
+    def make_cache(self, offset: int, encoding: Tensor, older: Tensor, memory: Tensor, segment: Tensor) -> KVCache:
+        """The cache of the older slots, of memory [B, n_m, D] and of the first `offset` of the segment [B, n_s, D].
+
+        `encoding` [N, D] is that of the distances N - 1, ..., 1, 0, for at least as many slots as a step can see.
+        """
+        raise NotImplementedError
+
+    def needs_weights(self, state: LayerStateT) -> bool:
+        """Whether `observe` is to be called with the attention weights of each step."""
+        return False
+
+    def observe(self, x: Tensor, state: LayerStateT, weights: Tensor, mask: Tensor) -> LayerStateT:
+        """The layer's state after the attention weights [B, H, T, S] of steps x [B, T, D] under a mask."""
+        return state
+
+    def update_memory(self, state: LayerStateT, age: Tensor, keep_cache: bool) -> LayerStateT:
+        """The layer's state after a full segment has entered memory; `age` [B] is that after the segment.
+
+        The cache is brought up to date if `keep_cache` is true; nothing reads it otherwise.
+        """
+        raise NotImplementedError
+
+    def slot_weights(self, weights: Tensor) -> Tensor:
+        """Attention weights [B, H, T, S] over the slots of the state, also where heads see different slots."""
+        return weights
+
+
+class Transformer(Core, Generic[StateT, LayerStateT]):
     """Maps inputs [B, T, model_size] and a state to features [B, T, model_size] and the next state.
 
     Gradients flow through memory between the segments of one call, and stop at the incoming state only if the caller
     detached it, as learners do.
-
-    A state is a NamedTuple with the fields segment [B, n_s, D], memory [B, n_m, D] and that of the older slots, each
-    with one tensor for each layer, age [B], offset and cache; subclasses document theirs.
     """
 
-    state_type: ClassVar[Any]
-    layer_state: ClassVar[Any]
-    """What one layer remembers; its fields, but for the last, are fields of the state."""
-    layer_type: ClassVar[Any]
-    """Makes a layer of the core's configuration and the layer's sizes."""
+    state_type: ClassVar[type]
+    """The NamedTuple of the core's states."""
     attention_kinds: ClassVar[tuple[str, str, str]]
     """The kinds of slots, in their order in attention weights; the first is also the state's field of older slots."""
     resizable: ClassVar[tuple[str, str]]
     """The sizes that `resized` may change: of memory, and of the older slots."""
-    layers: Sequence[Any]
-    config: Any
+    config: TransformerConfig
+    layers: Sequence[TransformerLayer[LayerStateT]]
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: TransformerConfig, layers: Sequence[TransformerLayer[LayerStateT]]) -> None:
         super().__init__()
         self.config = config
-        layers = nn.ModuleList(self.layer_type(config, sizes) for sizes in config.layer_sizes)
-        self.layers = layers  # type: ignore[assignment]
+        self.layers = nn.ModuleList(layers)  # type: ignore[assignment]
         self.final_norm = nn.LayerNorm(config.model_size) if config.norm == "pre" else nn.Identity()
 
-    def by_layer(self, state: Any) -> list[Any]:
-        """What each layer remembers: its part of each field of a state with a cache."""
-        none, names = (None,) * len(self.layers), self.layer_state._fields[:-1]  # all but `losses`
-        return [self.layer_state(*parts) for parts in zip(*(getattr(state, name) or none for name in names))]
+    # What a subclass defines.
 
-    def join(self, slots: list[Any], age: Tensor, offset: int, cached: bool) -> Any:
-        """The state, of the parts of each layer."""
-        by_name: Any = zip(self.layer_state._fields, zip(*slots))
-        parts = {name: () if part[0] is None else part for name, part in by_name} | {"age": age, "offset": offset}
-        parts["cache"] = parts["cache"] if cached else None
-        return self.state_type(*(parts[name] for name in self.state_type._fields))
-
-    def losses(self, slots: list[Any]) -> dict[str, Mean]:
-        """The losses of a call, from the parts of each layer."""
+    def older_slots(self, state: StateT) -> tuple[Tensor, ...]:
+        """The slots of each layer that are older than memory, [B, ..., D]."""
         raise NotImplementedError
 
-    def slot_ages(self, layer: int, state: Any) -> Tensor:
+    def split(self, state: StateT) -> list[LayerStateT]:
+        """The state of each layer, out of a state with a cache."""
+        raise NotImplementedError
+
+    def join(self, layer_states: list[LayerStateT], age: Tensor, offset: int, cached: bool) -> StateT:
+        """The opposite of `split`; without a cache unless `cached` is true."""
+        raise NotImplementedError
+
+    def losses(self, layer_states: list[LayerStateT]) -> dict[str, Mean]:
+        """The losses of a call, which its layers have collected."""
+        raise NotImplementedError
+
+    def slot_ages(self, layer: int, state: StateT) -> Tensor:
         """Ages [B, S, 2] int64 of the oldest and the newest step in each slot, seen from the state's next step.
 
         For a next step at time t, a slot holds the steps t - oldest, ..., t - newest. Later steps have negative ages.
         """
         raise NotImplementedError
 
-    def with_cache(self, state: Any) -> Any:
+    # The forward pass.
+
+    def forward(self, inputs: Tensor, reset: Tensor, state: StateT, return_attention: bool = False) -> CoreOutput:
+        """See `Core`. It is Algorithm 1 of Rae et al. (2020), with segments that a call may begin and end inside."""
+        check_call(inputs, reset, state, self.config.model_size, self.state_type)
+        self._check_sizes(state)
+        cached = state.cache is not None
+        layer_states = self.split(state if cached else self.with_cache(state))
+        age = state.age
+        offset = state.offset
+
+        features: list[Tensor] = []
+        attention: list[list[Tensor]] = [[] for _ in self.layers]
+        clean = finite(inputs)
+        num_steps = inputs.shape[1]
+        begin = 0
+        while begin < num_steps:
+            # The steps up to the end of the segment or of the call.
+            end = min(begin + self.config.segment_size - offset, num_steps)
+            steps = locate(reset[:, begin:end], age, offset)
+
+            # Lines 4 to 7 and 12: each layer attends to its slots, then applies its MLP.
+            x = clean[:, begin:end]
+            masks = self._masks(steps, x)
+            for index, layer in enumerate(self.layers):
+                mask = masks[layer.sizes]
+                x, layer_states[index], weights = self._run(
+                    layer, x, layer_states[index], mask, steps, return_attention
+                )
+                if weights is not None:
+                    attention[index].append(weights)
+            features.append(x)
+
+            age = steps.age_after
+            offset += end - begin
+            begin = end
+
+            # Lines 8 to 11: a full segment enters memory.
+            if offset == self.config.segment_size:
+                keep_cache = cached or begin < num_steps
+                for index, layer in enumerate(self.layers):
+                    layer_states[index] = layer.update_memory(layer_states[index], age, keep_cache)
+                offset = 0
+
+        output = self.final_norm(torch.cat(features, dim=1))
+        return CoreOutput(
+            features=mark_broken(output, inputs),
+            state=self.join(layer_states, age, offset, cached),
+            losses=self.losses(layer_states),
+            attention=tuple(torch.cat(parts, dim=2) for parts in attention) if return_attention else None,
+        )
+
+    def _masks(self, steps: Steps, x: Tensor) -> dict[LayerSizes | RoutedSizes, Tensor]:
+        """The masks [B, 1, T, S] that `TransformerLayer.attention_mask` is given, by the sizes of layers: equal layers share one.
+
+        In the dtype of the first layer's inputs x.
+        """
+        masks: dict[LayerSizes | RoutedSizes, Tensor] = {}
+        for layer in self.layers:
+            if layer.sizes not in masks:
+                valid = steps.age[:, None] >= layer.minimum_ages(steps.offset, x.device)
+                before = valid[:, None, :] & steps.unbroken[:, :, None]
+                seen = torch.cat([before, steps.own], dim=2)
+                masks[layer.sizes] = additive_mask(seen[:, None], like=x)
+        return masks
+
+    def _run(
+        self,
+        layer: TransformerLayer[LayerStateT],
+        x: Tensor,
+        state: LayerStateT,
+        common_mask: Tensor,
+        steps: Steps,
+        return_attention: bool,
+    ) -> tuple[Tensor, LayerStateT, Tensor | None]:
+        """Runs a layer over steps x [B, T, D]: its outputs, its state after them, and the weights if requested."""
+        inputs = x
+        state = state._replace(segment=state.cache.write(state.segment, inputs, steps.offset))
+        mask = layer.attention_mask(inputs, state, common_mask, steps)
+        needs_weights = layer.needs_weights(state)
+        x, cache, weights = layer(inputs, state.cache, mask, return_attention or needs_weights)
+        state = state._replace(cache=cache)
+        if needs_weights:
+            state = layer.observe(inputs, state, weights, mask)
+
+        if not return_attention:
+            return x, state, None
+        weights = layer.slot_weights(weights)
+        later = layer.sizes.slots - weights.shape[-1]  # slots of the segment that are still empty
+        return x, state, F.pad(weights, (0, later))
+
+    def _check_sizes(self, state: StateT) -> None:
+        """Raises a ValueError if the state has other numbers of slots than the layers."""
+        expected = [layer.sizes.stored for layer in self.layers]
+        found = []
+        for segment, memory, older in zip(state.segment, state.memory, self.older_slots(state)):
+            found.append((segment.shape[1], memory.shape[1], *older.shape[1:-1]))
+        if found != expected:
+            fields = f"segment, memory, {self.attention_kinds[0]}"
+            raise ValueError(f"state: expected slots ({fields}) by layer {expected}, got {found}")
+
+    # The cache.
+
+    def with_cache(self, state: StateT) -> StateT:
         """Projects the state's keys and values once; later calls with the state project new steps only.
 
         For acting, evaluation and sampling: the cache is valid while the weights do not change. Calls with a cache
         return states with a cache, in which the segment after the offset is undefined.
         """
-        # Field by field, because `map_state` compares offsets, for each of which a compiler would make a graph.
-        floats = {
-            name: tuple(map(finite, part))
-            for name, part in state._asdict().items()
-            if isinstance(part, tuple) and part and isinstance(part[0], Tensor) and part[0].is_floating_point()
-        }
-        state = state._replace(**floats)
-        farthest = max(layer.sizes.slots for layer in self.layers) - 1
-        distances = torch.arange(farthest, -1, -1, device=state.age.device)
-        encoding = sinusoids(distances, self.config.model_size).to(state.memory[0])
-        slots = zip(self.layers, getattr(state, self.attention_kinds[0]), state.memory, state.segment)
-        return state._replace(cache=tuple(layer.make_cache(state.offset, encoding, *parts) for layer, *parts in slots))
+        # Not with `map_state`, which compares offsets: a compiler would make a graph for each of them.
+        clean = {}
+        for name, field in state._asdict().items():
+            is_by_layer = isinstance(field, tuple) and len(field) > 0 and isinstance(field[0], Tensor)
+            if is_by_layer and field[0].is_floating_point():
+                clean[name] = tuple(finite(part) for part in field)
+        state = state._replace(**clean)
 
-    def without_cache(self, state: Any) -> Any:
+        most_slots = max(layer.sizes.slots for layer in self.layers)
+        distances = torch.arange(most_slots - 1, -1, -1, device=state.age.device)
+        encoding = sinusoids(distances, self.config.model_size).to(state.memory[0])
+
+        caches = []
+        parts = zip(self.layers, self.older_slots(state), state.memory, state.segment)
+        for layer, older, memory, segment in parts:
+            caches.append(layer.make_cache(state.offset, encoding, older, memory, segment))
+        return state._replace(cache=tuple(caches))
+
+    def without_cache(self, state: StateT) -> StateT:
         """Drops the cache, and zeroes the segment after the offset."""
         if state.cache is None:
             return state
         empty = self.config.segment_size - state.offset
-        segment = tuple(F.pad(part[:, : state.offset], (0, 0, 0, empty)) for part in state.segment)
-        return state._replace(segment=segment, cache=None)
+        segments = []
+        for segment in state.segment:
+            filled = segment[:, : state.offset]
+            segments.append(F.pad(filled, (0, 0, 0, empty)))
+        return state._replace(segment=tuple(segments), cache=None)
 
-    def resized(self, **sizes: Sizes | None) -> Any:
+    # Other sizes, and what is drawn of attention.
+
+    def resized(self, **sizes: Sizes | None) -> "Transformer[StateT, LayerStateT]":
         """A copy with other sizes (`resizable`) and the same weights, which do not depend on them (paper, tables 8 and
         9); None keeps a size.
 
@@ -207,14 +450,17 @@ class Transformer(Core):
             ValueError: if a layer would gain or lose its older slots, and the weights that belong to them; if the core
                 does not have such slots.
         """
-        given = {name: size for name, size in sizes.items() if size is not None}
+        given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+        older = self.resizable[1]
         for name in given.keys() - {*self.resizable}:
-            raise ValueError(f"{name}: expected none for a core with {self.resizable[-1]}, got {given[name]}")
+            raise ValueError(f"{name}: expected none for a core with {older}, got {given[name]}")
+
         config = dataclasses.replace(self.config, **given)
-        if [layer.sizes.by_kind[0] > 0 for layer in self.layers] != [new.by_kind[0] > 0 for new in config.layer_sizes]:
-            name = self.resizable[-1]
-            expected = f"0 exactly where it was 0 before ({getattr(self.config, name)})"
-            raise ValueError(f"{name}: expected {expected}, got {getattr(config, name)}")
+        for layer, new in zip(self.layers, config.layer_sizes):
+            if (layer.sizes.by_kind[0] > 0) != (new.by_kind[0] > 0):
+                expected = f"0 exactly where it was 0 before ({getattr(self.config, older)})"
+                raise ValueError(f"{older}: expected {expected}, got {getattr(config, older)}")
+
         resized = copy.deepcopy(self)
         resized.config = config
         for layer, new in zip(resized.layers, config.layer_sizes):
@@ -226,67 +472,6 @@ class Transformer(Core):
         by_layer = []
         for layer, weights in zip(self.layers, attention):
             kinds = weights.split(layer.sizes.by_kind, dim=-1)
-            by_layer.append(torch.stack([kind.sum(dim=-1) for kind in kinds], dim=-1))
+            sums = [kind.sum(dim=-1) for kind in kinds]
+            by_layer.append(torch.stack(sums, dim=-1))
         return torch.stack(by_layer)
-
-    def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
-        """See `Core`."""
-        check_call(inputs, reset, state, self.config.model_size, self.state_type)
-        names = ("segment", "memory", self.attention_kinds[0])
-        expected = [layer.sizes.stored for layer in self.layers]
-        parts = zip(*(getattr(state, name) for name in names))
-        sizes = [tuple(size for part in layer for size in part.shape[1:-1]) for layer in parts]
-        if sizes != expected:
-            raise ValueError(f"state: expected slots ({', '.join(names)}) by layer {expected}, got {sizes}")
-        cached, clean, n_s = state.cache is not None, finite(inputs), self.config.segment_size
-        slots = self.by_layer(state if cached else self.with_cache(state))
-        age, offset, begin, steps = state.age, state.offset, 0, inputs.shape[1]
-        features, attention = [], []
-        while begin < steps:
-            end = min(begin + n_s - offset, steps)
-            part = clean[:, begin:end], reset[:, begin:end]
-            x, age, slots, weights = self._advance(*part, age, slots, offset, return_attention)
-            features.append(x)
-            attention.append(weights)
-            offset, begin = offset + end - begin, end
-            if offset == n_s:
-                keep_cache, offset = cached or begin < steps, 0
-                slots = [layer.update_memory(part, age, keep_cache) for layer, part in zip(self.layers, slots)]
-        joined = tuple(torch.cat(layer, dim=2) for layer in zip(*attention)) if return_attention else None
-        broken = mark_broken(self.final_norm(torch.cat(features, dim=1)), inputs)
-        return CoreOutput(broken, self.join(slots, age, offset, cached), self.losses(slots), joined)
-
-    def _advance(
-        self, x: Tensor, reset: Tensor, age: Tensor, slots: list[Any], offset: int, return_attention: bool
-    ) -> tuple[Tensor, Tensor, list[Any], list[Tensor]]:
-        """Runs the layers over steps of the segment in progress (Rae et al. 2020, Algorithm 1, lines 5 to 7 and 12).
-
-        Returns features, age, slots, and attention weights if they are requested.
-        """
-        resets = reset.long().cumsum(dim=1)
-        unbroken = resets == 0
-        own = (resets[:, :, None] == resets[:, None, :]).tril()
-        biases: dict[Any, Tensor] = {}
-        after, attention = [], []
-        for layer, part in zip(self.layers, slots):
-            if layer.sizes not in biases:
-                old = (age[:, None] >= layer.ages(offset, x.device))[:, None, :] & unbroken[:, :, None]
-                # Added to scores: unlike a selection, a sum costs nothing backward.
-                biases[layer.sizes] = additive(torch.cat([old, own], dim=2)[:, None], x)
-            inputs, shared = x, biases[layer.sizes]
-            part = part._replace(segment=part.cache.write(part.segment, x, offset))
-            bias, observes = layer.bias(x, part, shared, age, offset, unbroken), layer.observes(part)
-            x, cache, weights = layer(x, part.cache, bias, return_attention or observes)
-            part = part._replace(cache=cache)
-            if observes:
-                part = layer.observe(inputs, part, weights, bias)
-            if return_attention:
-                weights = layer.slot_weights(weights)
-                attention.append(F.pad(weights, (0, layer.sizes.slots - weights.shape[-1])))
-            after.append(part)
-        return x, own[:, -1].sum(dim=1) + age * unbroken[:, -1], after, attention
-
-
-def additive(seen: Tensor, like: Tensor) -> Tensor:
-    """0 where `seen` is true, -infinity elsewhere, in the dtype of `like`."""
-    return like.new_full(seen.shape, -torch.inf).masked_fill(seen, 0.0)

@@ -10,50 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from agent.core.config import CORES, CompressiveTransformerConfig, LSTMConfig, TransformerXLConfig
-from agent.core.fields import Checked, Count, Layers, Range, Several, Size, Slots
+from agent.core.config import CompressiveTransformerConfig, LSTMConfig, TransformerXLConfig, WaveNetConfig
+from agent.core.fields import Checked, Count, Range, Several, Slots
 from sequences.config import SequenceConfig, SequenceLearnerConfig
 from sequences.speech.corpus import SYNTHETIC, CorpusConfig
 from training.config import find_preset
 
-
-@dataclass(frozen=True)
-class WaveNetConfig(Checked):
-    """Stacks of layers whose dilations double: 1, 2, 4, ..., and again from 1."""
-
-    model_size: Size = 64
-    """Features of inputs, outputs and of the residual stream (D)."""
-    num_layers: Layers = 30
-    """Layers (N)."""
-    stack_layers: Layers = 10
-    """Layers until the dilation begins at 1 again (n): layer i has dilation 2^(i mod n)."""
-    kernel_size: Annotated[int, Range(1, 64)] = 2
-    """Taps of each layer: the present step and earlier ones at distances of `dilation`."""
-    gate_size: Size = 64
-    """Features of each layer's tanh, and as many of its sigmoid."""
-    skip_size: Size = 256
-    """Features of the sum over layers, from which the output is computed."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.receptive_field > 2**24:
-            got = f"{self.num_layers} layers in stacks of {self.stack_layers}"
-            raise ValueError(f"stack_layers: expected a receptive field of at most 2^24 steps, got {got}")
-
-    @property
-    def dilations(self) -> tuple[int, ...]:
-        """The dilation of each layer."""
-        return tuple(2 ** (layer % self.stack_layers) for layer in range(self.num_layers))
-
-    @property
-    def receptive_field(self) -> int:
-        """Steps that an output depends on, its own included."""
-        return 1 + (self.kernel_size - 1) * sum(self.dilations)
-
-
-SPEECH_CORES: dict[str, tuple[type, str]] = {
-    **{name: CORES[name] for name in ("compressive", "transformer-xl", "lstm")},
-    "wavenet": (WaveNetConfig, "sequences.speech.wavenet:WaveNet"),
+SPEECH_CORES: dict[str, type] = {
+    "compressive": CompressiveTransformerConfig,
+    "transformer-xl": TransformerXLConfig,
+    "lstm": LSTMConfig,
+    "wavenet": WaveNetConfig,
 }
 """Cores that have a size in every preset."""
 

@@ -9,17 +9,16 @@ import numpy as np
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from agent.core import Core, make_core
+from agent.core import make_core
 from agent.memory_check import build_network
 from sequences.learner import Total, evaluate_by
 from sequences.modality import Counting, Modality, Table, quiet, resized
 from sequences.model import SequenceModel, smooth_vectors
 from sequences.sampling import sample
 from sequences.speech import audio, baselines, corpus
-from sequences.speech.config import SpeechConfig, SpeechCoreConfig, SpeechEvaluation, SpeechSampling, WaveNetConfig
+from sequences.speech.config import SpeechConfig, SpeechCoreConfig, SpeechEvaluation, SpeechSampling
 from sequences.speech.corpus import Split
 from sequences.speech.spectrogram import write_spectrograms
-from sequences.speech.wavenet import WaveNet
 from sequences.streams import one_pass
 from storage.files import cache_folder
 
@@ -157,8 +156,7 @@ def make_model(config: SpeechCoreConfig) -> SequenceModel:
     Raises:
         ValueError: if the network does not fit into memory.
     """
-    make: Callable[[Any], Core] = WaveNet if isinstance(config, WaveNetConfig) else make_core
-    model = build_network(lambda: SequenceModel(make(config), audio.LEVELS, tied=False), config)
+    model = build_network(lambda: SequenceModel(make_core(config), audio.LEVELS, tied=False), config)
     with torch.no_grad():
         for table in (model.embedding, model.outputs):
             assert table is not None

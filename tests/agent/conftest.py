@@ -1,12 +1,12 @@
 """Cores with weights that hide nothing, for all tests of this folder."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from agent.core import CORES, Core, make_core
-from sequences.speech.config import SPEECH_CORES
+from agent.core import Core, make_core
 
 pytest.register_assert_rewrite("tests.agent.literal")
 
@@ -17,7 +17,7 @@ def _build(config: Any, dtype: torch.dtype = torch.float64, seed: int = 0) -> Co
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            core = make_core(config, {**CORES, **SPEECH_CORES}).eval()
+            core = make_core(config).eval()
             # Biases start at 0 and norms at 1: noise, so that a test can see them.
             with torch.no_grad():
                 for parameter in core.parameters():
@@ -28,6 +28,6 @@ def _build(config: Any, dtype: torch.dtype = torch.float64, seed: int = 0) -> Co
 
 
 @pytest.fixture(scope="session")
-def build():
+def build() -> Callable[..., Any]:
     """Makes a core in evaluation mode: `build(config, dtype=torch.float64, seed=0)`, every parameter random."""
     return _build

@@ -13,8 +13,8 @@ from agent.core import (
     MinGRUConfig,
     RoutingTransformerConfig,
     TransformerXLConfig,
+    WaveNetConfig,
 )
-from sequences.speech.config import WaveNetConfig
 from tests.agent.tiny import config_of
 
 SIZE = 8

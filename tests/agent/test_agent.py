@@ -25,7 +25,7 @@ from tests.agent.agents import (
 
 @pytest.mark.parametrize("instruction", [False, True])
 @pytest.mark.parametrize("core", CORES.values(), ids=CORES)
-def test_acting_step_by_step_equals_the_unroll(core, instruction) -> None:
+def test_acting_step_by_step_equals_the_unroll(core: Any, instruction: bool) -> None:
     agent, inputs = make_agent(core, instruction), agent_inputs(2, 18, instruction=instruction)
     with torch.no_grad():
         whole = agent(**inputs, state=agent.initial_state(2))

@@ -1,6 +1,8 @@
 """The attention that is returned, its parts against their formulas, and FlexAttention."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from tests.agent.tiny import HEADS, NORMS, POSITIONS, SIZE, assert_same, config_
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_returned_attention_is_the_attention_used(build, cached) -> None:
+def test_returned_attention_is_the_attention_used(build: Callable[..., Any], cached: bool) -> None:
     core = build(config_of(4, 6, 3, 2, norm="pre", compressed_position="time"))
     inputs, reset = normal(2, 30, SIZE), resets(2, 30, (0, 13), (1, 22))
     state = core.initial_state(2)
@@ -26,7 +28,7 @@ def test_returned_attention_is_the_attention_used(build, cached) -> None:
         assert_same(weights.sum(dim=-1), torch.ones(2, HEADS, 30).double())
 
 
-def test_attention_is_zero_exactly_where_a_slot_is_invalid(build) -> None:
+def test_attention_is_zero_exactly_where_a_slot_is_invalid(build: Callable[..., Any]) -> None:
     core = build(config_of(4, 6, 3, 2))
     inputs, reset = normal(2, 40, SIZE), resets(2, 40, (0, 13), (1, 22), (1, 23))
     whole = core(inputs, reset, core.initial_state(2), return_attention=True).attention
@@ -43,7 +45,7 @@ def test_attention_is_zero_exactly_where_a_slot_is_invalid(build) -> None:
     assert torch.cat(validity(core, state)[:2], dim=1).all()
 
 
-def test_attention_by_kind_sums_the_weights_of_each_kind(build) -> None:
+def test_attention_by_kind_sums_the_weights_of_each_kind(build: Callable[..., Any]) -> None:
     core = build(config_of(4, (6, 1), (3, 4), 2))
     output = core(normal(2, 30, SIZE), resets(2, 30, (0, 13)), core.initial_state(2), return_attention=True)
     assert [weights.shape for weights in output.attention] == [(2, HEADS, 30, 13), (2, HEADS, 30, 9)]
@@ -63,7 +65,7 @@ SHAPES = pytest.mark.parametrize(
 
 @SHAPES
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_gives_the_same(build, sizes, position) -> None:
+def test_flex_attention_gives_the_same(build: Callable[..., Any], sizes: Any, position: str) -> None:
     config = config_of(*sizes, compressed_position=position)
     core, flex = build(config), build(dataclasses.replace(config, attention="flex"))
     inputs, reset = normal(2, 30, SIZE), resets(2, 30, (0, 13), (1, 22))
@@ -79,7 +81,7 @@ def test_flex_attention_gives_the_same(build, sizes, position) -> None:
 
 @SHAPES
 @pytest.mark.gpu
-def test_flex_attention_learns_the_same_when_compiled(build, sizes, position) -> None:
+def test_flex_attention_learns_the_same_when_compiled(build: Callable[..., Any], sizes: Any, position: str) -> None:
     config = config_of(*sizes, compressed_position=position, model_size=32)  # kernels need 16 or more a head
     inputs, reset = normal(2, 30, 32).float().cuda(), resets(2, 30, (0, 13), (1, 22)).cuda()
     results = []
@@ -96,7 +98,7 @@ def test_flex_attention_learns_the_same_when_compiled(build, sizes, position) ->
 @pytest.mark.gpu
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("position", POSITIONS)
-def test_a_gpu_gives_the_same(build, norm, position) -> None:
+def test_a_gpu_gives_the_same(build: Callable[..., Any], norm: str, position: str) -> None:
     core = build(config_of(5, 7, 3, 5, model_size=16, norm=norm, gate="gru", compressed_position=position))
     inputs, reset = normal(3, 33, 16), resets(3, 33, (0, 13), (2, 22))
 

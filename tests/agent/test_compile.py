@@ -5,6 +5,7 @@ a CPU; the slow test compiles.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ LEARNING.append(pytest.param("inductor", CONFIGS["post"], marks=pytest.mark.slow
 
 
 @pytest.mark.parametrize(("backend", "config"), LEARNING, ids=[*CONFIGS, "compiled"])
-def test_learning_is_one_graph(build, backend, config) -> None:
+def test_learning_is_one_graph(build: Callable[..., Any], backend: str, config: Any) -> None:
     torch.compiler.reset()
     core, counter = build(config).train(), CompileCounterWithBackend(backend)
     compiled = torch.compile(core, fullgraph=True, backend=counter)
@@ -66,7 +67,7 @@ def test_learning_is_one_graph(build, backend, config) -> None:
 
 
 @pytest.mark.parametrize("cached", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_acting_is_three_graphs(build, cached) -> None:
+def test_acting_is_three_graphs(build: Callable[..., Any], cached: bool) -> None:
     """One for a segment's first step, one for its last, and one for all others."""
     torch.compiler.reset()
     core, counter = build(CONFIGS["post"]), CompileCounterWithBackend("eager")

@@ -1,5 +1,8 @@
 """Which loss trains which parameters: compression, its losses, and the gradients that flow through it or do not."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,7 +17,9 @@ TRAINED = ("convolution", "dilated")  # the compression functions with parameter
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("loss", ["attention", "autoencoding"])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_each_loss_trains_its_own_parameters_and_nothing_else(build, norm, gate, loss, compression) -> None:
+def test_each_loss_trains_its_own_parameters_and_nothing_else(
+    build: Callable[..., Any], norm: str, gate: str, loss: str, compression: str
+) -> None:
     core = build(config_of(norm=norm, gate=gate, compression=compression, compression_loss=loss)).train()
     inputs = normal(2, 24, SIZE).requires_grad_()
     mine = {id(parameter) for parameter in core.compression_parameters()}
@@ -44,7 +49,7 @@ def test_each_loss_trains_its_own_parameters_and_nothing_else(build, norm, gate,
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_the_gradients_of_bptt_are_those_of_the_literal(build, norm, compression) -> None:
+def test_the_gradients_of_bptt_are_those_of_the_literal(build: Callable[..., Any], norm: str, compression: str) -> None:
     core = build(config_of(4, 2, 3, 2, norm=norm, compression=compression, compression_loss="bptt"))
     inputs, reset = normal(1, 14, SIZE).requires_grad_(), resets(1, 14, (0, 5))
     wanted = [inputs, *core.parameters()]
@@ -56,7 +61,7 @@ def test_the_gradients_of_bptt_are_those_of_the_literal(build, norm, compression
         assert_same(actual, expected, 1e-9)
 
 
-def test_gradients_flow_through_memory_and_not_through_compression(build) -> None:
+def test_gradients_flow_through_memory_and_not_through_compression(build: Callable[..., Any]) -> None:
     core, inputs = build(config_of(num_layers=1)), normal(1, 12, SIZE).requires_grad_()
     core(inputs, resets(1, 12), core.initial_state(1)).features[0, 11].square().sum().backward()
     assert (inputs.grad.abs().sum(dim=2)[0] > 0).tolist() == [False] * 4 + [True] * 8

@@ -1,5 +1,8 @@
 """The Compressive Transformer equals the literal transcription of the paper, whatever its config and its episodes."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +18,9 @@ from tests.agent.tiny import GATES, HEADS, NORMS, POSITIONS, SIZE, assert_same, 
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("loss", ["attention", "autoencoding", "bptt", "none"])
-def test_equals_algorithms_1_and_2(build, gate, norm, position, compression, loss) -> None:
+def test_equals_algorithms_1_and_2(
+    build: Callable[..., Any], gate: str, norm: str, position: str, compression: str, loss: str
+) -> None:
     choices = {"gate": gate, "norm": norm, "compressed_position": position, "compression": compression}
     core = build(config_of(6, 5, 4, 3, compression_loss=loss, **choices))
     check_against_literal(core, normal(1, 20, SIZE), resets(1, 20, (0, 9)))
@@ -28,7 +33,9 @@ SIZES = [(4, 4, 4, 4), (4, 1, 2, 1), (4, 0, 3, 2), (4, 6, 3, 4), (1, 2, 3, 1), (
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("compression", ["convolution", "most-used"])
-def test_equals_algorithm_1_at_any_size(build, sizes, position, compression) -> None:
+def test_equals_algorithm_1_at_any_size(
+    build: Callable[..., Any], sizes: tuple[int, int, int, int], position: str, compression: str
+) -> None:
     core = build(config_of(*sizes, compressed_position=position, compression=compression))
     check_against_literal(core, normal(2, 21, SIZE), resets(2, 21, (1, 6)))
 
@@ -45,13 +52,15 @@ def configs(draw: st.DrawFn) -> CompressiveTransformerConfig:
 
 @settings(max_examples=8 * settings.default.max_examples)
 @given(config=configs(), steps=st.integers(1, 20), data=st.data())
-def test_equals_the_literal_with_resets(build, config, steps, data) -> None:
+def test_equals_the_literal_with_resets(
+    build: Callable[..., Any], config: Any, steps: int, data: st.DataObject
+) -> None:
     places = st.tuples(st.integers(0, 1), st.integers(0, steps - 1))
     reset = resets(2, steps, *data.draw(st.sets(places, max_size=4)))
     check_against_literal(build(config), normal(2, steps, SIZE, seed=steps), reset)
 
 
-def test_gated_transformer_xl_has_pre_norms_and_gates(build) -> None:
+def test_gated_transformer_xl_has_pre_norms_and_gates(build: Callable[..., Any]) -> None:
     sizes = {"model_size": SIZE, "num_layers": 2, "num_heads": HEADS, "mlp_size": 6, "segment_size": 4}
     gated = build(GatedTransformerXLConfig(**sizes, memory_size=5))
     inputs, reset = normal(2, 18, SIZE), resets(2, 18, (1, 6))

@@ -5,7 +5,7 @@ otherwise; the tolerance of 1e-12 allows for the order of additions.
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -28,7 +28,6 @@ from agent.core import (
     state_bytes,
     state_to,
 )
-from sequences.speech.config import SPEECH_CORES
 from tests.agent.cores import CASES, CONFIGS, CYCLE, FORGETFUL, SIZE, WITH_SEGMENTS, every_core
 from tests.agent.tiny import assert_same, normal, resets, sum_losses
 
@@ -83,10 +82,10 @@ def warm_state(core: Core, rows: int, steps: int, seed: int = 7) -> Any:
 
 
 def test_every_core_is_tested() -> None:
-    assert CONFIGS.keys() - {"wavenet"} == CORES.keys()  # WaveNet is a core of `speech`
+    assert CONFIGS.keys() - {"wavenet"} == CORES.keys()  # WaveNet is a core of `speech` alone
     sizes = {"model_size": SIZE, "num_layers": 2, "num_heads": 2, "mlp_size": 12, "segment_size": 4}
     assert matched_cores(sizes, memory=4, compressed=4).keys() == CORES.keys(), "presets know every core"
-    for name, (kind, _) in CORES.items():
+    for name, kind in CORES.items():
         assert {type(config) for config in CONFIGS[name].values()} == {kind}
     with pytest.raises(ValueError, match=r"core: expected a config of compressive, .*, got dict"):
         make_core({})
@@ -95,7 +94,9 @@ def test_every_core_is_tested() -> None:
 @every_core
 @given(sequence=sequences(), stops=st.sets(st.integers(1, 23), max_size=5))
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_any_cutting_gives_the_same(build, config, sequence, stops, dtype, tolerance) -> None:
+def test_any_cutting_gives_the_same(
+    build: Callable[..., Any], config: Any, sequence: Any, stops: list[int], dtype: torch.dtype, tolerance: float
+) -> None:
     core, inputs = build(config, dtype), sequence.inputs.to(dtype)
     features, state = run(core, inputs, sequence.reset)
     stops = sorted(stop for stop in stops if stop < sequence.steps)
@@ -106,7 +107,9 @@ def test_any_cutting_gives_the_same(build, config, sequence, stops, dtype, toler
 
 @every_core
 @given(sequence=sequences(), offset=st.integers(0, 7))
-def test_stepping_with_a_cache_equals_one_call(build, config, sequence, offset) -> None:
+def test_stepping_with_a_cache_equals_one_call(
+    build: Callable[..., Any], config: Any, sequence: Any, offset: int
+) -> None:
     core, (rows, steps) = build(config), sequence.reset.shape
     begin = warm_state(core, rows, 20 + offset)
     features, state = run(core, sequence.inputs, sequence.reset, begin)
@@ -120,7 +123,7 @@ def test_stepping_with_a_cache_equals_one_call(build, config, sequence, offset) 
 
 @every_core
 @given(sequence=sequences(min_rows=2), data=st.data())
-def test_no_row_depends_on_another(build, config, sequence, data) -> None:
+def test_no_row_depends_on_another(build: Callable[..., Any], config: Any, sequence: Any, data: st.DataObject) -> None:
     core, rows = build(config), len(sequence.inputs)
     keep, begin = data.draw(st.integers(0, rows - 1)), warm_state(core, rows, 22)
     features, state = run(core, sequence.inputs, sequence.reset, begin)
@@ -144,7 +147,9 @@ def test_no_row_depends_on_another(build, config, sequence, data) -> None:
 
 @every_core
 @given(sequence=sequences(min_rows=2, max_steps=8), later=sequences(min_rows=3, min_steps=20))
-def test_nothing_before_a_reset_reaches_anything_after(build, config, sequence, later) -> None:
+def test_nothing_before_a_reset_reaches_anything_after(
+    build: Callable[..., Any], config: Any, sequence: Any, later: Any
+) -> None:
     core = build(config)
     rows, begin = len(sequence.inputs), sequence.inputs.shape[1]
     inputs = torch.cat([sequence.inputs, later.inputs[:rows]], dim=1)
@@ -158,7 +163,7 @@ def test_nothing_before_a_reset_reaches_anything_after(build, config, sequence, 
 
 
 @every_core
-def test_a_reset_equals_a_fresh_start(build, config) -> None:
+def test_a_reset_equals_a_fresh_start(build: Callable[..., Any], config: Any) -> None:
     core, sequence = build(config), Sequence(2, 40, {(1, 9)})
     fresh, _ = run(core, sequence.inputs, sequence.reset)
     sequence.reset[:, 0] = True
@@ -168,7 +173,9 @@ def test_a_reset_equals_a_fresh_start(build, config) -> None:
 
 @every_core
 @pytest.mark.parametrize("begin", [1, 5, 8, 13])
-def test_no_gradient_crosses_resets_or_rows_or_runs_backwards(build, config, begin) -> None:
+def test_no_gradient_crosses_resets_or_rows_or_runs_backwards(
+    build: Callable[..., Any], config: Any, begin: int
+) -> None:
     core, sequence = build(config), Sequence(2, 26, {(0, begin)})
     state = map_state(lambda leaf: leaf.clone().requires_grad_(leaf.is_floating_point()), warm_state(core, 2, 13))
     inputs = sequence.inputs.requires_grad_()
@@ -193,7 +200,9 @@ def test_no_gradient_crosses_resets_or_rows_or_runs_backwards(build, config, beg
 @every_core
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 @pytest.mark.parametrize("where", ["inputs", "state"])
-def test_what_is_not_finite_is_gone_with_its_step(build, config, where, value) -> None:
+def test_what_is_not_finite_is_gone_with_its_step(
+    build: Callable[..., Any], config: Any, where: str, value: float
+) -> None:
     """For other steps, the state, losses and gradients it counts as 0."""
     core = build(config).train()
     sequence, broken = Sequence(2, 40, {(0, 13), (1, 0)}), torch.zeros(2, 40, SIZE, dtype=torch.bool)
@@ -220,7 +229,9 @@ def test_what_is_not_finite_is_gone_with_its_step(build, config, where, value) -
 
 @every_core
 @given(sequence=sequences(min_steps=2), data=st.data())
-def test_nothing_later_reaches_anything_earlier(build, config, sequence, data) -> None:
+def test_nothing_later_reaches_anything_earlier(
+    build: Callable[..., Any], config: Any, sequence: Any, data: st.DataObject
+) -> None:
     core = build(config)
     now = data.draw(st.integers(1, sequence.inputs.shape[1] - 1))
     begin = warm_state(core, len(sequence.inputs), 21)
@@ -232,7 +243,7 @@ def test_nothing_later_reaches_anything_earlier(build, config, sequence, data) -
 
 
 @every_core
-def test_every_parameter_still_learns_after_many_segments(build, config) -> None:
+def test_every_parameter_still_learns_after_many_segments(build: Callable[..., Any], config: Any) -> None:
     core = build(config).train()
     state = core.initial_state(2)
     for seed in range(4):
@@ -256,10 +267,10 @@ def test_every_parameter_still_learns_after_many_segments(build, config) -> None
 
 
 @every_core
-def test_shapes_alone_decide_the_operations(build, config) -> None:
+def test_shapes_alone_decide_the_operations(build: Callable[..., Any], config: Any) -> None:
     """On the meta device tensors have no values: reading one, or branching on it, is an error."""
     with torch.device("meta"):  # as `build_network` does for large networks
-        make_core(config, {**CORES, **SPEECH_CORES})
+        make_core(config)
     core = build(config).to("meta").train()
     state = core.initial_state(2)
     shapes = [leaf.shape for leaf in leaves(state)]
@@ -274,7 +285,7 @@ def test_shapes_alone_decide_the_operations(build, config) -> None:
 
 
 @every_core
-def test_mixed_precision_is_near_full_precision(build, config) -> None:
+def test_mixed_precision_is_near_full_precision(build: Callable[..., Any], config: Any) -> None:
     core, sequence = build(config, torch.float32).train(), Sequence(2, 24, {(0, 9), (1, 20)})
     inputs, state = sequence.inputs.float(), core.initial_state(2)
 
@@ -302,7 +313,7 @@ def test_mixed_precision_is_near_full_precision(build, config) -> None:
 
 
 @every_core
-def test_states_are_batch_first_and_of_fixed_shape(build, config) -> None:
+def test_states_are_batch_first_and_of_fixed_shape(build: Callable[..., Any], config: Any) -> None:
     core = build(config)
 
     def description(state: Any) -> list[tuple]:
@@ -322,7 +333,7 @@ def test_states_are_batch_first_and_of_fixed_shape(build, config) -> None:
 
 
 @every_core
-def test_a_call_does_not_change_its_arguments(build, config) -> None:
+def test_a_call_does_not_change_its_arguments(build: Callable[..., Any], config: Any) -> None:
     core, sequence = build(config), Sequence(2, 20, {(0, 4)})
     with torch.no_grad():
         arguments = sequence.inputs, sequence.reset, core.with_cache(warm_state(core, 2, 5))
@@ -332,7 +343,7 @@ def test_a_call_does_not_change_its_arguments(build, config) -> None:
 
 
 @every_core
-def test_bad_arguments_are_named(build, config) -> None:
+def test_bad_arguments_are_named(build: Callable[..., Any], config: Any) -> None:
     core = build(config)
     good = {"inputs": normal(2, 3, SIZE), "reset": resets(2, 3), "state": core.initial_state(2)}
     inputs, reset, state = good.values()

@@ -2,10 +2,11 @@
 
 import itertools
 import re
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from agent import Agent, AgentConfig, encoders
 from agent.core import LSTMConfig
@@ -15,7 +16,7 @@ from tests.agent.agents import IMAGE, VOCABULARY, WORDS, agent_inputs, random_wo
 
 @pytest.mark.parametrize("name", encoders.TORSOS)
 @pytest.mark.parametrize("shape", [(12, 16, 3), (2, 2, 1), (21, 17, 1)])
-def test_torsos_map_images_to_features(name, shape) -> None:
+def test_torsos_map_images_to_features(name: str, shape: tuple[int, int, int]) -> None:
     vision = encoders.make_torso(name, shape, 20)
     features = vision(torch.randint(0, 256, (3, *shape), dtype=torch.uint8))
     assert (features.shape, features.min() >= 0) == ((3, 20), True)
@@ -24,7 +25,7 @@ def test_torsos_map_images_to_features(name, shape) -> None:
 
 @pytest.mark.parametrize("name", encoders.TORSOS)
 @pytest.mark.parametrize("height", range(2, 9))
-def test_gradients_in_bfloat16_are_those_of_float32_for_small_images(name, height) -> None:
+def test_gradients_in_bfloat16_are_those_of_float32_for_small_images(name: str, height: int) -> None:
     """Of each convolution, from what it received in both directions; those below their kernel's size are in float32."""
     for width in range(2, 9):
         torch.manual_seed(0)
@@ -32,7 +33,7 @@ def test_gradients_in_bfloat16_are_those_of_float32_for_small_images(name, heigh
         convolutions = [module for module in vision.modules() if isinstance(module, nn.Conv2d)]
         received: dict[nn.Module, tuple[torch.Tensor, torch.Tensor]] = {}
 
-        def keep(module, inputs, output, received=received) -> None:
+        def keep(module: nn.Module, inputs: Any, output: Tensor, received: list[Any] = received) -> None:
             output.register_hook(lambda back: received.update({module: (inputs[0].detach(), back)}))
 
         for convolution in convolutions:
@@ -88,7 +89,7 @@ def test_images_are_centred_and_scaled_and_vectors_squashed() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 23])
-def test_scaling_in_parts_changes_no_bit(rows, monkeypatch) -> None:
+def test_scaling_in_parts_changes_no_bit(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.encoders.CACHED", 3 * 5 * 4 * 3)  # three images
     images = torch.randint(0, 256, (rows, 5, 4, 3), dtype=torch.uint8)
     whole = images.float().sub(127.5).mul(1 / 63.75).to(torch.bfloat16).permute(0, 3, 1, 2)
@@ -110,7 +111,7 @@ def test_scaling_in_parts_changes_no_bit(rows, monkeypatch) -> None:
         ("small", (1, 16, 3), None, "image_shape: expected [height >= 2, width >= 2, channels], got [1, 16, 3]"),
     ],
 )
-def test_bad_torsos_and_observations_are_named(name, shape, observation, message) -> None:
+def test_bad_torsos_and_observations_are_named(name: str, shape: Any, observation: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         encoders.make_torso(name, shape, 4)(observation)
 
@@ -139,7 +140,9 @@ def test_the_instruction_encoder_is_an_lstm_over_the_words() -> None:
         ((90, 2, 3), 6, (6, 1)),
     ],
 )
-def test_the_reconstructed_image_has_the_shape_of_the_observation(shape, height, size) -> None:
+def test_the_reconstructed_image_has_the_shape_of_the_observation(
+    shape: tuple[int, int, int], height: int, size: tuple[int, int]
+) -> None:
     module = encoders.Reconstruction(8, shape, height)
     assert module.picture(torch.zeros(2, 8)).shape == (2, *size, shape[2])
     count = module(torch.zeros(2, 8), torch.zeros(2, *shape, dtype=torch.uint8)).count

@@ -2,15 +2,16 @@
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 import torch
 
 from agent import memory_check
-from agent.core import GatedTransformerXLConfig, LSTMConfig, TransformerXLConfig, make_core
+from agent.core import Core, GatedTransformerXLConfig, LSTMConfig, TransformerXLConfig, make_core
 from agent.core.fields import Above0, Checked, Decay, Positive, Size
 from agent.memory_check import build_network
 from tests.agent.tiny import SIZE, config_of, normal, resets
@@ -53,8 +54,8 @@ class Config(Checked):
 )
 def test_a_value_that_cannot_be_is_named(field: str, value: object, expected: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"{field}: expected {expected}")):
-        Config(**{field: value})  # type: ignore[arg-type]
-    config = Config(2**63 - 1, [3], 1, 0, -1e38, "post", Path("é"), ("a",), True)  # type: ignore[arg-type]
+        Config(**{field: value})
+    config = Config(2**63 - 1, [3], 1, 0, -1e38, "post", Path("é"), ("a",), True)
     assert (config.sizes, config.rate, config.decay) == ([3], 1, 0), "within types and limits"
 
 
@@ -70,7 +71,7 @@ def test_a_value_that_cannot_be_is_named(field: str, value: object, expected: st
         ({"compression": "most"}, "compression: expected one of convolution, .*mean.*, got 'most'"),
     ],
 )
-def test_impossible_transformers_are_named(fields, message) -> None:
+def test_impossible_transformers_are_named(fields: dict[str, Any], message: str) -> None:
     assert config_of(4, 4, 0, 3).compressed_size == 0, "a rate that is not used may be anything"
     with pytest.raises(ValueError, match=message):
         config_of(**fields)
@@ -85,13 +86,15 @@ def test_impossible_transformers_are_named(fields, message) -> None:
         ("compression_rate", (4, 2), "4 for Transformer-XL"),
     ],
 )
-def test_transformer_xl_does_not_compress(config, name, value, expected) -> None:
+def test_transformer_xl_does_not_compress(
+    config: Any, name: str, value: int | str | tuple[int, int], expected: str
+) -> None:
     with pytest.raises(ValueError, match=f"{name}: expected {expected}.*, got "):
         config(num_layers=2, **{name: value})
     assert config(num_layers=2, compression_rate=(4, 4), compressed_size=(0, 0)).layer_sizes[1].compressed == 0
 
 
-def test_dropout_is_active_while_training_only(build) -> None:
+def test_dropout_is_active_while_training_only(build: Callable[..., Any]) -> None:
     core = build(config_of(dropout=0.5))
     for training in (False, True):
         core.train(training)
@@ -102,7 +105,7 @@ def test_dropout_is_active_while_training_only(build) -> None:
 def test_a_network_larger_than_memory_is_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
     config, made = LSTMConfig(2**10), []
 
-    def build():
+    def build() -> Core:
         core = make_core(config)
         made.append(str(next(core.parameters()).device))
         return core

@@ -1,5 +1,8 @@
 """`FlatCore` computes what its core computes, for every core, with states that are one tensor."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,7 +17,7 @@ first_of_each = pytest.mark.parametrize("config", FIRST.values(), ids=FIRST)
 
 
 @first_of_each
-def test_steps_and_rows_that_begin_anew_equal_the_core(build, config) -> None:
+def test_steps_and_rows_that_begin_anew_equal_the_core(build: Callable[..., Any], config: Any) -> None:
     core = build(config)
     memory, inputs, reset = FlatCore(core), normal(3, 30, SIZE), resets(3, 30, (0, 5), (2, 17))
     expected = core(inputs, reset, core.initial_state(3)).features
@@ -33,7 +36,7 @@ def test_steps_and_rows_that_begin_anew_equal_the_core(build, config) -> None:
 
 
 @first_of_each
-def test_rows_at_different_offsets_equal_rows_alone(build, config) -> None:
+def test_rows_at_different_offsets_equal_rows_alone(build: Callable[..., Any], config: Any) -> None:
     memory = FlatCore(build(config))
     starts = [memory(normal(1, steps, SIZE), resets(1, steps), memory.initial_state(1))[1] for steps in (3, 9, 1, 3)]
     inputs, reset = normal(4, 7, SIZE, seed=1), resets(4, 7, (1, 2))
@@ -45,7 +48,7 @@ def test_rows_at_different_offsets_equal_rows_alone(build, config) -> None:
 
 
 @pytest.mark.parametrize("name", ["compressive", "routing", "lstm"])
-def test_the_losses_of_the_core_are_attached(build, name) -> None:
+def test_the_losses_of_the_core_are_attached(build: Callable[..., Any], name: str) -> None:
     core = build(FIRST[name]).train()
     memory, inputs, reset = FlatCore(core), normal(2, 12, SIZE), resets(2, 12, (0, 5))
     output = core(inputs, reset, core.initial_state(2))

@@ -1,6 +1,8 @@
 """Sizes of memory, episode starts within a segment, and the steps that a slot came from."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from tests.agent.tiny import SIZE, assert_same, config_of, normal, resets, valid
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize(("n_m", "n_cm"), [(11, (2, 0)), ((3, 5), None), (None, (9, 0))])
-def test_resized_equals_a_core_built_with_these_sizes(build, n_m, n_cm, compression) -> None:
+def test_resized_equals_a_core_built_with_these_sizes(
+    build: Callable[..., Any], n_m: int | tuple[int, int] | None, n_cm: tuple[int, int] | None, compression: str
+) -> None:
     before = config_of(4, 4, (4, 0), compression=compression, compressed_position="time")
     trained = build(before).train()
     random = torch.get_rng_state()
@@ -38,7 +42,7 @@ def test_resized_equals_a_core_built_with_these_sizes(build, n_m, n_cm, compress
 
 @pytest.mark.parametrize("n_m", [0, 1, 3, 6])
 @pytest.mark.parametrize("c", [1, 2, 4])
-def test_slot_ages_are_those_of_the_steps_in_the_slots(build, n_m, c) -> None:
+def test_slot_ages_are_those_of_the_steps_in_the_slots(build: Callable[..., Any], n_m: int, c: int) -> None:
     """All inputs differ, so the slots of layer 0 tell which steps they are made of."""
     core = build(config_of(4, (n_m, 2), (5, 3), (c, 4), compression="mean"))
     inputs, state, traced = normal(1, 40, SIZE), core.initial_state(1), 0
@@ -62,7 +66,7 @@ def test_slot_ages_are_those_of_the_steps_in_the_slots(build, n_m, c) -> None:
 
 @pytest.mark.parametrize("n_m", [0, 3, 6])
 @pytest.mark.parametrize("c", [1, 2, 4])
-def test_slot_ages_of_most_used_compression_are_those_of_the_state(build, n_m, c) -> None:
+def test_slot_ages_of_most_used_compression_are_those_of_the_state(build: Callable[..., Any], n_m: int, c: int) -> None:
     core = build(config_of(4, n_m, 5, c, compression="most-used"))
     inputs, before, sources = normal(2, 40, SIZE), core.initial_state(2), set()
     for t in range(4, 40):

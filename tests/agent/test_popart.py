@@ -23,7 +23,7 @@ def batch(head: PopArt, task: Tensor, size: Tensor, seed: int = 0) -> tuple[Tens
     return targets, torch.rand(targets.shape, generator=generator) < 0.7
 
 
-def test_values_stay_when_the_statistics_move():
+def test_values_stay_when_the_statistics_move() -> None:
     head, features, task = make_head(), torch.randn(100, 8), torch.tensor([0, 1, 2, 1])
     size = torch.tensor([1.0, 1e-2, 1e3])
     before = head(features)
@@ -37,7 +37,7 @@ def test_values_stay_when_the_statistics_move():
     torch.testing.assert_close(head.mean, 3 * size.double(), rtol=0.3, atol=0.0)
 
 
-def test_values_stay_to_1e_6_in_one_step():
+def test_values_stay_to_1e_6_in_one_step() -> None:
     """Of a head whose values, means and deviations are all of one size."""
     head, features, task = make_head(), torch.randn(1000, 8), torch.arange(TASKS)
     before = head(features)
@@ -47,7 +47,7 @@ def test_values_stay_to_1e_6_in_one_step():
     torch.testing.assert_close(head(features), before, rtol=1e-6, atol=1e-6)
 
 
-def test_statistics_are_moving_moments_of_each_task():
+def test_statistics_are_moving_moments_of_each_task() -> None:
     """Against the formula of the papers; a task without targets keeps its own, and masked targets do not count."""
     head, task, rate = make_head(), torch.tensor([2, 0, 2, 0]), 0.25
     head.batches.fill_(10)
@@ -61,7 +61,7 @@ def test_statistics_are_moving_moments_of_each_task():
         torch.testing.assert_close(torch.stack([head.mean, head.second_moment, head.scale])[:, index], expected)
 
 
-def test_the_first_batches_have_equal_shares():
+def test_the_first_batches_have_equal_shares() -> None:
     head, task, rate = make_head(), torch.tensor([0, 1]), 0.3
     batches = 100 * torch.randn(5, 2, 4)
     mean = second = 0.0
@@ -77,7 +77,7 @@ def test_the_first_batches_have_equal_shares():
     assert (head.batches.tolist(), head.mean[2], head.second_moment[2]) == ([5, 5, 0], 0, 1)
 
 
-def test_the_scale_has_limits_and_a_skipped_batch_changes_nothing():
+def test_the_scale_has_limits_and_a_skipped_batch_changes_nothing() -> None:
     head, task = make_head(), torch.arange(TASKS)
     constant, mask = torch.full((TASKS, 4), 5.0), torch.ones(TASKS, 4, dtype=torch.bool)
     head.follow(head.sums(constant, mask, task), 1.0)
@@ -87,7 +87,7 @@ def test_the_scale_has_limits_and_a_skipped_batch_changes_nothing():
     assert all(value.equal(before[name]) for name, value in head.state_dict().items())
 
 
-def test_the_scale_of_huge_targets_is_limited_and_values_stay():
+def test_the_scale_of_huge_targets_is_limited_and_values_stay() -> None:
     head, features, task = make_head(), torch.randn(100, 8), torch.arange(TASKS)
     before = head(features)
     targets, mask = batch(head, task, torch.tensor([1.0, 1e7, 1e9]))
@@ -98,7 +98,7 @@ def test_the_scale_of_huge_targets_is_limited_and_values_stay():
     torch.testing.assert_close(head(features), before, rtol=1e-6, atol=1e-6 * size)
 
 
-def test_a_skipped_batch_leaves_a_bias_that_rounding_would_change():
+def test_a_skipped_batch_leaves_a_bias_that_rounding_would_change() -> None:
     head, task = make_head(), torch.zeros(1, dtype=torch.int64)
     head.mean.fill_(100.0)
     head.bias.data.fill_(1e-9)
@@ -107,7 +107,7 @@ def test_a_skipped_batch_leaves_a_bias_that_rounding_would_change():
 
 
 @pytest.mark.parametrize("tasks", [1, TASKS])
-def test_the_task_reaches_nothing_but_its_column(tasks):
+def test_the_task_reaches_nothing_but_its_column(tasks: list[int]) -> None:
     plain = agents.make_agent()
     agent = Agent(plain.config, agents.IMAGE, agents.ACTIONS, popart_tasks=tasks).eval()
     missing, _ = agent.load_state_dict({k: v for k, v in plain.state_dict().items() if k[:5] != "value"}, strict=False)

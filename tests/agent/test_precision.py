@@ -22,7 +22,9 @@ CPU = torch.device("cpu")
     ("found", "name"),
     [({"amx_bf16": True, "avx512_bf16": True}, "AMX"), ({"avx512_bf16": True}, "AVX512-BF16"), ({"avx2": True}, "")],
 )
-def test_auto_is_bfloat16_where_the_processor_computes_it(found: dict[str, bool], name: str, monkeypatch) -> None:
+def test_auto_is_bfloat16_where_the_processor_computes_it(
+    found: dict[str, bool], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
     assert bfloat16_hardware(CPU) == name
     assert resolve_precision("auto", CPU) == ("bfloat16" if name else "float32")
@@ -34,7 +36,9 @@ def test_auto_is_bfloat16_where_the_processor_computes_it(found: dict[str, bool]
 
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("core", agents.CORES)
-def test_an_agent_in_bfloat16_is_near_the_same_in_float32(core: str, wide: bool, monkeypatch) -> None:
+def test_an_agent_in_bfloat16_is_near_the_same_in_float32(
+    core: str, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Torso and, if it is wide, core compute in bfloat16; heads, losses, state and gradients are float32."""
     monkeypatch.setattr(actor_critic, "WIDE", 16 if wide else 17)
     agent = agents.make_agent(agents.CORES[core], reconstruction_cost=1.0).train()

@@ -1,6 +1,8 @@
 """The baseline cores against torch's own and against their formulas."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ from tests.agent.tiny import SIZE, assert_same, normal, resets
 
 @pytest.mark.parametrize("num_layers", [1, 3])
 @pytest.mark.parametrize(("config", "reference_type"), [(LSTMConfig, nn.LSTM), (GRUConfig, nn.GRU)])
-def test_lstm_and_gru_are_those_of_torch_with_residuals(build, config, reference_type, num_layers) -> None:
+def test_lstm_and_gru_are_those_of_torch_with_residuals(
+    build: Callable[..., Any], config: Any, reference_type: Any, num_layers: int
+) -> None:
     core = build(config(SIZE, num_layers))
     output = core(normal(2, 9, SIZE), resets(2, 9), core.initial_state(2))
     message = re.escape(f"state: expected features by layer {[SIZE] * num_layers}, got {[6] * 2}")
@@ -31,7 +35,7 @@ def test_lstm_and_gru_are_those_of_torch_with_residuals(build, config, reference
     assert_same(output.features, stream)
 
 
-def test_memoryless_is_a_residual_mlp(build) -> None:
+def test_memoryless_is_a_residual_mlp(build: Callable[..., Any]) -> None:
     core = build(MemorylessConfig(SIZE, 2, 10))
     output = core(normal(2, 9, SIZE), resets(2, 9), core.initial_state(2))
     stream = normal(2, 9, SIZE)
@@ -41,7 +45,7 @@ def test_memoryless_is_a_residual_mlp(build) -> None:
     assert (output.losses, output.attention) == ({}, None)
 
 
-def test_mingru_is_the_formula(build) -> None:
+def test_mingru_is_the_formula(build: Callable[..., Any]) -> None:
     core, inputs, reset = build(MinGRUConfig(SIZE, 2, 6)), normal(1, 9, SIZE), resets(1, 9, (0, 4))
     hidden, features = [torch.zeros(SIZE).double()] * 2, []
     for x, begins in zip(inputs[0], reset[0]):
@@ -60,7 +64,7 @@ def test_mingru_is_the_formula(build) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 8, 33])
-def test_the_scan_equals_the_recurrence_and_its_gradients(steps) -> None:
+def test_the_scan_equals_the_recurrence_and_its_gradients(steps: int) -> None:
     def recurrence(decay: Tensor, inputs: Tensor, h: Tensor) -> Tensor:
         outputs = [h := a * h + b for a, b in zip(decay.unbind(1), inputs.unbind(1))]
         return torch.stack(outputs, dim=1)

@@ -1,6 +1,7 @@
 """The Routing Transformer equals a literal loop over steps; its filing, its losses and what it holds."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -83,7 +84,7 @@ class Literal:
 
 
 @every_size
-def test_features_rings_and_ages_equal_a_literal_loop(build, sizes) -> None:
+def test_features_rings_and_ages_equal_a_literal_loop(build: Callable[..., Any], sizes: Any) -> None:
     core, inputs, reset = build(config_of(*sizes)), normal(2, 45, SIZE), resets(2, 45, (1, 6), (1, 33))
     with torch.no_grad():
         features, state, *_ = core(inputs, reset, core.initial_state(2))
@@ -100,7 +101,7 @@ def test_features_rings_and_ages_equal_a_literal_loop(build, sizes) -> None:
                     assert (found[1][: len(ages) - len(ring)] + state.offset > 45).all(), "older than any episode"
 
 
-def test_attention_is_that_of_one_cluster_and_slots_trace_to_their_steps(build) -> None:
+def test_attention_is_that_of_one_cluster_and_slots_trace_to_their_steps(build: Callable[..., Any]) -> None:
     core, inputs, traced = build(config_of(groups=2)), normal(2, 40, SIZE), 0
     state = core.initial_state(2)
     filed = core.layers[0].sizes.older
@@ -129,7 +130,7 @@ def test_attention_is_that_of_one_cluster_and_slots_trace_to_their_steps(build) 
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_one_cluster_is_a_longer_memory(build, groups) -> None:
+def test_one_cluster_is_a_longer_memory(build: Callable[..., Any], groups: int) -> None:
     """Memory n_m and one ring of w steps are a Transformer-XL with a memory of n_m + w steps."""
     routed = build(config_of(4, 3, 6, 1, groups, num_layers=2))
     memory = build(TransformerXLConfig(SIZE, 2, HEADS, 6, segment_size=4, memory_size=9))
@@ -139,7 +140,7 @@ def test_one_cluster_is_a_longer_memory(build, groups) -> None:
     assert_same(*features)
 
 
-def test_a_step_in_a_rare_cluster_is_held_and_seen_long_after(build) -> None:
+def test_a_step_in_a_rare_cluster_is_held_and_seen_long_after(build: Callable[..., Any]) -> None:
     core = build(config_of(4, 3, 3, 3))
     router, steps = core.layers[0].router, 10 * 3 * 3 + 10
     inputs = normal(1, 40 * steps, SIZE)
@@ -154,7 +155,7 @@ def test_a_step_in_a_rare_cluster_is_held_and_seen_long_after(build) -> None:
         assert bool(gradient[0, 0].any()) == (asked is question)
 
 
-def test_losses_train_the_routers_and_nothing_else_does(build) -> None:
+def test_losses_train_the_routers_and_nothing_else_does(build: Callable[..., Any]) -> None:
     core = build(config_of(4, (3, 2), (2, 3), 2, 2, num_layers=2)).train()
     inputs = normal(2, 24, SIZE).requires_grad_()
     mine = {id(parameter) for parameter in core.compression_parameters()}
@@ -177,7 +178,7 @@ def test_losses_train_the_routers_and_nothing_else_does(build) -> None:
 
 
 @pytest.mark.parametrize("stops", [[30], [7, 8, 30]], ids=str)
-def test_a_gradient_step_is_the_moving_average_of_means(build, stops) -> None:
+def test_a_gradient_step_is_the_moving_average_of_means(build: Callable[..., Any], stops: list[int]) -> None:
     """Over learners that share a batch, too: their sums over the counts of all of them."""
     core, rate = build(config_of(groups=2, k=4)).train(), 0.3
     router, inputs, state = core.layers[0].router, normal(3, 30, SIZE), core.initial_state(3)
@@ -201,7 +202,7 @@ def test_a_gradient_step_is_the_moving_average_of_means(build, stops) -> None:
 
 
 @pytest.mark.parametrize("before", [1, 14])
-def test_the_loss_of_the_router_is_that_of_its_formula(build, before) -> None:
+def test_the_loss_of_the_router_is_that_of_its_formula(build: Callable[..., Any], before: int) -> None:
     """The loss of three steps, which see the slots whose weights are not 0."""
     core = build(config_of(6, 2, 2, 3, 2)).train()
     router, inputs = core.layers[0].router, normal(1, before + 3, SIZE)
@@ -225,7 +226,7 @@ def test_the_loss_of_the_router_is_that_of_its_formula(build, before) -> None:
     assert output.losses["router/layer_0"].value.item() == pytest.approx(total / 6, abs=1e-8)
 
 
-def test_the_router_computes_in_float32_under_autocast(build) -> None:
+def test_the_router_computes_in_float32_under_autocast(build: Callable[..., Any]) -> None:
     """Its choices, both of its losses and their gradients are those without autocast."""
     groups, clusters, window, steps = 2, 3, 4, 500
     core = build(config_of(w=window, k=clusters, groups=groups), torch.float32)
@@ -250,7 +251,7 @@ def test_the_router_computes_in_float32_under_autocast(build) -> None:
         torch.testing.assert_close(part, same, rtol=1e-5, atol=1e-5 * largest)  # bfloat16 is exact to 4e-3
 
 
-def test_resized_equals_a_core_built_with_these_sizes(build) -> None:
+def test_resized_equals_a_core_built_with_these_sizes(build: Callable[..., Any]) -> None:
     core = build(config_of(4, (3, 3), (3, 0), num_layers=2))
     resized, built = (
         core.resized(memory_size=(5, 1), window=(6, 0)),

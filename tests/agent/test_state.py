@@ -1,7 +1,8 @@
 """Operations on states, and caches of keys and values that states share."""
 
 import re
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -74,18 +75,18 @@ def test_plain_tuples_become_states() -> None:
             restore_state(nest, example(1))
 
 
-def test_states_with_a_cache_may_be_continued_more_than_once(build) -> None:
+def test_states_with_a_cache_may_be_continued_more_than_once(build: Callable[..., Any]) -> None:
     """The newest state writes in place; every other one copies first."""
     core, reset = build(config_of()), resets(3, 12)
     inputs, others = normal(3, 12, SIZE), normal(3, 12, SIZE) + 1
     begin = remembered(core, inputs, reset)
 
-    def steps(state, source, first, last):
+    def steps(state: Any, source: Tensor, first: int, last: int) -> Any:
         for t in range(first, last):
             state = core(source[:, t : t + 1], reset[:, t : t + 1], state).state
         return state
 
-    def same(cached, *parts, rows=slice(None)):
+    def same(cached: Any, *parts: Any, rows: slice = slice(None)) -> None:
         expected = index_state(begin, rows)
         for source, first, last in parts:
             expected = core(source[rows, first:last], reset[rows, first:last], expected).state
@@ -112,7 +113,7 @@ def test_states_with_a_cache_may_be_continued_more_than_once(build) -> None:
     assert learned.state.segment[0] is not first.segment[0], "learning never writes into its arguments"
 
 
-def test_a_cache_means_that_only_new_steps_are_projected(build) -> None:
+def test_a_cache_means_that_only_new_steps_are_projected(build: Callable[..., Any]) -> None:
     core, inputs, reset = build(config_of()), normal(1, 12, SIZE), resets(1, 12)
     projected, attention = [], core.layers[0].attention
     project = attention.project

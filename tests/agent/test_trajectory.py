@@ -1,6 +1,7 @@
 """Trajectories: checks, the mask of losses, and operations along the batch."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def test_the_last_observation_of_an_episode_has_no_loss() -> None:
         ("instruction", lambda x: x.int(), "torch.int64 [3, 5, 6], got torch.int32 [3, 5, 6]"),
     ],
 )
-def test_bad_trajectories_are_named(name, change, message) -> None:
+def test_bad_trajectories_are_named(name: str, change: Any, message: str) -> None:
     good = make_trajectory(3, 4, instruction=name == "instruction")
     if name == "instruction":
         words = change(good.observation.instruction)
@@ -45,7 +46,7 @@ def test_bad_trajectories_are_named(name, change, message) -> None:
 
 @pytest.mark.parametrize("core", CORES.values(), ids=CORES)
 @pytest.mark.parametrize("instruction", [False, True])
-def test_trajectories_join_and_split_along_the_batch(core, instruction) -> None:
+def test_trajectories_join_and_split_along_the_batch(core: Any, instruction: bool) -> None:
     parts = [make_trajectory(rows, 4, seed, core, instruction) for rows, seed in ((2, 0), (1, 1))]
     joined = concatenate_states(parts)
     assert isinstance(joined, Trajectory)

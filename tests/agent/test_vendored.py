@@ -9,11 +9,6 @@ from pathlib import Path
 from agent.core import CORES
 
 TESTS = Path(__file__).parent
-SPEECH = """
-SPEECH_CORES = {}
-class WaveNetConfig:  # a core of `speech`, whose cases are deselected
-    def __init__(self, *sizes, **fields): pass
-"""
 ALONE = """
 import sys
 def test_nothing_else_was_imported():
@@ -31,7 +26,7 @@ def test_a_copy_under_another_name_passes_the_suite(tmp_path: Path) -> None:
         name: (TESTS / name).read_text().replace("tests.agent", "suite").replace("agent.core", "memory.core")
         for name in ("cores.py", "conftest.py", "tiny.py", "test_core_contract.py")
     }
-    for name, text in {**suite, "test_last.py": ALONE, "../speech/config.py": SPEECH}.items():
+    for name, text in {**suite, "test_last.py": ALONE}.items():
         (path := tmp_path / "suite" / name).parent.mkdir(exist_ok=True, parents=True)
         (path.parent / "__init__.py").touch()
         path.write_text(text)

@@ -41,7 +41,7 @@ def sum_losses(output: Any) -> Any:
 def validity(core: CompressiveTransformer, state: CompressiveState, layer: int = 0) -> tuple[Tensor, ...]:
     """Which slots belong to their row's episode, [B, n_cm], [B, n_m] and [B, n_s]."""
     sizes = core.layers[layer].sizes
-    filled = state.age[:, None] >= core.layers[layer].ages(state.offset, state.age.device)
+    filled = state.age[:, None] >= core.layers[layer].minimum_ages(state.offset, state.age.device)
     unfilled = torch.zeros(len(filled), sizes.segment - state.offset, dtype=torch.bool)
     return torch.cat([filled, unfilled], dim=1).split([sizes.compressed, sizes.memory, sizes.segment], dim=1)
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from agent.core import CompressiveTransformerConfig, LSTMConfig, TransformerXLConfig
-from sequences.speech.config import WaveNetConfig
+from agent.core import CompressiveTransformerConfig, LSTMConfig, TransformerXLConfig, WaveNetConfig
 
 TRANSFORMER = {"model_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "segment_size": 8, "norm": "pre"}
 TINY = {

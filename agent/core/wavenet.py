@@ -1,7 +1,7 @@
-"""WaveNet (van den Oord et al. 2016) as a recurrent core: dilated causal convolutions behind `agent.core.contract`.
+"""WaveNet (van den Oord et al. 2016) as a recurrent core: dilated causal convolutions behind the contract of all cores.
 
-It is the baseline of the paper's section 5.6 and passes the tests of every core. Embedding and softmax are those of
-`sequences.model`.
+It is the baseline of the paper's section 5.6, for waveforms. What embeds the samples and predicts the next one is not
+here.
 
 Axes: B batch, T time, D features (model_size).
 """
@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.core import Core, CoreOutput
-from agent.core.contract import check_call, finite, mark_broken
-from sequences.speech.config import WaveNetConfig
+from .config import WaveNetConfig
+from .contract import Core, CoreOutput, check_call, finite, mark_broken
 
 GATED_VARIANCE = 0.115
 """Mean square of sigmoid(x) tanh(y) for independent standard normal x and y."""
@@ -40,17 +39,26 @@ class WaveNet(Core):
     scaled to keep their variance: the residual by sqrt(1/2), the skips by sqrt(1/N).
     """
 
+    convolutions: Sequence[nn.Linear]
+    projections: Sequence[nn.Linear]
+
     def __init__(self, config: WaveNetConfig) -> None:
         super().__init__()
-        self.config, size = config, config.model_size
+        self.config = config
+        size = config.model_size
+
+        # A convolution is one matrix product over the concatenated taps; sigmoid and tanh have a half of it each.
         convolutions = nn.ModuleList(
             nn.Linear(config.kernel_size * size, 2 * config.gate_size) for _ in range(config.num_layers)
         )
-        # The residual stream after the last layer is not used.
-        residual = [size] * (config.num_layers - 1) + [0]
-        projections = nn.ModuleList(nn.Linear(config.gate_size, config.skip_size + more) for more in residual)
-        self.convolutions: Sequence[nn.Linear] = convolutions  # type: ignore[assignment]
-        self.projections: Sequence[nn.Linear] = projections  # type: ignore[assignment]
+        self.convolutions = convolutions  # type: ignore[assignment]
+
+        # To the skip connections and to the residual stream, which is not used after the last layer.
+        residual_sizes = [size] * (config.num_layers - 1) + [0]
+        projections = nn.ModuleList(
+            nn.Linear(config.gate_size, config.skip_size + residual_size) for residual_size in residual_sizes
+        )
+        self.projections = projections  # type: ignore[assignment]
         self.output = nn.Linear(config.skip_size, size)
         self._initialise()
 
@@ -67,42 +75,58 @@ class WaveNet(Core):
 
     def initial_state(self, batch_size: int) -> WaveNetState:
         """Zeros, before the first step of an episode."""
-        zeros, config = self.output.weight.new_zeros, self.config
-        spans = [(config.kernel_size - 1) * dilation for dilation in config.dilations]
-        past = tuple(zeros(batch_size, span, config.model_size) for span in spans)
-        return WaveNetState(past, zeros(batch_size, dtype=torch.int64))
+        zeros = self.output.weight.new_zeros
+        past = []
+        for dilation in self.config.dilations:
+            steps = (self.config.kernel_size - 1) * dilation
+            past.append(zeros(batch_size, steps, self.config.model_size))
+        return WaveNetState(tuple(past), age=zeros(batch_size, dtype=torch.int64))
 
     def forward(self, inputs: Tensor, reset: Tensor, state: WaveNetState, return_attention: bool = False) -> CoreOutput:
+        """See `Core`."""
         config = self.config
         check_call(inputs, reset, state, config.model_size, WaveNetState)
         age = _ages(reset, state.age)
-        stream, past, skips = finite(inputs), [], torch.zeros((), device=inputs.device)
+        stream = finite(inputs)
+        skips = torch.zeros((), device=inputs.device)
+        past = []
         layers = zip(config.dilations, state.past, self.convolutions, self.projections)
         for dilation, before, convolution, projection in layers:
+            # The layer's inputs at this step and at earlier ones, which are zeros before the episode.
             seen = torch.cat([finite(before), stream.to(before.dtype)], dim=1)
-            distances = [tap * dilation for tap in range(config.kernel_size)]
-            taps = [_delayed(seen, distance, age) for distance in distances]
+            taps = [_delayed(seen, tap * dilation, age) for tap in range(config.kernel_size)]
+
+            # The gated convolution; its output goes to the skip connections and to the residual stream.
             gate, value = convolution(torch.cat(taps, dim=2)).chunk(2, dim=2)
-            sizes = [config.skip_size, projection.out_features - config.skip_size]
-            skip, residual = projection(gate.sigmoid() * value.tanh()).split(sizes, dim=2)
+            gated = gate.sigmoid() * value.tanh()
+            residual_size = projection.out_features - config.skip_size
+            skip, residual = projection(gated).split([config.skip_size, residual_size], dim=2)
             skips = skips + skip
-            if residual.shape[2]:
+            if residual_size:
                 stream = (stream + residual) * 0.5**0.5
+
             # A copy: a view would keep all steps in memory.
-            past.append(seen[:, seen.shape[1] - distances[-1] :].clone())
-        features = F.relu(self.output(F.relu(skips * config.num_layers**-0.5)))
-        return CoreOutput(mark_broken(features, inputs), WaveNetState(tuple(past), age[:, -1] + 1), {})
+            first = seen.shape[1] - before.shape[1]
+            past.append(seen[:, first:].clone())
+
+        hidden = F.relu(skips * config.num_layers**-0.5)
+        features = F.relu(self.output(hidden))
+        next_state = WaveNetState(tuple(past), age=age[:, -1] + 1)
+        return CoreOutput(mark_broken(features, inputs), next_state, losses={})
 
 
 def _ages(reset: Tensor, age: Tensor) -> Tensor:
     """Steps of its episode before each step, [B, T], given those before the first [B]."""
     steps = torch.arange(reset.shape[1], device=reset.device)
-    begin = torch.where(reset, steps, -1).cummax(dim=1).values
-    return torch.where(begin < 0, age[:, None] + steps, steps - begin)
+    start = torch.where(reset, steps, -1).cummax(dim=1).values  # of the episode; -1 if before these steps
+    return torch.where(start < 0, age[:, None] + steps, steps - start)
 
 
 def _delayed(seen: Tensor, distance: int, age: Tensor) -> Tensor:
     """The inputs [B, T, D] `distance` steps before each of the last T; zeros where they belong to another episode."""
+    num_steps = age.shape[1]
     end = seen.shape[1] - distance
-    delayed = seen[:, end - age.shape[1] : end]
-    return torch.where(age[:, :, None] >= distance, delayed, 0) if distance else delayed
+    delayed = seen[:, end - num_steps : end]
+    if distance == 0:
+        return delayed
+    return torch.where(age[:, :, None] >= distance, delayed, 0)

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sequences.speech.config import WaveNetConfig
-from sequences.speech.wavenet import WaveNet
+from agent.core import WaveNetConfig
+from agent.core.wavenet import WaveNet
 
 CONFIG = WaveNetConfig(6, num_layers=6, stack_layers=3, kernel_size=2, gate_size=5, skip_size=7)
 

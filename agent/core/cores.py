@@ -1,0 +1,44 @@
+"""All cores: the class of each configuration. A new core is a module with the class, and a line here."""
+
+from typing import Any
+
+from .compressive_transformer import CompressiveTransformer
+from .config import (
+    CORES,
+    CompressiveTransformerConfig,
+    GatedTransformerXLConfig,
+    GRUConfig,
+    LSTMConfig,
+    MemorylessConfig,
+    MinGRUConfig,
+    RoutingTransformerConfig,
+    TransformerXLConfig,
+    WaveNetConfig,
+)
+from .contract import Core
+from .recurrent import GRU, LSTM, Memoryless, MinGRU
+from .routing import RoutingTransformer
+from .wavenet import WaveNet
+
+CORE_CLASSES: dict[type, type[Core]] = {
+    CompressiveTransformerConfig: CompressiveTransformer,
+    TransformerXLConfig: CompressiveTransformer,
+    GatedTransformerXLConfig: CompressiveTransformer,
+    RoutingTransformerConfig: RoutingTransformer,
+    LSTMConfig: LSTM,
+    GRUConfig: GRU,
+    MinGRUConfig: MinGRU,
+    MemorylessConfig: Memoryless,
+    WaveNetConfig: WaveNet,
+}
+
+
+def make_core(config: Any) -> Core:
+    """Builds the core of a configuration.
+
+    Raises:
+        ValueError: if the configuration belongs to no core.
+    """
+    if type(config) not in CORE_CLASSES:
+        raise ValueError(f"core: expected a config of {', '.join(CORES)}, got {type(config).__name__}")
+    return CORE_CLASSES[type(config)](config)
