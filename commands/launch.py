@@ -45,8 +45,10 @@ def launch(options: LaunchOptions) -> None:
         config = dataclasses.replace(config, env=env)
         for earlier in config.environments[:-1]:
             prepare(earlier)
-        trainer = Trainer(config, run, options.in_process, options.allow)
-    new = options.resume is None
+        trainer = Trainer(config, run, options.in_process)
+        new = options.resume is None
+        if new:
+            trainer.inherit(options.allow)
     with (
         run.claim(options.new_folder, lambda: bool(trainer.saved)),
         trainer.opened(

@@ -55,7 +55,6 @@ class Trainer(Training):
     Args:
         run: the folder. Nothing is written before `claim_url` and `train`.
         local: whether actors live in this process; only then is a resumed run identical to an uninterrupted one.
-        allow: what the run that a new one starts from may name; see `inherit`.
 
     Attributes:
         learner: the learner of this process; it follows several learners on Ray, if there are any.
@@ -80,7 +79,7 @@ class Trainer(Training):
     learner: Learner
     batch: Batch
 
-    def __init__(self, config: RunConfig, run: Run, local: bool, allow: str | None = None) -> None:
+    def __init__(self, config: RunConfig, run: Run, local: bool) -> None:
         if local and config.actors.gpus and not torch.cuda.is_available():
             raise ValueError(f"gpus: expected 0 for actors in this process, which has no GPU, got {config.actors.gpus}")
         require_resident(config)
@@ -88,7 +87,6 @@ class Trainer(Training):
         self.curriculum = Curriculum(config)
         torch.manual_seed(config.seed)
         self.local = local
-        self.allow = allow
         self.action_repeat = self.curriculum.action_repeat
         self.agent = make_agent(config)
         super().__init__(config, run, make_learner(config, self.agent), on_ray=not local)
@@ -235,13 +233,14 @@ class Trainer(Training):
 
     # The run: its beginning, its checkpoints, and its URL.
 
+    def inherit(self, allow: str | None = None) -> None:
+        """Gives a new run the weights of the run that it starts from, if any; see `curriculum.inherit`."""
+        self.config = inherit(self.config, self.agent, allow)
+
     def begin(self, new: bool) -> None:
-        """Claims the run's URL, if it has one. A new run has the weights of the run that it starts from, if any."""
+        """See `Training.begin`; claims the run's URL, if it has one."""
         self.claim_url(new)
-        if new:
-            self.config = inherit(self.config, self.agent, self.allow)
-        else:
-            self.restore()
+        super().begin(new)
 
     def restore(self) -> None:
         """See `Training.restore`; logs a line if learning rate or entropy cost change at once."""
@@ -373,6 +372,8 @@ def train_run(
         prepare(env)
     new = not run.has_checkpoints
     trainer = Trainer(config, run, local)
+    if new:
+        trainer.inherit()
     with run.claim(new, lambda: bool(trainer.saved), patience), trainer.opened(new):
         trainer.train(show, stop)
         if trainer.done:

@@ -110,7 +110,7 @@ def test_a_run_goes_through_its_stages(few: None, tmp_path: Path) -> None:
     seen, trainer = list[Any](), Trainer(STAGED, Run(tmp_path), local=True)
 
     def show(progress: Any) -> None:
-        played = {actor.task for actor in trainer.feed.pool.actors}  # type: ignore[attr-defined]
+        played = {actor.task for actor in trainer.feed.pool.actors}
         seen.append((trainer.learner.version, progress.texts[3], *played))
 
     trainer.train(show, lambda: trainer.learner.version == 8)
@@ -315,7 +315,7 @@ def test_a_run_starts_with_the_weights_of_another(tmp_path: Path) -> None:
     source = train(CONFIG, tmp_path / "source", 2)
     trainer = inheriting(tmp_path / "source", env="rooms:small,object_scale=2.5,action_repeat=2")
     before = trainer.learner.weights()
-    trainer.begin(new=True)
+    trainer.inherit()
     weights, expected = trainer.learner.weights(), source.learner.weights()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     assert any(not torch.equal(weights[name], before[name]) for name in expected)
@@ -341,6 +341,6 @@ def test_what_a_run_cannot_start_from(tmp_path: Path) -> None:
         ({"env": "gym:CartPole-v1"}, "^env: expected .*9 actions.*, got .*2 actions"),
     ):
         with pytest.raises(ValueError, match=words):
-            inheriting(tmp_path / "source", **changes).begin(new=True)
+            inheriting(tmp_path / "source", **changes).inherit()
     with pytest.raises(FileNotFoundError, match="is not a run"):
-        inheriting(tmp_path / "nothing").begin(new=True)
+        inheriting(tmp_path / "nothing").inherit()
