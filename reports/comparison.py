@@ -30,8 +30,8 @@ from storage.errors import UserError
 from storage.files import read_json, require_schema
 from storage.metrics import sample_metrics
 from storage.run import RUN_COMMANDS, Run
-from training.config import read_config
-from training.sweep import flatten, goal, label
+from training.config import by_full_name, read_config
+from training.sweep import goal, label
 
 
 class Scale(NamedTuple):
@@ -222,7 +222,7 @@ def _read_evaluation(run: Run, kind: Kind) -> dict[str, Any]:
     require_schema(plain, {}, "evaluation")
     known: dict[str, Any] = {"correct_choices": {"mean": float}, "tasks": [dict], "parameters": int}
     require_schema(plain, {name: known[name] for name in known if name in plain}, "evaluation")
-    summary = flatten(plain)
+    summary = by_full_name(plain)
     if "correct_choices.mean" in summary:
         summary[CORRECT] = 100 * summary["correct_choices.mean"]
     last = kind.scales[-1].final

@@ -188,13 +188,28 @@ def to_plain(config: Any) -> dict[str, Any]:
     return ({} if config.kind == RunConfig.kind else {"kind": config.kind}) | plain(config)
 
 
-def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Name, old and new value of every field that differs between two configurations, as `to_plain` gives them."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in old | new:  # cores differ in their fields
-            yield from differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
-    elif old != new:
-        yield name, old, new
+def by_full_name(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The fields of a configuration as `to_plain` gives it, by full names such as "agent.core.memory_size"."""
+    fields: dict[str, Any] = {}
+    for name, value in plain.items():
+        if isinstance(value, Mapping):
+            fields |= by_full_name(value, f"{prefix}{name}.")
+        else:
+            fields[f"{prefix}{name}"] = value
+    return fields
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], part: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Full name, old and new value of every field that differs between two configurations, as `to_plain` gives them.
+
+    `part`: their name, if they are parts of other configurations, such as "agent".
+    """
+    prefix = f"{part}." if part else ""
+    before = by_full_name(old, prefix)
+    after = by_full_name(new, prefix)
+    for name in before | after:  # cores differ in their fields
+        if before.get(name) != after.get(name):
+            yield name, before.get(name), after.get(name)
 
 
 def from_plain(kind: Any, plain: Any) -> Any:

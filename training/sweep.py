@@ -1,20 +1,17 @@
-"""Sweeps: the grid of a command line as one configuration a trial, its file, and the trials on Ray Tune.
+"""Sweeps: the grid of a command line as one configuration a trial, its file, and the trials on Ray.
 
-A trial is an ordinary run of any kind in a folder of its own. The folders say what is finished, not Tune's snapshots,
-which are seconds old at best: a sweep is resumed with the other trials, each from its last checkpoint.
+A trial is an ordinary run of any kind in a folder of its own. The folders say what is finished: a sweep is resumed with
+the other trials, each from its last checkpoint.
 """
 
 import dataclasses
 import itertools
-import logging
 import math
 import os
 import re
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -25,7 +22,7 @@ from storage.errors import UserError
 from storage.files import read_json, replacing, require_schema, write_json
 from storage.metrics import write_hparams
 from storage.run import Run
-from training.config import from_plain, to_plain
+from training.config import by_full_name, from_plain, to_plain
 from training.console import LiveLine, duration, quantity, say
 from training.signals import StopRequest
 
@@ -45,8 +42,9 @@ IGNORED |= {"evaluate_every", "evaluate_tokens", "sample_seconds", "samples", *D
 SHORT = {"compression_rate": "rate", "compression": "", "compression_loss": "loss"}
 """Names of fields in labels, where they differ from the field's own."""
 DEATHS = 2
-"""How often a trial's process is replaced after it died. Exceptions would be raised again: they end the trial."""
+"""How often a trial's process is replaced after it died. An exception ends the trial: it would be raised again."""
 SHOW_SECONDS = 2.0
+"""Longest time between two looks at what the trials have done."""
 LOCK_SECONDS = 60.0
 """How long to wait for the process of a trial whose driver was killed: Ray ends it within half a minute."""
 Axis = tuple[str, tuple[str, ...]]
@@ -77,35 +75,27 @@ def make_trials(
         UserError: if a name or value is impossible, or nothing differs.
     """
     core_field = CORE_FIELDS[kind.kind]
-    for word in options:
-        if word.partition("=")[0].replace("_", "-") in OWN:
-            raise UserError(f"{word}: expected options that hold for all runs; compare decides this one itself")
-    for name, values in [("cores", cores), ("rates", rates), ("seeds", seeds), *vary]:
-        if len(set(values)) < len(values):
-            raise UserError(f"{name}: expected different values, got {' '.join(map(str, values))}")
-    for name, values in vary:
-        if not values or name in ("preset", "seed", "core") or not any(_has(kind, core, name) for core in kind.cores):
-            expected = "a field of the configuration other than preset, core and seed, and its values, as in "
-            example = f"{core_field}.compression mean max"
-            raise UserError(f"vary: expected {expected}{example}, got {' '.join((name, *values))}")
+    _require_grid(kind, cores, rates, seeds, vary, options)
     cores = list(cores) or ["compressive"]
     if rates and "compressive" not in cores:
         cores = ["compressive", *cores]
+
     variants = []
     for core in cores:
         axes = [(name, values) for name, values in vary if _has(kind, core, name)]
         if rates and core == "compressive":
             axes = [(f"{core_field}.compression_rate", tuple(rates)), *axes]
         words = ["--preset", preset, "--core", core, *_options_of(kind, core, options)]
-        for chosen in itertools.product(*(values for _, values in axes)):
-            variants.append(parse([*words, *(f"--{name}={value}" for (name, _), value in zip(axes, chosen))]))
+        choices = [[f"--{name}={value}" for value in values] for name, values in axes]
+        variants += [parse([*words, *chosen]) for chosen in itertools.product(*choices)]
     if len(variants) < 2:
         raise UserError("expected something to compare: several --cores or --rates, or --vary FIELD VALUE VALUE")
-    data = [" ".join(str(flatten(to_plain(variant)).get(name) or "") for name in sorted(DATA)) for variant in variants]
+
+    data = [_data(variant) for variant in variants]
     trials = {}
     for seed in seeds:
-        for text, variant, where in zip(label(variants), variants, data):
-            where = f"-{where.strip()}" if len(set(data)) > 1 else ""
+        for text, variant, learned_from in zip(label(variants), variants, data):
+            where = f"-{learned_from}" if len(set(data)) > 1 else ""
             name = re.sub(r"[^a-z0-9.]+", "-", f"{text}{where}-seed-{seed}".lower())
             trials[name] = dataclasses.replace(variant, seed=seed)
     if len(trials) < len(variants) * len(seeds):
@@ -113,12 +103,41 @@ def make_trials(
     return trials
 
 
+def _require_grid(
+    kind: Any,
+    cores: Sequence[str],
+    rates: Sequence[str],
+    seeds: Sequence[int],
+    vary: Sequence[Axis],
+    options: Sequence[str],
+) -> None:
+    """Raises a UserError for options that a sweep decides itself, values that come twice, and unknown fields."""
+    for word in options:
+        if word.partition("=")[0].replace("_", "-") in OWN:
+            raise UserError(f"{word}: expected options that hold for all runs; compare decides this one itself")
+    for name, values in [("cores", cores), ("rates", rates), ("seeds", seeds), *vary]:
+        if len(set(values)) < len(values):
+            raise UserError(f"{name}: expected different values, got {' '.join(map(str, values))}")
+    for name, values in vary:
+        known = any(_has(kind, core, name) for core in kind.cores)
+        if not values or not known or name in ("preset", "seed", "core"):
+            expected = "a field of the configuration other than preset, core and seed, and its values, as in "
+            example = f"{CORE_FIELDS[kind.kind]}.compression mean max"
+            raise UserError(f"vary: expected {expected}{example}, got {' '.join((name, *values))}")
+
+
+def _data(config: Any) -> str:
+    """What a run learns from, in one text."""
+    fields = by_full_name(to_plain(config))
+    return " ".join(str(fields.get(name) or "") for name in sorted(DATA)).strip()
+
+
 def _has(kind: Any, core: str, name: str) -> bool:
     """Whether a field has a meaning for a core; fields outside of the core's configuration always have."""
     own = name.removeprefix(f"{CORE_FIELDS[kind.kind]}.")
     if own == name or core not in kind.cores:
         return True
-    names = {each.name for each in dataclasses.fields(kind.cores[core][0])}
+    names = {each.name for each in dataclasses.fields(kind.cores[core])}
     return own in names and (core == "compressive" or not own.startswith("compress"))
 
 
@@ -133,14 +152,6 @@ def _options_of(kind: Any, core: str, options: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def flatten(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The fields of a nested configuration by their full names, as in "agent.core.memory_size"."""
-    flat: dict[str, Any] = {}
-    for name, value in plain.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
-
-
 def label(configs: Sequence[Any]) -> list[str]:
     """A name for each configuration of one kind: its core and the fields in which it differs from another.
 
@@ -148,22 +159,33 @@ def label(configs: Sequence[Any]) -> list[str]:
     Transformer-XL without memory is `local`.
     """
     core = CORE_FIELDS[configs[0].kind]
-    flats = [flatten(to_plain(config)) for config in configs]
-    for flat in flats:
-        if (flat[f"{core}.name"], flat.get(f"{core}.memory_size")) == ("transformer-xl", 0):
-            flat[f"{core}.name"] = "local"
+    fields = [by_full_name(to_plain(config)) for config in configs]
+    for own in fields:
+        if own[f"{core}.name"] == "transformer-xl" and own.get(f"{core}.memory_size") == 0:
+            own[f"{core}.name"] = "local"
+
     labels = []
-    for flat in flats:
-        parts, mine = [], flat[f"{core}.name"]
-        for name, value in flat.items():
-            rivals = [other for other in flats if not name.startswith(f"{core}.") or other[f"{core}.name"] == mine]
-            if name in IGNORED or all(other.get(name) == value for other in rivals):
+    for own in fields:
+        own_core = own[f"{core}.name"]
+        parts = []
+        for name, value in own.items():
+            if name in IGNORED:
                 continue
-            short = name.rpartition(".")[2]
-            words = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-            parts.append(f"{SHORT.get(short, short.replace('_', ' '))} {words}".strip())
-        labels.append(f"{mine} ({', '.join(parts)})" if parts else mine)
+            rivals = fields
+            if name.startswith(f"{core}."):
+                rivals = [other for other in fields if other[f"{core}.name"] == own_core]
+            if any(other.get(name) != value for other in rivals):
+                parts.append(_difference(name, value))
+        labels.append(f"{own_core} ({', '.join(parts)})" if parts else own_core)
     return labels
+
+
+def _difference(name: str, value: Any) -> str:
+    """A field and its value in a label, as in "rate 4"."""
+    own_name = name.rpartition(".")[2]
+    shown = SHORT.get(own_name, own_name.replace("_", " "))
+    values = value if isinstance(value, list | tuple) else [value]
+    return " ".join([shown, *map(str, values)]).strip()
 
 
 def begin(folder: Path, trials: Mapping[str, Any], command: str) -> str:
@@ -219,18 +241,26 @@ def failure(run: Run) -> str | None:
     """Why a trial failed, in one line; None if it did not."""
     if not run.error_file.is_file():
         return None
-    lines = [line for line in run.error_file.read_text().splitlines() if line[:1].strip()]  # not the quoted code
-    return shorten(lines[-1] if lines else "it left no reason", 240, placeholder=" ...")
+    lines = run.error_file.read_text().splitlines()
+    return _one_line("\n".join(line for line in lines if line[:1].strip()))  # without the quoted code
 
 
-def differences(trials: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The fields of each trial in which any two of them differ: its hyperparameters."""
-    flats = {trial: flatten(to_plain(config)) for trial, config in trials.items()}
-    rows = list(flats.values())
-    return {
-        trial: {name: value for name, value in flat.items() if any(row.get(name) != value for row in rows)}
-        for trial, flat in flats.items()
-    }
+def _one_line(reason: str) -> str:
+    """The last line of a reason, cut to the length of a message."""
+    lines = reason.strip().splitlines() or ["it left no reason"]
+    return shorten(lines[-1], 240, placeholder=" ...")
+
+
+def hyperparameters(trials: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The fields of each trial in which any two of them differ."""
+    fields = {trial: by_full_name(to_plain(config)) for trial, config in trials.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for trial, own in fields.items():
+        found[trial] = {}
+        for name, value in own.items():
+            if any(other.get(name) != value for other in fields.values()):
+                found[trial][name] = value
+    return found
 
 
 def bundles_of(config: Any, cpus: float, gpus: float, remote_actors: bool) -> list[dict[str, float]]:
@@ -253,140 +283,134 @@ def run_trials(
 
     Args:
         train: `train(config, run, *, stop, show, patience)` trains or resumes a run and evaluates it, in a process of
-            Tune; it returns something true if the run is finished.
+            its own; it returns something true if the run is finished.
         bundles: resources of each trial; see `bundles_of`.
         stop: whether the user asked to stop; then all running trials write a checkpoint.
 
     Returns:
         by trial, why its process ended without a result.
     """
-    os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # runs write their own metrics
-    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
-    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # its tables cannot be silenced
-    os.environ.setdefault("TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S", "600")
-    from ray import tune
-
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `_Watch` shows failures
-
-    class Callback(tune.Callback):
-        """Calls a `_Watch` after each step of Tune, whose snapshots, which are never read, do not contain it."""
-
-        watch: _Watch
-
-        def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-            self.watch(trials)
-
-        def __getstate__(self) -> dict[str, Any]:
-            return {}
+    import ray
+    from ray.util import placement_group, placement_group_table, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     (folder / STOP).unlink(missing_ok=True)
-    callback, configs, hparams = Callback(), dict(trials), differences(trials)
-    callback.watch = watch = _Watch(folder, configs, line, stop)
-    todo, threads = [name for name in trials if name not in watch.finished], max(1, int(bundles[0].get("CPU", 1)))
+    board = _Board(folder, trials, line)
+    hparams = hyperparameters(trials)
+    cpus = bundles[0].get("CPU", 0)
+    gpus = bundles[0].get("GPU", 0)
 
-    class Trial(tune.Trainable):
-        """Runs a trial in one step. A function would run in a thread, where calls of environments have no limit."""
+    # Each trial has a new process. If that dies, Ray starts another one.
+    run_trial = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1, max_retries=DEATHS)(_run_trial)
 
-        def step(self) -> dict[str, Any]:
-            name = self.config["trial"]
-            _run_trial(folder, name, configs[name], train, threads, hparams[name])
-            return {"done": True}
+    # All ask for room at once and get it in this order, as others end.
+    groups = {name: placement_group(bundles) for name in trials if name not in board.finished}
+    tasks: dict[Any, str] = {}
+    for name, group in groups.items():
+        place = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
+        trial = run_trial.options(scheduling_strategy=place)
+        task = trial.remote(folder, name, trials[name], train, max(1, int(cpus)), hparams[name])
+        tasks[task] = name
 
-        def save_checkpoint(self, checkpoint_dir: Any) -> None:
-            """Writes nothing, as runs have checkpoints of their own; Tune sometimes asks for one."""
+    while tasks:
+        ended, _ = ray.wait(list(tasks), timeout=SHOW_SECONDS)
+        for task in ended:
+            name = tasks.pop(task)
+            remove_placement_group(groups[name])
+            try:
+                ray.get(task)
+            except ray.exceptions.RayError as error:
+                board.end(name, _one_line(str(error) or "its process died"))
+            else:
+                board.end(name, failure(Run(folder / name)))
 
-        load_checkpoint: Any = save_checkpoint
-
-    with tempfile.TemporaryDirectory() as scratch, suppress(_Stopped):
-        tune.Tuner(
-            tune.with_resources(Trial, tune.PlacementGroupFactory(bundles)),
-            param_space={"trial": tune.grid_search(todo)},
-            run_config=tune.RunConfig(
-                name="trials",
-                storage_path=scratch,
-                verbose=0,
-                failure_config=tune.FailureConfig(max_failures=DEATHS),
-                callbacks=[callback],
-            ),
-        ).fit()
-    return watch.failed
+        table = placement_group_table()
+        running = {name for name in tasks.values() if table[groups[name].id.hex()]["state"] == "CREATED"}
+        if stop.requested and not (folder / STOP).exists():
+            # Those that have no room yet are not waited for. The others write a checkpoint and end.
+            (folder / STOP).touch()
+            tasks = {task: name for task, name in tasks.items() if name in running}
+        board.show(running)
+    return board.failed
 
 
 def _run_trial(
     folder: Path, name: str, config: Any, train: Callable[..., Any], threads: int, hparams: dict[str, Any]
 ) -> None:
-    """Runs one trial in a process of Tune; see `run_trials`. An exception is written to the run's `error.txt`."""
+    """Runs one trial in a process of its own; see `run_trials`. An exception is written to the run's `error.txt`."""
     if not (folder / FILE).is_file():
         raise FileNotFoundError(f"{folder} does not exist on {os.uname().nodename}: expected a folder that nodes share")
-    stop, run = folder / STOP, Run(folder / name)
+    stop = folder / STOP
     if stop.exists():
         return
+    run = Run(folder / name)
     run.error_file.unlink(missing_ok=True)
     torch.set_num_threads(threads)
     try:
         if train(config, run, stop=stop.exists, show=lambda progress: None, patience=LOCK_SECONDS):
-            summary = read_json(run.evaluation_file())
-            means = {name: value.get("mean") if isinstance(value, dict) else value for name, value in summary.items()}
-            scores = {f"evaluation/{name}": value for name, value in means.items() if isinstance(value, float)}
-            write_hparams(run.path, run.last_row()["step"], hparams, scores)
+            write_hparams(run.path, run.last_row()["step"], hparams, _scores(run))
     except Exception:
         run.path.mkdir(exist_ok=True)
         with replacing(run.error_file) as temporary:
             temporary.write_text(traceback.format_exc())
 
 
-class _Stopped(Exception):
-    """All running trials have stopped, as the user asked."""
+def _scores(run: Run) -> dict[str, float]:
+    """The numbers in a run's evaluation, and the means of those that have one, by the name of the metric."""
+    scores = {}
+    for name, value in read_json(run.evaluation_file()).items():
+        if isinstance(value, dict):
+            value = value.get("mean")
+        if isinstance(value, float):
+            scores[f"evaluation/{name}"] = value
+    return scores
 
 
-class _Watch:
-    """Shows how far the trials are, by the metrics that they write, and ends Tune when the user asked to stop."""
+class _Board:
+    """Which trials are finished and which have failed; shows how far all are, by the metrics that they write."""
 
-    def __init__(self, folder: Path, trials: Mapping[str, Any], line: LiveLine, stop: StopRequest) -> None:
-        self.folder, self.trials, self.line, self.stop = folder, trials, line, stop
+    def __init__(self, folder: Path, trials: Mapping[str, Any], line: LiveLine) -> None:
+        self.folder = folder
+        self.trials = trials
+        self.line = line
         self.finished = {name for name, config in trials.items() if is_finished(Run(folder / name), config)}
         self.failed: dict[str, str] = {}
-        self.stopping: set[str] | None = None
         self.begin: tuple[float, float] | None = None
-        self.shown = -math.inf
 
-    def __call__(self, trials: list[Any]) -> None:
-        running = {trial.config["trial"] for trial in trials if trial.status == "RUNNING"}
-        for trial in trials:
-            name = trial.config["trial"]
-            if trial.status not in ("TERMINATED", "ERROR") or name in self.finished | set(self.failed):
+    def end(self, name: str, reason: str | None) -> None:
+        """A trial has ended: for a reason, if it failed."""
+        if reason:
+            self.failed[name] = reason
+            say(self.line.console, f"failed {name}: {reason}", "red")
+        elif is_finished(Run(self.folder / name), self.trials[name]):
+            self.finished.add(name)
+
+    def show(self, running: set[str]) -> None:
+        """Shows the share that is done of all that did not fail, the time left, and the speed of those that run."""
+        shares = []
+        rate = 0.0
+        unit = ""
+        for name, config in self.trials.items():
+            if name in self.failed:
                 continue
-            reason = failure(Run(self.folder / name))
-            if trial.status == "ERROR":
-                error: object = None
-                with suppress(Exception):  # Tune may be writing it
-                    error = trial.get_pickled_error() or trial.get_error()
-                reason = shorten(str(error or "its process died").strip().splitlines()[-1], 240, placeholder=" ...")
-            if reason:
-                self.failed[name] = reason
-                say(self.line.console, f"failed {name}: {reason}", "red")
-            elif not self.stop.requested:
-                self.finished.add(name)
-        if self.stop.requested and self.stopping is None:
-            (self.folder / STOP).touch()
-            self.stopping = running
-        if self.stopping is not None and not self.stopping & running:
-            raise _Stopped
-        if time.monotonic() - self.shown > SHOW_SECONDS:
-            self.shown = time.monotonic()
-            self._show(running)
+            row = Run(self.folder / name).last_row()
+            unit = "frames" if config.kind == "launch" else "tokens"
+            # Shares, because runs may differ in what they learn from: frames, or steps with more or less in a batch.
+            counter, total = goal(config)
+            shares.append(min(1.0, row.get(counter, 0) / total))
+            if name in running:
+                rate += row.get(f"speed/{unit}_per_second", 0.0)
 
-    def _show(self, running: set[str]) -> None:
-        goals = {name: goal(config) for name, config in self.trials.items() if name not in self.failed}
-        rows = {name: Run(self.folder / name).last_row() for name in goals}
-        # Runs may differ in what they learn from: frames, or steps with more or less in a batch.
-        shares = [min(1.0, rows[name].get(counter, 0) / total) for name, (counter, total) in goals.items()]
-        unit = "frames" if next(iter(self.trials.values())).kind == "launch" else "tokens"
-        rate = sum(rows[name].get(f"speed/{unit}_per_second", 0.0) for name in running & rows.keys())
-        done, now = sum(shares) / max(1, len(shares)), time.monotonic()
-        self.begin = self.begin or (now, done)
-        since = done - self.begin[1]
-        left = (1 - done) * (now - self.begin[0]) / since if since > 0 else math.inf
-        head = f"{len(self.finished)}/{len(self.trials)} runs  left {duration(left)}"
-        failed = [f"{len(self.failed)} failed"] if self.failed else []
-        self.line.show(done, head, [*failed, f"{len(running)} running", f"{quantity(rate)} {unit}/s"])
+        done = sum(shares) / max(1, len(shares))
+        now = time.monotonic()
+        if self.begin is None:
+            self.begin = now, done
+        begin, done_before = self.begin
+        left = math.inf
+        if done > done_before:
+            left = (1 - done) * (now - begin) / (done - done_before)
+
+        fields = [f"{len(running)} running", f"{quantity(rate)} {unit}/s"]
+        if self.failed:
+            fields.insert(0, f"{len(self.failed)} failed")
+        self.line.show(done, f"{len(self.finished)}/{len(self.trials)} runs  left {duration(left)}", fields)
