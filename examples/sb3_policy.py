@@ -59,9 +59,9 @@ class MemoryPolicy(RecurrentActorCriticPolicy):
 
     def __init__(self, *spaces_and_schedule: Any, core: CoreConfig, **options: Any) -> None:
         super().__init__(*spaces_and_schedule, lstm_hidden_size=core.model_size, **options)
-        self.lstm_actor = Memory(self.features_dim, core)  # type: ignore[assignment]
+        self.lstm_actor = Memory(self.features_dim, core)
         if self.lstm_critic is not None:
-            self.lstm_critic = Memory(self.features_dim, core)  # type: ignore[assignment]
+            self.lstm_critic = Memory(self.features_dim, core)
         self.lstm_hidden_state_shape = (1, 1, self.lstm_actor.hidden_size)
         self.optimizer = self.optimizer_class(self.parameters(), lr=spaces_and_schedule[2](1), **self.optimizer_kwargs)
 

@@ -26,7 +26,7 @@ FORBIDDEN: dict[str, tuple[str, Callable[[Tensor], object]]] = {
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_what_a_graph_cannot_hold_is_found(name):
+def test_what_a_graph_cannot_hold_is_found(name: str) -> None:
     reason, function = FORBIDDEN[name]
     values = torch.ones(3)
     with Capturable() as mode:
@@ -40,7 +40,7 @@ def test_what_a_graph_cannot_hold_is_found(name):
     assert reason in why
 
 
-def test_what_a_graph_can_hold_is_allowed():
+def test_what_a_graph_can_hold_is_allowed() -> None:
     """Backward, too; and indices of integers, whose shapes are known."""
     values, index = torch.ones(3, requires_grad=True), torch.arange(2)
     with Capturable() as mode:
@@ -52,7 +52,7 @@ def test_what_a_graph_can_hold_is_allowed():
     assert len(mode.forbidden) == 1
 
 
-def test_a_replay_computes_anew_at_the_same_addresses():
+def test_a_replay_computes_anew_at_the_same_addresses() -> None:
     host, memory, calls = 2.0, torch.arange(4.0), []
     with torch.no_grad(), EmulatedGraph() as graph:
         doubled = memory * host

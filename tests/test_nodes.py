@@ -66,7 +66,7 @@ def bigger(times: int) -> Callable[[int, int], Actor]:
             observation = found.trajectory.observation.repeat(1, 1, times)
             return found._replace(trajectory=found.trajectory._replace(observation=observation))
 
-        actor.unroll = unroll_bigger  # type: ignore[method-assign]
+        actor.unroll = unroll_bigger
         return actor
 
     return make
@@ -147,7 +147,9 @@ def learners_survive(cluster: Cluster) -> None:
     cluster.remove_node(node)
 
 
-def test_processes_killed_for_lack_of_memory_are_replaced(make_cluster: Callable[..., Cluster], monkeypatch) -> None:
+def test_processes_killed_for_lack_of_memory_are_replaced(
+    make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By Ray's memory monitor ends every process that works. The pauses are 2, 4, ... s."""
     monitor = {"memory_usage_threshold": 0.0, "min_memory_free_bytes": -1, "memory_monitor_refresh_ms": 100}
     ray.init(address=make_cluster(num_cpus=2, _system_config=monitor).address, **START)
@@ -176,7 +178,9 @@ BIG = [*TINY, "--env=rooms:full", "--frames=100000", "--actors.envs-per-actor=8"
 """A run whose unrolls are 166 kB a step."""
 
 
-def test_a_full_object_store_moves_to_disk_or_stops_the_run(make_cluster, tmp_path: Path, capfd) -> None:
+def test_a_full_object_store_moves_to_disk_or_stops_the_run(
+    make_cluster: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     small, full_disk = {"object_store_memory": 80 << 20}, {"local_fs_capacity_threshold": 0.0}
     cluster = make_cluster(**small, _system_config=full_disk)
     run = tmp_path / "run"
@@ -207,7 +211,9 @@ def test_a_full_object_store_moves_to_disk_or_stops_the_run(make_cluster, tmp_pa
             last[actor] = seen[:, -1]
 
 
-def test_a_lost_head_node_is_noticed_and_nothing_learned_is_lost(make_cluster, tmp_path: Path, capfd) -> None:
+def test_a_lost_head_node_is_noticed_and_nothing_learned_is_lost(
+    make_cluster: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     cluster, run = make_cluster(num_cpus=3), tmp_path / "run"
     environment = {**ENVIRONMENT, "RAY_gcs_rpc_server_reconnect_timeout_s": "40"}  # the program waits for half of it
     arguments = ["launch", "--run", run, "--ray-address", cluster.address, *TINY, "--learners=2", "--actors=1"]

@@ -97,7 +97,15 @@ class CountingAgent(nn.Module):
         self.initial_state, self.with_cache = self.core.initial_state, self.core.with_cache
         self.marker = nn.Parameter(torch.zeros(1))
 
-    def forward(self, observation, last_action, last_reward, reset, state, return_attention=False) -> AgentOutput:
+    def forward(
+        self,
+        observation: Tensor,
+        last_action: Tensor,
+        last_reward: Tensor,
+        reset: Tensor,
+        state: Tensor,
+        return_attention: bool = False,
+    ) -> AgentOutput:
         wrong = []
         for now, begins, action, reward in zip(*(x.unbind(1) for x in (observation, reset, last_action, last_reward))):
             follows = (now == state.last + torch.tensor([0.0, 0.0, 1.0])).all(1) & (action >= 0)

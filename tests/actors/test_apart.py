@@ -1,19 +1,23 @@
 """How far apart the two examples of a choice would be in memory; see `Recording.apart`."""
 
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
+from numpy.typing import NDArray
 
 from actors.recording import record_episodes
 from agent.core import LSTMConfig
 from tests.actors.test_recording import make_actor
 
 
-def test_how_far_apart_the_examples_of_a_choice_are_in_memory(monkeypatch):
+def test_how_far_apart_the_examples_of_a_choice_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The literal formula; inputs do not depend on the core. What preceded the first step is not recorded: 0.5 %."""
     actor, found = make_actor(LSTMConfig(8), "rooms:small-recall,episode_frames=600"), []
     counterfactuals = actor.envs.counterfactuals
 
-    def keep(states):
+    def keep(states: Any) -> list[Any]:
         found.extend(counterfactuals(states))
         return found
 
@@ -21,7 +25,7 @@ def test_how_far_apart_the_examples_of_a_choice_are_in_memory(monkeypatch):
     (recording,) = record_episodes(actor, 1)
     count = len(recording.actions)
 
-    def inputs(others):
+    def inputs(others: Any) -> NDArray[Any]:
         before = (np.concatenate([[0], of[: len(others) - 1]])[None] for of in (recording.actions, recording.rewards))
         actions, rewards = map(torch.from_numpy, before)
         given = torch.from_numpy(others)[None], actions, rewards.float(), torch.arange(len(others))[None] == 0

@@ -39,7 +39,7 @@ def emulated(actor: ResidentActor) -> None:
     def capture(function: Callable[[], None]) -> Callable[[], None]:
         graph, launch = EmulatedGraph(), actor.envs.launch
         if not actor.task.startswith("diagnostic"):
-            actor.envs.launch = lambda: graph.call(launch)  # type: ignore[method-assign]
+            actor.envs.launch = lambda: graph.call(launch)
         before = [leaf.clone() for leaf in tensors_of(actor)]
         with graph:
             function()

@@ -89,12 +89,12 @@ def literal_attention(layer: Layer, query: Tensor, slots: list[tuple[Tensor, int
 
 def literal_group(layer: Layer, kind: str, group: list[Tensor]) -> Tensor:
     if kind == "mean":
-        return sum(group) / len(group)
+        return sum(group) / len(group)  # type: ignore[return-value]
     if kind == "max":
         return torch.stack([max(column) for column in zip(*group)])
     # A convolution with kernel and stride c: one matrix for each place in the group.
     kernel = layer.compression.group
-    return sum(kernel.weight[:, k * SIZE : (k + 1) * SIZE] @ x for k, x in enumerate(group)) + kernel.bias
+    return sum(kernel.weight[:, k * SIZE : (k + 1) * SIZE] @ x for k, x in enumerate(group)) + kernel.bias  # type: ignore[return-value]
 
 
 def literal_dilation(layer: Layer, old: list[Tensor]) -> list[Tensor]:
@@ -153,7 +153,7 @@ def literal_loss(layer: Layer, pre_norm: bool, h: list[Tensor], old: list[Tensor
         return torch.cat(joined)
 
     errors = [(attend(query, old) - attend(query, new)) ** 2 for query in h]
-    return sum(error.sum() for error in errors) / (len(h) * SIZE)
+    return sum(error.sum() for error in errors) / (len(h) * SIZE)  # type: ignore[return-value]
 
 
 class Literal:

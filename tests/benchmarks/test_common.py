@@ -14,7 +14,7 @@ BUSY = "import time\nwhile time.process_time() < .3: pass\ntime.sleep(60)"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
 
 
-def test_rates_are_medians_measured_in_turns():
+def test_rates_are_medians_measured_in_turns() -> None:
     calls, clock = [], iter(range(0, 10**6))
     amounts = {"a": [0.0, 1.0, 30.0, 2.0], "b": [0.0, 4.0, 5.0, 6.0]}
     works = {name: lambda name=name: calls.append(name) or amounts[name].pop(0) for name in amounts}
@@ -23,7 +23,7 @@ def test_rates_are_medians_measured_in_turns():
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_family_has_descendants_their_memory_and_cpu_time():
+def test_family_has_descendants_their_memory_and_cpu_time() -> None:
     mark, cpu = f"mark-{os.getpid()}", cpu_seconds()
     child = subprocess.Popen([sys.executable, "-c", PARENT], env={**os.environ, "MARK": mark})
     try:

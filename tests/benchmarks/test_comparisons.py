@@ -22,7 +22,7 @@ wait
 """Replaces another system: it and its child ignore the request to end."""
 
 
-def test_variants_are_the_rows_of_the_table_and_see_the_same_tokens():
+def test_variants_are_the_rows_of_the_table_and_see_the_same_tokens() -> None:
     assert list(variants(Options())) == ["compressive", "transformer-xl"]
     found = variants(Options(compare="compressions", steps=40))
     assert list(found) == [*(", ".join(row) for row in TABLE_5), "transformer-xl"]
@@ -32,7 +32,7 @@ def test_variants_are_the_rows_of_the_table_and_see_the_same_tokens():
         assert learner.warmup_steps + learner.decay_steps == learner.steps == 40
 
 
-def test_compressors_count_the_bits_of_the_held_out_text(tmp_path):
+def test_compressors_count_the_bits_of_the_held_out_text(tmp_path: Path) -> None:
     corpus = tmp_path / "text.txt"
     corpus.write_text("".join(f"line {index}\n" for index in range(3000)))
     held = b"".join(document.read() for document in load("folder", corpus)["test"])
@@ -41,7 +41,7 @@ def test_compressors_count_the_bits_of_the_held_out_text(tmp_path):
     assert bits["xz -9e, after the training text"] < bits["xz -9e, alone"]
 
 
-def test_our_batches_have_as_many_steps_as_those_of_others():
+def test_our_batches_have_as_many_steps_as_those_of_others() -> None:
     options = peers.Options()
     for envs in (4, 8, 16):
         config = peers.our_config(options, envs)
@@ -51,7 +51,7 @@ def test_our_batches_have_as_many_steps_as_those_of_others():
         peers.our_config(options, 3)
 
 
-def test_systems_without_an_interpreter_are_left_out(tmp_path):
+def test_systems_without_an_interpreter_are_left_out(tmp_path: Path) -> None:
     assert {name for name, start in peers.find_systems(peers.Options()).items() if start} == {"ours"}
     python = tmp_path / "python"
     with pytest.raises(SystemExit, match=rf"^--sample-factory: expected a file \(see --help\), got {python}$"):
@@ -63,7 +63,9 @@ def test_systems_without_an_interpreter_are_left_out(tmp_path):
     assert [name for name, start in found.items() if not start] == ["sample_factory"]
 
 
-def test_others_are_measured_and_ended_with_all_that_they_started(tmp_path, monkeypatch):
+def test_others_are_measured_and_ended_with_all_that_they_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mark = str(tmp_path)
     monkeypatch.setenv("MARK", mark)
     monkeypatch.setattr(peers, "end", functools.partial(peers.end, seconds=0.5))
@@ -80,6 +82,6 @@ def test_others_are_measured_and_ended_with_all_that_they_started(tmp_path, monk
         peers.measure(peers.peer("rllib", Path("/bin/true"), options, 2), options)
 
 
-def test_every_other_system_has_a_half():
+def test_every_other_system_has_a_half() -> None:
     halves = {path.stem for path in (Path(peers.__file__).parent / "foreign").glob("*.py")}
     assert halves == {"level", "rllib", "sample_factory", "ppo_trxl"}

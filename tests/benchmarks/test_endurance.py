@@ -1,5 +1,8 @@
 """The checks of the endurance benchmarks: each fault that they look for is found, and nothing else."""
 
+from pathlib import Path
+from typing import Any
+
 import torch
 
 from benchmarks.kill_driver import unreadable
@@ -8,19 +11,19 @@ from storage import checkpoints
 from tests.actors.counting import make_counting_actor
 
 
-def unrolls(actor_id, incarnation, number):
+def unrolls(actor_id: int, incarnation: int, number: int) -> list[Any]:
     actor = make_counting_actor(2, actor_id, incarnation)
     return [actor.unroll(8) for _ in range(number)]
 
 
-def ledger_of(*entered):
+def ledger_of(*entered: Any) -> Any:
     ledger = Ledger()
     for unroll in entered:
         ledger.enter(unroll)
     return ledger
 
 
-def test_ledger_accepts_actors_in_turns_and_a_replaced_one():
+def test_ledger_accepts_actors_in_turns_and_a_replaced_one() -> None:
     first, second, third = unrolls(0, 0, 3), unrolls(1, 0, 2), unrolls(0, 1, 2)
     entered = [first[0], second[0], first[1], second[1], first[2], *third]
     ledger = ledger_of(*entered)
@@ -36,14 +39,14 @@ def test_ledger_accepts_actors_in_turns_and_a_replaced_one():
     assert ledger.wrong == 1
 
 
-def test_ledger_finds_repeated_lost_and_reordered_unrolls():
+def test_ledger_finds_repeated_lost_and_reordered_unrolls() -> None:
     first, second, third = unrolls(0, 0, 3)
     assert ledger_of(first, second, second, third).repeated == 1
     assert ledger_of(first, third).torn == 1
     assert ledger_of(first, third, second).torn == 2
 
 
-def test_growth_compares_medians_of_quarters_of_the_time():
+def test_growth_compares_medians_of_quarters_of_the_time() -> None:
     assert quarters([(0, 1.0), (1, 2.0), (2, 3.0), (79, 4.0), (80, 5.0)]) == [[1, 2, 3], [], [], [4, 5]]
     hour = [(60.0 * minute, 100.0 + minute) for minute in range(60)]
     rising, flat = growth(hour), growth([(seconds, 100.0 + 50.0 * (seconds == 600)) for seconds, _ in hour])
@@ -52,7 +55,7 @@ def test_growth_compares_medians_of_quarters_of_the_time():
     assert [grows("memory_mb/driver", each) for each in (rising, flat)] == [True, False]
 
 
-def test_each_unreadable_checkpoint_is_found(tmp_path):
+def test_each_unreadable_checkpoint_is_found(tmp_path: Path) -> None:
     for step in (1, 2):
         checkpoints.save(tmp_path, step, {"weights": {"w": torch.ones(3)}}, {})
     (tmp_path / "checkpoints" / "000000000003.tmp").mkdir()

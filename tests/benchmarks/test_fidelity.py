@@ -1,6 +1,9 @@
 """The comparison with traces of DeepMind Lab, on traces that the re-creation itself wrote."""
 
 import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +14,8 @@ ACTIONS = ["look left, forward"] * 12 + ["look right, forward"] * 12 + ["forward
 
 
 @pytest.fixture
-def write(tmp_path):
-    def write(change=lambda rows: rows, columns=COLUMNS):
+def write(tmp_path: Path) -> Callable[..., Options]:
+    def write(change: Callable[..., Any] = lambda rows: rows, columns: Any = COLUMNS) -> Options:
         rows = [row | {"script": "one", "frame": frame} for frame, row in enumerate(replay(ACTIONS))]
         rows = change([row | {"action": action} for row, action in zip(rows, ["", *ACTIONS])])
         with (tmp_path / "traces.csv").open("w", newline="") as file:
@@ -24,15 +27,15 @@ def write(tmp_path):
     return write
 
 
-def test_its_own_trace_has_no_errors(write):
+def test_its_own_trace_has_no_errors(write: Callable[..., Any]) -> None:
     found = main(write())["motion"]["one"]
     assert (found["frames"], found["position"], found["velocity"], found["yaw"]) == (len(ACTIONS), 0, 0, 0)
     assert found["reward_frames"]["lab"] == found["reward_frames"]["here"]
     assert len(found["reward_frames"]["here"]) == 1
 
 
-def test_the_largest_differences_are_found(write):
-    def change(rows):
+def test_the_largest_differences_are_found(write: Callable[..., Any]) -> None:
+    def change(rows: Any) -> Any:
         rows[20] |= {"x": rows[20]["x"] + 3, "z": rows[20]["z"] - 4, "v_left": rows[20]["v_left"] + 2}
         rows[30] |= {"yaw": rows[30]["yaw"] + 359.5, "reward": 1.0}
         return rows
@@ -52,11 +55,11 @@ def test_the_largest_differences_are_found(write):
         (lambda rows: rows[:2] + rows[3:], COLUMNS, "line 4: expected frame 2"),
     ],
 )
-def test_another_format_is_refused(write, change, columns, message):
+def test_another_format_is_refused(write: Callable[..., Any], change: Any, columns: Any, message: str) -> None:
     with pytest.raises(SystemExit, match=message):
         main(write(change, columns))
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"no\.csv: cannot be read"):
         main(Options(tmp_path / "no.csv"))

@@ -9,7 +9,7 @@ from envs.rooms.level import ROOM_2
 POSES = ((0, -150.0), (4, -100.0), (8, -60.0), (12, 380.0), (16, 480.0))
 
 
-def test_our_own_pictures_differ_in_nothing_and_have_all_regions():
+def test_our_own_pictures_differ_in_nothing_and_have_all_regions() -> None:
     """A run of five pictures through both rooms; the objects are found from the pictures alone."""
     env = RoomsVectorEnv(len(POSES), RoomsConfig())
     env.reset(seed=0)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from benchmarks import recall as task
 
 
 @pytest.mark.parametrize("draw", [recall.training_streams, recall.measured_streams])
-def test_oracle_finds_the_answer_exactly_a_delay_back(draw) -> None:
+def test_oracle_finds_the_answer_exactly_a_delay_back(draw: Callable[..., Any]) -> None:
     tokens, delays, answers = draw(64, torch.Generator().manual_seed(0))
     rows, steps = delays.nonzero(as_tuple=True)
     assert len(rows) > 64 * recall.TAGS

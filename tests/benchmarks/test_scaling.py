@@ -19,7 +19,7 @@ LOOP = Loop(
 
 
 @pytest.mark.parametrize("gpus", [1, 8, 64, 1000])
-def test_the_loop_takes_the_longest_of_the_times_side_by_side(gpus):
+def test_the_loop_takes_the_longest_of_the_times_side_by_side(gpus: int) -> None:
     seconds, rate = LOOP.seconds(gpus), LOOP.steps_per_second(gpus)
     assert rate * max(seconds.values()) == pytest.approx(gpus * 8 * 500)
     assert LOOP.gpu_busy(gpus) == pytest.approx(0.3 / max(seconds.values()))
@@ -27,7 +27,7 @@ def test_the_loop_takes_the_longest_of_the_times_side_by_side(gpus):
     assert seconds["driver"] == pytest.approx(LOOP.driver_seconds(gpus, actors))
 
 
-def test_only_one_learner_receives_unrolls_in_the_driver():
+def test_only_one_learner_receives_unrolls_in_the_driver() -> None:
     assert LOOP.driver_seconds(1, 0) == pytest.approx(8 * (4e-4 + 5e-3) + 0.02)
     assert LOOP.driver_seconds(2, 0) == pytest.approx(16 * 4e-4 + 4 * 3e-4 + 0.02)
     assert LOOP.seconds(1)["update"] == pytest.approx(0.3)
@@ -35,7 +35,7 @@ def test_only_one_learner_receives_unrolls_in_the_driver():
     assert LOOP.seconds(8)["network"] == LOOP.seconds(64)["network"] == pytest.approx(8 * 8 * 0.01 / 10)
 
 
-def test_the_driver_and_the_network_bound_the_rate():
+def test_the_driver_and_the_network_bound_the_rate() -> None:
     free = dataclasses.replace(LOOP, **dict.fromkeys(COSTS, 0.0), network=math.inf)
     assert free.steps_per_second(64) == pytest.approx(64 * free.steps_per_second(1))
     rates = [LOOP.steps_per_second(gpus) for gpus in (1, 2, 8, 64, 10_000)]
@@ -48,7 +48,7 @@ def test_the_driver_and_the_network_bound_the_rate():
     assert slow.row(8, Options())["network_in"] == pytest.approx(1)
 
 
-def test_rows_count_actors_and_bytes():
+def test_rows_count_actors_and_bytes() -> None:
     options = Options(node_cores=10)
     one, many = LOOP.row(1, options), LOOP.row(64, options)
     assert one["actors"] == math.ceil(LOOP.steps_per_second(1) / 200)

@@ -41,7 +41,7 @@ one,1,forward,-231.37,-64,24.125,0,0,0,45,0,0,0
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.ray] * (name in RAY)) for name in SMALLEST])
-def test_every_benchmark_runs_with_its_smallest_sizes(name, tmp_path):
+def test_every_benchmark_runs_with_its_smallest_sizes(name: str, tmp_path: Path) -> None:
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
     (tmp_path / "traces.csv").write_text(TRACES)
@@ -55,6 +55,6 @@ def test_every_benchmark_runs_with_its_smallest_sizes(name, tmp_path):
     assert set(printed.get("failed", ())) <= TOO_SHORT, ended.stderr
 
 
-def test_no_benchmark_is_left_out():
+def test_no_benchmark_is_left_out() -> None:
     found = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
     assert found == set(SMALLEST) | {"common", "fidelity_frames", "mutation"}

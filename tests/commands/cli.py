@@ -169,7 +169,7 @@ class Commands:
         assert error.startswith("compressive: "), error
         return error
 
-    def refuse(self, *arguments: object, words: str | list[str] = ()) -> str:  # type: ignore[assignment]
+    def refuse(self, *arguments: object, words: str | list[str] = ()) -> str:
         """A command that ends with status 2 and one line with certain words; returns the line."""
         error = self.fail(*arguments, status=2)
         assert len(error.splitlines()) == 1, error

@@ -64,7 +64,7 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.modules["ray"] = None  # type: ignore[assignment]  # importing it is an ImportError
+    sys.modules["ray"] = None  # importing it is an ImportError
     from commands import main
 
     main(arguments)

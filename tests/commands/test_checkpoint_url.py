@@ -190,7 +190,9 @@ def test_a_url_with_a_secret_is_refused(url: str, tmp_path: Path, cli: Commands)
         assert SECRET not in cli.refuse("evaluate", url), "typed in the wrong place"
 
 
-def test_secrets_in_errors_of_a_store(unreliable: str, tmp_path: Path, monkeypatch, cli: Commands) -> None:
+def test_secrets_in_errors_of_a_store(
+    unreliable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Commands
+) -> None:
     run, error = tmp_path / "run", f"PUT https://user:{SECRET}@host/run?X-Amz-Signature={SECRET} failed"
     Unreliable.fail(range(60, 10**6), error=ConnectionError(error))
     said = cli.refuse(*LAUNCH, "--run", run, f"--frames={frames(8)}", "--checkpoint-url", unreliable)

@@ -107,7 +107,9 @@ CASES = [(f"{command} {words}".strip(), fragment) for command, table in TYPED.it
 
 
 @pytest.mark.parametrize(("typed", "fragment"), CASES, ids=[words[:60].replace("\0", "") for words, _ in CASES])
-def test_bad_input_is_one_line(typed: str, fragment: str, finished: Any, tmp_path: Path, monkeypatch: Any, cli: Any):
+def test_bad_input_is_one_line(
+    typed: str, fragment: str, finished: Any, tmp_path: Path, monkeypatch: Any, cli: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "deepmind_lab", None)
     for name in ("EMPTY", "FULL", "BARE", "TEXT", "SPEECH"):

@@ -43,7 +43,9 @@ def test_random_actions_reach_their_reference_score(env: str, episodes: int, cli
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_greedy_actions(greedy: bool, finished: tuple[Path, str], tmp_path: Path, monkeypatch, cli: Commands) -> None:
+def test_greedy_actions(
+    greedy: bool, finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Commands
+) -> None:
     """In evaluation (two environments) and in films and pages (one)."""
     act = Actor.act
     best: dict[int, list[bool]] = {}
@@ -67,7 +69,9 @@ def test_greedy_actions(greedy: bool, finished: tuple[Path, str], tmp_path: Path
         assert sum(1 for _ in video.decode(video=0)) == 2 * 100
 
 
-def test_several_runs_in_one_table(finished, copied: Callable[..., Path], cli: Commands, monkeypatch) -> None:
+def test_several_runs_in_one_table(
+    finished: tuple[Path, str], copied: Callable[..., Path], cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same agent and episodes have the same score; names are shown unchanged."""
     runs = [finished[0], copied("a [red] run :bug:")]
     summaries = evaluated(cli, *runs, "--episodes", 2)

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,9 @@ def test_an_agent_is_exported(finished: tuple[Path, str], tmp_path: Path, cli: C
     cli.refuse("launch", "--resume", small, "--local", "--frames=1M", words="does not fit")
 
 
-def test_links_of_a_run_are_not_followed_into_what_is_shared(copied, tmp_path: Path, cli: Commands) -> None:
+def test_links_of_a_run_are_not_followed_into_what_is_shared(
+    copied: Callable[..., Path], tmp_path: Path, cli: Commands
+) -> None:
     run, secret = copied("run"), tmp_path / "secret"
     secret.write_text("of another person")
     (run / "videos").mkdir(exist_ok=True)
@@ -47,7 +50,7 @@ def test_links_of_a_run_are_not_followed_into_what_is_shared(copied, tmp_path: P
     assert not (tmp_path / "small").exists()
 
 
-def test_every_tensor_keeps_its_precision(tmp_path: Path, cli: Commands, copied) -> None:
+def test_every_tensor_keeps_its_precision(tmp_path: Path, cli: Commands, copied: Callable[..., Path]) -> None:
     """In half precision, in which it is stored if it can be: not huge or tiny numbers, nor statistics of PopArt."""
     run, small = copied(), tmp_path / "small"
     config = json.loads((run / "config.json").read_text())
@@ -80,7 +83,9 @@ def test_only_agents_are_exported(tmp_path: Path, cli: Commands) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 1000])
-def test_long_curves_are_thinned(rows: int, finished: tuple[Path, str], tmp_path: Path, cli: Commands, copied) -> None:
+def test_long_curves_are_thinned(
+    rows: int, finished: tuple[Path, str], tmp_path: Path, cli: Commands, copied: Callable[..., Path]
+) -> None:
     run = copied()
     last = read_metrics(run)[-1]
     (run / "metrics.jsonl").write_text("".join(json.dumps(last | {"step": step}) + "\n" for step in range(rows)))

@@ -60,7 +60,9 @@ def test_evaluate_and_sample(trained: Path, fresh: Callable[[], Path], cli: Comm
         assert (below[5:] != real[number][5:]).any()
 
 
-def test_bad_input_is_refused_in_one_line(trained: Path, pictures: Path, fresh, tmp_path: Path, cli: Commands) -> None:
+def test_bad_input_is_refused_in_one_line(
+    trained: Path, pictures: Path, fresh: Callable[[], Path], tmp_path: Path, cli: Commands
+) -> None:
     (tmp_path / "bad").mkdir()
     for number in range(3):
         (tmp_path / "bad" / f"{number}.png").write_bytes(b"\x89PNG")

@@ -137,7 +137,9 @@ def test_text_cannot_end_the_script_or_be_a_template(tmp_path: Path) -> None:
     np.testing.assert_array_equal(unpacked(packed(np.arange(5, dtype=np.int32)), "<i4"), np.arange(5))
 
 
-def test_the_report_of_the_run_in_the_current_folder(copied: Copied, cli: Commands, monkeypatch) -> None:
+def test_the_report_of_the_run_in_the_current_folder(
+    copied: Copied, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stopped run without checkpoints, evaluation and films; then without metrics."""
     run = copied("my [red] run")
     for path in [run / "evaluation.json", *run.glob("videos/*")]:

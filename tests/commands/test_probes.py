@@ -25,8 +25,8 @@ def test_a_place_is_in_view_within_half_of_the_field_of_view(yaw: float, view: f
 def test_without_a_place_or_a_field_of_view_all_is_in_view() -> None:
     poses = np.zeros((1, 4))
     for known in ({"poses": None, "floor_plan": {"view": 90.0}}, {"poses": poses, "floor_plan": None}):
-        assert in_view(SimpleNamespace(**known), 0, -1.0, 0.0)  # type: ignore[arg-type]
-    assert in_view(SimpleNamespace(poses=poses, floor_plan={"view": 90.0}), 0)  # type: ignore[arg-type]
+        assert in_view(SimpleNamespace(**known), 0, -1.0, 0.0)
+    assert in_view(SimpleNamespace(poses=poses, floor_plan={"view": 90.0}), 0)
 
 
 def literal_probe(features: np.ndarray, targets: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:

@@ -197,7 +197,9 @@ def test_a_full_disk(copied: Callable[..., Path], small_files: Any, tmp_path: Pa
     assert not (tmp_path / "new").exists()
 
 
-def test_truncated_checkpoints(finished, copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:
+def test_truncated_checkpoints(
+    finished: tuple[Path, str], copied: Callable[..., Path], tmp_path: Path, cli: Commands
+) -> None:
     """They are named and skipped for the one before."""
     folder = copied()
     weights = [folder / "checkpoints" / f"{step:012d}" / "weights.safetensors" for step in saved_steps(folder)]

@@ -75,7 +75,9 @@ def test_evaluate_and_sample(trained: Path, fresh: Callable[[], Path], cli: Comm
     assert {path.name for path in (run / "more").iterdir()} == expected
 
 
-def test_part_of_a_split_and_a_corpus_that_has_moved(voices: Path, fresh, tmp_path: Path, monkeypatch) -> None:
+def test_part_of_a_split_and_a_corpus_that_has_moved(
+    voices: Path, fresh: Callable[[], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, elsewhere = fresh(), shutil.copytree(voices, tmp_path / "moved [twice]")
     config = config_of(run)
     assert Path(config.corpus.path).is_absolute()
@@ -98,7 +100,9 @@ def test_files_too_short_for_samples_do_not_fail_the_run(voices: Path, tmp_path:
     assert "none: seconds" in json.loads((run / "evaluation.json").read_text())["drawn"]
 
 
-def test_bad_input_is_refused_in_one_line(trained: Path, voices: Path, fresh, tmp_path: Path, cli: Commands) -> None:
+def test_bad_input_is_refused_in_one_line(
+    trained: Path, voices: Path, fresh: Callable[[], Path], tmp_path: Path, cli: Commands
+) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "torn.flac").write_bytes(b"fLaC")
     other, run = write_corpus("speech", tmp_path / "other"), fresh()

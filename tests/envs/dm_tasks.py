@@ -62,5 +62,5 @@ def makes_walks(cells: int = 5) -> dm_env.Environment:
     return Walk(cells)
 
 
-def says_nothing(cells: int = 7):
+def says_nothing(cells: int = 7) -> None:
     raise AssertionError("it was called")

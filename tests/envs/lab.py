@@ -10,8 +10,11 @@ import sys
 import tempfile
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
+from numpy.typing import NDArray
 
 PATH = "contributed/dmlab30/"
 LEVEL = f"{PATH}rooms_select_nonmatching_object"
@@ -38,7 +41,14 @@ class Lab:
     built = 0
     latest = None
 
-    def __init__(self, level, observations, config=None, renderer="software", level_cache=None):
+    def __init__(
+        self,
+        level: str,
+        observations: list[str],
+        config: dict[str, str] | None = None,
+        renderer: str = "software",
+        level_cache: Any = None,
+    ) -> None:
         config = {"width": "320", "height": "240", "fps": "60", "mixerSeed": "0", **(config or {})}
         assert all(isinstance(part, str) for item in config.items() for part in item)
         assert renderer in ("software", "hardware")
@@ -60,7 +70,7 @@ class Lab:
         self.episodes = self.counted = 0
         self.closed, Lab.latest = False, self
 
-    def reset(self, episode=-1, seed=None):
+    def reset(self, episode: int = -1, seed: int | None = None) -> None:
         assert isinstance(seed, int)  # python/dmlab_module.c: not even np.int64
         assert 0 <= seed < 2**31, "a C int; negative ones are wrapped"
         if self.level.removeprefix(PATH).startswith(self.without_data):
@@ -75,7 +85,7 @@ class Lab:
         if self.level.endswith("explore_goal_locations_small"):
             self._make_map()
 
-    def _make_map(self):
+    def _make_map(self) -> None:
         """Compiles a map at run time, one of ten, as some levels do."""
         key = f"{self.level} {self.seed % 10}"
         content = hashlib.sha256(key.encode()).digest() * 100
@@ -91,10 +101,10 @@ class Lab:
             if self.cache is not None:
                 self.cache.write(key, path)
 
-    def is_running(self):
+    def is_running(self) -> bool:
         return self.frame is not None and self.frame < self.frames and not self.closed
 
-    def observations(self):
+    def observations(self) -> dict[str, Any]:
         if not self.is_running():
             raise RuntimeError("Environment in wrong status for call to observations()")
         image = np.zeros((*self.size, 3), np.uint8)
@@ -108,7 +118,7 @@ class Lab:
         words = self.instruction if "/language_" in self.level else ""
         return {name: image if name == "RGB_INTERLEAVED" else words for name in self.names}
 
-    def step(self, action, num_steps=1):
+    def step(self, action: NDArray[Any], num_steps: int = 1) -> float:
         if not self.is_running():
             raise RuntimeError("Environment in wrong status to advance.")
         assert isinstance(action, np.ndarray)
@@ -118,10 +128,10 @@ class Lab:
         self.counted += num_steps  # overshoots where num_steps does not divide 720
         return sum(self.rewards.get(frame, 0.0) for frame in range(begin + 1, self.frame + 1))
 
-    def num_steps(self):
+    def num_steps(self) -> int:
         return self.counted
 
-    def close(self):
+    def close(self) -> None:
         self.closed = True
 
 
@@ -133,7 +143,7 @@ class Module:
     __spec__ = ModuleSpec("deepmind_lab", None)
 
 
-def install(monkeypatch, folder: Path, code: str = "") -> None:
+def install(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str = "") -> None:
     """A package `deepmind_lab` in a folder, also for processes that are started: the double, whose levels lack data."""
     (folder / "deepmind_lab.py").write_text(
         f"{code}\nfrom tests.envs import lab\nLab = type('Lab', (lab.Lab,), {{'without_data': lab.WITHOUT_DATA}})\n"

@@ -30,7 +30,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "metric_missing": {"info": {}, "terminated": True},
 }
 """What takes the place of parts of a step."""
-INFOS = (
+INFOS: tuple[Any, ...] = (
     None, {"a": None}, {"a": 1}, {"a": 0.5}, {"a": np.zeros(3)}, {"a": np.zeros((2, 2))}, {"a": (1, 2)}, {"a": "door"},
     {"a": {"b": 1}}, {"a": {"b": None, "_a": 2}}, {1: 2, None: 3}, [], "door", {"final_obs": 1, "_a": "no mask"},
 )  # fmt: skip

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -17,7 +19,7 @@ from envs.rooms.config import RANGES
 TINY = RoomsConfig(image_height=16, image_width=16, hud=False, episode_frames=64)
 
 
-def test_a_single_environment_is_member_0_of_a_batch_with_its_seed():
+def test_a_single_environment_is_member_0_of_a_batch_with_its_seed() -> None:
     check_env(RoomsEnv("small", render_mode="rgb_array"), skip_render_check=False)
     single, batch = RoomsEnv(TINY), RoomsVectorEnv(2, TINY)
     assert (single.reset(seed=5)[0] == batch.reset(seed=5)[0][0]).all()
@@ -30,7 +32,7 @@ def test_a_single_environment_is_member_0_of_a_batch_with_its_seed():
 
 
 @pytest.mark.parametrize("spec", ["rooms:small", "diagnostic:recall"])
-def test_wrong_calls_of_batched_environments(spec):
+def test_wrong_calls_of_batched_environments(spec: str) -> None:
     env = envs.make_vector(spec, 2)
     last = int(env.single_action_space.n) - 1
     with pytest.raises(RuntimeError, match="before reset"):
@@ -41,6 +43,7 @@ def test_wrong_calls_of_batched_environments(spec):
             env.step(actions)
     with pytest.raises(ValueError, match="expected 2 seeds, got 1"):
         env.reset(seed=[0])
+    wrong: dict[str, Any]
     for wrong in (env.get_state() | {"rng": np.zeros(3)}, env.get_state() | {"more": np.zeros(2)}, {}):
         with pytest.raises(ValueError, match=r"state\['\w+'\]: expected"):
             env.set_state(wrong)
@@ -49,7 +52,7 @@ def test_wrong_calls_of_batched_environments(spec):
 
 
 @pytest.mark.parametrize("suffix", ["", "-Transfer", "-Small-Recall-66"])
-def test_registered_names(suffix):
+def test_registered_names(suffix: str) -> None:
     name = f"compressive/RoomsSelectNonmatchingObject{suffix}-v0"
     env = gymnasium.make(name)
     assert env.reset(seed=0)[0].shape == env.observation_space.shape
@@ -59,7 +62,7 @@ def test_registered_names(suffix):
 
 
 @pytest.mark.parametrize("field", RANGES)
-def test_numbers_out_of_their_range_are_named(field):
+def test_numbers_out_of_their_range_are_named(field: str) -> None:
     low, high = RANGES[field]
     for value in (low - 1, high * 2, 10**400, float("nan"), "fast"):
         with pytest.raises(ValueError, match=rf"RoomsConfig\.{field}: expected .*got"):
@@ -84,12 +87,12 @@ def test_numbers_out_of_their_range_are_named(field):
         ({"image_height": 24, "image_width": 32}, "hud: expected False for images smaller than 40 x 64"),
     ],
 )
-def test_bad_configs_name_the_field_and_the_value(fields, message):
+def test_bad_configs_name_the_field_and_the_value(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"RoomsConfig\.{message}"):
         RoomsConfig(**fields)
 
 
-def test_specs():
+def test_specs() -> None:
     spec = "rooms:small,object_scale=2,image_height=32,shapes=cube+cone,colours=ff0000+0000ff"
     config = envs.make_vector(spec, 1).config
     assert (config.object_scale, config.image_height, config.image_width) == (2, 32, 32)
@@ -136,12 +139,12 @@ def test_specs():
         ("gym:nowhere:Id-v0", "nowhere"),
     ],
 )
-def test_wrong_specs_are_named(spec, message):
+def test_wrong_specs_are_named(spec: str, message: str) -> None:
     with pytest.raises((ValueError, ImportError), match=message):
         envs.make_vector(spec, 1)
 
 
-def test_tasks_are_joined_by_commas():
+def test_tasks_are_joined_by_commas() -> None:
     names = ["rooms:small,colours=ff0000+0000ff", "dmlab:a/b,test=True", "rooms:small"]
     assert list(envs.tasks(",".join(names))) == names
 
@@ -153,7 +156,7 @@ def test_tasks_are_joined_by_commas():
         ("dmlab:dmlab30,dmlab:rooms_watermaze,instruction=True", "dmlab:rooms_watermaze,instruction=True"),
     ],
 )
-def test_a_task_that_comes_twice_is_refused(spec, twice):
+def test_a_task_that_comes_twice_is_refused(spec: str, twice: str) -> None:
     with pytest.raises(ValueError, match=f"environment '{twice}': expected each task once, got it twice"):
         envs.tasks(spec)
 
@@ -165,14 +168,14 @@ GOLDEN = {
 }
 
 
-def random_steps(variant):
+def random_steps(variant: str) -> list[Any]:
     env = RoomsVectorEnv(4, variant)
     env.reset(seed=11)
     return [env.step(actions)[:3] for actions in np.random.default_rng(0).integers(0, 9, (250, 4))]
 
 
 @pytest.mark.parametrize("variant", GOLDEN)
-def test_the_level_is_what_it_was(variant):
+def test_the_level_is_what_it_was(variant: str) -> None:
     """Pixels are compared to 0.01 %: another machine may round a few of them differently. An object that moves by one
     pixel changes more."""
     views, rewards, _ = zip(*random_steps(variant))
@@ -190,7 +193,7 @@ print(hashlib.sha256(b"".join(part.tobytes() for step in steps for part in step)
 
 
 @pytest.mark.slow
-def test_cold_and_cached_compilation_give_the_same_bits(tmp_path):
+def test_cold_and_cached_compilation_give_the_same_bits(tmp_path: Path) -> None:
     variables = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     command, digests = [sys.executable, "-c", DIGEST], []
     for _ in range(2):

@@ -6,6 +6,7 @@ import pwd
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def own(tmp_path, monkeypatch):
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The private folder in the temporary folder. There is no cache yet, and the variables are restored."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name in ("XDG_CACHE_HOME", "MPLCONFIGDIR"):
@@ -33,7 +34,9 @@ def impossible(tmp_path: Path) -> str:
     return str(tmp_path / "file" / "home")
 
 
-def test_a_home_that_can_be_written_to_is_left_alone(own, tmp_path, monkeypatch, caplog):
+def test_a_home_that_can_be_written_to_is_left_alone(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     before = dict(os.environ)
     ensure_cache_folder()
@@ -42,7 +45,9 @@ def test_a_home_that_can_be_written_to_is_left_alone(own, tmp_path, monkeypatch,
     assert not caplog.text
 
 
-def test_without_one_libraries_cache_in_a_private_folder(own, tmp_path, monkeypatch, caplog):
+def test_without_one_libraries_cache_in_a_private_folder(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("HOME", impossible(tmp_path))
     with caplog.at_level(logging.WARNING):
         ensure_cache_folder()
@@ -58,7 +63,7 @@ def test_without_one_libraries_cache_in_a_private_folder(own, tmp_path, monkeypa
     assert len(caplog.messages) == 1
 
 
-def test_a_user_without_a_name_has_a_home_that_is_no_tilde(monkeypatch):
+def test_a_user_without_a_name_has_a_home_that_is_no_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(user: int) -> None:
         raise KeyError(user)
 
@@ -70,7 +75,9 @@ def test_a_user_without_a_name_has_a_home_that_is_no_tilde(monkeypatch):
 
 
 @pytest.mark.parametrize("made", ["link", "writable"])
-def test_a_folder_that_others_may_write_to_is_not_used(made, own, tmp_path, monkeypatch, caplog):
+def test_a_folder_that_others_may_write_to_is_not_used(
+    made: str, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """What numba caches is code."""
     monkeypatch.setenv("HOME", impossible(tmp_path))
     (tmp_path / "theirs").mkdir()
@@ -99,14 +106,14 @@ def run(tmp_path: Path, *arguments: str) -> tuple[str, str]:
     return told.stdout, told.stderr
 
 
-def test_a_command_works_without_a_home(own, tmp_path):
+def test_a_command_works_without_a_home(own: Path, tmp_path: Path) -> None:
     output, error = run(tmp_path, "-m", "commands", "runs", str(ROOT / "pretrained"))
     assert "pretrained/small" in output
     (line,) = error.splitlines()
     assert f"cannot be written to: caching in {own};" in line
 
 
-def test_the_level_works_where_nothing_can_be_cached(own, tmp_path):
+def test_the_level_works_where_nothing_can_be_cached(own: Path, tmp_path: Path) -> None:
     own.symlink_to(tmp_path)
     _, error = run(tmp_path, "-c", "import envs.rooms")
     (line,) = error.splitlines()

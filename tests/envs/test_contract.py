@@ -72,7 +72,7 @@ def rows_of(steps: list[Step], rows: slice) -> list[Step]:
     return [tuple(value[rows] for value in step) for step in steps]
 
 
-def test_spaces_types_and_counters(spec):
+def test_spaces_types_and_counters(spec: str) -> None:
     """What a step returns is also safe to keep."""
     env = envs.make_vector(spec, 3)
     assert env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
@@ -98,7 +98,7 @@ def test_spaces_types_and_counters(spec):
     assert all(np.array_equal(a, b) for a, b in zip(kept, copies))
 
 
-def test_equal_seeds_give_equal_episodes_and_others_do_not(spec):
+def test_equal_seeds_give_equal_episodes_and_others_do_not(spec: str) -> None:
     """In another environment, in the same one after other episodes, and not with another seed."""
     env, other = envs.make_vector(spec, 3), envs.make_vector(spec, 3)
     first, steps = env.reset(seed=7)[0], play(env, actions_for(env, 3))
@@ -109,7 +109,7 @@ def test_equal_seeds_give_equal_episodes_and_others_do_not(spec):
     assert not same(play(env, actions_for(env, 3)), steps)
 
 
-def test_no_environment_depends_on_its_neighbours(spec):
+def test_no_environment_depends_on_its_neighbours(spec: str) -> None:
     together = envs.make_vector(spec, 3)
     begin, seeds = together.reset(seed=[11, 12, 13])[0], (11, 12, 13)
     actions = actions_for(together, 3)
@@ -124,7 +124,7 @@ def test_no_environment_depends_on_its_neighbours(spec):
         assert same(play(alone, actions[:, row : row + 1]), rows_of(steps, slice(row, row + 1)))
 
 
-def test_the_step_after_the_end_begins_an_episode(spec):
+def test_the_step_after_the_end_begins_an_episode(spec: str) -> None:
     left, right = (envs.make_vector(spec, 3) for _ in range(2))
     assert np.array_equal(left.reset(seed=1)[0], right.reset(seed=1)[0])
     over, ended = np.zeros(3, bool), 0
@@ -139,7 +139,7 @@ def test_the_step_after_the_end_begins_an_episode(spec):
     assert ended >= 3
 
 
-def test_a_state_resumes_exactly(spec):
+def test_a_state_resumes_exactly(spec: str) -> None:
     env, other = (envs.make_vector(spec, 3) for _ in range(2))
     if not hasattr(env, "get_state"):
         pytest.skip("it has no state to save")
@@ -151,7 +151,7 @@ def test_a_state_resumes_exactly(spec):
     assert same(play(other, actions_for(other, 3)), expected)
 
 
-def test_an_actor_unrolls_it(spec):
+def test_an_actor_unrolls_it(spec: str) -> None:
     """Score and steps of episodes are those of their trajectory."""
     env = envs.make_vector(spec, 2)
     config = AgentConfig(torso="small", torso_size=8, core=GRUConfig(8), reconstruction_cost=1.0)

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,13 +46,13 @@ def results(env: DeviceEnv) -> dict[str, np.ndarray]:
     return {name: tensor.cpu().numpy().copy() for name, tensor in own.items() if name != "action"}
 
 
-def synchronise(env: DeviceEnv, vector) -> None:
+def synchronise(env: DeviceEnv, vector: Any) -> None:
     """Gives a device's environments the state of a vector environment."""
     for name, array in vector.get_state().items():
         env.state[name].copy_(torch.from_numpy(array))
 
 
-def expected(step, begin, vector) -> dict[str, np.ndarray]:
+def expected(step: Any, begin: Any, vector: Any) -> dict[str, np.ndarray]:
     """What `results` has to be after a step of a vector environment."""
     observation, reward, terminated, truncated, infos = step
     counters = {name: infos[name] for name in vector.metadata["episode_metrics"]}
@@ -60,7 +62,7 @@ def expected(step, begin, vector) -> dict[str, np.ndarray]:
     return {**seen, "begin": begin, **counters, **state}
 
 
-def follow(env: DeviceEnv, vector, steps: int, every: int = 1):
+def follow(env: DeviceEnv, vector: Any, steps: int, every: int = 1) -> Iterator[tuple[Any, Any]]:
     """Plays both with the oracle's actions and random ones in turn, and yields what both give, every few steps.
 
     If not at every step, the device's environments are first brought to the other's state.
@@ -96,7 +98,7 @@ def check(spec: str, steps: int, every: int = 1, num_envs: int = 3) -> int:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_it_follows_the_vector_environment(spec):
+def test_it_follows_the_vector_environment(spec: str) -> None:
     assert check(spec, 300) >= 3
 
 
@@ -109,7 +111,7 @@ def played(env: DeviceEnv, steps: int) -> list[dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_state_resumes_exactly(spec):
+def test_a_state_resumes_exactly(spec: str) -> None:
     """Also between the end of an episode and the next step."""
     env, other = (envs.make_device(spec, 3, "cpu") for _ in range(2))
     env.reset(3)
@@ -125,7 +127,7 @@ def test_a_state_resumes_exactly(spec):
 
 
 @pytest.mark.parametrize("spec", ["rooms:small", "diagnostic:recall"])
-def test_states_of_another_form_are_refused(spec):
+def test_states_of_another_form_are_refused(spec: str) -> None:
     env = envs.make_device(spec, 2, "cpu")
     env.reset(0)
     state = env.get_state()
@@ -136,7 +138,7 @@ def test_states_of_another_form_are_refused(spec):
         env.set_state({name: tensor for name, tensor in state.items() if name != "truncated"})
 
 
-def test_what_cannot_be_on_a_device_is_refused():
+def test_what_cannot_be_on_a_device_is_refused() -> None:
     for spec in ("gym:CartPole-v1", "diagnostic:tmaze", "rooms:small,rooms:full"):
         with pytest.raises(ValueError, match=f"'{spec}': expected one task .*: rooms:\\* or diagnostic:recall"):
             envs.make_device(spec, 2, "cpu")
@@ -150,7 +152,7 @@ def test_what_cannot_be_on_a_device_is_refused():
             envs.make_device("rooms:small", 2, "cuda")
 
 
-def test_a_missing_package_is_named(monkeypatch):
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba_cuda", None)
     monkeypatch.delitem(sys.modules, "envs.rooms.kernels", raising=False)
     with pytest.raises(ImportError, match=r"^the rooms level on a GPU needs .*: pip install -e '\.\[gpu\]'$"):
@@ -164,7 +166,7 @@ def python(*lines: str, **variables: str) -> None:
     assert found.returncode == 0, found.stderr
 
 
-def test_the_level_alone_loads_neither_torch_nor_cuda():
+def test_the_level_alone_loads_neither_torch_nor_cuda() -> None:
     python("import envs.registry, sys", "assert not {'torch', 'numba.cuda'} & sys.modules.keys()")
 
 
@@ -174,17 +176,17 @@ def simulate(specs: dict[str, tuple[int, int]]) -> None:
     python(*lines, f"for spec, steps in {specs}.items(): check(spec, *steps, num_envs=2)", NUMBA_ENABLE_CUDASIM="1")
 
 
-def test_the_kernel_equals_the_cpu_in_the_simulator():
+def test_the_kernel_equals_the_cpu_in_the_simulator() -> None:
     simulate(SIMULATED)
 
 
 @pytest.mark.slow
-def test_the_kernel_equals_the_cpu_in_the_simulator_at_full_size():
+def test_the_kernel_equals_the_cpu_in_the_simulator_at_full_size() -> None:
     simulate({"rooms:full": (365, 10), "rooms:transfer": (365, 10)})
 
 
 @pytest.mark.slow
-def test_the_kernel_compiles_without_a_gpu(monkeypatch):
+def test_the_kernel_compiles_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         from envs.rooms import kernels
     except ImportError as error:
@@ -204,7 +206,7 @@ def test_the_kernel_compiles_without_a_gpu(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("spec", ["rooms:full", "rooms:transfer", "rooms:small-recall,episode_frames=300"])
-def test_a_gpu_follows_the_cpu_up_to_rounding(spec):
+def test_a_gpu_follows_the_cpu_up_to_rounding(spec: str) -> None:
     """From the same state at every step, since differences grow."""
     env, vector = envs.make_device(spec, 64, "cuda"), envs.make_vector(spec, 64)
     env.reset(7)
@@ -221,7 +223,7 @@ def test_a_gpu_follows_the_cpu_up_to_rounding(spec):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("spec", ["rooms:small,episode_frames=50", "diagnostic:recall"])
-def test_a_cuda_graph_holds_a_step(spec):
+def test_a_cuda_graph_holds_a_step(spec: str) -> None:
     env, other = (envs.make_device(spec, 64, "cuda") for _ in range(2))
     action = torch.zeros(64, dtype=torch.int64, device="cuda")
     env.reset(7)

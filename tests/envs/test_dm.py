@@ -1,6 +1,7 @@
 """dm_env both ways: its own test suite on the rooms level; specs, ends of episodes and seeds of adapted ones."""
 
 import unittest
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -15,14 +16,14 @@ from tests.envs.dm_tasks import Walk
 
 
 class TestRoomsKeepsTheContractOfDmEnv(test_utils.EnvironmentTestMixin, unittest.TestCase):
-    def make_object_under_test(self):
+    def make_object_under_test(self) -> RoomsDmEnv:
         return RoomsDmEnv(RoomsConfig(image_height=16, image_width=16, hud=False, episode_frames=40), seed=0)
 
-    def make_action_sequence(self):
+    def make_action_sequence(self) -> Iterator[int]:
         return iter(np.random.default_rng(0).integers(0, 9, 100))
 
 
-def test_there_and_back_is_the_level_itself():
+def test_there_and_back_is_the_level_itself() -> None:
     direct, round_trip = RoomsEnv("small"), DmEnv(partial(RoomsDmEnv, "small"))
     assert round_trip.observation_space == direct.observation_space
     for seed in (3, None):
@@ -37,7 +38,7 @@ def test_there_and_back_is_the_level_itself():
         assert over
 
 
-def test_truncation_and_termination_are_told_apart():
+def test_truncation_and_termination_are_told_apart() -> None:
     env, ends = DmEnv(Walk), set()
     with pytest.raises(RuntimeError, match="call reset"):
         env.step(0)
@@ -53,7 +54,7 @@ def test_truncation_and_termination_are_told_apart():
     assert ends == {(True, False), (False, True)}
 
 
-def test_an_existing_environment_keeps_its_random_stream():
+def test_an_existing_environment_keeps_its_random_stream() -> None:
     walk, twin = Walk(seed=5), Walk(seed=5)
     env = DmEnv(lambda: walk)
     for seed in (None, 1):
@@ -62,7 +63,7 @@ def test_an_existing_environment_keeps_its_random_stream():
     assert walk.closed
 
 
-def test_specs_become_spaces():
+def test_specs_become_spaces() -> None:
     space = to_space(Walk().observation_spec())
     rest = spaces.Tuple((spaces.Box(0, 1, (), np.bool_), spaces.Box(-np.inf, np.inf, (), np.float64)))
     place = spaces.Box(-1.0, 1.0, (1,), np.float64)
@@ -73,7 +74,7 @@ def test_specs_become_spaces():
         to_space({"text": specs.StringArray(())})
 
 
-def test_by_the_name_of_a_function():
+def test_by_the_name_of_a_function() -> None:
     env = envs.make_vector("dm:tests.envs.dm_tasks:makes_walks,cells=7", 2)
     assert env.single_observation_space.shape == (7 + 1 + 2,)
     assert env.single_action_space == spaces.Discrete(3, dtype=np.int32)

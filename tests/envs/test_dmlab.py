@@ -5,10 +5,14 @@ Tests with the fixture `lab` run with the double, and with the real package wher
 
 import itertools
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from numpy.typing import NDArray
 
 import envs
 from envs import dmlab
@@ -23,11 +27,11 @@ NAME = "rooms_select_nonmatching_object"
 
 
 @pytest.fixture(params=["double", pytest.param("real", marks=pytest.mark.dmlab)])
-def lab(request):
+def lab(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Makes environments on the double or on the real package, and closes them."""
     made = []
 
-    def make(level=NAME, **kwargs):
+    def make(level: str = NAME, **kwargs: Any) -> DMLabEnv:
         made.append(DMLabEnv(level, lab=Module if request.param == "double" else None, **kwargs))
         return made[-1]
 
@@ -39,18 +43,18 @@ def lab(request):
 
 
 @pytest.fixture
-def begun(monkeypatch):
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """The double in place of the package, and (level, mixer seed, seed) of the episodes that begin on it."""
     monkeypatch.setitem(sys.modules, "deepmind_lab", Module)
     monkeypatch.setattr(Lab, "begun", [])
     return Lab.begun
 
 
-def double(level=NAME, **kwargs):
+def double(level: str = NAME, **kwargs: Any) -> DMLabEnv:
     return DMLabEnv(level, lab=Module, **kwargs)
 
 
-def play(env, steps, seed=None):
+def play(env: Any, steps: int, seed: int | None = None) -> NDArray[Any]:
     """The observations of an episode of which the actions are always the same."""
     return np.stack([env.reset(seed=seed)[0], *(env.step(step % 8)[0] for step in range(steps))])
 
@@ -59,12 +63,12 @@ def play(env, steps, seed=None):
 
 
 @pytest.mark.parametrize("instruction", [False, True])
-def test_gymnasium_checks_it(lab, instruction):
+def test_gymnasium_checks_it(lab: Callable[..., Any], instruction: bool) -> None:
     check_env(lab(instruction=instruction), skip_render_check=True)
 
 
 @pytest.mark.parametrize(("repeat", "steps"), [(4, 180), (7, 103)])
-def test_an_episode_is_720_frames_and_repeats_its_last_view(lab, repeat, steps):
+def test_an_episode_is_720_frames_and_repeats_its_last_view(lab: Callable[..., Any], repeat: int, steps: int) -> None:
     env = lab(action_repeat=repeat)
     for _ in range(2):
         observation, infos = env.reset(seed=3)
@@ -79,7 +83,7 @@ def test_an_episode_is_720_frames_and_repeats_its_last_view(lab, repeat, steps):
     assert env.reset()[1] == NO_CHOICES
 
 
-def test_a_seed_is_one_episode_whatever_was_played_before(lab):
+def test_a_seed_is_one_episode_whatever_was_played_before(lab: Callable[..., Any]) -> None:
     """As the first of an instance, in the middle of another episode, and after one that ended."""
     env = lab()
     first, other = play(env, 30, seed=7), play(env, 180, seed=8)
@@ -88,7 +92,7 @@ def test_a_seed_is_one_episode_whatever_was_played_before(lab):
         assert (play(again, 30, seed=7) == first).all()
 
 
-def test_streams_and_tests_have_their_own_episodes(lab):
+def test_streams_and_tests_have_their_own_episodes(lab: Callable[..., Any]) -> None:
     kinds = [{}, {"stream": 0}, {"stream": 1}, {"test": True}]
     episodes = [play(lab(**kind), 30, seed=7) for kind in kinds]
     for one, other in itertools.combinations(episodes, 2):
@@ -96,7 +100,7 @@ def test_streams_and_tests_have_their_own_episodes(lab):
     assert (play(lab(stream=1), 30, seed=7) == episodes[2]).all()
 
 
-def test_levels_by_name_and_by_path(lab):
+def test_levels_by_name_and_by_path(lab: Callable[..., Any]) -> None:
     for level in (NAME, LEVEL, "rooms_collect_good_objects_test", *OTHERS):
         assert lab(level, test=level.endswith("_test")).reset(seed=0)[0].shape == (72, 96, 3)
     for level in ("rooms_collect_good_objects_test", "none"):
@@ -105,7 +109,7 @@ def test_levels_by_name_and_by_path(lab):
 
 
 @pytest.mark.parametrize("level", [NAME, "language_select_located_object"])
-def test_instructions(lab, level):
+def test_instructions(lab: Callable[..., Any], level: str) -> None:
     env = lab(level, instruction=True)
     observation = env.reset(seed=0)[0]
     assert env.observation_space.contains(observation)
@@ -113,7 +117,7 @@ def test_instructions(lab, level):
     assert (observation["instruction"] > 0).any() == level.startswith("language")
 
 
-def test_maps_are_compiled_once(lab, tmp_path):
+def test_maps_are_compiled_once(lab: Callable[..., Any], tmp_path: Path) -> None:
     for _ in range(2):
         lab("explore_goal_locations_small", level_cache=LevelCache(tmp_path, 1 << 30)).reset(seed=5)
         assert len(list(tmp_path.glob("*.pk3"))) == 1
@@ -122,7 +126,7 @@ def test_maps_are_compiled_once(lab, tmp_path):
 # With the double.
 
 
-def test_choices_are_told_from_rewards():
+def test_choices_are_told_from_rewards() -> None:
     env, other = double(), double("rooms_watermaze")
     env.reset(seed=3)
     other.reset(seed=3)
@@ -138,7 +142,7 @@ MOVES = [(0, 0, 0, 1, 0, 0, 0), (0, 0, 0, -1, 0, 0, 0), (0, 0, -1, 0, 0, 0, 0), 
 UP_DOWN, FIRE = [(0, 10, 0, 0, 0, 0, 0), (0, -10, 0, 0, 0, 0, 0)], (0, 0, 0, 0, 1, 0, 0)
 
 
-def looks(forward, *pixels):
+def looks(forward: int, *pixels: int) -> list[tuple[int, ...]]:
     return [(look, 0, 0, forward, 0, 0, 0) for look in pixels]
 
 
@@ -149,7 +153,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ACTION_SETS)
-def test_action_sets(name):
+def test_action_sets(name: str) -> None:
     env, rows = double(actions=name), ROWS[name]
     env.reset(seed=0)
     assert len(set(env.metadata["action_names"])) == env.action_space.n == len(rows)
@@ -160,14 +164,14 @@ def test_action_sets(name):
             env.step(action)
 
 
-def test_impossible_arguments_are_named():
+def test_impossible_arguments_are_named() -> None:
     wrong = {"image_height": 0, "image_width": -1, "action_repeat": 0, "actions": "ten", "renderer": "gpu"}
     for field, value in (*wrong.items(), ("stream", -1), ("stream", 2**31), ("test", "yes"), ("image_width", 96.0)):
         with pytest.raises(ValueError, match=rf"{field}: expected .*got '?{value}"):
             double(**{field: value})
 
 
-def test_words_are_hashed_alike_everywhere():
+def test_words_are_hashed_alike_everywhere() -> None:
     assert hash_words("Pick the red ball")[:5].tolist() == [118, 79, 456, 380, 0]
     assert not hash_words("  ").any()
     assert (hash_words("a  b\n") == hash_words("a b")).all()
@@ -177,7 +181,7 @@ def test_words_are_hashed_alike_everywhere():
     assert {int(hash_words(str(word))[0]) for word in range(20_000)} == set(range(1, VOCABULARY))
 
 
-def test_seeds_and_mixer_seeds(begun):
+def test_seeds_and_mixer_seeds(begun: list[tuple[str, int, int]]) -> None:
     """No environment of a batch begins an episode twice; without a seed the first is any."""
     first, batch = 2**31 - 3, dmlab.make(LEVEL, 3, processes=0, image_height=8, image_width=8)
     batch.reset(seed=first)
@@ -198,7 +202,9 @@ def test_seeds_and_mixer_seeds(begun):
     assert TEST_MIXER < TRAINING_MIXERS, "training has the upper half"
 
 
-def test_the_cache_is_used_by_instances_together(begun, tmp_path, monkeypatch):
+def test_the_cache_is_used_by_instances_together(
+    begun: list[tuple[str, int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(Lab, "built", 0)
     level = "dmlab:explore_goal_locations_small,processes=0"
@@ -215,7 +221,7 @@ def test_the_cache_is_used_by_instances_together(begun, tmp_path, monkeypatch):
 # What may be missing.
 
 
-def test_without_deepmind_lab_one_clear_error(monkeypatch):
+def test_without_deepmind_lab_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepmind_lab", None)
     for make in (DMLabEnv, lambda level: envs.make_vector(f"dmlab:{level}", 1)):
         with pytest.raises(ImportError, match="--env rooms:full"):
@@ -223,13 +229,15 @@ def test_without_deepmind_lab_one_clear_error(monkeypatch):
 
 
 @pytest.mark.parametrize("module", ["pkg_resources", "six"])
-def test_what_the_package_itself_cannot_import_is_named(module, tmp_path, monkeypatch):
+def test_what_the_package_itself_cannot_import_is_named(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(monkeypatch, tmp_path, f"import sys; sys.modules['{module}'] = None; import {module}")
     with pytest.raises(ImportError, match=rf"is installed, but .* {module} .*pip install 'setuptools<82' six"):
         envs.make_vector(f"dmlab:{NAME}", 1)
 
 
-def test_what_a_renderer_lacks_is_named(tmp_path, monkeypatch):
+def test_what_a_renderer_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Module, "__file__", str(tmp_path / "__init__.py"))
     library = tmp_path / "libdmlab_headless_hw.so"
     for reason in ("cannot open shared object file", "file too short"):
@@ -238,7 +246,7 @@ def test_what_a_renderer_lacks_is_named(tmp_path, monkeypatch):
         library.touch()
 
 
-def test_it_has_a_process_of_its_own(tmp_path, monkeypatch):
+def test_it_has_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which does the same as this one, and whose end by a missing map is one line."""
     install(monkeypatch, tmp_path)
     level = "dmlab:language_select_located_object,instruction=True,image_height=8,image_width=8"
@@ -259,7 +267,7 @@ def test_it_has_a_process_of_its_own(tmp_path, monkeypatch):
 # By name.
 
 
-def test_by_name_with_all_fields(begun):
+def test_by_name_with_all_fields(begun: list[tuple[str, int, int]]) -> None:
     spec = f"dmlab:{NAME},image_height=24,image_width=32,actions=fifteen,dataset=/data,processes=0"
     batch = envs.make_vector(spec, 2, stream=5)
     assert batch.reset(seed=0)[0].shape == (2, 24, 32, 3)
@@ -272,7 +280,7 @@ def test_by_name_with_all_fields(begun):
     assert Lab.latest.closed
 
 
-def test_all_of_dmlab30_by_name():
+def test_all_of_dmlab30_by_name() -> None:
     fields = "image_height=8,actions=fifteen"
     wanted = tuple(f"dmlab:{level.train},instruction=True,{fields}" for level in LEVELS)
     assert envs.tasks(f"dmlab:dmlab30,{fields}") == wanted
@@ -291,12 +299,12 @@ def test_all_of_dmlab30_by_name():
         ),
     ],
 )
-def test_the_test_versions_of_tasks(trained, tested):
+def test_the_test_versions_of_tasks(trained: str, tested: str) -> None:
     """One that two tasks share occurs once."""
     assert envs.held_out(trained) == tested
 
 
-def test_the_table_of_dmlab30():
+def test_the_table_of_dmlab30() -> None:
     assert len({level.train for level in LEVELS}) == 30
     assert len(BY_NAME) == 32
     differ = [level.train for level in LEVELS if level.train != level.test]

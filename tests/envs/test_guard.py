@@ -6,6 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +21,11 @@ SPEC = "gym:tests.envs.faulty:Faulty-v0,"
 
 
 @pytest.fixture(autouse=True)
-def _limit(monkeypatch):
+def _limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "_limit", 1.0)
 
 
-def play(fields: str):
+def play(fields: str) -> None:
     """Makes environments, plays episodes and closes them, as every command does."""
     actor = ScriptedActor(envs.make_vector(SPEC + fields, 2), "random", 0, SPEC + fields)
     try:
@@ -43,7 +46,7 @@ WHEN = {"init": "while it was made", "reset": "in reset", "step,at=3": "in step 
         ("sleep", "expected it to return within 1 s (step-seconds)", "time.sleep(10_000)"),
     ],
 )
-def test_the_environment_the_call_and_the_place_are_said(fault, problem, place, when):
+def test_the_environment_the_call_and_the_place_are_said(fault: str, problem: str, place: str, when: str) -> None:
     fields = f"fault={fault},when={when}"
     with pytest.raises(envs.EnvironmentFailed) as caught:
         play(fields)
@@ -56,13 +59,13 @@ def test_the_environment_the_call_and_the_place_are_said(fault, problem, place, 
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "it travels from Ray's actors"
 
 
-def test_an_error_in_closing_does_not_hide_the_one_before():
+def test_an_error_in_closing_does_not_hide_the_one_before() -> None:
     actor = ScriptedActor(envs.make_vector(f"{SPEC}fault=exit,when=close", 1), "random", 0)
     with pytest.raises(KeyError, match="before"), contextlib.closing(actor):
         raise KeyError("before")
 
 
-def test_a_missing_package_has_its_place(tmp_path, monkeypatch):
+def test_a_missing_package_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needs_more.py").write_text("import nowhere_at_all\n")
     monkeypatch.syspath_prepend(tmp_path)
     for spec in ("dm:needs_more:Env", "gym:needs_more:Env-v0"):
@@ -70,12 +73,12 @@ def test_a_missing_package_has_its_place(tmp_path, monkeypatch):
             envs.make_vector(spec, 1)
 
 
-def test_ctrl_c_in_an_environment_is_ctrl_c():
+def test_ctrl_c_in_an_environment_is_ctrl_c() -> None:
     with pytest.raises(KeyboardInterrupt), guard.calling("env", "in step"):
         raise KeyboardInterrupt
 
 
-def test_many_short_calls_are_no_long_one(monkeypatch):
+def test_many_short_calls_are_no_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "_limit", 300.0)  # the watchdog's own checks add next to nothing
     for _ in range(60):
         with guard.calling("env", "in step"):
@@ -85,7 +88,7 @@ def test_many_short_calls_are_no_long_one(monkeypatch):
 
 
 @contextlib.contextmanager
-def other_process(fields):
+def other_process(fields: Any) -> Iterator[subprocess.Popen[str]]:
     """A process that plays with a limit of one second, and half a second of grace."""
     program = (
         "import envs; from envs import guard; from tests.envs.test_guard import play;"
@@ -109,7 +112,7 @@ def other_process(fields):
         ("lock", -signal.SIGPROF, "in step\n"),
     ],
 )
-def test_what_cannot_be_interrupted_ends_its_process(fault, status, said):
+def test_what_cannot_be_interrupted_ends_its_process(fault: str, status: int, said: str) -> None:
     with other_process(f"fault={fault}") as process:
         _, error = process.communicate(timeout=60)
     assert process.returncode == status
@@ -118,7 +121,7 @@ def test_what_cannot_be_interrupted_ends_its_process(fault, status, said):
 
 
 @pytest.mark.slow
-def test_the_time_that_a_process_is_stopped_does_not_count():
+def test_the_time_that_a_process_is_stopped_does_not_count() -> None:
     with other_process("fault=pause,at=2") as process:
         assert process.stdout.readline() == "pause\n"
         process.send_signal(signal.SIGSTOP)

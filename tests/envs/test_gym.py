@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import sys
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -18,10 +19,10 @@ FLOATS = spaces.Box(-2.0, 3.0, (2, 2), np.float64)
 class Shows(gymnasium.Env):
     """Observations are samples of a space; `last` is the last."""
 
-    def __init__(self, space, actions=None):
+    def __init__(self, space: spaces.Space[Any], actions: Any = None) -> None:
         self.observation_space, self.action_space = space, actions or spaces.Discrete(2)
 
-    def reset(self, *, seed=None, options=None):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.observation_space.seed(seed)
         self.last = self.observation_space.sample()
@@ -39,7 +40,7 @@ class Shows(gymnasium.Env):
         (spaces.Dict({"a": FLOATS, "b": spaces.Discrete(2)}), lambda x: [*x["a"].ravel(), *np.eye(2)[x["b"]]]),
     ],
 )
-def test_other_observations_become_vectors(space, values):
+def test_other_observations_become_vectors(space: spaces.Space[Any], values: Any) -> None:
     env = adapt(Shows(space))
     for seed in range(5):
         observation, _ = env.reset(seed=seed)
@@ -48,7 +49,7 @@ def test_other_observations_become_vectors(space, values):
         np.testing.assert_allclose(observation, np.asarray(values(env.unwrapped.last), np.float32))
 
 
-def test_images_are_kept_and_grey_ones_get_an_axis():
+def test_images_are_kept_and_grey_ones_get_an_axis() -> None:
     colour = Shows(spaces.Box(0, 255, (12, 16, 3), np.uint8))
     assert adapt(colour) is colour
     grey = adapt(Shows(spaces.Box(0, 255, (12, 16), np.uint8)))
@@ -71,7 +72,7 @@ def test_images_are_kept_and_grey_ones_get_an_axis():
         (spaces.Tuple([FLOATS, spaces.Dict({})]), None, r"expected Box, .*, got Dict\(\) as observation\[1\]"),
     ],
 )
-def test_other_spaces_are_refused_by_name(space, actions, message):
+def test_other_spaces_are_refused_by_name(space: spaces.Space[Any], actions: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         adapt(Shows(space, actions))
 
@@ -79,7 +80,7 @@ def test_other_spaces_are_refused_by_name(space, actions, message):
 @pytest.mark.parametrize(
     "words", [spaces.Text(5), spaces.OneOf([FLOATS, FLOATS]), spaces.Sequence(FLOATS), spaces.Graph(FLOATS, None)]
 )
-def test_observations_that_are_no_numbers_are_refused_wherever_they_are(words):
+def test_observations_that_are_no_numbers_are_refused_wherever_they_are(words: spaces.Space[Any]) -> None:
     """gymnasium flattens text to numbers of characters, and a choice of spaces to one of them and padding."""
     nests = {
         "observation": words,
@@ -109,7 +110,7 @@ CAMERA = spaces.Box(0, 255, (4, 5, 3), np.uint8)
         (CAMERA, None),
     ],
 )
-def test_images_that_become_part_of_a_vector_are_named(space, images):
+def test_images_that_become_part_of_a_vector_are_named(space: spaces.Space[Any], images: Any) -> None:
     found = adapt(Shows(space)).metadata.get("flattened_images")
     names = found and tuple(name.partition(" (")[0] for name in found)
     assert names == images
@@ -125,7 +126,9 @@ def test_images_that_become_part_of_a_vector_are_named(space, images):
         ("PongNoFrameskip-v4", "ale_py"),
     ],
 )
-def test_a_missing_package_is_named_with_its_installation(name, module, monkeypatch):
+def test_a_missing_package_is_named_with_its_installation(
+    name: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=f"gym:{name} needs {module}: {re.escape(PACKAGES[module][1])}"):
         envs.make_vector(f"gym:{name}", 1)
@@ -135,7 +138,7 @@ minigrid = pytest.mark.skipif(not importlib.util.find_spec("minigrid"), reason="
 
 
 @minigrid
-def test_minigrid_symbols_are_those_of_its_own_one_hot_wrapper():
+def test_minigrid_symbols_are_those_of_its_own_one_hot_wrapper() -> None:
     from minigrid.wrappers import OneHotPartialObsWrapper
 
     env = gymnasium.make("MiniGrid-Unlock-v0")
@@ -153,7 +156,7 @@ def test_minigrid_symbols_are_those_of_its_own_one_hot_wrapper():
     ("name", "size", "tile"),
     [("MiniGrid-DoorKey-6x6-v0", 7, 8), ("MiniGrid-LavaCrossingS9N1-v0", 5, 8), ("MiniGrid-MemoryS7-v0", 3, 28)],
 )
-def test_minigrid_pixels_are_those_of_its_own_wrapper(name, size, tile):
+def test_minigrid_pixels_are_those_of_its_own_wrapper(name: str, size: int, tile: int) -> None:
     """Also while a key is carried, through doors, and beside cells that are not seen."""
     from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
 
@@ -173,7 +176,7 @@ def test_minigrid_pixels_are_those_of_its_own_wrapper(name, size, tile):
 
 
 @minigrid
-def test_minigrid_draws_itself_and_names_its_actions():
+def test_minigrid_draws_itself_and_names_its_actions() -> None:
     spec = envs.drawing("gym:MiniGrid-MemoryS7-v0")
     assert spec.endswith("render_mode=rgb_array")
     assert envs.make_vector(spec, 1).metadata["action_names"][:3] == ["left", "right", "forward"]
@@ -189,6 +192,6 @@ def test_minigrid_draws_itself_and_names_its_actions():
         ("gym:BabyAI-GoToObj-v0", "mission differs by episode"),
     ],
 )
-def test_what_minigrid_cannot_do(spec, message):
+def test_what_minigrid_cannot_do(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"environment {spec}: .*{message}"):
         envs.make_vector(spec, 1)

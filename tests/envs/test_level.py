@@ -1,7 +1,11 @@
 """The rules of the rooms level against the facts measured on the original: timing, zones, rewards, draws, scores."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from envs import make_vector
 from envs.lab_interface import NINE
@@ -16,7 +20,7 @@ STEPS = RoomsConfig(image_height=8, image_width=8, hud=False)
 CHOOSING = {"room": ROOM_2, "visit": 2}
 
 
-def start(config=FRAMES, num_envs=1, seed=0, **state):
+def start(config: RoomsConfig = FRAMES, num_envs: int = 1, seed: int = 0, **state: Any) -> RoomsVectorEnv:
     env = RoomsVectorEnv(num_envs, config)
     env.reset(seed=seed)
     for name, value in state.items():
@@ -24,13 +28,13 @@ def start(config=FRAMES, num_envs=1, seed=0, **state):
     return env
 
 
-def step(env, action):
+def step(env: RoomsVectorEnv, action: int) -> Any:
     _, reward, terminated, truncated, infos = env.step(np.full(env.num_envs, action))
     assert not truncated.any()
     return reward, terminated, infos
 
 
-def play(env, policy=oracle_actions):
+def play(env: RoomsVectorEnv, policy: Callable[..., Any] = oracle_actions) -> Any:
     """Rewards [T, N] of one episode and its last infos; policy(env) -> actions [N]."""
     steps = [env.step(policy(env)) for _ in range(env.config.episode_steps)]
     assert steps[-1][2].all()
@@ -50,7 +54,9 @@ def play(env, policy=oracle_actions):
         (ROOM_2, 500, -64, (624.875, 112.875, 271.125, -232.875)),
     ],
 )
-def test_walls_stop_the_player_15_and_an_eighth_u_before_them(room, x, y, stops):
+def test_walls_stop_the_player_15_and_an_eighth_u_before_them(
+    room: Any, x: int, y: int, stops: tuple[float, float, float, float]
+) -> None:
     """To the east, north, west and south."""
     env = start(num_envs=4, room=room, x=x, y=y, yaw=(0, 90, 180, -90))
     for _ in range(90):
@@ -59,7 +65,7 @@ def test_walls_stop_the_player_15_and_an_eighth_u_before_them(room, x, y, stops)
     assert (state.x[0], state.y[1], state.x[2], state.y[3]) == pytest.approx(stops)
 
 
-def test_the_teleporter_acts_one_frame_later_after_a_gray_view():
+def test_the_teleporter_acts_one_frame_later_after_a_gray_view() -> None:
     """Measured on DeepMind Lab: on the pad at frame 55, +1 and the second room at 56, passive from there to 443.6."""
     env = start(RoomsConfig(action_repeat=1))
     for _ in range(55):
@@ -80,19 +86,19 @@ def test_the_teleporter_acts_one_frame_later_after_a_gray_view():
     assert env.state.x[0] == pytest.approx(443.6062, abs=1e-3)
 
 
-def touched(env):
+def touched(env: RoomsVectorEnv) -> Any:
     """The rewards of the second of two frames; there are none in the first."""
     assert not step(env, FIRE)[0].any()
     return step(env, FIRE)[0]
 
 
-def test_pad_trigger():
+def test_pad_trigger() -> None:
     x, y = np.transpose([(24.9, -64), (25.1, -64), (60, -25.1), (60, -24.9), (60, -102.9), (60, -103.1)])
     assert touched(start(num_envs=6, x=x, y=y)).tolist() == [0, 1, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize(("side", "match_side"), [(0, 0), (0, 1), (1, 0), (1, 1)])
-def test_pickup_zone(side, match_side):
+def test_pickup_zone(side: int, match_side: int) -> None:
     offsets = [(-50.1, 0), (-49.9, 0), (24.9, 0), (0, 35.9), (0, 36.1), (0, -35.9), (0, -36.1)]
     touches, reward = np.array([0, 1, 1, 1, 0, 1, 0]), -10.0 if side == match_side else 10.0
     x, y = (np.array(CHOICES[side]) + offsets).T
@@ -103,7 +109,7 @@ def test_pickup_zone(side, match_side):
     assert (infos["correct_choices"] == touches * (reward > 0)).all()
 
 
-def test_players_stay_in_the_rooms():
+def test_players_stay_in_the_rooms() -> None:
     """Random players stay out of every solid, within the room they are in, and always see something."""
     env, rng = start(STEPS, 64), np.random.default_rng(1)
     hurried = rng.integers(0, 9, 64)
@@ -118,7 +124,7 @@ def test_players_stay_in_the_rooms():
     assert (env.state.x > 200).any()
 
 
-def test_a_choice_leads_to_a_new_trial():
+def test_a_choice_leads_to_a_new_trial() -> None:
     """Reward one frame after the touch, then a frame at the start, and one in which the engine ignores the action."""
     env = start(**CHOOSING, x=600.0, y=64.0, yaw=30.0, vx=50.0)
     match = env.state.match[0]
@@ -136,7 +142,7 @@ def test_a_choice_leads_to_a_new_trial():
     assert env.state.match[0] == match
 
 
-def test_with_action_repeat():
+def test_with_action_repeat() -> None:
     """A step of four frames is those frames, and a look step turns 8.4 degrees."""
     by_step, by_frame = start(STEPS), start(FRAMES)
     rng = np.random.default_rng(0)
@@ -151,14 +157,14 @@ def test_with_action_repeat():
     assert env.state.yaw[0] == pytest.approx(-8.448)
 
 
-def test_the_last_step_gives_the_reward_of_what_was_touched_last():
+def test_the_last_step_gives_the_reward_of_what_was_touched_last() -> None:
     """DeepMind Lab runs one frame more at the end of an episode to collect it."""
     assert step(start(x=30.0, y=-64.0, frame=719), FIRE)[0][0] == 1.0
     assert step(start(x=30.0, y=-64.0, frame=718), FIRE)[0][0] == 0.0
 
 
 @pytest.mark.parametrize(("repeat", "steps"), [(4, 180), (1, 720), (7, 103)])
-def test_an_episode_lasts_720_frames(repeat, steps):
+def test_an_episode_lasts_720_frames(repeat: int, steps: int) -> None:
     earned = {"score": 9.0, "correct": 2, "wrong": 1}
     env = start(RoomsConfig(image_height=8, image_width=8, hud=False, action_repeat=repeat), **earned)
     for count in range(1, steps + 1):
@@ -171,7 +177,7 @@ def test_an_episode_lasts_720_frames(repeat, steps):
     assert infos["correct_choices"][0] == infos["wrong_choices"][0] == env.state.score[0] == 0
 
 
-def test_the_oracle_scores_66_for_every_seed():
+def test_the_oracle_scores_66_for_every_seed() -> None:
     """As in DeepMind Lab; a seventh teleport does not fit."""
     rewards, infos = play(start(STEPS, 32, seed=1))
     assert (rewards.sum(axis=0) == 66).all()
@@ -179,11 +185,11 @@ def test_the_oracle_scores_66_for_every_seed():
     assert (infos["wrong_choices"] == 0).all()
 
 
-def test_the_rewards_of_a_blind_runner():
+def test_the_rewards_of_a_blind_runner() -> None:
     """Measured on DeepMind Lab: at steps 14, 27, 42, ..., 180; he turns left for five steps after every teleport."""
     since = 9
 
-    def run(env):
+    def run(env: RoomsVectorEnv) -> NDArray[Any]:
         nonlocal since
         since = 0 if env.state.visit[0] == 2 and since > 9 else since + 1 if env.state.visit[0] == 2 else 10
         return np.full(1, NINE.index("look left, forward") if since < 5 else FORWARD)
@@ -193,9 +199,9 @@ def test_the_rewards_of_a_blind_runner():
     assert (steps[:3].tolist(), steps[-1], len(steps)) == ([14, 27, 42], 180, 13)
 
 
-def test_draws_of_a_trial():
+def test_draws_of_a_trial() -> None:
     env, names = start(STEPS, 64, seed=4), ("match", "other", "example_side", "match_side")
-    seen = {name: [] for name in names}
+    seen: dict[str, list[Any]] = {name: [] for name in names}
     for _ in range(60):  # each trial is cut short by a choice
         for name in names:
             seen[name].append(getattr(env.state, name).copy())
@@ -212,7 +218,7 @@ def test_draws_of_a_trial():
         assert flags.mean() == pytest.approx(0.5, abs=0.03)
 
 
-def test_the_match_object_is_uniform_over_episodes():
+def test_the_match_object_is_uniform_over_episodes() -> None:
     env = start(FRAMES, 3600, seed=5, frame=719)
     match = env.state.match.copy()
     assert ((np.bincount(match, minlength=36) - 100.0) ** 2 / 100.0).sum() < 67
@@ -221,7 +227,7 @@ def test_the_match_object_is_uniform_over_episodes():
     assert (env.state.match != match).mean() > 0.9, "a new episode draws a new object"
 
 
-def test_poses_lie_on_the_floor_plan():
+def test_poses_lie_on_the_floor_plan() -> None:
     env = RoomsVectorEnv(4, "small")
     env.reset(seed=0)
     plan, poses = env.metadata["floor_plan"], []
@@ -236,12 +242,12 @@ def test_poses_lie_on_the_floor_plan():
 
 
 @pytest.mark.parametrize("config", ["full", "full-recall-112"])
-def test_situations_name_the_example_and_the_object_to_take(config):
+def test_situations_name_the_example_and_the_object_to_take(config: str) -> None:
     """The oracle walks to the object to take, on its side; what was shown is what is to be left."""
     env = RoomsVectorEnv(8, config)
     env.reset(seed=0)
     chosen, spots = 0, {name: tuple(spot) for name, spot in env.metadata["floor_plan"]["spots"].items()}
-    shown = [set() for _ in range(8)]
+    shown: list[set[Any]] = [set() for _ in range(8)]
     for _ in range(env.config.episode_steps):
         before, left = env.situations(), env.state.y > -64
         rewards = env.step(oracle_actions(env))[1]
@@ -267,7 +273,7 @@ def test_situations_name_the_example_and_the_object_to_take(config):
 
 
 @pytest.mark.parametrize("frames", [89, 90, 92, 720])
-def test_views_between_two_steps_are_those_of_single_frames(frames):
+def test_views_between_two_steps_are_those_of_single_frames(frames: int) -> None:
     """To the end of an episode, whose last view is repeated; environments stay as they are."""
     spec = f"rooms:small,episode_frames={frames}"
     env, slow = make_vector(spec, 3), make_vector(f"{spec},action_repeat=1", 3)

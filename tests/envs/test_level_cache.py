@@ -7,6 +7,9 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -17,24 +20,24 @@ SIZES = {f"level {number}": 1000 + 37 * number for number in range(40)}
 LIMIT = 12_000
 
 
-def content(key):
+def content(key: str) -> bytes:
     """The content for a key, so that a partial or wrong file is noticed."""
     block = hashlib.sha256(key.encode()).digest()
     return (block * (SIZES[key] // len(block) + 1))[: SIZES[key]]
 
 
 @pytest.fixture
-def made(tmp_path):
+def made(tmp_path: Path) -> Callable[..., Any]:
     """`made(key)` makes the file that Lab would compile."""
     path = tmp_path / "made.pk3"
     return lambda key: path.write_bytes(content(key)) and str(path)
 
 
-def used(folder):
+def used(folder: Path) -> int:
     return sum(entry.stat().st_size for entry in os.scandir(folder))
 
 
-def test_what_is_written_is_fetched_whatever_its_key(tmp_path, made):
+def test_what_is_written_is_fetched_whatever_its_key(tmp_path: Path, made: Callable[..., Any]) -> None:
     cache, copy = LevelCache(tmp_path / "cache" / "b", LIMIT), tmp_path / "copy.pk3"
     assert not cache.fetch("level 1", str(copy))
     assert not copy.exists()
@@ -50,7 +53,7 @@ def test_what_is_written_is_fetched_whatever_its_key(tmp_path, made):
     assert {path.name for path in tmp_path.iterdir()} == {"cache", "copy.pk3", "made.pk3"}
 
 
-def test_the_least_recently_used_and_partial_files_are_removed(tmp_path, made):
+def test_the_least_recently_used_and_partial_files_are_removed(tmp_path: Path, made: Callable[..., Any]) -> None:
     folder, copy = tmp_path / "cache", tmp_path / "copy.pk3"
     cache = LevelCache(folder, 4500)
     for age, key in enumerate(("level 3", "level 2", "level 1", "level 0")):
@@ -68,7 +71,9 @@ def test_the_least_recently_used_and_partial_files_are_removed(tmp_path, made):
     assert [key for key in SIZES if cache.fetch(key, str(copy))] == ["level 0", "level 2", "level 3", "level 4"]
 
 
-def test_a_folder_that_cannot_be_used(tmp_path, made, caplog):
+def test_a_folder_that_cannot_be_used(
+    tmp_path: Path, made: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("no folder")
     cache = LevelCache(tmp_path / "file", LIMIT)
     with caplog.at_level(logging.WARNING):
@@ -78,7 +83,7 @@ def test_a_folder_that_cannot_be_used(tmp_path, made, caplog):
     assert caplog.text.count("not written to any more") == 1
 
 
-def _use(folder, own, seed):
+def _use(folder: Path, own: Path, seed: int) -> None:
     """An actor that fetches levels, or makes and writes them, forever; makes the file "wrong" for a wrong byte."""
     draw, cache = random.Random(seed), LevelCache(folder, LIMIT)
     path = own / f"{seed}.pk3"
@@ -91,7 +96,7 @@ def _use(folder, own, seed):
             (own / "wrong").touch()
 
 
-def test_many_processes_that_are_killed_at_any_moment(tmp_path):
+def test_many_processes_that_are_killed_at_any_moment(tmp_path: Path) -> None:
     folder, context = tmp_path / "cache", multiprocessing.get_context("fork")
     cache, copy = LevelCache(folder, LIMIT), tmp_path / "copy"
 

@@ -12,18 +12,18 @@ RANDOMISED = rooms_config("transfer", {})
 
 
 @pytest.fixture(scope="module")
-def env():
+def env() -> RoomsVectorEnv:
     """Shared by all tests, each of which resets it."""
     return RoomsVectorEnv(MEMBERS, RANDOMISED)
 
 
-def looks(env):
+def looks(env: RoomsVectorEnv) -> list[look.Look]:
     """The look of every member, as tuples that can be compared."""
     with np.errstate(over="ignore"):
         return [look.drawn(env.scene, env.state, i) for i in range(env.num_envs)]
 
 
-def test_looks_do_not_change_what_is_drawn_of_the_task(env):
+def test_looks_do_not_change_what_is_drawn_of_the_task(env: RoomsVectorEnv) -> None:
     plain = RoomsVectorEnv(MEMBERS, "full")
     images = [e.reset(seed=3)[0] for e in (env, plain)]
     assert (images[0] != images[1]).any((1, 2, 3)).all()
@@ -31,7 +31,7 @@ def test_looks_do_not_change_what_is_drawn_of_the_task(env):
         assert name == "look" or (array == env.get_state()[name]).all()
 
 
-def test_a_look_lasts_an_episode_and_its_seed_repeats_it(env):
+def test_a_look_lasts_an_episode_and_its_seed_repeats_it(env: RoomsVectorEnv) -> None:
     first = env.reset(seed=4)[0]
     before = looks(env)
     assert len(set(before)) == MEMBERS
@@ -43,7 +43,7 @@ def test_a_look_lasts_an_episode_and_its_seed_repeats_it(env):
     assert (env.reset(seed=4)[0] == first).all()
 
 
-def test_all_textures_are_used_and_the_display_is_hidden_sometimes():
+def test_all_textures_are_used_and_the_display_is_hidden_sometimes() -> None:
     batch = RoomsVectorEnv(1000, rooms_config("full", {"randomise": "True", "image_height": "40", "image_width": "64"}))
     batch.reset(seed=6)
     drawn = looks(batch)
@@ -54,7 +54,7 @@ def test_all_textures_are_used_and_the_display_is_hidden_sometimes():
     assert len(pairs) > 400, "walls and floors are drawn apart"
 
 
-def test_random_looks_stay_within_their_ranges(env):
+def test_random_looks_stay_within_their_ranges(env: RoomsVectorEnv) -> None:
     env.reset(seed=8)
     for drawn in looks(env):
         assert 88 < 2 * np.degrees(np.arctan(48 / drawn.focal)) < 92.1
@@ -64,7 +64,7 @@ def test_random_looks_stay_within_their_ranges(env):
     assert (env.scene.tones[0] == np.arange(256)).all()
 
 
-def test_objects_are_seen_and_told_apart_by_colour_in_every_look(env):
+def test_objects_are_seen_and_told_apart_by_colour_in_every_look(env: RoomsVectorEnv) -> None:
     """The sphere's glow differs from what is behind it, and is nearest to its own colour among the level's three."""
     env.reset(seed=7)
     state = env.get_state()

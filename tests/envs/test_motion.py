@@ -1,11 +1,13 @@
 """The laws of motion against Quake 3's formulas and figures measured on DeepMind Lab (docs/environments.md)."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from envs.lab_interface import NINE, action_rows
 from envs.rooms import RoomsVectorEnv, physics
@@ -15,7 +17,7 @@ from envs.rooms.level import ROOM_2, build
 FORWARD, STRAFE_RIGHT, FIRE = (NINE.index(n) for n in ("forward", "strafe right", "fire"))
 
 
-def follow(actions, **state):
+def follow(actions: Any, **state: Any) -> dict[str, NDArray[Any]]:
     """The states [T] after each action of a player on the level, one frame a step; `state` is how it begins."""
     env = RoomsVectorEnv(1, RoomsConfig(image_height=8, image_width=8, hud=False, action_repeat=1))
     env.reset(seed=0)
@@ -28,7 +30,7 @@ def follow(actions, **state):
     return {name: np.array([each[name] for each in seen]) for name in seen[0]}
 
 
-def move_times(count):
+def move_times(count: int) -> list[int]:
     """Literally: two clocks gain 16 ms a frame; the server's shows multiples of 50, the client's drifts by +1 or -2."""
     residual, server, client, moves = 32, 400, 400, []  # when the client enters the loaded level
     for _ in range(count + 2):
@@ -40,7 +42,7 @@ def move_times(count):
     return moves[2:]
 
 
-def test_the_times_of_moves_and_their_mean_of_16_ms():
+def test_the_times_of_moves_and_their_mean_of_16_ms() -> None:
     time, moves = physics.LOADED, []
     for frame in range(5000):
         moves.append(physics.move_time(time, frame))
@@ -53,7 +55,7 @@ def test_the_times_of_moves_and_their_mean_of_16_ms():
     assert sum(moves) / 5000 == pytest.approx(16, abs=0.01)
 
 
-def quake(speeds, moves, wish):
+def quake(speeds: Any, moves: Any, wish: Any) -> Any:
     """Speeds after each move of a player on the floor: friction 6, stop speed 100, acceleration 10, whole numbers."""
     for ms in moves:
         speed = speeds[-1]
@@ -62,7 +64,7 @@ def quake(speeds, moves, wish):
     return speeds[1:]
 
 
-def test_a_runner_and_his_friction():
+def test_a_runner_and_his_friction() -> None:
     moves = move_times(70)
     seen = follow([FORWARD] * 30 + [FIRE] * 40)
     running = quake([0], moves[:30], 320)
@@ -72,7 +74,7 @@ def test_a_runner_and_his_friction():
     assert seen["x"][[0, 9, 29, 39, 69]] == pytest.approx([-231.3728, -199.3582, -98.2382, -67.6, -57.7325], abs=1e-3)
 
 
-def test_a_teleported_player_is_thrown_falls_and_can_hardly_steer():
+def test_a_teleported_player_is_thrown_falls_and_can_hardly_steer() -> None:
     seen, moves = follow([FORWARD] * 56 + [STRAFE_RIGHT] * 16), move_times(72)
     # Measured on DeepMind Lab, whose origin is 24.125 u above the feet.
     assert seen["z"][[54, 55, 56, 69, 70]] == pytest.approx([0, 24.7594, 24.4058, 1.457, 0], abs=1e-3)
@@ -87,7 +89,7 @@ def test_a_teleported_player_is_thrown_falls_and_can_hardly_steer():
 
 
 @pytest.mark.parametrize(("height", "speed"), [(0.0, 400), (24.875, 400)])
-def test_for_160_ms_a_throw_knows_no_friction(height, speed):
+def test_for_160_ms_a_throw_knows_no_friction(height: float, speed: int) -> None:
     seen = follow([FIRE] * 20, room=ROOM_2, visit=2, x=288, y=-64, z=height, vx=speed, thrown=160)
     moves = np.cumsum(move_times(20))
     free = int((moves < 160).sum()) if height == 0 else 16
@@ -96,7 +98,7 @@ def test_for_160_ms_a_throw_knows_no_friction(height, speed):
 
 
 @pytest.mark.parametrize("thrown", [0, 160])
-def test_the_floor_ends_a_fall_but_not_the_speed_of_one_that_is_thrown(thrown):
+def test_the_floor_ends_a_fall_but_not_the_speed_of_one_that_is_thrown(thrown: int) -> None:
     """PM_SlideMove leaves the velocity of a thrown player as it is; in the next frame he stands."""
     seen = follow([FIRE] * 8, room=ROOM_2, visit=2, x=288, y=-64, z=2.0, vz=-20.0, thrown=thrown)
     height, speed, heights, speeds = 2.0, -20.0, [], []
@@ -115,14 +117,14 @@ def test_the_floor_ends_a_fall_but_not_the_speed_of_one_that_is_thrown(thrown):
 
 
 @given(st.floats(-400, 400), st.floats(-400, 400), st.floats(-180, 180), st.integers(0, 8))
-def test_walking_never_gains_speed_beyond_the_run_speed(vx, vy, yaw, action):
+def test_walking_never_gains_speed_beyond_the_run_speed(vx: float, vy: float, yaw: float, action: int) -> None:
     _, _, right, forward = action_rows(NINE, 20)[action][:4]
     before = math.hypot(vx, vy)
     after = math.hypot(*physics.accelerate(vx, vy, yaw, forward, right, 320.0, 0.017, True, False))
     assert after <= max(before, 320.0 * math.sqrt(2)) + 1e-6
 
 
-def test_directions_with_yaw_90_looking_along_y():
+def test_directions_with_yaw_90_looking_along_y() -> None:
     for forward, right, direction in ((1, 0, (0, 1)), (-1, 0, (0, -1)), (0, 1, (1, 0)), (0, -1, (-1, 0))):
         velocity = physics.accelerate(0.0, 0.0, 90.0, forward, right, 320.0, 0.014, True, False)
         assert np.allclose(np.array(velocity) / np.hypot(*velocity), direction)
@@ -130,7 +132,7 @@ def test_directions_with_yaw_90_looking_along_y():
     assert math.hypot(*diagonal) == pytest.approx(44.8), "a diagonal is not faster"
 
 
-def test_yaw_wraps_and_pitch_clamps():
+def test_yaw_wraps_and_pitch_clamps() -> None:
     assert physics.turn(179.0, 0.0, -20.0, 0.0)[0] == pytest.approx(-178.888)
     assert physics.turn(-179.0, 0.0, 20.0, 0.0)[0] == pytest.approx(178.888)
     for sign in (-1, 1):
@@ -154,26 +156,29 @@ SOLIDS = build(RoomsConfig()).solids
         ((-15.125, 8.875, 5, 5), (-15.125, 13.875, True, False)),  # exactly at the corner
     ],
 )
-def test_walls_stop_one_axis_and_let_the_other_slide(way, ends):
+def test_walls_stop_one_axis_and_let_the_other_slide(
+    way: tuple[float, ...],
+    ends: tuple[float, float, bool, bool] | tuple[float, int, bool, bool] | tuple[int, float, bool, bool],
+) -> None:
     assert physics.slide(SOLIDS, *map(float, way)) == pytest.approx(ends)
 
 
 @given(st.floats(-250, 110), st.floats(-240, 110), st.floats(-9, 9), st.floats(-9, 9))
-def test_no_way_leads_into_a_solid(x, y, dx, dy):
-    def inside(x, y):
+def test_no_way_leads_into_a_solid(x: float, y: float, dx: float, dy: float) -> None:
+    def inside(x: float, y: float) -> Any:
         return ((SOLIDS[:, 0] < x) & (x < SOLIDS[:, 2]) & (SOLIDS[:, 1] < y) & (y < SOLIDS[:, 3])).any()
 
     if not inside(x, y):
         assert not inside(*physics.slide(SOLIDS, x, y, dx, dy)[:2])
 
 
-def test_the_engine_walks_along_angles_of_16_bits():
+def test_the_engine_walks_along_angles_of_16_bits() -> None:
     assert physics.stepped(2.112) == 384 * 360 / 65536  # measured on DeepMind Lab: 2.1094 degrees
     assert physics.stepped(2 * 2.112) == 769 * 360 / 65536
     assert physics.stepped(-2.112) == -384 * 360 / 65536
 
 
-def test_the_pace_of_random_looks_differs_by_episode_within_3_percent():
+def test_the_pace_of_random_looks_differs_by_episode_within_3_percent() -> None:
     """By the way of a player at full speed in 20 frames."""
     config = RoomsConfig(image_height=8, image_width=8, hud=False, action_repeat=1, randomise=True)
     env = RoomsVectorEnv(64, config)

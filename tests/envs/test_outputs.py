@@ -1,6 +1,7 @@
 """What environments return: what is taken, and the one line that says what is wrong with the rest."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ NEST = spaces.Dict(eye=IMAGE, arm=spaces.Tuple([spaces.Box(-1, 1, (2,), np.float
 GOOD = {"eye": np.zeros((2, 3, 3), np.uint8), "arm": (np.zeros(2, np.float32), 6)}
 
 
-def with_arm(*arm):
+def with_arm(*arm: Any) -> dict[str, Any]:
     return {**GOOD, "arm": arm}
 
 
@@ -41,14 +42,14 @@ def with_arm(*arm):
         (spaces.MultiBinary(2), [True, False], np.array([1, 0], np.int8)),
     ],
 )
-def test_values_that_can_be_converted_without_loss_are(space, value, expected):
+def test_values_that_can_be_converted_without_loss_are(space: spaces.Space[Any], value: Any, expected: Any) -> None:
     found = conformer(space, "it")(value)
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     assert np.array_equal(found, expected)
     assert found.dtype == space.dtype
 
 
-def test_a_nest_is_converted_leaf_by_leaf_and_further_keys_are_left_out():
+def test_a_nest_is_converted_leaf_by_leaf_and_further_keys_are_left_out() -> None:
     found = conformer(NEST, "it")({**GOOD, "more": None})
     assert found.keys() == GOOD.keys()
     assert NEST.contains(found)
@@ -92,7 +93,7 @@ BOX, FINITE = spaces.Box(-1, 1, (2,), np.float32), r"expected finite numbers \(f
         (NEST, {**GOOD, "eye": None}, r"\['eye'\]: expected uint8 \[2, 3, 3\] as in its space, got None"),
     ],
 )
-def test_other_values_are_named(space, value, problem):
+def test_other_values_are_named(space: spaces.Space[Any], value: Any, problem: str) -> None:
     with pytest.raises(OutputError, match=f"^it{problem}") as caught:
         conformer(space, "it")(value)
     assert "\n" not in str(caught.value)
@@ -101,7 +102,7 @@ def test_other_values_are_named(space, value, problem):
 @pytest.mark.parametrize(
     "value", [2, True, 2.5, np.float16(0.5), np.float32(0.5), np.int8(3), np.array(4.0), np.bool_(True)]
 )
-def test_numbers(value):
+def test_numbers(value: Any) -> None:
     assert number(value, "it") == float(value)
     assert type(number(value, "it")) is float
 
@@ -124,12 +125,12 @@ ONE = r"expected one number, shape \[\], got "
         (1e39, r"expected a finite number \(float32\), got 1e\+39"),
     ],
 )
-def test_what_is_not_one_number_is_named(value, problem):
+def test_what_is_not_one_number_is_named(value: Any, problem: str) -> None:
     with pytest.raises(OutputError, match=f"^it: {problem}$"):
         number(value, "it")
 
 
-def test_flags():
+def test_flags() -> None:
     for true, false in ((True, False), (np.bool_(True), np.bool_(False)), (1, 0), (np.array(1.0), np.array(0.0))):
         assert (flag(true, "it"), flag(false, "it")) == (True, False)
     for wrong in (None, "yes", 2, np.array([True]), float("nan")):
@@ -163,7 +164,7 @@ LINES = {
 }
 
 
-def play(spec, steps=9):
+def play(spec: str, steps: int = 9) -> list[Any]:
     """Resets two environments and steps them as actors do."""
     env = envs.make_vector(spec, 2)
     with guard.calling(spec, "in some call", [0, 1]):
@@ -175,31 +176,31 @@ def play(spec, steps=9):
 
 
 @pytest.mark.parametrize("fields", LINES)
-def test_an_environment_that_returns_what_it_should_not_is_named(fields):
+def test_an_environment_that_returns_what_it_should_not_is_named(fields: str) -> None:
     spec = f"gym:tests.envs.odd:{fields}"
     with pytest.raises(envs.WrongOutput, match=f"^environment {spec}, {LINES[fields]}$"):
         play(spec)
 
 
-def test_the_line_is_the_same_from_a_process_of_its_own():
+def test_the_line_is_the_same_from_a_process_of_its_own() -> None:
     spec = "gym:tests.envs.odd:Odd-v0,wrong=reward2,at=3,processes=2"
     with pytest.raises(envs.WrongOutput, match=f"^environment {spec}, {LINES['Odd-v0,wrong=reward2']}$"):
         play(spec)
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_infos_that_nobody_asked_for_are_ignored(processes):
+def test_infos_that_nobody_asked_for_are_ignored(processes: int) -> None:
     """Gymnasium's vector environments join them to arrays by the type of the first."""
     steps = play(f"gym:tests.envs.odd:Odd-v0,infos=True,processes={processes}", 3 * len(INFOS))
     assert all(step[-1] == {} for step in steps)
 
 
-def test_counters_that_an_environment_names_are_read():
+def test_counters_that_an_environment_names_are_read() -> None:
     *_, infos = play("gym:tests.envs.odd:Odd-v0,metrics=True")[-1]
     assert (infos["doors"].tolist(), infos["_doors"].tolist()) == ([3.0, 3.0], [True, True])
 
 
-def test_the_interface_of_before_is_refused_when_it_is_made():
+def test_the_interface_of_before_is_refused_when_it_is_made() -> None:
     expected = r"reset: expected parameters as gymnasium's \(self, .*seed.*\).*, got \(\)"
     with pytest.raises(ValueError, match=f"^environment gym:tests.envs.odd:OldOdd-v0: {expected}"):
         envs.make_vector("gym:tests.envs.odd:OldOdd-v0", 1)
@@ -218,13 +219,13 @@ def test_the_interface_of_before_is_refused_when_it_is_made():
         ("step=False", "step: expected a dm_env.TimeStep, got tuple .*"),
     ],
 )
-def test_a_dm_env_that_returns_what_it_should_not_is_named(fields, line):
+def test_a_dm_env_that_returns_what_it_should_not_is_named(fields: str, line: str) -> None:
     spec = f"dm:tests.envs.odd:OddDm,{fields}"
     with pytest.raises(envs.WrongOutput, match=f"^environment {spec}, {line}$"):
         play(spec)
 
 
-def test_rewards_and_discounts_of_dm_env_may_be_scalar_arrays():
+def test_rewards_and_discounts_of_dm_env_may_be_scalar_arrays() -> None:
     env = DmEnv(OddDm)
     env.reset()
     for discount, ends in ((0.0, (True, False)), (1.0, (False, True))):
@@ -237,12 +238,12 @@ class Sharing(Odd):
 
     seen = np.zeros(2, np.float32)
 
-    def step(self, action):
+    def step(self, action: int) -> tuple[Any, ...]:
         self.seen[:] = action
         return (self.seen, *super().step(action)[1:])
 
 
-def test_environments_that_share_memory_have_their_own_observations():
+def test_environments_that_share_memory_have_their_own_observations() -> None:
     env = batch(Sharing, 3)
     env.reset()
     first = env.step(np.array([0, 1, 2]))[0]
@@ -256,11 +257,11 @@ class Growing(Odd):
 
     sizes = itertools.count(2)
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.observation_space = spaces.Box(-1, 1, (next(self.sizes),), np.float32)
 
 
-def test_environments_of_a_batch_must_have_the_same_spaces():
+def test_environments_of_a_batch_must_have_the_same_spaces() -> None:
     with pytest.raises(ValueError, match=r"^observation space: expected the same .*, got .*\(2,\).* then .*\(3,\)"):
         batch(Growing, 2)

@@ -3,12 +3,15 @@
 import importlib
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 import envs
 
@@ -26,15 +29,17 @@ class Plain(gymnasium.Env):
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, render_mode=None):
+    def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
 
-    def reset(self, *, seed=None, options=None):
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         return np.zeros(2, np.float32), {}
 
 
 @pytest.fixture
-def miniworld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def miniworld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A module of this name, in a folder that is on the path; it makes the file "executed"."""
     (tmp_path / "miniworld.py").write_text(f"{SOURCE}\nopen(__file__ + '.executed', 'w').close()\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -44,14 +49,16 @@ def miniworld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("spec", ["gym:MiniWorld-Made-v0", "gym:miniworld:MiniWorld-Made-v0"])
-def test_an_installed_package_is_imported_without_permission(spec, miniworld):
+def test_an_installed_package_is_imported_without_permission(spec: str, miniworld: Path) -> None:
     assert not envs.foreign_code(spec)
     assert envs.make_vector(spec, 1).single_observation_space.shape == (2,)
 
 
 @pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize("spec", ["gym:MiniWorld-Made-v0", "gym:miniworld:MiniWorld-Made-v0"])
-def test_the_working_directory_is_not_where_packages_are_installed(spec, linked, miniworld, tmp_path, monkeypatch):
+def test_the_working_directory_is_not_where_packages_are_installed(
+    spec: str, linked: bool, miniworld: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Someone may be in a folder that another person has made, and Python finds modules there."""
     if linked:
         there = tmp_path / "elsewhere"
@@ -65,7 +72,7 @@ def test_the_working_directory_is_not_where_packages_are_installed(spec, linked,
 
 
 @pytest.fixture
-def hidden(monkeypatch: pytest.MonkeyPatch):
+def hidden(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`hidden(package, module)`: the package is not installed, and the module that needs it not imported yet."""
 
     def hide(package: str, module: str) -> None:
@@ -84,7 +91,9 @@ def hidden(monkeypatch: pytest.MonkeyPatch):
         ("Ant-v5", "mujoco", "gymnasium.envs.mujoco"),
     ],
 )
-def test_gymnasiums_own_environments_say_what_to_install(name, package, module, processes, hidden):
+def test_gymnasiums_own_environments_say_what_to_install(
+    name: str, package: str, module: str, processes: int, hidden: Callable[..., Any]
+) -> None:
     if processes and importlib.util.find_spec(package):
         pytest.skip(f"{package} is installed, and the process finds it")
     hidden(package, module)
@@ -92,7 +101,7 @@ def test_gymnasiums_own_environments_say_what_to_install(name, package, module, 
         envs.make_vector(f"gym:{name},processes={processes}", 1)
 
 
-def test_a_package_may_be_missing_only_when_an_episode_begins():
+def test_a_package_may_be_missing_only_when_an_episode_begins() -> None:
     gymnasium.register("Late-v0", entry_point=Late)
     batch = envs.make_vector("gym:Late-v0", 1)
     with pytest.raises(ImportError, match=r"^environment gym:Late-v0: pygame is not installed$"):
@@ -104,11 +113,13 @@ def test_a_package_may_be_missing_only_when_an_episode_begins():
 class Late(Plain):
     """As gymnasium's CarRacing."""
 
-    def reset(self, *, seed=None, options=None):
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         raise gymnasium.error.DependencyNotInstalled("pygame is not installed")
 
 
-def test_pictures_are_asked_for_without_a_warning():
+def test_pictures_are_asked_for_without_a_warning() -> None:
     gymnasium.register("Plain-v0", entry_point=Plain)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

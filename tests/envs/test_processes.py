@@ -5,13 +5,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 import envs
 from envs import EnvironmentFailed, guard
@@ -26,15 +29,17 @@ class Tally(gymnasium.Env):
     metadata = {"episode_metrics": ("steps",)}  # noqa: RUF012
     observation_space, action_space = spaces.Box(0, 1, (2,), np.float32), spaces.Discrete(3)
 
-    def __init__(self, fault=lambda: None):
+    def __init__(self, fault: Callable[..., Any] = lambda: None) -> None:
         self.fault = fault
 
-    def reset(self, *, seed=None, options=None):
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         super().reset(seed=seed)
         self.steps = 0
         return self.np_random.random(2, np.float32), {"steps": 0}
 
-    def step(self, action):
+    def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         if action == 2:
             self.fault()
         self.steps += 1
@@ -43,10 +48,10 @@ class Tally(gymnasium.Env):
         return self.np_random.random(2, np.float32), float(action), over, False, infos
 
 
-def gone(pids):
+def gone(pids: list[int]) -> None:
     """Waits until processes have ended."""
 
-    def ended(pid):
+    def ended(pid: int) -> bool:
         try:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"  # not waited for yet
         except (ProcessLookupError, FileNotFoundError):
@@ -55,11 +60,11 @@ def gone(pids):
     wait_until(lambda: all(map(ended, pids)), patience=60)
 
 
-def pids_of(env):
+def pids_of(env: Any) -> list[int]:
     return [process.pid for process in env.processes]
 
 
-def test_it_is_the_batch_in_one_process():
+def test_it_is_the_batch_in_one_process() -> None:
     one, two = batch(Tally, 5), batch(Tally, 5, processes=2)
     assert isinstance(two, ProcessVectorEnv)
     for name in ("num_envs", "metadata", "observation_space", "single_observation_space", "action_space"):
@@ -89,7 +94,7 @@ def test_it_is_the_batch_in_one_process():
     ("fault", "said"),
     [(partial({}.__getitem__, "a door"), "KeyError: 'a door'"), (partial(sys.exit, 0), "SystemExit: 0")],
 )
-def test_an_error_in_a_process_is_raised_with_its_place_and_ends_all(fault, said):
+def test_an_error_in_a_process_is_raised_with_its_place_and_ends_all(fault: Callable[..., Any], said: str) -> None:
     env = batch(partial(Tally, fault), 4, processes=2)
     env.reset(seed=0)
     env.step(np.array([0, 1, 0, 1]))
@@ -100,14 +105,14 @@ def test_an_error_in_a_process_is_raised_with_its_place_and_ends_all(fault, said
 
 
 @pytest.mark.parametrize(("field", "raised"), [("gravity=3", ValueError), ("fault=exit,when=init", EnvironmentFailed)])
-def test_an_error_in_making_them_is_as_in_one_process(field, raised):
+def test_an_error_in_making_them_is_as_in_one_process(field: str, raised: Any) -> None:
     spec = f"gym:tests.envs.faulty:Faulty-v0,{field}"
     for processes in range(3):
         with pytest.raises(raised, match=f"^environment {spec},.*(argument 'gravity'|SystemExit: 0)"):
             envs.make_vector(f"{spec},processes={processes}", 2)
 
 
-def test_a_process_that_hangs_is_named_and_ended(monkeypatch):
+def test_a_process_that_hangs_is_named_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     env = batch(partial(Tally, partial(time.sleep, 10_000)), 4, processes=2)
     env.reset(seed=0)
     monkeypatch.setattr(guard, "_limit", 0.4)
@@ -118,7 +123,7 @@ def test_a_process_that_hangs_is_named_and_ended(monkeypatch):
     gone(pids_of(env))
 
 
-def test_a_process_that_dies_is_noticed():
+def test_a_process_that_dies_is_noticed() -> None:
     env = batch(Tally, 2, processes=2)
     env.reset(seed=0)
     os.kill(env.processes[1].pid, signal.SIGKILL)
@@ -128,7 +133,7 @@ def test_a_process_that_dies_is_noticed():
 
 
 @pytest.mark.parametrize("fault", ["int", pytest.param("partial(time.sleep, 1000)", marks=pytest.mark.slow)])
-def test_they_do_not_outlive_a_program_that_is_killed(fault):
+def test_they_do_not_outlive_a_program_that_is_killed(fault: str) -> None:
     program = (
         "from functools import partial; import time; from envs.processes import batch;"
         "from tests.envs.test_processes import Tally;"
@@ -145,6 +150,6 @@ def test_they_do_not_outlive_a_program_that_is_killed(fault):
 
 
 @pytest.mark.parametrize("processes", [-1, 1.5, "two"])
-def test_impossible_numbers_of_processes(processes):
+def test_impossible_numbers_of_processes(processes: float | str) -> None:
     with pytest.raises(ValueError, match="processes: expected a whole number"):
         batch(Tally, 2, processes)

@@ -10,14 +10,14 @@ from envs.scores import MEASURED
 UNKNOWN = {"human": None, "random": None, "oracle": None}
 
 
-def test_the_level_itself():
+def test_the_level_itself() -> None:
     for spec in ("rooms:full", "rooms:full-half", "dmlab:rooms_select_nonmatching_object"):
         assert envs.reference_scores(spec) == {"human": 65.9, "random": 0.312, "oracle": 66.0}
         for score, scale, percent in ((65.9, "human", 100.0), (0.312, "human", 0.0), (66.0, "oracle", 100.0)):
             assert envs.mean_normalised({spec: score})[f"{scale}_normalised"] == pytest.approx(percent)
 
 
-def test_variants_of_the_level():
+def test_variants_of_the_level() -> None:
     for variant in VARIANTS:
         known = variant in ("full", "full-half")
         assert (envs.reference_scores(f"rooms:{variant}")["human"] is not None) == known
@@ -28,7 +28,7 @@ def test_variants_of_the_level():
         envs.reference_scores("rooms:large")
 
 
-def test_people_score_100_on_dmlab30_and_random_actions_0():
+def test_people_score_100_on_dmlab30_and_random_actions_0() -> None:
     for level in LEVELS:
         for spec in (level.train, level.test, f"contributed/dmlab30/{level.test},test=True,actions=fifteen"):
             scores = envs.reference_scores(f"dmlab:{spec}")
@@ -40,7 +40,7 @@ def test_people_score_100_on_dmlab30_and_random_actions_0():
         assert means["human_normalised_capped"] == pytest.approx(wanted, abs=1e-9)
 
 
-def test_means_over_tasks():
+def test_means_over_tasks() -> None:
     assert envs.mean_normalised({}) == {}
     assert envs.mean_normalised({"rooms:small,hud=False": 3.0}) == {}
     assert envs.mean_normalised({"rooms:small": 220.0}) == {"oracle_normalised": pytest.approx(100.0)}

@@ -1,6 +1,8 @@
 """Vectors of observations are those of gymnasium's `flatten`, for values of drawn spaces."""
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from envs.vectors import flattener
 from tests.envs.generated import draw_space
 
 
-def drawn(first, last):
+def drawn(first: Any, last: Any) -> Iterator[Any]:
     """Spaces of numbers out of those that the cases draw."""
     for case in range(first, last):
         space = draw_space(random.Random(case))
@@ -22,7 +24,7 @@ def drawn(first, last):
 
 
 @pytest.mark.parametrize("first", [0, 100])
-def test_it_is_gymnasiums_flatten(first):
+def test_it_is_gymnasiums_flatten(first: int) -> None:
     found = list(drawn(first, first + 100))
     assert {type(space).__name__ for space in found} >= {"Box", "Discrete", "MultiDiscrete", "Dict", "Tuple"}
     for space in found:

@@ -1,9 +1,11 @@
 """Views: objects, pads, walls and ring where a pinhole camera sees them, no leak between the rooms, the display."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv
 from envs.rooms.config import LEVEL_COLOURS
@@ -15,7 +17,7 @@ from envs.rooms.shapes import NEAR, SHAPES, distances
 MANY = [name for name, config in VARIANTS.items() if config.num_objects > 2]
 
 
-def view(config="full", **state):
+def view(config: str = "full", **state: float) -> NDArray[Any]:
     """The view of one environment, whose objects appeared long ago, with parts of its state set."""
     env = RoomsVectorEnv(1, config)
     env.reset(seed=0)
@@ -26,18 +28,18 @@ def view(config="full", **state):
     return env.set_state(env.get_state())[0].astype(int)
 
 
-def at_arrival(config="full", **state):
+def at_arrival(config: str = "full", **state: float) -> NDArray[Any]:
     env = RoomsVectorEnv(1, config)
     return view(config, room=ROOM_2, x=env.level.arrival[0], y=env.level.arrival[1], **state)
 
 
-def columns(a, b):
+def columns(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     """The columns in which two views differ."""
     return np.flatnonzero((a != b).any((0, 2)))
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_examples_and_choices_are_seen_on_their_sides(variant):
+def test_examples_and_choices_are_seen_on_their_sides(variant: str) -> None:
     """The example from the start, both choices on arrival."""
     pairs = [[view(variant, match=match, example_side=side) for match in (0, 1)] for side in (0, 1)]
     if variant in MANY:
@@ -49,7 +51,7 @@ def test_examples_and_choices_are_seen_on_their_sides(variant):
         assert left.max() < VARIANTS[variant].image_width / 2 <= right.min()
 
 
-def test_the_field_of_view_is_90_degrees():
+def test_the_field_of_view_is_90_degrees() -> None:
     """A sphere 200 u away, its near edge (4.6 degrees from its centre) on this or that side of the view's."""
     for degrees, seen in ((44, True), (46, False)):
         sphere, angle = 3 * 10, np.radians(degrees + 4.6)
@@ -60,7 +62,7 @@ def test_the_field_of_view_is_90_degrees():
 
 @pytest.mark.parametrize(("room", "x"), [(ROOM_1, 40), (ROOM_2, 600)])
 @pytest.mark.parametrize(("side", "y", "turn"), [(0, 64, 90), (1, -192, -90)])
-def test_objects_stand_where_they_do_in_the_level(room, x, side, y, turn):
+def test_objects_stand_where_they_do_in_the_level(room: int, x: int, side: int, y: int, turn: int) -> None:
     """Seen along x or y, from 90 u away within the room, an object is in the middle of the view."""
     config = RoomsConfig(image_height=40, image_width=129, hud=False)
     for yaw in (0, turn):
@@ -71,17 +73,17 @@ def test_objects_stand_where_they_do_in_the_level(room, x, side, y, turn):
         assert abs(seen.min() + seen.max() - 128) <= 1
 
 
-def test_the_objects_are_twelve_shapes_in_pink_light_blue_and_green():
+def test_the_objects_are_twelve_shapes_in_pink_light_blue_and_green() -> None:
     names = "barbell coil cone crossbar cube cylinder double_prism glow_ball pot_cone prism_jack sphere toroid"
     assert RoomsConfig().shapes == tuple(SHAPES) == tuple(names.split())
     assert RoomsConfig().colours == LEVEL_COLOURS == ((250, 50, 135), (125, 208, 236), (88, 230, 150))
 
 
-def test_objects_hover_19_u_above_the_floor_and_bob_by_4():
+def test_objects_hover_19_u_above_the_floor_and_bob_by_4() -> None:
     """The lowest point of a sphere's belt over its bobbing, 100 u away. The eye is 50 u above the floor."""
     config = RoomsConfig(image_height=512, image_width=512, hud=False)
 
-    def lowest(frame):
+    def lowest(frame: int) -> float:
         there, gone = (view(config, room=ROOM_2, x=500, y=64, match=30, frame=frame, taken=t) for t in (-1, 0))
         rows = np.flatnonzero((there != gone).any((1, 2)))
         return 50 - 100.0 * (rows.max() + 1 - 256) / 256
@@ -91,7 +93,7 @@ def test_objects_hover_19_u_above_the_floor_and_bob_by_4():
     assert max(heights) - min(heights) == pytest.approx(8, abs=1)
 
 
-def rows(a, b):
+def rows(a: NDArray[Any], b: NDArray[Any]) -> Any:
     """The rows in which two views differ."""
     return np.flatnonzero((a != b).any((1, 2)))
 
@@ -99,21 +101,21 @@ def rows(a, b):
 LARGE = RoomsConfig(image_height=512, image_width=512, hud=False, bob_height=0.0)
 
 
-def test_objects_have_the_measured_heights():
+def test_objects_have_the_measured_heights() -> None:
     heights = (32, 35, 34, 32, 35, 49, 17, 33, 35, 33, 30, 34)
     for (name, (_, radius, half, *_)), height in zip(SHAPES.items(), heights):
         assert 2 * half * UNIT == pytest.approx(height, abs=1), name
         assert 2 * radius * UNIT <= 38, name
 
 
-def test_shapes_lie_inside_their_balls():
+def test_shapes_lie_inside_their_balls() -> None:
     points = np.random.default_rng(0).normal(size=(1000, 3))
     points /= np.linalg.norm(points, axis=1, keepdims=True)
     for name, (kind, *_, ball) in SHAPES.items():
         assert min(min(distances(kind, *point)) for point in ball * points) > NEAR, name
 
 
-def test_a_cylinder_is_as_large_as_the_pinhole_formula_says():
+def test_a_cylinder_is_as_large_as_the_pinhole_formula_says() -> None:
     """Its body, which alone shows the colour, is 28 u tall and 15.4 u wide; the whole is 49 u tall, from 19 u up."""
     place = {"room": ROOM_2, "x": 500.0, "y": 64.0, "other": 2}
     one, two, gone = view(LARGE, match=15, **place), view(LARGE, match=16, **place), view(LARGE, taken=0, **place)
@@ -125,14 +127,14 @@ def test_a_cylinder_is_as_large_as_the_pinhole_formula_says():
 
 
 @pytest.mark.parametrize(("age", "size"), [(0, 0.46), (17, 0.73), (34, 1.0), (60, 1.0)])
-def test_objects_grow_in_34_frames_from_46_percent(age, size):
+def test_objects_grow_in_34_frames_from_46_percent(age: int, size: float) -> None:
     place = {"room": ROOM_2, "x": 500.0, "y": 64.0, "match": 15, "other": 2, "frame": 500}
     seen = rows(view(LARGE, shown=500 - age, **place), view(LARGE, taken=0, **place))
     assert np.ptp(seen) == pytest.approx(256 * 49 / 100 * size, rel=0.08)
 
 
 @pytest.mark.parametrize(("item", "place", "half", "tall"), [(0, (40, 64), 24.5, 8), (2, (64, -64), 23.5, 9)])
-def test_pads_are_raised_octagons(item, place, half, tall):
+def test_pads_are_raised_octagons(item: int, place: tuple[int, int], half: float, tall: int) -> None:
     """Seen along x from 100 u away: from the far edge of the top down to the near edge's foot, and as wide."""
     env = RoomsVectorEnv(1, LARGE)
     env.reset(seed=0)
@@ -151,7 +153,7 @@ def test_pads_are_raised_octagons(item, place, half, tall):
     assert np.ptp(columns(*pictures)) == pytest.approx(2 * 256 * half / (100 - side), abs=2)
 
 
-def test_the_view_rises_with_the_players_feet():
+def test_the_view_rises_with_the_players_feet() -> None:
     """The far wall's foot, 360 u ahead: 50 or 75 u below the eye."""
     config = RoomsConfig(hud=False)
     for z in (0.0, 25.0):
@@ -160,7 +162,7 @@ def test_the_view_rises_with_the_players_feet():
         assert np.flatnonzero(floor).min() == round(36 + 48 * (50 + z) / 360)
 
 
-def test_a_ring_around_the_start_fades_in_28_frames():
+def test_a_ring_around_the_start_fades_in_28_frames() -> None:
     place, config = {"x": -232.0, "y": -64.0, "match": 15}, RoomsConfig(hud=False, bob_height=0.0, glow_pulse=0.0)
     added = []
     for age in (0, 14, 28):
@@ -172,11 +174,11 @@ def test_a_ring_around_the_start_fades_in_28_frames():
     assert (away[0] == away[1]).all()
 
 
-def test_the_frame_of_a_teleport_is_uniform_grey():
+def test_the_frame_of_a_teleport_is_uniform_grey() -> None:
     assert (view(room=GREY) == 56).all()
 
 
-def test_the_glow_pulses_at_a_fifth_of_a_hertz():
+def test_the_glow_pulses_at_a_fifth_of_a_hertz() -> None:
     """In 5 s of the engine's clock, of 0.016 s a frame: 625 frames are two periods."""
     still = RoomsConfig(hud=False, bob_height=0.0, glow_pulse=0.15, spin_seconds=1e9)
     frames = (0, 78, 156, 547, 625)
@@ -188,12 +190,12 @@ def test_the_glow_pulses_at_a_fifth_of_a_hertz():
     assert bright[2] / bright[0] == pytest.approx(0.85, abs=0.01)
 
 
-def test_walls_are_128_u_high_and_the_eye_50_above_the_floor():
+def test_walls_are_128_u_high_and_the_eye_50_above_the_floor() -> None:
     """The far wall, 360 u ahead at the start, ends 78 u above the horizon and 50 below: rows 25.6 to 42.7 of 72."""
     env = RoomsVectorEnv(1, RoomsConfig(hud=False))
     painted = env.reset(seed=0)[0][0]
 
-    def rows(texture):
+    def rows(texture: NDArray[Any]) -> Any:
         blank = np.zeros_like(getattr(env.scene, texture))
         env.scene, kept = env.scene._replace(**{texture: blank}), env.scene
         changed = (env.set_state(env.get_state())[0] != painted).any(2)[:, 36]
@@ -206,7 +208,7 @@ def test_walls_are_128_u_high_and_the_eye_50_above_the_floor():
 
 
 @pytest.mark.parametrize(("shrink", "spec"), [(2, "full-half"), (2, "transfer"), (3, "full"), (3, "small")])
-def test_smaller_images_are_means_over_blocks_of_the_view(shrink, spec):
+def test_smaller_images_are_means_over_blocks_of_the_view(shrink: int, spec: str) -> None:
     large = dataclasses.replace(VARIANTS[spec], image_height=72, image_width=96, shrink=1)
     small = dataclasses.replace(large, image_height=72 // shrink, image_width=96 // shrink, shrink=shrink)
     assert spec != "full-half" or small == VARIANTS[spec]
@@ -221,7 +223,7 @@ def test_smaller_images_are_means_over_blocks_of_the_view(shrink, spec):
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_rooms_show_nothing_of_each_other(variant):
+def test_rooms_show_nothing_of_each_other(variant: str) -> None:
     """Room 1 nothing of the choices; room 2 the same objects whichever is the match."""
     if variant in MANY:
         assert (view(variant, other=1, match_side=0) == view(variant, other=2, match_side=1)).all()
@@ -229,14 +231,14 @@ def test_rooms_show_nothing_of_each_other(variant):
     assert (a == at_arrival(variant, match=1, other=0, match_side=1, example_side=1)).all()
 
 
-def test_objects_show_their_colour():
+def test_objects_show_their_colour() -> None:
     for colour, wanted in enumerate(np.array(LEVEL_COLOURS)):
         near = view(room=ROOM_2, x=510.0, y=64.0, match=3 * 10 + colour, frame=0)
         cosine = (near @ wanted) / np.linalg.norm(near, axis=2) / np.linalg.norm(wanted)
         assert ((cosine > 0.9995) & (near.max(2) > 0.7 * wanted.max())).sum() > 100
 
 
-def test_objects_spin_once_in_2_048_seconds():
+def test_objects_spin_once_in_2_048_seconds() -> None:
     """On the engine's clock: 128 frames of 0.016 s. A coil looks alike after whole turns only."""
     still, coil = RoomsConfig(hud=False, bob_height=0.0, glow_pulse=0.0), 3
     place = {"room": ROOM_2, "x": 510.0, "y": 64.0, "match": coil}
@@ -246,7 +248,7 @@ def test_objects_spin_once_in_2_048_seconds():
     assert min(changed[1:]) > 20
 
 
-def test_the_display_shows_the_score_and_the_clock():
+def test_the_display_shows_the_score_and_the_clock() -> None:
     off = view(RoomsConfig(hud=False))
     assert set(columns(view(), off)) <= {*range(1, 54), *range(88, 96)}
     changed = view(score=37.0) != view(score=0.0)

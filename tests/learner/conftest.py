@@ -1,5 +1,6 @@
 """A tiny agent and random trajectories: all that the learner's tests need of the rest of the system."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -88,7 +89,7 @@ def random_trajectory(rows: int, steps: int, seed: int = 0) -> Trajectory:
 
 
 @pytest.fixture
-def tiny_agent():
+def tiny_agent() -> Callable[..., TinyAgent]:
     """Makes tiny agents with equal weights."""
 
     def make(compression_scale: float = 1.0) -> TinyAgent:
@@ -100,7 +101,7 @@ def tiny_agent():
 
 
 @pytest.fixture
-def trajectory():
+def trajectory() -> Callable[..., Trajectory]:
     """Makes random trajectories: `trajectory(rows, steps, seed=0)`."""
     return random_trajectory
 

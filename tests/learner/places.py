@@ -47,7 +47,7 @@ class Owner:
 
 
 def lost_object() -> ray.ObjectRef:
-    owner: Any = Owner.remote()  # type: ignore[attr-defined]
+    owner: Any = Owner.remote()
     (reference,) = ray.get(owner.put.remote())
     ray.kill(owner)
     while True:  # until Ray has noticed it

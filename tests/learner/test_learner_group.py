@@ -19,8 +19,8 @@ from learner.errors import BatchLost, PeerLost
 from learner.group import LearnerGroup
 from learner.learner import Learner
 from tests.learner import threads
-from tests.learner.test_group import CPU, ROWS, assert_close, make_agent, make_batch, make_batches, shard
 from tests.learner.places import Place
+from tests.learner.test_group import CPU, ROWS, assert_close, make_agent, make_batch, make_batches, shard
 
 
 def make(core: str = "compressive") -> Learner:
@@ -31,7 +31,9 @@ def make_group(learner: Learner, device: str = "cpu", **options: Any) -> Learner
     return LearnerGroup(learner, learner.replicate(), 2, device, **options)
 
 
-def test_a_group_is_one_learner_when_any_of_them_die(place: Place, caplog, monkeypatch) -> None:
+def test_a_group_is_one_learner_when_any_of_them_die(
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Equal to one learner throughout: after deaths, after an update that is not finite, after saving and resuming."""
     batches, alone, follower = make_batches("compressive", 7), make(), make()
     for learner in (alone, follower):
@@ -124,7 +126,9 @@ def wait_forever() -> None:
     threading.Event().wait()
 
 
-def test_learners_fetch_batches_ahead_and_outlive_what_is_lost(place: Place, caplog, monkeypatch) -> None:
+def test_learners_fetch_batches_ahead_and_outlive_what_is_lost(
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Deaths and lost unrolls with a batch ahead, then lost weights; equal to one learner throughout."""
     batches, alone = make_batches("lstm", 8), make("lstm")
     unrolls = [(index_state(batch, slice(0, 4)), index_state(batch, slice(4, ROWS))) for batch in batches]

@@ -12,7 +12,7 @@ ROWS, STEPS, ACTIONS = 3, 5, 4
 
 @pytest.mark.parametrize("acting", [0.7, 0.0])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_losses_equal_literal_loops(reduction, acting):
+def test_losses_equal_literal_loops(reduction: str, acting: float) -> None:
     """Their gradients pass through policy and values, not through advantages and targets."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(ROWS, STEPS, ACTIONS, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -22,17 +22,17 @@ def test_losses_equal_literal_loops(reduction, acting):
     )
     mask = torch.rand(ROWS, STEPS, generator=generator) < acting
 
-    def probabilities(b, t):
+    def probabilities(b: int, t: int) -> list[float]:
         exponentials = [math.exp(x) for x in logits[b, t].tolist()]
         return [x / sum(exponentials) for x in exponentials]
 
-    def policy_gradient(b, t):
+    def policy_gradient(b: int, t: int) -> float:
         return -math.log(probabilities(b, t)[actions[b, t]]) * advantages[b, t].item()
 
-    def baseline(b, t):
+    def baseline(b: int, t: int) -> float:
         return 0.5 * (targets[b, t].item() - values[b, t].item()) ** 2
 
-    def negative_entropy(b, t):
+    def negative_entropy(b: int, t: int) -> float:
         return sum(p * math.log(p) for p in probabilities(b, t))
 
     got = {
@@ -50,13 +50,13 @@ def test_losses_equal_literal_loops(reduction, acting):
     assert advantages.grad is targets.grad is None
 
 
-def test_reduce_errors():
+def test_reduce_errors() -> None:
     values = torch.zeros(2, 3)
     with pytest.raises(ValueError, match=r"mask: expected torch.bool \[2, 3\], got torch.bool \[3\]"):
         losses.reduce(values, torch.ones(3, dtype=torch.bool), "sum")
 
 
-def test_reward_clipping():
+def test_reward_clipping() -> None:
     rewards = torch.tensor([10.0, -10.0, 1.0, 0.0, -0.5])
     clipped = {name: clip(rewards).tolist() for name, clip in losses.REWARD_CLIPPING.items()}
     assert clipped["none"] == rewards.tolist()

@@ -43,7 +43,7 @@ def same(first: Learner, second: Learner, **tolerance: float) -> None:
     torch.testing.assert_close(first.weights(), second.weights(), **(tolerance or {"rtol": 0, "atol": 0}))
 
 
-def test_losses_are_those_of_normalized_values():
+def test_losses_are_those_of_normalized_values() -> None:
     """V-trace in units of the reward; errors of values and advantages divided by the scale of their task."""
     agent, batch = make_agent(), make_batch()
     reference, learner = copy.deepcopy(agent), Learner(agent, CONFIG, 1000)
@@ -69,7 +69,7 @@ def test_losses_are_those_of_normalized_values():
         torch.testing.assert_close(agent.value.mean[number], mean, rtol=1e-4, atol=1e-6)
 
 
-def test_learners_that_share_a_batch_have_the_statistics_of_the_whole():
+def test_learners_that_share_a_batch_have_the_statistics_of_the_whole() -> None:
     """One has rows of one task only."""
     batches = [make_batch(seed) for seed in range(3)]
     batches = [batch._replace(actor_id=torch.tensor([0, 0, 0, 1, 1, 0])) for batch in batches]
@@ -88,7 +88,7 @@ def test_learners_that_share_a_batch_have_the_statistics_of_the_whole():
     same(first, alone, rtol=1e-9, atol=1e-9)
 
 
-def test_nothing_waits_for_the_device_and_skipped_updates_change_nothing():
+def test_nothing_waits_for_the_device_and_skipped_updates_change_nothing() -> None:
     learner, twin = (Learner(make_agent(), CONFIG, 1000, fused=True) for _ in range(2))
     bad = make_batch(1)
     bad.reward[0, 3] = math.nan
@@ -108,7 +108,7 @@ def test_nothing_waits_for_the_device_and_skipped_updates_change_nothing():
     same(learner, twin)
 
 
-def test_statistics_are_restored_with_the_weights():
+def test_statistics_are_restored_with_the_weights() -> None:
     learner, other = Learner(make_agent(), CONFIG, 1000), Learner(make_agent(), CONFIG, 1000)
     learner.update(make_batch(0))
     other.load_state_dict(learner.state_dict())

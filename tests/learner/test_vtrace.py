@@ -1,11 +1,13 @@
 """V-trace against the literal sum of the paper and rlax; masked steps, and errors."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from learner.vtrace import action_log_probs, vtrace
 
@@ -26,7 +28,18 @@ def random_inputs(rows: int, steps: int, seed: int, acting: float = 0.8) -> dict
     }
 
 
-def literal(log_rhos, discounts, rewards, values, bootstrap_value, mask, rho_bar, c_bar, pg_bar, lambda_):
+def literal(
+    log_rhos: Tensor,
+    discounts: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap_value: Tensor,
+    mask: Tensor,
+    rho_bar: float,
+    c_bar: float,
+    pg_bar: float | None,
+    lambda_: float,
+) -> Any:
     """Equation (1) as it is printed, for each row and step: O(T^2), no recursion.
 
     v_s = V(x_s) + sum_{t=s}^{s+n-1} gamma^{t-s} (prod_{i=s}^{t-1} c_i) delta_t V
@@ -71,7 +84,9 @@ THRESHOLDS = [0.5, 1.0, 2.0, None]
     pg_bar=st.sampled_from(THRESHOLDS),
     lambda_=st.sampled_from([0.0, 0.7, 1.0]),
 )
-def test_equals_the_literal_sum_of_the_paper(rows, steps, seed, acting, bars, pg_bar, lambda_):
+def test_equals_the_literal_sum_of_the_paper(
+    rows: int, steps: int, seed: int, acting: Any, bars: Any, pg_bar: float | None, lambda_: float
+) -> None:
     inputs = random_inputs(rows, steps, seed, acting)
     for name in ("log_rhos", "rewards", "values", "bootstrap_value"):
         inputs[name].requires_grad_()
@@ -103,7 +118,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("options", "vs", "advantages"), GOLDEN)
-def test_equals_rlax(options, vs, advantages):
+def test_equals_rlax(options: tuple[float, float, float], vs: list[float], advantages: list[float] | None) -> None:
     rho_bar, pg_bar, lambda_ = options
     returns = vtrace(**RLAX, clip_rho_threshold=rho_bar, clip_pg_rho_threshold=pg_bar, lambda_=lambda_)
     assert returns.vs[0].tolist() == pytest.approx(vs, rel=1e-12)
@@ -113,14 +128,14 @@ def test_equals_rlax(options, vs, advantages):
 
 @settings(max_examples=8 * settings.default.max_examples)
 @given(seed=st.integers(0, 10_000), steps=st.integers(1, 8), junk=st.sampled_from([0.0, 1e9, -math.inf, math.nan]))
-def test_masked_steps_are_never_used(seed, steps, junk):
+def test_masked_steps_are_never_used(seed: int, steps: int, junk: Any) -> None:
     inputs = random_inputs(3, steps, seed, acting=0.6)
     changed = {name: torch.where(inputs["mask"], inputs[name], junk) for name in ("log_rhos", "discounts", "rewards")}
     for clean, dirty in zip(vtrace(**inputs), vtrace(**{**inputs, **changed})):
         assert torch.equal(clean, dirty)
 
 
-def test_action_log_probs_are_those_of_a_categorical_distribution():
+def test_action_log_probs_are_those_of_a_categorical_distribution() -> None:
     logits, actions = torch.randn(2, 3, 4), torch.tensor([[0, 1, 2], [3, 0, 1]])
     expected = torch.distributions.Categorical(logits=logits).log_prob(actions)
     torch.testing.assert_close(action_log_probs(logits, actions), expected)
@@ -137,6 +152,6 @@ def test_action_log_probs_are_those_of_a_categorical_distribution():
         ("bootstrap_value", torch.zeros(1, 1), r"expected \[1\], got \[1, 1\]"),
     ],
 )
-def test_errors_name_the_argument(name, value, message):
+def test_errors_name_the_argument(name: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: {message}"):
         vtrace(**{**RLAX, name: value})

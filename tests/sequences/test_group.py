@@ -17,9 +17,9 @@ from sequences.config import SequenceLearnerConfig
 from sequences.learner import SequenceLearner
 from sequences.model import SequenceModel
 from sequences.streams import Streams
+from tests.learner.places import Place
 from tests.learner.test_group import together
 from tests.sequences.test_learner import CONFIG, STARTS, TOKENS, make_model
-from tests.learner.places import Place
 
 
 def test_learners_resume_with_the_memory_of_their_own_rows() -> None:
@@ -44,7 +44,9 @@ def test_learners_resume_with_the_memory_of_their_own_rows() -> None:
         torch.testing.assert_close([*leaves(state["memory"])], [*leaves(alone.state)], rtol=0, atol=1e-9)
 
 
-def test_lost_learners_of_a_sequence_model_leave_the_last_saved_state(place: Place, monkeypatch) -> None:
+def test_lost_learners_of_a_sequence_model_leave_the_last_saved_state(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Counters and weights fit each other, so that a rescue after the loss is a checkpoint that can be resumed."""
     monkeypatch.setattr(learner_group, "MAX_FAILURES", 0)
     config = SequenceLearnerConfig(batch_size=2, sequence_length=4, steps=9, warmup_steps=0, late_start=None)

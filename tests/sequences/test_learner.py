@@ -65,7 +65,7 @@ def test_rows_of_streams_are_contiguous_from_step_to_step() -> None:
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("starts", [None, STARTS])
-def test_one_pass_has_each_target_once(rows, starts) -> None:
+def test_one_pass_has_each_target_once(rows: int, starts: Any) -> None:
     kept = torch.cat([batch.targets for batch in one_pass(TOKENS, rows, 7, starts)], dim=1)
     found = torch.cat([row[row != IGNORE] for row in kept])
     assert torch.equal(found, torch.from_numpy(TOKENS[1:].astype(np.int64)))
@@ -141,7 +141,7 @@ UNEVEN = np.array([0, 3, 6, 14, 21, 80, 85, 230])
 
 @pytest.mark.parametrize("core", OWN_LOSSES.values(), ids=OWN_LOSSES)
 @pytest.mark.parametrize("learners", [1, 2])
-def test_microbatches_have_the_gradients_of_the_whole_batch(core, learners) -> None:
+def test_microbatches_have_the_gradients_of_the_whole_batch(core: Any, learners: int) -> None:
     """Also where a core's own losses have other numbers of terms in each part, and with several learners."""
     models = [make_model(core, torch.float64) for _ in range(3)]
     whole = SequenceLearner(models[2], Streams(TOKENS, 4, 8, UNEVEN), WHOLE)
@@ -197,7 +197,7 @@ def test_what_is_not_finite_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("core", [CORE, LSTMConfig(8)], ids=["compressive", "lstm"])
-def test_a_streamed_evaluation_is_that_of_the_whole_text(core) -> None:
+def test_a_streamed_evaluation_is_that_of_the_whole_text(core: Any) -> None:
     """Segments of any length, cached keys and values: the loss of one call over the whole text."""
     model = make_model(core, torch.float64)
     tokens = torch.from_numpy(TOKENS.astype(np.int64))[None]
@@ -252,7 +252,7 @@ def test_two_learners_are_one() -> None:
     ("name", "value", "expected"),
     [("least_learning_rate", 1.0, "0 to learning_rate, got 1.0"), ("microbatches", 3, "a divisor of 4 rows, got 3")],
 )
-def test_impossible_values_are_refused(name, value, expected) -> None:
+def test_impossible_values_are_refused(name: str, value: float, expected: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: expected {expected}"):
         dataclasses.replace(CONFIG, **{name: value})
 

@@ -58,7 +58,7 @@ def literal(model: SequenceModel, feature: Tensor, token: int) -> float:
 
 
 @pytest.mark.parametrize(("cutoffs", "tied"), KINDS)
-def test_softmax_is_the_literal_one(cutoffs, tied) -> None:
+def test_softmax_is_the_literal_one(cutoffs: tuple[int, ...], tied: bool) -> None:
     model = make(cutoffs, tied)
     features, targets = normal(VOCABULARY, SIZE), torch.arange(VOCABULARY)
     table = model.embedding if tied else model.outputs
@@ -70,7 +70,7 @@ def test_softmax_is_the_literal_one(cutoffs, tied) -> None:
 
 
 @pytest.mark.parametrize(("cutoffs", "tied"), KINDS)
-def test_token_by_token_is_the_whole(cutoffs, tied) -> None:
+def test_token_by_token_is_the_whole(cutoffs: tuple[int, ...], tied: bool) -> None:
     model, tokens = make(cutoffs, tied), text(2, 22)
     reset = none(tokens)
     reset[1, 9] = True

@@ -1,5 +1,7 @@
 """Drawing: the nucleus by its definition, the model's own distribution, and prompts longer than the segment."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,12 +19,12 @@ def model() -> SequenceModel:
     return SequenceModel(make_core(CompressiveTransformerConfig(8, 2, 2, 8, 4, 4, 4, 2)), 5).double().eval()
 
 
-def draw(*arguments, **options) -> Tensor:
+def draw(*arguments: Any, **options: Any) -> Tensor:
     return torch.stack(list(sample(*arguments, **options)), dim=1)
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.0, [1]), (0.5, [1, 3]), (0.75, [1, 3, 0]), (0.98, [1, 3, 0, 2])])
-def test_the_nucleus_is_that_of_its_definition(top_p, kept) -> None:
+def test_the_nucleus_is_that_of_its_definition(top_p: float, kept: list[int]) -> None:
     """Probabilities 0.5, 0.2, 0.15, 0.14, 0.01 in order of 1, 3, 0, 2, 4: before them are 0, 0.5, 0.7, 0.85, 0.99."""
     logits = torch.tensor([[0.15, 0.5, 0.14, 0.2, 0.01]] * 2, dtype=torch.float64).log()
     for found in nucleus(logits, top_p):
@@ -31,7 +33,7 @@ def test_the_nucleus_is_that_of_its_definition(top_p, kept) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_draws_are_those_of_one_call_over_everything(model, temperature) -> None:
+def test_draws_are_those_of_one_call_over_everything(model: SequenceModel, temperature: float) -> None:
     """Prompts of ten segments, in chunks; the memory holds prompts and drawn tokens."""
     drawn = draw(model, PROMPTS, 12, temperature, seed=5, chunk=7)
     whole = torch.cat([PROMPTS, drawn], dim=1)
@@ -46,7 +48,7 @@ def test_draws_are_those_of_one_call_over_everything(model, temperature) -> None
         assert torch.equal(drawn[:, step], expected)
 
 
-def test_seeds_and_small_temperatures(model) -> None:
+def test_seeds_and_small_temperatures(model: SequenceModel) -> None:
     first, again, other = (draw(model, PROMPTS, 30, 2.0, 0.98, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

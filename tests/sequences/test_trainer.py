@@ -59,7 +59,7 @@ def go(run: Path, core: Any, updates: int = 99, resume: bool = False, **changes:
 
 @pytest.mark.parametrize("length", [8, 16])
 @pytest.mark.parametrize("core", [DROPOUT, *(TINY[name] for name in ("transformer-xl", "lstm", "wavenet"))])
-def test_stopping_anywhere_changes_nothing(core, length, tmp_path: Path) -> None:
+def test_stopping_anywhere_changes_nothing(core: Any, length: int, tmp_path: Path) -> None:
     """Weights, optimizer, memory, metrics and dropout masks."""
     changes = {"sequence_length": length, "late_start": 5, "late_accumulation_steps": 2}
     straight = go(tmp_path / "straight", core, **changes)

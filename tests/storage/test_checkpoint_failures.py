@@ -16,7 +16,7 @@ from tests.learner.runs import PARTS, names, save
 from tests.unreliable import Unreliable
 
 
-def test_a_failed_write_keeps_earlier_checkpoints(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_earlier_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 100, keep=1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
@@ -39,7 +39,9 @@ def unreliable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tupl
 @pytest.mark.parametrize("step", [20, 10, 5], ids=["newer", "same", "earlier"])
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("failures", [3, 10**6], ids=["for now", "for good"])
-def test_a_store_that_fails_at_any_moment_leaves_a_checkpoint_that_loads(unreliable, step, late, failures):
+def test_a_store_that_fails_at_any_moment_leaves_a_checkpoint_that_loads(
+    unreliable: tuple[str, list[float]], step: int, late: bool, failures: int
+) -> None:
     """late: the operation has its effect, and the answer is lost. Three failures are remedied by retries."""
     url, pauses = unreliable
     for count in range(1, 100):
@@ -69,7 +71,9 @@ def test_a_store_that_fails_at_any_moment_leaves_a_checkpoint_that_loads(unrelia
 @pytest.mark.parametrize(
     ("error", "tries"), [(ConnectionResetError("the network is down"), [1, 3, 9]), (PermissionError("not yours"), [])]
 )
-def test_what_cannot_be_read_for_now_is_not_taken_for_damage(unreliable, error, tries):
+def test_what_cannot_be_read_for_now_is_not_taken_for_damage(
+    unreliable: tuple[str, list[float]], error: BaseException, tries: int
+) -> None:
     """The newest checkpoint is not skipped; a PermissionError is not retried."""
     url, pauses = unreliable
     for step in (10, 20):
@@ -169,7 +173,7 @@ for step in (20, 10):  # a newer checkpoint, and the same one again
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_kill_9_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path, scheme):
+def test_kill_9_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path: Path, scheme: str) -> None:
     """At each operation of a write in turn; that checkpoint or the one before loads."""
     command, root = [sys.executable, "-c", KILLED, str(tmp_path), scheme], Path(checkpoints.__file__).parents[1]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=240)
@@ -177,7 +181,7 @@ def test_kill_9_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path, scheme):
     assert done.stdout.count("killed at") == 2
 
 
-def test_old_remains_of_killed_builds_are_removed(tmp_path):
+def test_old_remains_of_killed_builds_are_removed(tmp_path: Path) -> None:
     old, new = tmp_path / "a-1.tmp", tmp_path / "b-2.tmp"
     for folder in (old, new):
         folder.mkdir()

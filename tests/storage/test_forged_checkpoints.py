@@ -72,7 +72,7 @@ def huge(folder: Path) -> None:
 class Attack:
     """Pickled in place of tensors."""
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return os._exit, (3,)
 
 

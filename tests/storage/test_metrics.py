@@ -11,30 +11,31 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from storage import metrics
 from storage.metrics import MetricsWriter, last_metrics, read_metrics, read_on, sample_metrics
+from storage.run import Run
 
 
-def write(run, steps, resumed_step=None, value=0.0):
+def write(run: Run, steps: Any, resumed_step: int | None = None, value: float = 0.0) -> None:
     with MetricsWriter(run, resumed_step) as writer:
         for step in steps:
             writer.write(step, {"episode/return": value + step, "loss/policy": -0.5})
 
 
-def append(run, text):
+def append(run: Run, text: str) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write(text)
 
 
-def events(run):
+def events(run: Run) -> list[tuple[int, float]]:
     accumulator = EventAccumulator(str(run))
     accumulator.Reload()
     return [(event.step, event.value) for event in accumulator.Scalars("episode/return")]
 
 
-def steps_in(run):
+def steps_in(run: Run) -> list[int]:
     return [row["step"] for row in read_metrics(run)]
 
 
-def test_rows_and_events_and_resumption(tmp_path):
+def test_rows_and_events_and_resumption(tmp_path: Path) -> None:
     """Resuming removes the rows and events after the step of the checkpoint."""
     run = tmp_path / "new" / "run"
     write(run, [10, 20])
@@ -50,7 +51,7 @@ def test_rows_and_events_and_resumption(tmp_path):
     assert steps_in(run) == [5]
 
 
-def test_rows_can_be_read_while_they_are_written(tmp_path):
+def test_rows_can_be_read_while_they_are_written(tmp_path: Path) -> None:
     assert last_metrics(tmp_path) == {}
     with MetricsWriter(tmp_path) as writer:
         for step in range(2_000):
@@ -62,7 +63,7 @@ def test_rows_can_be_read_while_they_are_written(tmp_path):
         assert last_metrics(tmp_path) == rows[-1]
 
 
-def test_rows_are_read_on_from_where_the_last_reader_was(tmp_path):
+def test_rows_are_read_on_from_where_the_last_reader_was(tmp_path: Path) -> None:
     write(tmp_path, [10, 20])
     rows, position = read_on(tmp_path)
     assert [row["step"] for row in rows] == [10, 20]
@@ -93,7 +94,7 @@ def bytes_read(work: Callable[[], Any]) -> tuple[Any, int]:
     return work(), count() - before
 
 
-def test_only_the_end_or_a_sample_of_a_long_file_is_read(tmp_path, monkeypatch):
+def test_only_the_end_or_a_sample_of_a_long_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long_run(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(metrics, "SAMPLE", 100)
@@ -135,7 +136,7 @@ TORN = ['{"step": 30, "ti', '{"step": 30}', "\0\0\0"]
     [*((line + "\n", 25) for line in DAMAGED), *((line, step) for line in TORN for step in (None, 20, 100))],
     ids=lambda value: f"{value[:20]} {len(value)}" if isinstance(value, str) else str(value),
 )
-def test_damaged_rows_are_left_out(tmp_path, text, resumed_step):
+def test_damaged_rows_are_left_out(tmp_path: Path, text: str, resumed_step: int | None) -> None:
     write(tmp_path, [10, 20])
     append(tmp_path, text)
     if text.endswith("\n"):
@@ -146,7 +147,7 @@ def test_damaged_rows_are_left_out(tmp_path, text, resumed_step):
     assert len((tmp_path / "metrics.jsonl").read_bytes().splitlines()) == 3
 
 
-def test_values_that_are_not_numbers_are_nan(tmp_path):
+def test_values_that_are_not_numbers_are_nan(tmp_path: Path) -> None:
     values = ["NaN", "Infinity", "-1e999", "null", '"x"', "[1]", "{}", "true", "1" + 400 * "0"]
     row = ", ".join(f'"a/{index}": {value}' for index, value in enumerate(values))
     append(tmp_path, f'{{"step": 1, {row}, "b": 2.5}}\n')
@@ -156,7 +157,7 @@ def test_values_that_are_not_numbers_are_nan(tmp_path):
         assert len(read) == len(values)
 
 
-def test_values_that_are_not_finite_are_null_in_the_file(tmp_path):
+def test_values_that_are_not_finite_are_null_in_the_file(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, {"a/nan": math.nan, "a/inf": -math.inf, "a/one": 1})
     text = (tmp_path / "metrics.jsonl").read_text()
@@ -164,7 +165,7 @@ def test_values_that_are_not_finite_are_null_in_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["folder", "loop", "device", "pipe", "nowhere"])
-def test_only_files_are_read_and_written(tmp_path, kind):
+def test_only_files_are_read_and_written(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "metrics.jsonl"
     links = {"loop": path, "device": Path("/dev/null"), "nowhere": tmp_path / "nowhere"}
     {"folder": os.mkdir, "pipe": os.mkfifo}.get(kind, lambda path: path.symlink_to(links[kind]))(path)
@@ -173,7 +174,7 @@ def test_only_files_are_read_and_written(tmp_path, kind):
             use(tmp_path)
 
 
-def test_the_block_closes_and_errors_pass(tmp_path):
+def test_the_block_closes_and_errors_pass(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"metrics.jsonl"):
         read_metrics(tmp_path)
     with pytest.raises(ZeroDivisionError), MetricsWriter(tmp_path) as writer:

@@ -86,7 +86,7 @@ def test_plain_lines_without_a_terminal(sleep: Callable[[float], None]) -> None:
         for done in (*range(1, 41), 40, 40):
             sleep(1)
             count(done)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = console.file.getvalue().splitlines()
     assert [line.split()[:4] for line in lines] == [
         ["0:01", "2.5", "%", "1/40"],
         ["0:16", "40.0", "%", "16/40"],

@@ -108,7 +108,9 @@ def leave() -> None:
     raise EOFError
 
 
-def test_the_next_batch_and_weights_are_on_their_way_during_an_update(train, tmp_path: Path, monkeypatch) -> None:
+def test_the_next_batch_and_weights_are_on_their_way_during_an_update(
+    train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second update ends when the third batch is here; the weights of the first are published after it began."""
     update, get, publish = Learner.update, Sender.get, Sender.publish
     received, second, threads = list[int](), threading.Event(), dict[str, set[int]](get=set(), publish=set())
@@ -153,7 +155,9 @@ def test_frames_are_counted_once_and_a_run_resumes(train: Callable[..., Trainer]
 
 
 @pytest.mark.parametrize("method", ["get", "publish"])
-def test_errors_of_threads_reach_the_loop(method: str, train, tmp_path: Path, monkeypatch) -> None:
+def test_errors_of_threads_reach_the_loop(
+    method: str, train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     function, calls = getattr(Sender, method), itertools.count(1)
 
     def fails_at_last(*arguments: Any) -> Any:
@@ -167,7 +171,9 @@ def test_errors_of_threads_reach_the_loop(method: str, train, tmp_path: Path, mo
     assert checkpoints.load_latest(tmp_path).state["learner"]["version"] in (3, 4)
 
 
-def test_weights_that_were_lost_are_published_anew(train: Callable[..., Trainer], tmp_path: Path, monkeypatch) -> None:
+def test_weights_that_were_lost_are_published_anew(
+    train: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As if the node of several learners were lost before the weights were taken from it; also if actors wait."""
     take, published, lost = Learner.snapshot, list[int](), list[int]()
 

@@ -138,7 +138,9 @@ def test_only_unrolls_older_than_the_limit_are_dropped(
 
 
 @pytest.mark.parametrize(("owner", "method"), [(LocalPool, "get"), (Learner, "update"), (LocalPool, "publish")])
-def test_errors_do_not_lose_what_was_learned(owner: type, method: str, tmp_path: Path, monkeypatch) -> None:
+def test_errors_do_not_lose_what_was_learned(
+    owner: type, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     function, calls = getattr(owner, method), itertools.count(1)
 
     def fails_at_last(*arguments: Any) -> Any:

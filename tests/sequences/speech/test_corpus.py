@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -34,11 +35,11 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def prepare(*arguments) -> Corpus:
+def prepare(*arguments: Any) -> Corpus:
     return open_built(build(*arguments))
 
 
-def config_of(folder: Path, **fields) -> CorpusConfig:
+def config_of(folder: Path, **fields: Any) -> CorpusConfig:
     return CorpusConfig(str(folder), **{"validation_share": 0.15, "test_share": 0.15, **fields})
 
 

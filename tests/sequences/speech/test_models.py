@@ -1,5 +1,7 @@
 """The four models: sizes that match, what is measured, and samples to listen to."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -23,7 +25,7 @@ class Hum(Speech):
         self.splits = dict.fromkeys(("train", "validation", "test"), split)
 
 
-def config_of(core: str, **fields) -> SpeechConfig:
+def config_of(core: str, **fields: Any) -> SpeechConfig:
     learner = SequenceLearnerConfig(batch_size=4, sequence_length=32, steps=6, late_start=None, device="cpu")
     return SpeechConfig(model=TINY[core], learner=learner, **fields)
 

@@ -7,7 +7,9 @@ import os
 import re
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,7 +81,7 @@ class TestSplits:
         assert all(len(documents) == len(texts) for documents in together.values())
 
     @pytest.mark.parametrize("name", ["{}", "wiki.{}", "{}-00000-of-00001", "{}_a", "wiki-{}"])
-    def test_files_are_splits_by_their_names_whatever_their_suffix(self, name, tmp_path: Path) -> None:
+    def test_files_are_splits_by_their_names_whatever_their_suffix(self, name: str, tmp_path: Path) -> None:
         suffixes = ".txt .json .jsonl .csv .tsv .xml .en .cs .utf8 .bpe .tok .TXT .2014 .tokens .md .txt.gz"
         for suffix in ("", *suffixes.split()):
             root = tmp_path / f"of{suffix}"
@@ -101,7 +103,7 @@ class TestSplits:
             ("train-v2.0.json", "dev-v2.0.json", "test.json"),
         ],
     )
-    def test_folders_and_files_named_after_splits(self, names, tmp_path: Path) -> None:
+    def test_folders_and_files_named_after_splits(self, names: tuple[str, str, str], tmp_path: Path) -> None:
         others = ("readme.md", ".train.swp", "train.py", "train.txt~", "__MACOSX/train.txt", "train/.a.txt", "val/b~")
         write(tmp_path, dict.fromkeys(others[: 5 + 2 * (names[0] == "train/a.txt")], "none of them"))
         write(tmp_path, dict(zip(names, "abc")))
@@ -121,13 +123,17 @@ class TestSplits:
             (("train-1.csv", "test-1.csv"), "test-1.csv and train-1.csv but no valid"),
         ],
     )
-    def test_some_splits_without_the_others_are_refused(self, names, found, tmp_path: Path) -> None:
+    def test_some_splits_without_the_others_are_refused(
+        self, names: tuple[str, str, str] | tuple[str, str], found: str, tmp_path: Path
+    ) -> None:
         expected = "expected all of train, valid .* or none of them"
         with pytest.raises(ValueError, match=f"{tmp_path}: {expected}, found {found}; rename what is no split"):
             load("folder", write(tmp_path, dict.fromkeys(names, "text")))
 
     @pytest.mark.parametrize("names", [("train.txt", "valid.txt", "test.txt"), ("train/a.txt", "dev/a.txt")])
-    def test_splits_in_a_folder_below_are_not_mixed(self, names, tmp_path: Path) -> None:
+    def test_splits_in_a_folder_below_are_not_mixed(
+        self, names: tuple[str, str, str] | tuple[str, str], tmp_path: Path
+    ) -> None:
         write(tmp_path / "corpora" / "wiki", dict.fromkeys(names, "text"))
         expected = (
             f"{tmp_path}: expected splits in it or none at all, found train and .* in {tmp_path}/corpora/wiki; give"
@@ -171,7 +177,7 @@ class TestSplits:
         assert not any("test" in path.parts or "site-packages" in path.parts for path in names)
 
     @pytest.mark.parametrize("zipped", [False, True])
-    def test_enwik8_is_cut_in_its_proportions(self, zipped, tmp_path: Path) -> None:
+    def test_enwik8_is_cut_in_its_proportions(self, zipped: bool, tmp_path: Path) -> None:
         data = ("é<page>" * 1250).encode()  # cuts fall within characters, as they do in Enwik8
         path = tmp_path / ("enwik8.gz" if zipped else "enwik8")
         path.write_bytes(gzip.compress(data) if zipped else data)
@@ -197,7 +203,7 @@ class TestSplits:
 
 class TestTokens:
     @pytest.mark.parametrize("kind", ["bytes", "words"])
-    def test_files_hold_every_document_behind_a_separator(self, kind, tmp_path: Path) -> None:
+    def test_files_hold_every_document_behind_a_separator(self, kind: str, tmp_path: Path) -> None:
         corpus = load("folder", many(tmp_path / "text"))
         folder = prepare("folder", corpus, kind, cache=tmp_path / "cache")
         tokens = open_tokens(folder)
@@ -276,7 +282,9 @@ class TestErrors:
             (ValueError, "pg19", "", "expected text for train, found none"),
         ],
     )
-    def test_missing_files(self, error, name, path, message, tmp_path: Path) -> None:
+    def test_missing_files(
+        self, error: type[Exception], name: str, path: str | None, message: str, tmp_path: Path
+    ) -> None:
         with pytest.raises(error, match=message):
             load(name, None if path is None else tmp_path / path)
 
@@ -290,7 +298,7 @@ class TestErrors:
             load("pg19", tmp_path)
 
     @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"no"])
-    def test_a_damaged_gzip_file(self, damage, tmp_path: Path) -> None:
+    def test_a_damaged_gzip_file(self, damage: Callable[..., Any], tmp_path: Path) -> None:
         path = tmp_path / "enwik8.gz"
         path.write_bytes(damage(gzip.compress(bytes(range(32, 127)) * 50)))
         with pytest.raises(ValueError, match=r"enwik8.gz: expected a whole gzip file, got: "):
@@ -305,7 +313,7 @@ class TestErrors:
             prepare("folder", load("folder", tmp_path), cache=tmp_path / "cache")
 
     @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be"])
-    def test_other_encodings_are_named(self, encoding, tmp_path: Path) -> None:
+    def test_other_encodings_are_named(self, encoding: str, tmp_path: Path) -> None:
         """By their byte order marks or, without one, by their NUL bytes, because they can be valid UTF-8."""
         (tmp_path / "a.txt").write_bytes("plain English".encode(encoding))
         told = (
@@ -322,10 +330,10 @@ class TestDownloads:
         monkeypatch.setitem(sys.modules, "datasets", module)
         return module
 
-    def test_wikitext_and_books(self, library, tmp_path: Path) -> None:
+    def test_wikitext_and_books(self, library: types.ModuleType, tmp_path: Path) -> None:
         names, asked = ("train", "validation", "test"), []
 
-        def load_dataset(*place):
+        def load_dataset(*place: str) -> dict[str, list[dict[str, str]]]:
             asked.append(place)
             return {name: [{"text": ""}, {"text": f" = {name} = \n"}] for name in names}
 
@@ -342,8 +350,10 @@ class TestDownloads:
         books = load("pg19", cache=tmp_path)
         assert [documents[0].path.name for documents in books.values()] == ["0.txt", "1.txt", "2.txt"]
 
-    def test_without_a_network_or_the_library_it_says_so(self, library, tmp_path: Path, monkeypatch) -> None:
-        def offline(*names):
+    def test_without_a_network_or_the_library_it_says_so(
+        self, library: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def offline(*names: Any) -> None:
             raise ConnectionError("no route")
 
         library.load_dataset = offline

@@ -42,7 +42,7 @@ class TestArithmetic:
         ("tokenizer", "prescribed", "perplexity"),
         [(Bytes(), False, 16.0), (Words(["<eos>", "<unk>"]), False, 4.0), (Words(["<eos>", "<unk>"]), True, 16.0)],
     )
-    def test_summary(self, tokenizer, prescribed, perplexity) -> None:
+    def test_summary(self, tokenizer: Any, prescribed: bool, perplexity: float) -> None:
         """Six targets of 2 ln 2 nats, 8 bytes, 3 words: 12 bits / 8, and 2^12 to the power of 1/3 (or 1/6)."""
         split = SPLIT._replace(bytes=8, words=3, prescribed=prescribed)
         found = evaluation.summary(Total(12 * math.log(2), 6), split, tokenizer)
@@ -76,7 +76,7 @@ class Uniform(torch.nn.Module):
 
 
 def test_a_uniform_model_has_the_size_of_the_vocabulary_as_perplexity() -> None:
-    model = SequenceModel(Uniform(), VOCABULARY)  # type: ignore[arg-type]
+    model = SequenceModel(Uniform(), VOCABULARY)
     total = evaluate(model, one_pass(TOKENS, 3, 16))
     assert total.count == 399
     assert evaluation.perplexity(total.nll, total.count) == pytest.approx(VOCABULARY)
@@ -92,13 +92,13 @@ class TestParts:
     """The parts of an analysis add up to the whole."""
 
     @pytest.mark.parametrize("starts", [None, STARTS])
-    def test_by_position(self, starts) -> None:
+    def test_by_position(self, starts: Any) -> None:
         spans = [399 - 199, 199] if starts is None else [90, 110, 199]
         for begin, part in evaluation.by_position(make_model(), one_pass(TOKENS, 2, 16, starts)):
             assert part.count == sum(max(0, min(span, 2 * begin - 1) - begin + 1) for span in spans)
 
     @pytest.mark.parametrize("starts", [None, STARTS])
-    def test_attention_is_that_of_real_steps(self, starts) -> None:
+    def test_attention_is_that_of_real_steps(self, starts: Any) -> None:
         """By loops over rows and steps; three parts side by side, and one ends before the others."""
         model, expected = make_model().eval(), []
         batches = list(one_pass(TOKENS, 3, 8, starts))
@@ -140,7 +140,7 @@ def test_compression_loss_by_layer_is_the_cores_own() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_analyses_add_up_in_the_precision_of_the_whole(precision) -> None:
+def test_analyses_add_up_in_the_precision_of_the_whole(precision: str) -> None:
     model = make_model()
 
     def batches() -> Any:

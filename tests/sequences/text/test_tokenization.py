@@ -57,7 +57,7 @@ def test_wikitext_counts_its_own_unknown_word_and_line_ends() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bytes", "words", "subwords"])
-def test_json_keeps_them(kind) -> None:
+def test_json_keeps_them(kind: str) -> None:
     if kind == "subwords":
         pytest.importorskip("tokenizers")
     tokenizer = learn(kind, [TEXT] * 20, None if kind == "bytes" else 300)
@@ -95,6 +95,6 @@ def test_text_without_line_ends_becomes_subwords_piece_by_piece(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("kind", "size"), [("bytes", 300), ("words", 2), ("subwords", 257)])
-def test_impossible_vocabularies_are_refused(kind, size) -> None:
+def test_impossible_vocabularies_are_refused(kind: str, size: int) -> None:
     with pytest.raises(ValueError, match=f"vocabulary: expected None for bytes, .*, got {size} {kind}"):
         TextConfig(tokens=kind, vocabulary=size)
