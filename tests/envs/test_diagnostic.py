@@ -1,6 +1,8 @@
 """The diagnostic tasks: the scores they state, and what they show at each step."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import envs
 from envs.diagnostic import Recall, TMaze
 
 
-def mean_score(env, choose, steps):
+def mean_score(env: Any, choose: Callable[..., Any], steps: int) -> tuple[float, float]:
     """Mean and standard error of the scores of all episodes that end within some steps."""
     env.reset(seed=0)
     totals, scores = np.zeros(env.num_envs), []
@@ -19,11 +21,11 @@ def mean_score(env, choose, steps):
         over = terminated | truncated
         scores += totals[over].tolist()
         totals[over] = 0
-    return np.mean(scores), np.std(scores) / math.sqrt(len(scores))
+    return float(np.mean(scores)), float(np.std(scores) / math.sqrt(len(scores)))
 
 
 @pytest.mark.parametrize("name", ["recall", "recall,delay=3,symbols=7", "recall,reward=100", "tmaze", "tmaze,length=1"])
-def test_scores_of_the_oracle_and_of_random_actions(name):
+def test_scores_of_the_oracle_and_of_random_actions(name: str) -> None:
     expected = envs.reference_scores(f"diagnostic:{name}")
     env, rng = envs.make_vector(f"diagnostic:{name}", 512), np.random.default_rng(0)
     assert mean_score(env, env.oracle_actions, 100) == (expected["oracle"], 0.0)
@@ -33,7 +35,7 @@ def test_scores_of_the_oracle_and_of_random_actions(name):
     assert envs.mean_normalised({f"diagnostic:{name}": expected["oracle"]}) == {"oracle_normalised": 100.0}
 
 
-def test_recall_shows_the_symbol_once_and_asks_for_it_after_the_delay():
+def test_recall_shows_the_symbol_once_and_asks_for_it_after_the_delay() -> None:
     env = Recall(50, delay=4, symbols=3)
     shown = [env.reset(seed=1)[0]]
     for step in range(5):
@@ -49,7 +51,7 @@ def test_recall_shows_the_symbol_once_and_asks_for_it_after_the_delay():
     assert not sum(env.step(wrong)[1] for _ in range(5)).any()
 
 
-def test_tmaze_shows_the_sign_at_the_start_only_and_ends_at_a_turn():
+def test_tmaze_shows_the_sign_at_the_start_only_and_ends_at_a_turn() -> None:
     env = TMaze(40, length=3)
     begin = env.reset(seed=0)[0]
     assert (begin[:, :2].argmax(axis=1) == env.side).all()
@@ -65,7 +67,7 @@ def test_tmaze_shows_the_sign_at_the_start_only_and_ends_at_a_turn():
     assert (terminated & ~truncated).all()
 
 
-def test_tmaze_is_truncated_without_a_turn():
+def test_tmaze_is_truncated_without_a_turn() -> None:
     env = TMaze(2, length=3)
     env.reset(seed=0)
     ends = [env.step(np.zeros(2, int))[2:4] for _ in range(16)]
