@@ -1,9 +1,12 @@
 """Options that need more memory: rounds of several examples, a delay, fixed visits, matches drawn for every trial."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from envs.lab_interface import NINE
 from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv, oracle_actions
@@ -17,7 +20,9 @@ FRAMES = replace(STEPS, action_repeat=1)
 FIXED = replace(STEPS, visit_frames=64)
 
 
-def play(config, steps, policy=oracle_actions, num_envs=64, seed=0):
+def play(
+    config: Any, steps: int, policy: Callable[..., Any] = oracle_actions, num_envs: int = 64, seed: int = 0
+) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
     """Arrays [steps + 1, N] of the state's fields before each step and after the last, and rewards [steps, N]."""
     env = RoomsVectorEnv(num_envs, config)
     env.reset(seed=seed)
@@ -28,11 +33,11 @@ def play(config, steps, policy=oracle_actions, num_envs=64, seed=0):
     return {name: np.array([state[name] for state in states]) for name in states[0]}, np.array(rewards)
 
 
-def still(env):
+def still(env: RoomsVectorEnv) -> NDArray[Any]:
     return np.full(env.num_envs, FIRE)
 
 
-def visits(seen):
+def visits(seen: dict[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]]:
     """For every member the visits it made, as the numbers of the steps at which they began and their state then."""
     began = np.ones(seen["visit"].shape, bool)
     began[1:] = (seen["visit"][1:] != seen["visit"][:-1]) | (seen["x"][1:] == seen["x"][0]) & (seen["vx"][1:] == 0)
@@ -40,7 +45,7 @@ def visits(seen):
 
 
 @pytest.mark.parametrize("visit_frames", [0, 64])
-def test_a_round_shows_all_examples_before_the_choices(visit_frames):
+def test_a_round_shows_all_examples_before_the_choices(visit_frames: int) -> None:
     seen, rewards = play(replace(FIXED, examples=3, visit_frames=visit_frames), 200)
     assert set(np.unique(rewards)) == {0.0, 1.0, 10.0}
     for member in visits(seen):
@@ -52,7 +57,7 @@ def test_a_round_shows_all_examples_before_the_choices(visit_frames):
             assert (shown == asked).all()
 
 
-def test_examples_of_a_round_and_of_rounds_are_drawn_independently():
+def test_examples_of_a_round_and_of_rounds_are_drawn_independently() -> None:
     config = replace(FIXED, examples=3, visit_frames=4, shapes=("cube",))
     seen, _ = play(config, 60, still, num_envs=512)
     shown = seen["visit"] < 3
@@ -66,7 +71,7 @@ def test_examples_of_a_round_and_of_rounds_are_drawn_independently():
 
 
 @pytest.mark.parametrize("examples", [1, 2])
-def test_the_delay_is_dark_and_still_and_lasts_its_frames(examples):
+def test_the_delay_is_dark_and_still_and_lasts_its_frames(examples: int) -> None:
     config = replace(FRAMES, examples=examples, delay_frames=37, image_height=40, image_width=64)
     env = RoomsVectorEnv(4, config)
     env.reset(seed=0)
@@ -85,7 +90,7 @@ def test_the_delay_is_dark_and_still_and_lasts_its_frames(examples):
     assert (state.room[0], state.visit[0], state.x[0], state.vx[0]) == (ROOM_2, examples + 1, 288, 400)
 
 
-def test_without_fixed_visits_only_the_delay_differs():
+def test_without_fixed_visits_only_the_delay_differs() -> None:
     """The same player plays the same trials, each later by the delay."""
     a, b = (play(replace(FRAMES, delay_frames=delay), 500, num_envs=8, seed=1)[0] for delay in (0, 37))
     drawn = ("match", "other", "example_side", "match_side", "correct")
@@ -98,7 +103,7 @@ def test_without_fixed_visits_only_the_delay_differs():
         assert arrivals[1] - arrivals[0] == 37
 
 
-def test_fixed_visits_take_their_time_whatever_the_player_does():
+def test_fixed_visits_take_their_time_whatever_the_player_does() -> None:
     config, schedule = replace(FIXED, examples=2, delay_frames=20), np.repeat([0, 1, 2, 3, 4], [16, 16, 5, 16, 16])
     (played, rewards), (passive, nothing) = (play(config, 10 * 69, policy) for policy in (oracle_actions, still))
     for seen in (played, passive):
@@ -109,11 +114,12 @@ def test_fixed_visits_take_their_time_whatever_the_player_does():
     assert early.any(), "a player that finishes sooner waits in the dark"
 
 
-def test_a_visit_begins_as_the_first_does_whatever_the_player_was_doing():
+def test_a_visit_begins_as_the_first_does_whatever_the_player_was_doing() -> None:
     """Moved on in the air and askew, to the next choice and to the next example; only what yaw rounds off remains."""
     env = RoomsVectorEnv(1, replace(FRAMES, examples=2, visit_frames=7))
     env.reset(seed=0)
-    begun, falling = {}, []
+    begun: dict[str, Any] = {}
+    falling = []
     for frame in range(60):
         visit = int(env.state.visit[0])
         if env.state.clock[0] == 1:  # the next visit begins; as of a player who has touched something
@@ -137,7 +143,7 @@ def test_a_visit_begins_as_the_first_does_whatever_the_player_was_doing():
                 assert (state["shown"], state["time"]) == (state["frame"], LOADED)
 
 
-def test_an_action_before_the_level_is_loaded_is_ignored():
+def test_an_action_before_the_level_is_loaded_is_ignored() -> None:
     """In the frame after an example appears, but not at the beginning of an episode."""
     env = RoomsVectorEnv(1, replace(FRAMES, visit_frames=5, examples=2))
     env.reset(seed=0)
@@ -149,7 +155,7 @@ def test_an_action_before_the_level_is_loaded_is_ignored():
     assert speeds[4:7] == [(1, 0), (1, 0), (1, 45)]
 
 
-def test_the_delay_is_halved_as_often_as_not():
+def test_the_delay_is_halved_as_often_as_not() -> None:
     config = replace(FIXED, delay_frames=112, delay_halvings=2, visit_frames=4)
     seen, _ = play(config, 300, still, num_envs=32)
     dark = (seen["room"] == DARK) & (np.roll(seen["visit"], 1, axis=0) == 0)
@@ -158,7 +164,7 @@ def test_the_delay_is_halved_as_often_as_not():
     assert counts / counts.sum() == pytest.approx(1 / 3, abs=0.06)
 
 
-def test_fixed_sides_put_the_lower_number_left():
+def test_fixed_sides_put_the_lower_number_left() -> None:
     seen, _ = play(replace(FIXED, fixed_sides=True, visit_frames=4), 100, still)
     assert (seen["match_side"] == (seen["match"] > seen["other"])).all()
     assert not seen["example_side"].any()
@@ -171,7 +177,7 @@ SPANS |= {"small-recall": (4, 66), "small-recall-long": (18, 130)}
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_memory_spans_of_the_variants(variant):
+def test_memory_spans_of_the_variants(variant: str) -> None:
     spans = memory_spans(*(RoomsVectorEnv(8 if variant in SPANS else 1, VARIANTS[variant]) for _ in range(2)))
     if variant in SPANS:
         assert (spans.min(), spans.max()) == SPANS[variant]
@@ -181,11 +187,12 @@ def test_memory_spans_of_the_variants(variant):
 
 
 @pytest.mark.parametrize("env", ["small", "small-recall", "full-half", replace(VARIANTS["small"], redraw_match=True)])
-def test_counterfactuals_show_the_other_example_and_the_same_choices(env):
+def test_counterfactuals_show_the_other_example_and_the_same_choices(env: Any) -> None:
     """In the room of a choice the views are the same; with the example in view they are those of the other object."""
     envs = RoomsVectorEnv(1, env)
     observation, _ = envs.reset(seed=4)
-    states, views = [], []
+    states: list[Any] = []
+    views = []
     while not envs.over[0] and len(states) < 400:
         states.append(envs.get_state())
         views.append(observation[0])
