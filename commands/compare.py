@@ -95,7 +95,7 @@ def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
                 continue
             from training.impala import Trainer
 
-            Trainer(config, Run(""), local=not options.remote_actors).initialize()
+            Trainer(config, Run(""), local=not options.remote_actors).inherit()
     require_equal_data(corpora)
     return trials
 
