@@ -103,7 +103,7 @@ KIND = {
     ),
     "images": Kind(
         over="on the split valid",
-        scales=(Scale("bits_per_dim", "bits a dimension", "valid/bits_per_dim", "bits_per_dim", lower=True),),
+        scales=(Scale("bits_per_dim", "bits per dimension", "valid/bits_per_dim", "bits_per_dim", lower=True),),
         details={name: name for name in ("nats", "validation", "parameters")},
         references={"PNG files": "png", "uniform": "uniform"},
     ),
@@ -265,7 +265,7 @@ class Variant:
     reached: list[float | None]
     speed: float
     state_bytes: int
-    temporal_range: int | None
+    reach: int | None
 
 
 class NotJoined(UserError):
@@ -395,7 +395,7 @@ class Comparison:
             reached=[run.reached(self.threshold, self.scale) for run in runs],
             speed=float(np.mean([run.speed for run in runs])),
             state_bytes=memory_bytes(runs[0].config),
-            temporal_range=temporal_range(runs[0].config.core_config),
+            reach=reach(runs[0].config.core_config),
         )
 
 
@@ -418,9 +418,8 @@ def memory_bytes(config: Any) -> int:
         return state_bytes(make_core(config.core_config).initial_state(1))
 
 
-def temporal_range(core: Any) -> int | None:
-    """Steps back that a core can see at most, over all layers; None for one that is recurrent or routed, which has
-    no bound.
+def reach(core: Any) -> int | None:
+    """The number of steps that a core can look back, over all layers; None if there is no bound (recurrent, routed).
 
     A layer sees n_m + c n_cm steps beyond its segment, and each layer sees further through the one below (section 3).
     """

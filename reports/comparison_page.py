@@ -80,7 +80,7 @@ def tables(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
     speed, reached = f"{kind.speed}_per_second", f"{kind.unit}_to_threshold"
     found: dict[str, list[dict[str, Any]]] = {"runs": [], "curves": [], "curve_intervals": [], "variants": []}
     for variant in comparison.variants:
-        size = {"state_bytes": variant.state_bytes, "temporal_range": variant.temporal_range}
+        size = {"state_bytes": variant.state_bytes, "reach": variant.reach}
         for run, x in zip(variant.runs, variant.reached):
             which = {"variant": variant.name, kind.data: run.data, "seed": run.config.seed}
             row = which | {kind.unit: run.rows[-1][goal(run.config)[0]], scale.name: run.summary[scale.final]}
@@ -291,7 +291,7 @@ def interval(estimate: Estimate, factor: float = 1.0) -> str:
 
 
 def reach_table(comparison: Comparison) -> dict[str, Any]:
-    """How many steps back memories reach, and what would be correct after "delays" if they knew all of that.
+    """The reach of memories, and what would be correct after "delays" if they knew everything within it.
 
     Without "rows" if not two of them are bounded, and without "delays" if the task has none or is not one level.
     """
@@ -301,7 +301,7 @@ def reach_table(comparison: Comparison) -> dict[str, Any]:
         frames, repeat = tasks[0].delay_frames, tasks[0].action_repeat
         delays = sorted((frames >> times) // repeat for times in range(tasks[0].delay_halvings + 1))
     for variant in comparison.variants:
-        if steps := variant.temporal_range:
+        if steps := variant.reach:
             rows.append([_key(comparison, variant.name), f"{steps} steps"])
             if delays:
                 within = sum(delay < steps for delay in delays)
@@ -347,7 +347,7 @@ def variant_table(comparison: Comparison) -> dict[str, Any]:
         row += ["-" if variant.correct is None else f"{variant.correct:.1f} %"] * chose
         text = quantity(middle) if math.isfinite(middle) else "-"
         row += [{"text": text, "small": f"reached by {count} of {len(variant.runs)}"}] * limit
-        reach = "unbounded" if variant.temporal_range is None else f"{variant.temporal_range} steps"
+        reach = "unbounded" if variant.reach is None else f"{variant.reach} steps"
         row += [quantity(variant.speed), significant(variant.mean), f"{variant.state_bytes / 1024:.1f} KiB", reach]
         rows.append(row)
     for name, value in comparison.references.items():

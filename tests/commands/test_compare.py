@@ -175,7 +175,7 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
     assert [float(row["oracle_normalised"]) for row in finals] == [91, 81, 31.5, 85]
     assert [row["variant"] for row in finals] == ["compressive", "compressive", "lstm", "lstm"]
     assert [row["frames_to_threshold"] for row in finals] == ["200.0", "300.0", "", ""], "first at 75 or more"
-    assert {row["temporal_range"] for row in finals} == {"72", ""}, "8 + 4 x 16, and no bound for the LSTM"
+    assert {row["reach"] for row in finals} == {"72", ""}, "8 + 4 x 16, and no bound for the LSTM"
     curves = table(out / "report" / "curves.csv")
     measured = [(float(row["frames"]), float(row["oracle_normalised"])) for row in curves if row["seed"] == "1"]
     assert measured == [(100, 30), (200, 40), (300, 85), (100, 0), (200, 10), (300, 20)]
