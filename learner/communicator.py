@@ -20,12 +20,16 @@ class Communicator:
     @property
     def size(self) -> int:
         """Number of learners."""
-        return 1 if self.group is None else self.group.size()
+        if self.group is None:
+            return 1
+        return self.group.size()
 
     @property
     def rank(self) -> int:
         """Index of this learner, from 0."""
-        return 0 if self.group is None else self.group.rank()
+        if self.group is None:
+            return 0
+        return self.group.rank()
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Elementwise sum of the learners' tensors, which have equal shapes; bitwise equal on all learners."""
@@ -49,6 +53,7 @@ class Communicator:
     def _all_reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         if self.group is None:
             return tensor
+        # A copy, because torch reduces in place.
         reduced = tensor.detach().clone()
         try:
             dist.all_reduce(reduced, operation, group=self.group)

@@ -82,9 +82,12 @@ class LearnerConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.clip_c or math.inf) > (self.clip_rho or math.inf):
-            highest = f"at most clip_rho = {self.clip_rho} (IMPALA, section 4.1)"
-            raise ValueError(f"clip_c: expected {highest}, got {self.clip_c!r}")
+        # None does not clip. Both thresholds are above 0 otherwise.
+        highest_rho = self.clip_rho or math.inf
+        highest_c = self.clip_c or math.inf
+        if highest_c > highest_rho:
+            expected = f"at most clip_rho = {self.clip_rho} (IMPALA, section 4.1)"
+            raise ValueError(f"clip_c: expected {expected}, got {self.clip_c!r}")
 
     def learning_rate_at(self, progress: float) -> float:
         """The learning rate when a share `progress`, 0 to 1, of the schedule's frames is over."""
@@ -96,7 +99,8 @@ class LearnerConfig(Checked):
         """The weight of the entropy bonus when a share `progress`, 0 to 1, of the schedule's frames is over."""
         if self.entropy_cost_end is None:
             return self.entropy_cost
-        return self.entropy_cost + (self.entropy_cost_end - self.entropy_cost) * self._changed(progress)
+        change = self.entropy_cost_end - self.entropy_cost
+        return self.entropy_cost + change * self._changed(progress)
 
     def _changed(self, progress: float) -> float:
         """The share of the change that is over: 0 until `schedule_start`, then linear to 1."""

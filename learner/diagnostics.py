@@ -14,10 +14,14 @@ def attention_mass(agent: Agent, trajectory: Trajectory, rows: int = 4) -> dict[
     core = agent.core
     if not isinstance(core, Transformer):
         return {}
-    part = state_to(index_state(trajectory, slice(0, rows)), next(agent.parameters()).device)
+    # Some rows are enough for a mean, and attention weights take much memory.
+    device = next(agent.parameters()).device
+    part = state_to(index_state(trajectory, slice(0, rows)), device)
+    state = detach_state(part.core_state)
     agent.eval()  # no dropout, which would also draw from the random generator of training
     with torch.no_grad():
-        output = agent(part.observation, part.last_action, part.reward, part.reset, detach_state(part.core_state), True)
+        output = agent(part.observation, part.last_action, part.reward, part.reset, state, return_attention=True)
     assert output.attention is not None
-    means = core.attention_by_kind(output.attention).mean(dim=(0, 1, 2, 3)).tolist()
+    by_kind = core.attention_by_kind(output.attention)
+    means = by_kind.mean(dim=(0, 1, 2, 3)).tolist()
     return {f"attention/{kind}": mean for kind, mean in zip(core.attention_kinds, means)}

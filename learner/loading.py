@@ -24,6 +24,7 @@ def load(trajectories: Sequence[Trajectory], device: torch.device) -> Callable[[
     joined = map_state(functools.partial(_join, device.type == "cuda"), *trajectories)
     if device.type != "cuda":
         return lambda: joined
+    # On a stream of its own, so that the copy runs beside the present update.
     with torch.cuda.stream(_stream(device)):
         moved = map_state(lambda leaf: leaf.to(device, non_blocking=True), joined)
         event = torch.cuda.current_stream(device).record_event()
@@ -39,8 +40,11 @@ def load(trajectories: Sequence[Trajectory], device: torch.device) -> Callable[[
 
 
 def _join(pinned: bool, *arrays: np.ndarray) -> Tensor:
-    shape = (sum(len(array) for array in arrays), *arrays[0].shape[1:])
-    joined = torch.empty(shape, dtype=torch.from_numpy(np.empty(0, arrays[0].dtype)).dtype, pin_memory=pinned)
+    """Concatenates arrays by rows into a tensor; from pinned memory, copies to a GPU do not hold up the thread."""
+    first = arrays[0]
+    rows = sum(len(array) for array in arrays)
+    dtype = torch.from_numpy(np.empty(0, first.dtype)).dtype
+    joined = torch.empty((rows, *first.shape[1:]), dtype=dtype, pin_memory=pinned)
     np.concatenate(arrays, out=joined.numpy())
     return joined
 

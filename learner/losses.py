@@ -20,6 +20,7 @@ Reduction = Literal["sum", "mean"]
 
 
 def _soft_asymmetric(reward: Tensor) -> Tensor:
+    """Squashes rewards into -1.5..5, with less weight on negative ones."""
     squashed = 5.0 * torch.tanh(reward / 5.0)
     return torch.where(reward < 0, 0.3 * squashed, squashed)
 
@@ -37,7 +38,12 @@ def reduce_losses(losses: dict[str, Mean], all_reduce: Callable[[Tensor], Tensor
 
     `all_reduce` sums a tensor over the learners, without gradient.
     """
-    return {name: (mean.total / all_reduce(mean.count).clamp(min=1)).mean() for name, mean in losses.items()}
+    parts: dict[str, Tensor] = {}
+    for name, mean in losses.items():
+        # The count is that of the batch, the total that of this learner's rows.
+        count = all_reduce(mean.count).clamp(min=1)
+        parts[name] = (mean.total / count).mean()
+    return parts
 
 
 def reduce(values: Tensor, mask: Tensor, reduction: Reduction) -> Tensor:
@@ -48,8 +54,11 @@ def reduce(values: Tensor, mask: Tensor, reduction: Reduction) -> Tensor:
     """
     if values.shape != mask.shape or mask.dtype != torch.bool:
         raise ValueError(f"mask: expected torch.bool {list(values.shape)}, got {mask.dtype} {list(mask.shape)}")
+    # `where`, not a product: masked values may be infinite or NaN.
     total = torch.where(mask, values, 0.0).sum()
-    return total if reduction == "sum" else total / mask.sum().clamp(min=1)
+    if reduction == "sum":
+        return total
+    return total / mask.sum().clamp(min=1)
 
 
 def policy_gradient_loss(
@@ -60,16 +69,19 @@ def policy_gradient_loss(
     Logits [B, T, A] are those of the target policy, actions [B, T] int64 those of the behaviour policy; advantages
     [B, T] include the importance weights.
     """
-    return reduce(-action_log_probs(policy_logits, actions) * advantages.detach(), mask, reduction)
+    log_probs = action_log_probs(policy_logits, actions)
+    return reduce(-log_probs * advantages.detach(), mask, reduction)
 
 
 def baseline_loss(values: Tensor, targets: Tensor, mask: Tensor, reduction: Reduction = "sum") -> Tensor:
     """0.5 * (target - value)^2 of values and V-trace targets [B, T], section 4.2."""
-    return reduce(0.5 * (targets.detach() - values).square(), mask, reduction)
+    errors = targets.detach() - values
+    return reduce(0.5 * errors.square(), mask, reduction)
 
 
 def entropy(policy_logits: Tensor) -> Tensor:
     """Entropy [...] in nats of the policies with logits [..., A]."""
+    # The expectation of -log pi under the policy itself.
     log_probabilities = torch.log_softmax(policy_logits, dim=-1)
     return -(log_probabilities.exp() * log_probabilities).sum(dim=-1)
 

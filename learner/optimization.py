@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -11,9 +10,16 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from learner.communicator import Communicator
 from learner.errors import NotFinite
+from learner.replica import StateDict
 
 _STATISTICS = {torch.optim.Adam: ("exp_avg", "exp_avg_sq"), torch.optim.RMSprop: ("square_avg",)}
-"""State of the optimizers per parameter, in tensors of its shape, besides the number of steps."""
+"""What an optimizer keeps of each parameter, in tensors of its shape, besides the number of steps."""
+
+
+ParameterGroup = dict[str, Any]
+"""A group of an optimizer: its parameters as "params", and its options by name."""
+Scalars = dict[str, Tensor]
+"""Tensors without axes, by name."""
 
 
 class Measured(NamedTuple):
@@ -39,17 +45,27 @@ class Optimization:
     def __init__(
         self,
         module: nn.Module,
-        make_optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+        make_optimizer: Callable[[list[ParameterGroup]], torch.optim.Optimizer],
         max_gradient_norm: float | None,
         comm: Communicator,
     ) -> None:
-        self.module, self.max_gradient_norm, self.comm = module, max_gradient_norm, comm
-        parameters = list(module.parameters())
+        self.module = module
+        self.max_gradient_norm = max_gradient_norm
+        self.comm = comm
+
+        # By identity: parameters compare elementwise.
+        parameters = {id(parameter): parameter for parameter in module.parameters()}
         compression = {id(parameter) for parameter in module.compression_parameters()}  # type: ignore[operator]
-        if others := compression - {id(parameter) for parameter in parameters}:
+        others = compression - parameters.keys()
+        if others:
             raise ValueError(f"compression_parameters: expected parameters of the agent, got {len(others)} others")
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        self.groups = [[each for each in trained if (id(each) in compression) == second] for second in (False, True)]
+        first: list[nn.Parameter] = []
+        second: list[nn.Parameter] = []
+        for key, parameter in parameters.items():
+            if parameter.requires_grad:
+                group = second if key in compression else first
+                group.append(parameter)
+        self.groups = [first, second]
         self.optimizer = make_optimizer([{"params": group} for group in self.groups])
 
     def zero_grad(self) -> None:
@@ -64,16 +80,17 @@ class Optimization:
     @property
     def skipped(self) -> Tensor | None:
         """A scalar on the device: 1 if the last `step_unread` was skipped, else 0. None after `step`."""
+        # The fused kernels of torch read this attribute, which `_apply` sets.
         return getattr(self.optimizer, "found_inf", None)
 
     def step(
         self,
-        sums: dict[str, Tensor],
+        sums: Scalars,
         learning_rate: float,
         label: str,
         number: int,
         find_fields: Callable[[], list[str]] | None = None,
-        others: dict[str, Tensor] | None = None,
+        others: Scalars | None = None,
     ) -> dict[str, float]:
         """Updates the parameters from their gradients, which are summed over the learners.
 
@@ -90,25 +107,32 @@ class Optimization:
             NotFinite: if a loss or a gradient norm is not finite; names parameters with such gradients. Raised by all
                 learners; nothing was changed, and the gradients are discarded.
         """
-        norms, (names, values), _ = self._measure(sums, others or {})
-        metrics = dict(zip(names, values.tolist()))
-        if reason := not_finite(metrics):
-            bad = [
-                name
-                for name, parameter in self.module.named_parameters()
-                if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
-            ]
-            message = f"{label} {number} is not finite: {reason}; parameters with such gradients: {list_names(bad)}"
-            fields = list[str]()
-            if find_fields is not None:
-                fields = find_fields()
-                message += f"; fields of the trajectory that are not finite: {list_names(fields)}"
-            self.zero_grad()
-            raise NotFinite(f"{message}. The weights were not changed.", number, fields)
-        self._apply(norms, learning_rate)
-        return metrics
+        norms, measured, _ = self._measure(sums, others or {})
+        metrics = dict(zip(measured.names, measured.values.tolist()))
+        reason = not_finite(metrics)
+        if not reason:
+            self._apply(norms, learning_rate)
+            return metrics
 
-    def step_unread(self, sums: dict[str, Tensor], learning_rate: float, others: dict[str, Tensor]) -> Measured:
+        # Nothing was changed. Say what is wrong, as far as it can be found.
+        bad = list_names(self._not_finite_parameters())
+        message = f"{label} {number} is not finite: {reason}; parameters with such gradients: {bad}"
+        fields: list[str] = []
+        if find_fields is not None:
+            fields = find_fields()
+            message += f"; fields of the trajectory that are not finite: {list_names(fields)}"
+        self.zero_grad()
+        raise NotFinite(f"{message}. The weights were not changed.", number, fields)
+
+    def _not_finite_parameters(self) -> list[str]:
+        """The names of parameters whose gradients are not finite."""
+        names = []
+        for name, parameter in self.module.named_parameters():
+            if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+                names.append(name)
+        return names
+
+    def step_unread(self, sums: Scalars, learning_rate: float, others: Scalars) -> Measured:
         """Like `step`, but waits for nothing: the device itself skips the step where `step` would raise `NotFinite`.
 
         Returns:
@@ -119,24 +143,35 @@ class Optimization:
         self._apply(norms, learning_rate, found_inf=1 - finite.float())
         return measured
 
-    def _measure(self, sums: dict[str, Tensor], others: dict[str, Tensor]) -> tuple[list[Tensor], Measured, Tensor]:
-        """Sums gradients and metrics; returns the norms by group, the metrics, and whether `not_finite` is empty."""
+    def _measure(self, sums: Scalars, others: Scalars) -> tuple[list[Tensor], Measured, Tensor]:
+        """Sums gradients and metrics over the learners, and reads nothing.
+
+        Returns:
+            the norms of the gradients by group; the metrics; a scalar that is true if losses and norms are finite.
+        """
         self._sum_gradients()
         norms = [self._norm(group) for group in self.groups]
-        totals = self.comm.sum(torch.stack([value.detach().to(norms[0]) for value in sums.values()]))
-        losses = sum(name.startswith("loss/") for name in sums)
-        finite = torch.stack([totals[:losses].isfinite().all(), *(norm.isfinite() for norm in norms)]).all()
-        rest = torch.stack([value.to(norms[0]) for value in [*norms, *others.values()]])
+        # All metrics have the device and the dtype of the norms, so that they can be read in one transfer.
+        like = norms[0]
+        totals = self.comm.sum(torch.stack([value.detach().to(like) for value in sums.values()]))
+        rest = torch.stack([value.to(like) for value in (*norms, *others.values())])
         names = [*sums, "gradient/norm", "gradient/compression_norm", *others]
+
+        losses = sum(name.startswith("loss/") for name in sums)  # which are the first
+        finite_losses = totals[:losses].isfinite().all()
+        finite = torch.stack([finite_losses, *(norm.isfinite() for norm in norms)]).all()
         return norms, Measured(names, torch.cat([totals, rest])), finite
 
     def _norm(self, group: list[nn.Parameter]) -> Tensor:
         gradients = [parameter.grad for parameter in group if parameter.grad is not None]
-        # Of no gradients, torch would return a tensor on the CPU.
-        return get_total_norm(gradients) if gradients else torch.zeros((), device=next(self.module.parameters()).device)
+        if not gradients:  # torch would return a tensor on the CPU
+            device = next(self.module.parameters()).device
+            return torch.zeros((), device=device)
+        return get_total_norm(gradients)
 
     def _apply(self, norms: list[Tensor], learning_rate: float, found_inf: Tensor | None = None) -> None:
         """Clips the gradients and steps the optimizer."""
+        # Each group by its own norm: the compression's gradients do not shrink the others, nor the reverse.
         if self.max_gradient_norm is not None:
             for group, norm in zip(self.groups, norms):
                 clip_grads_with_norm_(group, self.max_gradient_norm, norm)
@@ -150,15 +185,16 @@ class Optimization:
         if self.comm.size == 1:
             return
         gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        sizes = [gradient.numel() for gradient in gradients]
         sums = self.comm.sum(torch.cat([gradient.flatten() for gradient in gradients]))
-        for gradient, total in zip(gradients, sums.split([gradient.numel() for gradient in gradients])):
+        for gradient, total in zip(gradients, sums.split(sizes)):
             gradient.copy_(total.view_as(gradient))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """A copy, on the CPU, of the optimizer's state."""
         return copy_to_cpu(self.optimizer.state_dict())
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
+    def load_state_dict(self, saved: StateDict) -> None:
         """Restores the statistics of an optimizer of the same kind; hyper-parameters stay those of this one.
 
         Raises a ValueError for the state of other parameters or of another optimizer.
@@ -166,35 +202,50 @@ class Optimization:
         optimizer = self.optimizer
         own = optimizer.state_dict()["param_groups"]
         try:
+            # The saved statistics, with the options of this optimizer.
             found = saved["param_groups"]
             if len(own) != len(found):
                 raise ValueError(f"optimizer: expected {len(own)} groups of parameters, got {len(found)}")
             groups = [{**mine, "params": theirs["params"]} for mine, theirs in zip(own, found)]
             optimizer.load_state_dict(copy_to_cpu({**saved, "param_groups": groups}))
             for parameter, statistics in optimizer.state.items():
-                for name in ("step", *_STATISTICS[type(optimizer)], *statistics):
-                    shape = torch.Size() if name == "step" else parameter.shape
-                    if not isinstance(statistics[name], Tensor) or statistics[name].shape != shape:
-                        raise ValueError(f"optimizer: {name}: expected a tensor of {list(shape)}, got another")
+                self._require_statistics(parameter, statistics)
         except (KeyError, TypeError, AttributeError) as error:
             expected = f"expected the state of {type(optimizer).__name__}"
             raise ValueError(f"optimizer: {expected}, got another: {error!r}") from error
+
         if optimizer.defaults.get("momentum"):
             # RMSprop makes this at a parameter's first step only, and the saved one may have had no momentum.
             for statistics in optimizer.state.values():
                 statistics.setdefault("momentum_buffer", torch.zeros_like(statistics["square_avg"]))
 
+    def _require_statistics(self, parameter: Tensor, statistics: StateDict) -> None:
+        """Raises a ValueError or KeyError if the statistics of a parameter are not those of this optimizer."""
+        for name in ("step", *_STATISTICS[type(self.optimizer)], *statistics):
+            shape = torch.Size() if name == "step" else parameter.shape
+            found = statistics[name]
+            if not isinstance(found, Tensor) or found.shape != shape:
+                raise ValueError(f"optimizer: {name}: expected a tensor of {list(shape)}, got another")
+
 
 def not_finite(metrics: dict[str, float]) -> str:
     """The losses and gradient norms that are not finite, for errors; empty if all are."""
-    checked = {name: value for name, value in metrics.items() if name.startswith(("loss/", "gradient/"))}
-    return ", ".join(f"{name} = {value}" for name, value in checked.items() if not math.isfinite(value))
+    found = []
+    for name, value in metrics.items():
+        if name.startswith(("loss/", "gradient/")) and not math.isfinite(value):
+            found.append(f"{name} = {value}")
+    return ", ".join(found)
 
 
 def list_names(names: Iterable[str]) -> str:
     """The first five names, and how many more there are."""
-    first, rest = list(names)[:5], list(names)[5:]
-    return (", ".join(first) or "none") + (f" and {len(rest)} more" if rest else "")
+    listed = list(names)
+    if not listed:
+        return "none"
+    text = ", ".join(listed[:5])
+    if len(listed) > 5:
+        text += f" and {len(listed) - 5} more"
+    return text
 
 
 def snapshot(module: nn.Module) -> Callable[[], dict[str, Tensor]]:
@@ -205,22 +256,50 @@ def snapshot(module: nn.Module) -> Callable[[], dict[str, Tensor]]:
     """
     tensors = module.state_dict()
     try:
-        joined = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors.values()])
+        # The bytes of all tensors, one after the other.
+        joined = torch.cat([_bytes_of(tensor) for tensor in tensors.values()])
     except torch.OutOfMemoryError:
         copies = copy_to_cpu(dict(tensors))
         return lambda: copies
-    likes = [(name, tensor.dtype, tensor.shape, tensor.nbytes) for name, tensor in tensors.items()]
-    done = torch.cuda.current_stream(joined.device).record_event() if joined.is_cuda else None
+    # Not the tensors themselves: the function must not keep them.
+    likes = [_Like(name, tensor.dtype, tensor.shape, tensor.nbytes) for name, tensor in tensors.items()]
+    move = _move_beside(joined) if joined.is_cuda else joined.cpu
 
     def complete() -> dict[str, Tensor]:
-        with torch.cuda.stream(torch.cuda.Stream(joined.device)) if done else nullcontext():
-            if done:
-                done.wait()
-            parts = joined.cpu().split([size for *_, size in likes])
-        # Clones, because a view is pickled with all of `parts` and may begin where its dtype must not.
-        return {name: part.clone().view(dtype).view(shape) for part, (name, dtype, shape, _) in zip(parts, likes)}
+        parts = move().split([like.nbytes for like in likes])
+        found = {}
+        for like, part in zip(likes, parts):
+            # Clones, because a view is pickled with all of `parts` and may begin where its dtype must not.
+            found[like.name] = part.clone().view(like.dtype).view(like.shape)
+        return found
 
     return complete
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """The memory of a tensor, [bytes] uint8."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+class _Like(NamedTuple):
+    """What a copy of a tensor looks like."""
+
+    name: str
+    dtype: torch.dtype
+    shape: torch.Size
+    nbytes: int
+
+
+def _move_beside(joined: Tensor) -> Callable[[], Tensor]:
+    """A function that copies a tensor from the GPU once it is complete, on a stream of its own."""
+    complete = torch.cuda.current_stream(joined.device).record_event()
+
+    def move() -> Tensor:
+        with torch.cuda.stream(torch.cuda.Stream(joined.device)):
+            complete.wait()
+            return joined.cpu()
+
+    return move
 
 
 def copy_to_cpu(tree: Any) -> Any:

@@ -6,6 +6,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+StateDict = dict[str, Any]
+"""A state for checkpoints, as torch's modules and optimizers have it: nests of tensors and numbers, by name."""
+
 
 class Replica(Protocol):
     """A learner that can be one of several which share each batch; see `group`.
@@ -40,8 +43,8 @@ class Replica(Protocol):
     def load_weights(self, weights: dict[str, Tensor]) -> None:
         """Restores what `weights` returned."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Everything needed to resume exactly."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restores what `state_dict` returned."""

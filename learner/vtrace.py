@@ -38,7 +38,8 @@ def action_log_probs(policy_logits: Tensor, actions: Tensor) -> Tensor:
     """
     if policy_logits.shape[:-1] != actions.shape:
         raise ValueError(f"actions: expected {list(policy_logits.shape[:-1])}, got {list(actions.shape)}")
-    return torch.log_softmax(policy_logits, dim=-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    log_probs = torch.log_softmax(policy_logits, dim=-1)
+    return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
 def vtrace(
@@ -79,37 +80,60 @@ def vtrace(
     Raises:
         ValueError: names the argument, the expected and the actual value or shape.
     """
+    _check(log_rhos, discounts, rewards, values, bootstrap_value, mask)
+    rho_bar = _bar(clip_rho_threshold)
+    c_bar = _bar(clip_c_threshold)
+    pg_rho_bar = _bar(clip_pg_rho_threshold)
+    with torch.no_grad():
+        rhos = log_rhos.exp()
+        next_values = torch.cat([values[:, 1:], bootstrap_value.unsqueeze(1)], dim=1)
+        errors = rewards + discounts * next_values - values
+        # `where`, not a product: masked values may be infinite or NaN.
+        deltas = torch.where(mask, rhos.clamp(max=rho_bar) * errors, 0.0)
+        decays = torch.where(mask, discounts * lambda_ * rhos.clamp(max=c_bar), 0.0)
+
+        # vs_t - V_t, from the last step to the first.
+        correction = torch.zeros_like(bootstrap_value)
+        corrections: list[Tensor] = []
+        for delta, decay in zip(reversed(deltas.unbind(1)), reversed(decays.unbind(1)), strict=True):
+            correction = delta + decay * correction
+            corrections.append(correction)
+        corrections.reverse()
+        vs = values + torch.stack(corrections, dim=1)
+
+        # The advantage of an action: its value by the targets, less that of the state.
+        next_vs = torch.cat([vs[:, 1:], bootstrap_value.unsqueeze(1)], dim=1)
+        action_values = rewards + discounts * next_vs
+        advantages = rhos.clamp(max=pg_rho_bar) * (action_values - values)
+
+        count = mask.sum().clamp(min=1)
+        clipped = mask & (rhos > rho_bar)
+        return VTraceReturns(
+            vs=vs,
+            pg_advantages=torch.where(mask, advantages, 0.0),
+            mean_rho=torch.where(mask, rhos, 0.0).sum() / count,
+            clipped_fraction=clipped.sum() / count,
+        )
+
+
+def _bar(threshold: float | None) -> float:
+    """A threshold as a number; None does not clip."""
+    if threshold is None:
+        return math.inf
+    return threshold
+
+
+def _check(
+    log_rhos: Tensor, discounts: Tensor, rewards: Tensor, values: Tensor, bootstrap_value: Tensor, mask: Tensor
+) -> None:
+    """Raises the errors of `vtrace`."""
     if log_rhos.ndim != 2 or log_rhos.shape[1] == 0:
         raise ValueError(f"log_rhos: expected [B, T] with T >= 1, got {list(log_rhos.shape)}")
-    for name, tensor in (("discounts", discounts), ("rewards", rewards), ("values", values), ("mask", mask)):
+    others = {"discounts": discounts, "rewards": rewards, "values": values, "mask": mask}
+    for name, tensor in others.items():
         if tensor.shape != log_rhos.shape:
             raise ValueError(f"{name}: expected {list(log_rhos.shape)} as log_rhos, got {list(tensor.shape)}")
     if bootstrap_value.shape != log_rhos.shape[:1]:
         raise ValueError(f"bootstrap_value: expected {list(log_rhos.shape[:1])}, got {list(bootstrap_value.shape)}")
     if mask.dtype != torch.bool:
         raise ValueError(f"mask: expected torch.bool, got {mask.dtype}")
-    thresholds = (clip_rho_threshold, clip_c_threshold, clip_pg_rho_threshold)
-    rho_bar, c_bar, pg_rho_bar = (math.inf if threshold is None else threshold for threshold in thresholds)
-    with torch.no_grad():
-        rhos = log_rhos.exp()
-        next_values = torch.cat([values[:, 1:], bootstrap_value.unsqueeze(1)], dim=1)
-        # `where`, not a product: masked values may be infinite or NaN.
-        deltas = torch.where(mask, rhos.clamp(max=rho_bar) * (rewards + discounts * next_values - values), 0.0)
-        decays = torch.where(mask, discounts * lambda_ * rhos.clamp(max=c_bar), 0.0)
-
-        correction = torch.zeros_like(bootstrap_value)
-        corrections: list[Tensor] = []
-        for delta, decay in zip(reversed(deltas.unbind(1)), reversed(decays.unbind(1)), strict=True):
-            correction = delta + decay * correction
-            corrections.append(correction)
-        vs = values + torch.stack(corrections[::-1], dim=1)
-
-        next_vs = torch.cat([vs[:, 1:], bootstrap_value.unsqueeze(1)], dim=1)
-        advantages = rhos.clamp(max=pg_rho_bar) * (rewards + discounts * next_vs - values)
-        count = mask.sum().clamp(min=1)
-        return VTraceReturns(
-            vs=vs,
-            pg_advantages=torch.where(mask, advantages, 0.0),
-            mean_rho=torch.where(mask, rhos, 0.0).sum() / count,
-            clipped_fraction=(mask & (rhos > rho_bar)).sum() / count,
-        )

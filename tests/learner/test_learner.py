@@ -2,20 +2,25 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from agent.trajectory import Trajectory
+from agent.trajectory import EnvOutput, Trajectory
 from learner.config import LearnerConfig
+from learner.errors import NotFinite
+from learner.impala import ImpalaLearner
 from learner.learner import Learner, resolve_device
 from learner.optimization import snapshot
+from tests.learner.conftest import TinyAgent
 from tests.learner.test_vtrace import literal
 
 CPU = LearnerConfig(device="cpu")
 
 
-def make(agent, total_steps: int = 1000, **changes) -> Learner:
+def make(agent: Any, total_steps: int = 1000, **changes: Any) -> Learner:
     return Learner(agent, dataclasses.replace(CPU, **changes), total_steps)
 
 
@@ -25,7 +30,9 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("clip", [None, 0.05])
-def test_an_update_is_that_of_the_paper(tiny_agent, trajectory, reduction, clip):
+def test_an_update_is_that_of_the_paper(
+    tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory], reduction: str, clip: float | None
+) -> None:
     agent, reference, batch = tiny_agent(), tiny_agent(), trajectory(4, 6)
     batch.version[1:3] = torch.tensor([-1, -5])
     costs = {"entropy_cost": 0.01, "baseline_cost": 0.7, "reward_clipping": "abs_one", "reward_scale": 0.5}
@@ -81,7 +88,21 @@ def test_an_update_is_that_of_the_paper(tiny_agent, trajectory, reduction, clip)
     assert (learner.steps, learner.version) == (count, 1)
 
 
-def test_schedules_are_linear_in_steps_and_end(tiny_agent, trajectory):
+def test_the_learner_of_runs_is_impalas(
+    tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory]
+) -> None:
+    """What it adds changes no number."""
+    plain, learner = ImpalaLearner(tiny_agent(), CPU, 1000, torch.device("cpu")), make(tiny_agent())
+    for seed in range(3):
+        batch = trajectory(3, 5, seed=seed)
+        assert plain.update(batch) == learner.update(batch)
+    assert plain.counters == learner.counters
+    assert same(plain.weights(), learner.weights())
+
+
+def test_schedules_are_linear_in_steps_and_end(
+    tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory]
+) -> None:
     schedules = {"learning_rate_schedule": "linear", "entropy_cost": 0.3, "entropy_cost_end": 0.1}
     learner = make(tiny_agent(), total_steps=100, learning_rate=0.5, **schedules)
     for steps, *expected in ((0, 0.5, 0.3), (50, 0.25, 0.2), (1000, 0.0, 0.1)):
@@ -92,7 +113,7 @@ def test_schedules_are_linear_in_steps_and_end(tiny_agent, trajectory):
         assert same(before, learner.weights()) == (steps == 1000)
 
 
-def test_schedules_begin_after_their_share_of_the_steps(tiny_agent):
+def test_schedules_begin_after_their_share_of_the_steps(tiny_agent: Callable[..., TinyAgent]) -> None:
     schedules = {"learning_rate_schedule": "linear", "entropy_cost": 0.3, "entropy_cost_end": 0.1}
     learner = make(tiny_agent(), total_steps=100, learning_rate=0.5, schedule_start=0.6, **schedules)
     for steps, *expected in ((0, 0.5, 0.3), (60, 0.5, 0.3), (70, 0.375, 0.25), (90, 0.125, 0.15), (100, 0.0, 0.1)):
@@ -108,7 +129,12 @@ def test_schedules_begin_after_their_share_of_the_steps(tiny_agent):
         ({"rmsprop_momentum": 0.9}, {"rmsprop_epsilon": 0.01, "rmsprop_momentum": 0.5}),
     ],
 )
-def test_a_restored_learner_has_its_own_hyper_parameters(tiny_agent, trajectory, before, after):
+def test_a_restored_learner_has_its_own_hyper_parameters(
+    tiny_agent: Callable[..., TinyAgent],
+    trajectory: Callable[..., Trajectory],
+    before: dict[str, Any],
+    after: dict[str, Any],
+) -> None:
     """The statistics are restored; the update is that of the formula with the new configuration."""
     optimizer = "rmsprop" if before else "adam"
     old, agent = make(tiny_agent(), optimizer=optimizer, **before), tiny_agent()
@@ -134,7 +160,9 @@ def test_a_restored_learner_has_its_own_hyper_parameters(tiny_agent, trajectory,
         torch.testing.assert_close(resumed.weights()[name], weight - 0.01 * change)
 
 
-def test_weights_are_copies_in_storages_of_their_own(tiny_agent, trajectory):
+def test_weights_are_copies_in_storages_of_their_own(
+    tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory]
+) -> None:
     """For any shapes and dtypes, so that nothing else is pickled with them."""
     module = torch.nn.Module()
     module.matrix = torch.nn.Parameter(torch.randn(5, 3).T)
@@ -154,24 +182,30 @@ def test_weights_are_copies_in_storages_of_their_own(tiny_agent, trajectory):
     ("what", "value", "message"),
     [
         ("reward", math.nan, r"update 2 is not finite: loss/.*trajectory that are not finite: reward\."),
-        ("memory", math.nan, r"trajectory that are not finite: core_state\."),
+        ("core_state", math.nan, r"trajectory that are not finite: core_state\."),
         ("gradient", math.nan, "gradient/norm = nan; parameters with such gradients: policy.weight;.*finite: none"),
         ("compression", math.inf, "loss/compression/layer_0 = inf"),
     ],
 )
-def test_an_update_that_is_not_finite_changes_nothing(tiny_agent, trajectory, what, value, message):
+def test_an_update_that_is_not_finite_changes_nothing(
+    tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory], what: str, value: Any, message: str
+) -> None:
     agent, batch, bad = tiny_agent(), trajectory(2, 4), trajectory(2, 4)
     learner, twin = make(agent), make(tiny_agent())
     learner.update(batch)
     twin.load_state_dict(learner.state_dict())
-    if what in ("reward", "memory"):
-        {"reward": bad.reward, "memory": bad.core_state.hidden}[what][1, 2] = value
+    fields: tuple[str, ...] = ()
+    if what in ("reward", "core_state"):
+        {"reward": bad.reward, "core_state": bad.core_state.hidden}[what][1, 2] = value
+        fields = (what,)
     factor = value if what == "gradient" else 1.0
     agent.compression_scale = value if what == "compression" else 1.0
     handle = agent.policy.weight.register_hook(lambda gradient: gradient * factor)
-    with pytest.raises(FloatingPointError, match=message):
+    with pytest.raises(NotFinite, match=message) as error:
         learner.update(bad)
     handle.remove()
+    assert (error.value.number, error.value.fields) == (2, fields)
+    assert error.value.from_environments == (what == "reward")
     agent.compression_scale = 1.0
     assert (learner.version, learner.steps) == (twin.version, twin.steps)
     assert learner.update(batch) == twin.update(batch)
@@ -179,7 +213,7 @@ def test_an_update_that_is_not_finite_changes_nothing(tiny_agent, trajectory, wh
 
 
 class TestErrors:
-    def test_arguments(self, tiny_agent, trajectory):
+    def test_arguments(self, tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory]) -> None:
         learner, batch = make(tiny_agent()), trajectory(2, 4)
         with pytest.raises(ValueError, match="reward: expected"):
             learner.update(batch._replace(reward=batch.reward[:, :-1]))
@@ -200,12 +234,12 @@ class TestErrors:
         with pytest.raises(ValueError, match="optimizer: expected 2 groups of parameters, got 1"):
             learner.load_state_dict(state)
 
-    def test_the_traces_are_clipped_at_most_as_high_as_the_targets(self):
+    def test_the_traces_are_clipped_at_most_as_high_as_the_targets(self) -> None:
         with pytest.raises(ValueError, match=r"clip_c: expected at most clip_rho = 1.0 .*, got None"):
             dataclasses.replace(CPU, clip_c=None)
         assert dataclasses.replace(CPU, clip_rho=None, clip_c=3.0).clip_c == 3.0
 
-    def test_device(self):
+    def test_device(self) -> None:
         assert resolve_device("cpu") == torch.device("cpu")
         assert resolve_device("auto").type in ("cpu", "cuda")
         assert resolve_device("cpu:3") == torch.device("cpu")
@@ -214,7 +248,7 @@ class TestErrors:
                 resolve_device(device)
 
 
-def test_learns_to_remember(tiny_agent):
+def test_learns_to_remember(tiny_agent: Callable[..., TinyAgent]) -> None:
     """The first of four steps shows a cue; at the third, the action that it names earns 1, the other -1."""
     agent, scores, rows = tiny_agent(), [], 32
     learner = make(agent, max_gradient_norm=1.0, discount=0.9, entropy_cost=0.01, learning_rate=0.01)
@@ -236,10 +270,17 @@ def test_learns_to_remember(tiny_agent):
                 actions.append(torch.distributions.Categorical(logits=logits[-1]).sample())
                 last_action[:, t + 1] = actions[-1].masked_fill(reset[:, t + 1], -1)
                 reward[:, t + 1] = (actions[-1] * 2.0 - 1.0) * cue[:, t] * last[:, t + 1]
-            every = observation, last_action, reward, 1 - last.float(), reset
-            version = torch.zeros(rows, dtype=torch.int64)
-            acted = torch.stack(actions, dim=1), torch.stack(logits, dim=1), agent.initial_state(rows), version, version
-            learner.update(Trajectory(*every, *acted))
+            observed = EnvOutput(observation, last_action, reward, 1 - last.float(), reset)
+            learner.update(
+                Trajectory(
+                    **observed._asdict(),
+                    action=torch.stack(actions, dim=1),
+                    policy_logits=torch.stack(logits, dim=1),
+                    core_state=agent.initial_state(rows),
+                    actor_id=torch.zeros(rows, dtype=torch.int64),
+                    version=torch.zeros(rows, dtype=torch.int64),
+                )
+            )
             scores.append(reward[last].mean().item())
     assert max(map(abs, scores[:3])) < 0.5
     assert sum(scores[-5:]) / 5 > 0.9

@@ -4,11 +4,14 @@ import contextlib
 import dataclasses
 import math
 import pickle
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 import pytest
 import torch
 
+from agent import Trajectory
 from agent.core import CORES, state_to
 from learner import learner as learner_module
 from learner.communicator import Communicator
@@ -17,13 +20,14 @@ from learner.errors import NotFinite
 from learner.learner import Learner
 from tests.agent import agents, cores
 from tests.capture import Capturable
+from tests.learner.conftest import TinyAgent
 from tests.learner.test_group import make_agent, make_batches, shard, together
 
 CPU = LearnerConfig(device="cpu", learning_rate=0.01)
 CASES = {name: config for name, config in cores.CASES.items() if name.partition("/")[0] in CORES}
 
 
-def make(agent, fused: bool | None = True, **changes) -> Learner:
+def make(agent: Any, fused: bool | None = True, **changes: Any) -> Learner:
     return Learner(agent, dataclasses.replace(CPU, **changes), 1000, fused=fused)
 
 
@@ -37,7 +41,7 @@ def assert_same(first: Learner, second: Learner, **tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("config", CASES.values(), ids=CASES)
-def test_nothing_waits_for_the_device(config):
+def test_nothing_waits_for_the_device(config: Any) -> None:
     learner = make(agents.make_agent(config, reconstruction_cost=0.1), reward_clipping="soft_asymmetric")
     batch = agents.make_trajectory(2, 12, core=config)
     with Capturable() as mode:
@@ -49,12 +53,12 @@ def test_nothing_waits_for_the_device(config):
     assert found.startswith("tolist in learner/learner.py:")
 
 
-def test_every_core_is_tested():
+def test_every_core_is_tested() -> None:
     assert {name.partition("/")[0] for name in CASES} == {*CORES}
 
 
 @pytest.mark.parametrize("case", ["compressive/post", "lstm/one-layer"])
-def test_nothing_is_copied_to_the_device(case, monkeypatch):
+def test_nothing_is_copied_to_the_device(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the meta device, which lacks autocast and is not among those of fused kernels, but is not the CPU."""
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
     monkeypatch.setattr(torch, "autocast", lambda *args, **options: contextlib.nullcontext())
@@ -68,7 +72,9 @@ def test_nothing_is_copied_to_the_device(case, monkeypatch):
     assert mode.forbidden == {}
 
 
-def test_all_is_as_if_every_update_were_read(tiny_agent, trajectory):
+def test_all_is_as_if_every_update_were_read(
+    tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory]
+) -> None:
     """Weights, statistics, metrics and steps are equal bit by bit; a constant schedule, because others use `steps`."""
     learner, twin = make(tiny_agent(), max_gradient_norm=0.05), make(tiny_agent(), max_gradient_norm=0.05)
     batches = [trajectory(3, 5, seed=seed) for seed in range(5)]
@@ -84,7 +90,9 @@ def test_all_is_as_if_every_update_were_read(tiny_agent, trajectory):
 
 @pytest.mark.parametrize("skipped", [{0}, {1}, {3}, {1, 2}])
 @pytest.mark.parametrize("what", ["reward", "gradient", "compression"])
-def test_an_update_that_is_not_finite_is_skipped(tiny_agent, trajectory, skipped, what):
+def test_an_update_that_is_not_finite_is_skipped(
+    tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory], skipped: Any, what: str
+) -> None:
     agent, batches = tiny_agent(), [trajectory(3, 5, seed=seed) for seed in range(4)]
     learner, twin, factor = make(agent), make(tiny_agent()), 1.0
     agent.policy.weight.register_hook(lambda gradient: gradient * factor)
@@ -104,11 +112,15 @@ def test_an_update_that_is_not_finite_is_skipped(tiny_agent, trajectory, skipped
     assert str(error.value).endswith(f"Skipped: {len(skipped)} of 4 updates.")
     copied = pickle.loads(pickle.dumps(error.value))  # as Ray does
     assert (str(copied), copied.number) == (str(error.value), min(skipped) + 1)
+    longer = pickle.loads(pickle.dumps(NotFinite("Bad.", 3, ["reward"]).extended(" Kept.")))
+    assert (str(longer), longer.number, longer.from_environments) == ("Bad. Kept.", 3, True)
     assert_same(learner, twin)
 
 
 @pytest.mark.parametrize("read", [True, False])
-def test_updates_after_a_skipped_one_are_made(tiny_agent, trajectory, read):
+def test_updates_after_a_skipped_one_are_made(
+    tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory], read: bool
+) -> None:
     """Also those that are read, of which the optimizer is not told to skip any."""
     learner, twin = make(tiny_agent()), make(tiny_agent())
     good, bad = trajectory(3, 5, seed=1), trajectory(3, 5, seed=2)
@@ -125,7 +137,7 @@ def test_updates_after_a_skipped_one_are_made(tiny_agent, trajectory, read):
     assert all(moved)
 
 
-def test_saving_reads(tiny_agent, trajectory):
+def test_saving_reads(tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory]) -> None:
     """What cannot be exact without reading is not returned; afterwards it can be had, and loading forgets."""
     learner, batch = make(tiny_agent()), trajectory(3, 5)
     saved = learner.state_dict()
@@ -140,7 +152,9 @@ def test_saving_reads(tiny_agent, trajectory):
     assert learner.settle() == {}
 
 
-def test_the_fused_optimizer_is_the_same_one(tiny_agent, trajectory):
+def test_the_fused_optimizer_is_the_same_one(
+    tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory]
+) -> None:
     """To rounding; and a state of either can be loaded into the other."""
     fused, plain = make(tiny_agent()), make(tiny_agent(), fused=None)
     batches = [trajectory(3, 5, seed=seed) for seed in (1, 2)]
@@ -160,7 +174,9 @@ def test_the_fused_optimizer_is_the_same_one(tiny_agent, trajectory):
     assert [learner.state_dict()["optimizer"]["param_groups"][0]["fused"] for learner in swapped] == [None, True]
 
 
-def test_unread_updates_need_a_fused_optimizer(tiny_agent, trajectory):
+def test_unread_updates_need_a_fused_optimizer(
+    tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory]
+) -> None:
     for learner in (make(tiny_agent(), None), make(tiny_agent(), None, optimizer="rmsprop")):
         with pytest.raises(ValueError, match="read: expected true, because the optimizer is not fused"):
             learner.update(trajectory(3, 5), read=False)
@@ -169,7 +185,7 @@ def test_unread_updates_need_a_fused_optimizer(tiny_agent, trajectory):
         make(tiny_agent(), optimizer="rmsprop")
 
 
-def test_learners_that_share_batches_skip_together():
+def test_learners_that_share_batches_skip_together() -> None:
     good, *_, last = batches = make_batches("compressive", 3)
     bad = batches[1]._replace(reward=batches[1].reward.clone())
     bad.reward[-1, 3] = math.nan  # in the second learner's shard
@@ -194,7 +210,7 @@ def test_learners_that_share_batches_skip_together():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_nothing_waits_for_a_gpu(precision):
+def test_nothing_waits_for_a_gpu(precision: str) -> None:
     learner = make(agents.make_agent(reconstruction_cost=0.1), fused=None, device="cuda", precision=precision)
     batch = state_to(agents.make_trajectory(2, 12), "cuda")
     learner.update(batch, read=False)

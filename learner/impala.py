@@ -1,0 +1,369 @@
+"""IMPALA's learner: a batch of trajectories in, gradients, new weights out. No processes, files or environments.
+
+The algorithm is that of Espeholt et al. 2018, arXiv:1802.01561, section 4; its formulas are in `vtrace` and `losses`.
+`learner.Learner` adds what runs need beside it: batches of several updates, and updates that wait for no device.
+
+B rows, T steps, A actions, K tasks.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from agent.core import Mean
+from agent.core.state import detach_state, leaves, state_to
+from agent.popart import PopArt
+from agent.precision import autocast, resolve_precision
+from agent.trajectory import Trajectory, loss_mask, validate
+from learner import losses
+from learner.communicator import Communicator
+from learner.config import LearnerConfig
+from learner.optimization import Optimization, ParameterGroup, snapshot
+from learner.replica import StateDict
+from learner.vtrace import VTraceReturns, action_log_probs, vtrace
+
+
+class ForwardPass(NamedTuple):
+    """What the network computes for a trajectory, with gradients.
+
+    logits: [B, T, A] of the target policy.
+    values: [B, T + 1], in units of the reward; the last is the bootstrap.
+    losses: the network's own losses, such as those of the compression.
+    task: [B] int64, the task of each row; None without PopArt.
+    scale: [B, 1], the standard deviation of the value targets of the row's task; 1 without PopArt.
+    """
+
+    logits: Tensor
+    values: Tensor
+    losses: dict[str, Mean]
+    task: Tensor | None = None
+    scale: Tensor | float = 1.0
+
+
+class BackwardPass(NamedTuple):
+    """What is left of a batch when its gradients are computed. All tensors are on the device.
+
+    sums: scalar metrics by name, the losses first. Each is this learner's share of the sum over the learners.
+    maxima: scalar metrics by name, which are the same on all learners.
+    schedules: learning rate and entropy cost.
+    targets: [3, K], see `PopArt.sums`, over all learners; None without PopArt.
+    """
+
+    sums: dict[str, Tensor]
+    maxima: dict[str, Tensor]
+    schedules: dict[str, float]
+    targets: Tensor | None
+
+
+class ImpalaLearner:
+    """Trains an agent on trajectories with V-trace.
+
+    The loss is policy gradient + baseline_cost * baseline - entropy_cost * entropy + the agent's own losses. The
+    compression parameters receive gradients from their own loss only, which gives no gradient to other parameters;
+    therefore their gradients are clipped separately.
+
+    Args:
+        agent: called as `agent(observation, last_action, last_reward, reset, state)`; has `compression_parameters()`.
+            It is moved to the device.
+        total_steps: agent steps at which the schedules end.
+        comm: the learners that share each batch. They must have equal weights and get shards of equally many rows;
+            their updates then equal those of one learner on all rows.
+        fused: whether Adam is the fused one; None for a GPU only.
+
+    Attributes:
+        version: number of updates, which is the version of the weights.
+        steps: agent steps learned from, by the loss mask and without replayed rows.
+
+    Raises:
+        ValueError: if `total_steps` is not positive, a compression parameter is not a parameter of the agent, or the
+            optimizer has no fused version.
+    """
+
+    def __init__(
+        self,
+        agent: nn.Module,
+        config: LearnerConfig,
+        total_steps: int,
+        device: torch.device,
+        comm: Communicator | None = None,
+        fused: bool | None = None,
+    ) -> None:
+        if total_steps < 1:
+            raise ValueError(f"total_steps: expected at least 1, got {total_steps}")
+        self.config = config
+        self.total_steps = total_steps
+        self.device = device
+        self.agent = agent.to(device)
+        self.precision = resolve_precision(config.precision, device)
+        if config.compile:
+            agent.vision.compile(dynamic=False)  # type: ignore[union-attr]
+        self.version = 0
+        self.steps = 0
+        # Without other learners, the collectives do nothing.
+        self._comm = comm or Communicator()
+
+        make = functools.partial(make_optimizer, config, device.type == "cuda", fused)
+        self._optimization = Optimization(self.agent, make, config.max_gradient_norm, self._comm)
+        head = getattr(agent, "value", None)
+        self._popart = head if isinstance(head, PopArt) else None
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next update."""
+        return self.config.learning_rate_at(self._progress)
+
+    @property
+    def entropy_cost(self) -> float:
+        """The weight of the entropy bonus in the next update."""
+        return self.config.entropy_cost_at(self._progress)
+
+    @property
+    def _progress(self) -> float:
+        return min(1.0, self.steps / self.total_steps)
+
+    def update(self, trajectory: Trajectory) -> dict[str, float]:
+        """Learns from one batch.
+
+        Args:
+            trajectory: T steps of B rows on any device, this learner's shard of the batch; see `agent.trajectory`.
+
+        Returns:
+            metrics of the whole batch by name: losses as they enter the total (weighted and reduced), entropy in nats a
+            step, gradient norms before clipping, importance weights, mean values, policy lag in versions, learning
+            rate, entropy cost.
+
+        Raises:
+            ValueError: if the shapes of the trajectory or of the agent's output are wrong.
+            NotFinite: if a loss or a gradient is not finite; names which. Weights, optimizer and counters are
+                unchanged. All learners that share the batch raise it.
+            PeerLost: if another learner was lost; nothing was changed.
+        """
+        validate(trajectory)
+        trajectory = state_to(trajectory, self.device)
+        # One forward and one backward pass.
+        computed = self._compute_gradients(trajectory)
+        # Sums the gradients over the learners, clips them, and steps the optimizer.
+        metrics = self._optimization.step(
+            computed.sums,
+            self.learning_rate,
+            "update",
+            self.version + 1,
+            find_fields=lambda: self._not_finite_fields(trajectory),
+            others=computed.maxima,
+        )
+        # The schedules depend on the steps, so those of this update were computed before.
+        self._finish_step(computed)
+        self.steps += round(metrics.pop("steps"))
+        return metrics | computed.schedules
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What the learner counts, by attribute."""
+        return {"version": self.version, "steps": self.steps}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of the agent's parameters and buffers on the CPU, by name."""
+        return snapshot(self.agent)()
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Restores what `weights` returned."""
+        self.agent.load_state_dict(weights)
+
+    def snapshot(self) -> Callable[[], dict[str, Tensor]]:
+        """Takes the weights now; the function returns them as `weights` does, while other updates are made."""
+        return snapshot(self.agent)
+
+    def state_dict(self) -> StateDict:
+        """Everything needed to resume exactly: copies, on the CPU, of weights and optimizer state, and the counters."""
+        return {"weights": self.weights(), "optimizer": self._optimization.state_dict(), **self.counters}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Restores the state that `state_dict` returned. Configuration (hyper-parameters of the optimizer included) and
+        `total_steps` stay those of this learner. Raises a RuntimeError or ValueError for the state of another agent."""
+        self.agent.load_state_dict(state["weights"])
+        self._optimization.load_state_dict(state["optimizer"])
+        self.version = int(state["version"])
+        self.steps = int(state["steps"])
+
+    def _compute_gradients(self, trajectory: Trajectory) -> BackwardPass:
+        """Forward and backward pass over a trajectory on the device."""
+        self.agent.train()
+        self._optimization.zero_grad()
+        sums, targets = self._losses(trajectory)
+        sums["loss/total"].backward()
+
+        # The greatest age of a fresh row's weights.
+        lag = (self.version - trajectory.version) * _fresh(trajectory)
+        maxima = {"policy_lag/max": self._comm.max(lag.max())}
+        schedules = {"learning_rate": self.learning_rate, "entropy_cost": self.entropy_cost}
+        return BackwardPass(sums, maxima, schedules, targets)
+
+    def _finish_step(self, computed: BackwardPass) -> None:
+        """Counts an update, and moves PopArt's statistics after the optimizer's step, on all learners alike."""
+        self.version += 1
+        if self._popart is not None and computed.targets is not None:
+            self._popart.follow(computed.targets, self.config.popart_rate, self._optimization.skipped)
+
+    def _losses(self, trajectory: Trajectory) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Losses and other scalar metrics, see `BackwardPass.sums`, and the sums of the value targets for PopArt."""
+        config = self.config
+        actions = trajectory.action
+
+        # What the present policy and value function say of the steps, and how V-trace corrects for the old policy.
+        forward = self._forward(trajectory)
+        logits = forward.logits
+        values = forward.values[:, :-1]
+        scale = forward.scale
+        mask = loss_mask(trajectory)
+        returns = self._returns(trajectory, logits, forward.values, mask)
+
+        # The three losses of section 4.2. PopArt's are in units of the standard deviation of the task's value targets.
+        policy = losses.policy_gradient_loss(logits, actions, returns.pg_advantages / scale, mask, config.reduction)
+        baseline = losses.baseline_loss(values / scale, returns.vs / scale, mask, config.reduction)
+        entropy = losses.entropy_loss(logits, mask, config.reduction)
+        auxiliary = losses.reduce_losses(forward.losses, self._comm.sum)
+
+        # Turns a mean over the masked steps of the shard into its share of the mean over those of the batch.
+        steps = mask.sum()
+        all_steps = self._comm.sum(steps)
+        share = steps.clamp(min=1).to(values.dtype) / all_steps.clamp(min=1)
+        weight = share if config.reduction == "mean" else 1.0
+        sums = {
+            "loss/policy": weight * policy,
+            "loss/baseline": weight * (config.baseline_cost * baseline),
+            "loss/entropy": weight * (self.entropy_cost * entropy),
+        }
+        for name, loss in auxiliary.items():
+            sums[f"loss/{name}"] = loss
+        sums["loss/total"] = torch.stack([loss.float() for loss in sums.values()]).sum()
+
+        # How large the value targets of each task are, over all learners.
+        targets = None
+        if self._popart is not None and forward.task is not None:
+            targets = self._comm.sum(self._popart.sums(returns.vs, mask, forward.task))
+
+        # What is only measured.
+        with torch.no_grad():
+            fresh = _fresh(trajectory)
+            sums["steps"] = (mask & fresh[:, None]).sum()
+            sums["policy/entropy"] = share * losses.reduce(losses.entropy(logits), mask, "mean")
+            sums["value/mean"] = share * losses.reduce(values, mask, "mean")
+            sums["value/target_mean"] = share * losses.reduce(returns.vs, mask, "mean")
+            sums["importance/mean_rho"] = share * returns.mean_rho
+            sums["importance/clipped_fraction"] = share * returns.clipped_fraction
+            sums |= self._lags(trajectory, fresh)
+        return sums, targets
+
+    def _forward(self, trajectory: Trajectory) -> ForwardPass:
+        """Runs the network over the trajectory."""
+        with autocast(self.device, self.precision):
+            output = self.agent(
+                trajectory.observation,
+                trajectory.last_action,
+                trajectory.reward,
+                trajectory.reset,
+                detach_state(trajectory.core_state),
+            )
+        # The last output is for the bootstrap: no action was chosen there.
+        logits = output.policy_logits[:, :-1]
+        if logits.shape != trajectory.policy_logits.shape:
+            expected = list(trajectory.policy_logits.shape)
+            got = list(logits.shape)
+            raise ValueError(f"policy_logits of the agent: expected {expected} as the trajectory's, got {got}")
+        forward = ForwardPass(logits, output.value, output.losses)
+
+        # PopArt has a column of values for each task.
+        head = self._popart
+        if head is not None:
+            task = trajectory.actor_id % head.out_features  # actor i plays task i modulo their number
+            values = head.of_task(output.value, task)
+            scale = head.scale[task][:, None].to(values.dtype)
+            forward = ForwardPass(logits, values, output.losses, task, scale)
+
+        if forward.values.shape != trajectory.reward.shape:
+            expected = list(trajectory.reward.shape)
+            got = list(forward.values.shape)
+            raise ValueError(f"value of the agent: expected {expected}, got {got}")
+        return forward
+
+    def _returns(self, trajectory: Trajectory, logits: Tensor, values: Tensor, mask: Tensor) -> VTraceReturns:
+        """V-trace of logits [B, T, A] and values [B, T + 1]."""
+        config = self.config
+        clip_rewards = losses.REWARD_CLIPPING[config.reward_clipping]
+        with torch.no_grad():
+            # The log of the importance weights: how much likelier the action is now than it was for the actor.
+            target = action_log_probs(logits, trajectory.action)
+            behaviour = action_log_probs(trajectory.policy_logits, trajectory.action)
+            return vtrace(
+                log_rhos=target - behaviour,
+                discounts=config.discount * trajectory.discount[:, 1:],
+                rewards=config.reward_scale * clip_rewards(trajectory.reward[:, 1:]),
+                values=values[:, :-1],
+                bootstrap_value=values[:, -1],
+                mask=mask,
+                clip_rho_threshold=config.clip_rho,
+                clip_c_threshold=config.clip_c,
+                clip_pg_rho_threshold=config.clip_pg_rho,
+                lambda_=config.lambda_,
+            )
+
+    def _lags(self, trajectory: Trajectory, fresh: Tensor) -> dict[str, Tensor]:
+        """The mean age, in versions, of the weights that acted: in the rows `fresh` [B] bool, and in replayed ones."""
+        age = self.version - trajectory.version
+        sums = {"policy_lag/mean": _mean(age, fresh) / self._comm.size}
+        if trajectory.replayed is not None:
+            sums["replay/share"] = trajectory.replayed.float().mean()
+            sums["replay/age"] = _mean(age, trajectory.replayed)
+        return sums
+
+    def _not_finite_fields(self, trajectory: Trajectory) -> list[str]:
+        """For errors: the fields of the trajectory that are not finite in the shard of any learner."""
+        # One number a field, so that the learners exchange a single tensor.
+        counts = []
+        for field in trajectory:
+            count = torch.zeros((), dtype=torch.int64, device=self.device)
+            for leaf in leaves(field):
+                count = count + (~leaf.isfinite()).sum()
+            counts.append(count)
+        totals = self._comm.sum(torch.stack(counts)).tolist()
+        return [name for name, total in zip(trajectory._fields, totals) if total]
+
+
+def _fresh(trajectory: Trajectory) -> Tensor:
+    """[B] bool: true for rows that are learned from for the first time."""
+    if trajectory.replayed is None:
+        return torch.ones_like(trajectory.version, dtype=torch.bool)
+    return ~trajectory.replayed
+
+
+def _mean(values: Tensor, rows: Tensor) -> Tensor:
+    """The mean of values [B] over the rows [B] bool; 0 for none."""
+    return (values * rows).sum() / rows.sum().clamp(min=1)
+
+
+def make_optimizer(
+    config: LearnerConfig, on_gpu: bool, fused: bool | None, groups: list[ParameterGroup]
+) -> torch.optim.Optimizer:
+    """Adam or RMSprop over groups of parameters. Raises a ValueError if RMSprop is to be fused."""
+    if config.optimizer == "adam":
+        if fused is None:
+            fused = on_gpu
+        return torch.optim.Adam(
+            groups,
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_epsilon,
+            fused=fused or None,  # False would also forbid the kernel for all parameters at once
+        )
+    if fused:
+        raise ValueError(f"fused: expected false for {config.optimizer}, which has no fused version, got true")
+    return torch.optim.RMSprop(
+        groups,
+        lr=config.learning_rate,
+        alpha=config.rmsprop_decay,
+        eps=config.rmsprop_epsilon,
+        momentum=config.rmsprop_momentum,
+    )
