@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,11 +16,15 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
-from agent import Agent, AgentOutput, Observation, Trajectory
+from agent import Agent, AgentOutput, EnvOutput, Observation, Trajectory
 from agent.core import leaves, map_state, state_to
 from agent.core.fields import Precision
 from agent.precision import autocast, resolve_precision
 from envs import guard
+
+Value = TypeVar("Value")
+Observed = np.ndarray | dict[str, np.ndarray]
+"""A vector environment's observation, of all rows: an array, or an image and instructions by name."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,8 @@ class Episode:
     task: str = ""
 
 
-#: Arrays of a `Player` that are part of an actor's state.
 STATISTICS = ("over", "scores", "lengths")
+"""Arrays of a `Player` that are part of an actor's state."""
 
 
 class Unroll(NamedTuple):
@@ -64,18 +68,17 @@ class Unroll(NamedTuple):
 
     def load(self) -> Trajectory:
         """The trajectory in tensors. Raises a ClusterError if it was lost with the node that had it."""
-        found = self.fetch(self.trajectory) if self.fetch else self.trajectory
-        return map_state(lambda leaf: leaf if isinstance(leaf, Tensor) else torch.from_numpy(leaf.copy()), found)
+        found = self.trajectory
+        if self.fetch is not None:
+            found = self.fetch(self.trajectory)
+        return map_state(_as_tensor, found)
 
 
-class EnvOutput(NamedTuple):
-    """Output of the environments at one step, [B, ...]; fields as in `Trajectory`, without the time axis."""
-
-    observation: Tensor | Observation
-    last_action: Tensor
-    reward: Tensor
-    discount: Tensor
-    reset: Tensor
+def _as_tensor(leaf: Tensor | np.ndarray) -> Tensor:
+    """A tensor as it is, or a copy of an array, which may be read-only."""
+    if isinstance(leaf, Tensor):
+        return leaf
+    return torch.from_numpy(leaf.copy())
 
 
 class Player:
@@ -90,14 +93,19 @@ class Player:
     """
 
     def __init__(self, envs: VectorEnv, actor_id: int, task: str) -> None:
-        self.envs, self.actor_id, self.task, self.version = envs, actor_id, task, 0
+        self.envs = envs
+        self.actor_id = actor_id
+        self.task = task
+        self.version = 0
         self.name = task or str(envs)
-        self.last_action = np.full(envs.num_envs, -1)
         self.episode_metrics: tuple[str, ...] = tuple(envs.metadata.get("episode_metrics", ()))
+        # What the environments returned in the last step.
+        self.last_action = np.full(envs.num_envs, -1)
         self.over = np.zeros(envs.num_envs, dtype=bool)
+        self.infos: dict[str, Any] = {}
+        # Sums over the episodes in progress.
         self.scores = np.zeros(envs.num_envs)
         self.lengths = np.zeros(envs.num_envs, dtype=np.int64)
-        self.infos: dict[str, Any] = {}
 
     def acting(self) -> AbstractContextManager[None]:
         """The context of calls of `play`."""
@@ -107,7 +115,7 @@ class Player:
         """Chooses actions and steps once; returns the episodes that ended."""
         raise NotImplementedError
 
-    def reset_envs(self, seed: int) -> Any:
+    def reset_envs(self, seed: int) -> Observed:
         """Begins an episode everywhere and returns the observation."""
         with guard.calling(self.name, "in reset"):
             return self.envs.reset(seed=seed)[0]
@@ -116,9 +124,11 @@ class Player:
         """Closes the environments; see `envs.guard.close`."""
         guard.close(self.envs, self.name)
 
-    def step_envs(self, action: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, list[Episode]]:
+    def step_envs(self, action: np.ndarray) -> tuple[Observed, np.ndarray, np.ndarray, list[Episode]]:
         """Steps every environment with `action` [B]; returns observation, reward, terminated and ended episodes."""
-        was_over, self.last_action = self.over, action
+        # The step after an episode's end only resets the environment: it does not count as a step of an episode.
+        was_over = self.over
+        self.last_action = action
         with guard.calling(self.name, "in step", action):
             observation, reward, terminated, truncated, infos = self.envs.step(action)
             self.infos = infos
@@ -127,15 +137,23 @@ class Player:
             self.over = np.logical_or(terminated, truncated)
             self.scores += reward
             self.lengths += ~was_over
-            ended = np.flatnonzero(self.over).tolist()
-            counters = [{name: float(infos[name][index]) for name in self.episode_metrics} for index in ended]
-        episodes = [
-            Episode(float(self.scores[i]), int(self.lengths[i]), i, self.actor_id, self.version, metrics, self.task)
-            for i, metrics in zip(ended, counters)
-        ]
+            # Within the guard, because the infos are the environment's own.
+            episodes = [self._ended_episode(index) for index in np.flatnonzero(self.over).tolist()]
         self.scores[self.over] = 0
         self.lengths[self.over] = 0
         return observation, reward, terminated, episodes
+
+    def _ended_episode(self, index: int) -> Episode:
+        """The episode that has ended in an environment."""
+        return Episode(
+            score=float(self.scores[index]),
+            steps=int(self.lengths[index]),
+            environment=index,
+            actor_id=self.actor_id,
+            version=self.version,
+            metrics={name: float(self.infos[name][index]) for name in self.episode_metrics},
+            task=self.task,
+        )
 
 
 class Actor(Player):
@@ -167,10 +185,14 @@ class Actor(Player):
         self.device = torch.device(device)
         self.precision = resolve_precision(precision, self.device)
         self.sample = sample
+
+        # Environments and actions have random streams of their own.
         env_seed, action_seed = np.random.SeedSequence([seed, actor_id]).generate_state(2, np.uint64)
         self.generator = torch.Generator().manual_seed(int(action_seed >> 1))
         observation = self.reset_envs(int(env_seed % 2**31))
+
         rows = envs.num_envs
+        # An episode begins everywhere, with empty memory.
         self.env_output = EnvOutput(
             observation=to_tensors(observation),
             last_action=torch.full((rows,), -1),
@@ -198,16 +220,20 @@ class Actor(Player):
 
         Only within `acting`.
         """
+        # One step of all environments, [B, 1, ...].
         now = map_state(lambda leaf: leaf[:, None].to(self.device), self.env_output)
         output = self.agent(now.observation, now.last_action, now.reward, now.reset, self.core_state, return_attention)
         self.core_state = output.state
-        scores = output.policy_logits[:, 0].cpu()
+        logits = output.policy_logits[:, 0].cpu()
         if self.sample:
-            return sample_actions(scores, torch.rand(scores.shape, generator=self.generator)), output
-        return scores.argmax(dim=-1), output
+            action = sample_actions(logits, torch.rand(logits.shape, generator=self.generator))
+        else:
+            action = logits.argmax(dim=-1)
+        return action, output
 
     def step(self, action: Tensor) -> list[Episode]:
         """Steps every environment with `action` [B] int64 and returns the episodes that ended."""
+        # Where an episode is over, the step resets the environment and ignores the action.
         resets = torch.from_numpy(self.over)
         observation, reward, terminated, episodes = self.step_envs(action.numpy())
         self.env_output = EnvOutput(
@@ -224,8 +250,12 @@ class Actor(Player):
 
         `length` is a multiple of the core's segment size: every trajectory starts at a segment's start.
         """
-        outputs, actions, logits, episodes = [self.env_output], [], [], []
+        # The core's state is in the trajectory once: as it was before the first step.
         begin = self.core_state
+        outputs = [self.env_output]
+        actions: list[Tensor] = []
+        logits: list[Tensor] = []
+        episodes: list[Episode] = []
         with self.acting():
             for _ in range(length):
                 action, output = self.act()
@@ -233,6 +263,8 @@ class Actor(Player):
                 logits.append(output.policy_logits[:, 0])
                 episodes += self.step(action)
                 outputs.append(self.env_output)
+
+        # The T + 1 outputs of the environments, of which the last is the bootstrap, and the T actions between them.
         rows = self.envs.num_envs
         observed = map_state(lambda *steps: torch.stack(steps, dim=1), *outputs)
         trajectory = Trajectory(
@@ -254,20 +286,28 @@ class Actor(Player):
 
         Environments without `get_state` begin new episodes, with empty memory, when they are resumed.
         """
-        arrays = {f"env_output/{name}": value for name, value in self._named_outputs()}
-        arrays |= {f"core/{index}": leaf for index, leaf in enumerate(leaves(self.core_state))}
-        arrays |= {name: torch.from_numpy(getattr(self, name).copy()) for name in STATISTICS}
+        arrays: dict[str, Tensor] = {}
+        for name, value in self._named_outputs():
+            arrays[f"env_output/{name}"] = value
+        for index, leaf in enumerate(leaves(self.core_state)):
+            arrays[f"core/{index}"] = leaf
+        for name in STATISTICS:
+            arrays[name] = torch.from_numpy(getattr(self, name).copy())
         if hasattr(self.envs, "get_state"):
-            arrays |= {f"envs/{name}": torch.from_numpy(array) for name, array in self.envs.get_state().items()}
-        return arrays | {"generator": self.generator.get_state()}
+            for name, array in self.envs.get_state().items():
+                arrays[f"envs/{name}"] = torch.from_numpy(array)
+        arrays["generator"] = self.generator.get_state()
+        return arrays
 
     def load_state_dict(self, arrays: dict[str, Tensor]) -> None:
         """Resumes from the `state_dict` of an actor."""
         self.generator.set_state(arrays["generator"])
         if not hasattr(self.envs, "get_state"):
-            return
-        own = {name.removeprefix("envs/"): leaf.numpy() for name, leaf in arrays.items() if name.startswith("envs/")}
+            return  # new episodes have begun
+
+        own = {name: leaf.numpy() for name, leaf in select(arrays, "envs/").items()}
         self.envs.set_state(own)  # type: ignore[attr-defined]
+        # `map_state` visits tensors in the order in which `leaves` yielded them.
         outputs = iter([arrays[f"env_output/{name}"] for name, _ in self._named_outputs()])
         self.env_output = map_state(lambda _: next(outputs), self.env_output)
         saved = (arrays[f"core/{index}"] for index in itertools.count())
@@ -283,9 +323,15 @@ class Actor(Player):
         return list(zip(names, leaves(self.env_output), strict=True))
 
 
+def select(arrays: dict[str, Value], prefix: str) -> dict[str, Value]:
+    """Those of an actor's or a pool's arrays whose names begin with a prefix, named without it."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
 def sample_actions(logits: Tensor, uniform: Tensor) -> Tensor:
     """Samples [B] int64 of the softmax of logits [B, A], given numbers [B, A] uniform in 0..1: the Gumbel-max trick."""
-    return (logits - (-uniform.clamp_min(1e-20).log()).log()).argmax(dim=-1)
+    exponential = -uniform.clamp_min(1e-20).log()
+    return (logits - exponential.log()).argmax(dim=-1)
 
 
 def check_environment(envs: VectorEnv) -> None:
@@ -297,23 +343,33 @@ def check_environment(envs: VectorEnv) -> None:
     mode = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
     if mode != AutoresetMode.NEXT_STEP:
         raise ValueError(f"autoreset_mode: expected {AutoresetMode.NEXT_STEP}, got {mode}")
-    actions, space = envs.single_action_space, envs.single_observation_space
+    actions = envs.single_action_space
     if not isinstance(actions, spaces.Discrete) or actions.start != 0:
         raise ValueError(f"action space: expected Discrete(n) from 0, got {actions}")
-    words, image = ("int64", 1), space
+
+    space = envs.single_observation_space
+    image = space
+    words_fit = True
     if isinstance(space, spaces.Dict) and space.spaces.keys() == set(Observation._fields):
-        words, image = _kind(space["instruction"]), space["image"]
-    if words != ("int64", 1) or _kind(image) not in (("uint8", 3), ("float32", 1)):
+        image = space["image"]
+        words_fit = _kind(space["instruction"]) == ("int64", 1)
+    # Words are optional, an image or a vector is not.
+    image_fits = _kind(image) in (("uint8", 3), ("float32", 1))
+    if not (image_fits and words_fit):
         expected = "a Box of uint8 [height, width, channels] or float32 [features], or a Dict of one as image and of an"
         raise ValueError(f"observation space: expected {expected} int64 [words] as instruction, got {space}")
 
 
 def _kind(space: spaces.Space[Any]) -> tuple[str, int]:
+    """The dtype and the number of axes of a space."""
     return str(space.dtype), len(space.shape or ())
 
 
-def to_tensors(observation: np.ndarray | dict[str, np.ndarray]) -> Tensor | Observation:
+def to_tensors(observation: Observed) -> Tensor | Observation:
     """A vector environment's observation as tensors that share no memory with it."""
     if isinstance(observation, dict):
-        return Observation(*(torch.from_numpy(np.array(observation[name])) for name in Observation._fields))
+        return Observation(
+            image=torch.from_numpy(np.array(observation["image"])),
+            instruction=torch.from_numpy(np.array(observation["instruction"])),
+        )
     return torch.from_numpy(np.array(observation))

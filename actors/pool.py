@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.actor import Actor, Unroll
+from actors.actor import Actor, Unroll, select
 from actors.config import ActorsConfig
 
 MakeActor = Callable[[int, int], Actor]
@@ -21,7 +21,12 @@ MakeActor = Callable[[int, int], Actor]
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """alive: actors that are up. restarts: actors replaced so far. waiting: finished unrolls not taken yet."""
+    """Counts of a pool.
+
+    alive: actors that are up.
+    restarts: actors replaced so far.
+    waiting: finished unrolls not taken yet.
+    """
 
     alive: int
     restarts: int
@@ -73,6 +78,7 @@ class LocalPool(Pool):
             actor.set_weights(weights, version)
 
     def get(self, check: Callable[[], object] = lambda: None) -> Unroll:
+        # It acts when it is asked, with the newest weights.
         unroll = self.actors[self.turn].unroll(self.unroll_length)
         self.turn = (self.turn + 1) % len(self.actors)
         return unroll
@@ -83,15 +89,14 @@ class LocalPool(Pool):
     def state_dict(self) -> dict[str, Tensor]:
         arrays = {"turn": torch.tensor(self.turn)}
         for index, actor in enumerate(self.actors):
-            arrays |= {f"{index}/{name}": value for name, value in actor.state_dict().items()}
+            for name, value in actor.state_dict().items():
+                arrays[f"{index}/{name}"] = value
         return arrays
 
     def load_state_dict(self, arrays: dict[str, Tensor]) -> None:
         self.turn = int(arrays["turn"])
         for index, actor in enumerate(self.actors):
-            prefix = f"{index}/"
-            own = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-            actor.load_state_dict(own)
+            actor.load_state_dict(select(arrays, f"{index}/"))
 
     def close(self) -> None:
         for actor in self.actors:

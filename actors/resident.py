@@ -5,18 +5,18 @@ On a GPU a whole unroll is one CUDA graph: the host only asks for its replay, an
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from actors.actor import Episode, Unroll, sample_actions
+from actors.actor import Episode, Unroll, sample_actions, select
 from actors.pool import Pool, PoolStatus
-from agent import Agent, Trajectory
+from agent import Agent, EnvOutput, Trajectory
 from agent.core import leaves, map_state
 from agent.core.fields import Precision
 from agent.precision import autocast, resolve_precision
+from agent.trajectory import image_of
 from envs.device import DeviceEnv
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
@@ -58,43 +58,58 @@ class ResidentActor(Pool):
         precision: Precision = "float32",
         capture: Capture | None = None,
     ) -> None:
-        self.envs, self.length, self.task, self.version = envs, length, task, 0
-        self.device, self.capture = envs.device, capture
+        self.envs = envs
+        self.length = length
+        self.task = task
+        self.capture = capture
+        self.version = 0
+        self.device = envs.device
         self.precision = resolve_precision(precision, self.device)
         # A module of its own, because learning and acting differ in mode (dropout) and compilation.
         self.agent = copy.deepcopy(agent).eval()
         self.agent.load_state_dict(agent.state_dict(keep_vars=True), assign=True)
-        rows, device = envs.num_envs, self.device
+
+        # The streams of an `Actor` with this seed.
         env_seed, action_seed = np.random.SeedSequence([seed, 0]).generate_state(2, np.uint64)
-        self.generator = torch.Generator(device).manual_seed(int(action_seed >> 1))
+        self.generator = torch.Generator(self.device).manual_seed(int(action_seed >> 1))
         envs.reset(int(env_seed % 2**31))
-
-        def buffer(steps: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(rows, steps, *shape, dtype=dtype, device=device)
-
-        self.noise = torch.zeros(length, rows, envs.num_actions, device=device)
-        self.core_state = map_state(torch.clone, agent.initial_state(rows))  # whose tensors may be one
-        self.trajectory = Trajectory(
-            observation=buffer(length + 1, *envs.observation.shape[1:], dtype=envs.observation.dtype),
-            last_action=buffer(length + 1, dtype=torch.int64).fill_(-1),
-            reward=buffer(length + 1),
-            discount=buffer(length + 1).fill_(1),
-            reset=buffer(length + 1, dtype=torch.bool).fill_(True),
-            action=buffer(length, dtype=torch.int64),
-            policy_logits=buffer(length, envs.num_actions),
-            core_state=map_state(torch.clone, self.core_state),
-            actor_id=torch.zeros(rows, dtype=torch.int64, device=device),
-            version=torch.zeros(rows, dtype=torch.int64, device=device),
-        )
-        #: What the last step of an unroll and the first of the next have in common.
-        self.moment: tuple[Any, ...] = self.trajectory[:5]
-        self._write(length, envs.observation)
-        self.score = torch.zeros(rows, dtype=torch.float64, device=device)
-        self.steps = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.over = buffer(length, dtype=torch.bool)
-        self.finished = buffer(length, 2 + len(envs.counters), dtype=torch.float64)  # score, steps, counters
+        self._make_buffers()
+        image_of(self.env_output.observation)[:, length] = envs.observation
         self.acted = False
         self.replay: Callable[[], None] | None = None
+
+    def _make_buffers(self) -> None:
+        """Allocates everything that an unroll writes."""
+        envs = self.envs
+        rows = envs.num_envs
+        steps = self.length
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(rows, *shape, dtype=dtype, device=self.device)
+
+        self.noise = torch.zeros(steps, rows, envs.num_actions, device=self.device)
+        # Clones, because the tensors of an initial state may share memory.
+        self.core_state = map_state(torch.clone, self.agent.initial_state(rows))
+        self.trajectory = Trajectory(
+            observation=zeros(steps + 1, *envs.observation.shape[1:], dtype=envs.observation.dtype),
+            last_action=zeros(steps + 1, dtype=torch.int64).fill_(-1),
+            reward=zeros(steps + 1),
+            discount=zeros(steps + 1).fill_(1),
+            reset=zeros(steps + 1, dtype=torch.bool).fill_(True),
+            action=zeros(steps, dtype=torch.int64),
+            policy_logits=zeros(steps, envs.num_actions),
+            core_state=map_state(torch.clone, self.core_state),
+            actor_id=zeros(dtype=torch.int64),
+            version=zeros(dtype=torch.int64),
+        )
+        self.env_output = self.trajectory.env_output
+
+        # Sums over the episodes in progress.
+        self.score = zeros(dtype=torch.float64)
+        self.steps = zeros(dtype=torch.int64)
+        # Whether an episode ended at a step; score, steps and counters after each step.
+        self.over = zeros(steps, dtype=torch.bool)
+        self.finished = zeros(steps, 2 + len(envs.counters), dtype=torch.float64)
 
     def publish(self, weights: dict[str, Tensor], version: int) -> None:
         """Takes the version only: the weights are the learner's."""
@@ -112,79 +127,107 @@ class ResidentActor(Pool):
         """Acts for `length` steps from the end of the last unroll."""
         self.noise.uniform_(generator=self.generator)
         self.trajectory.version.fill_(self.version)
-        if self.capture and self.acted and not self.replay:
+        # The first unroll is not captured: it compiles the kernels.
+        if self.capture is not None and self.acted and self.replay is None:
             self.replay = self.capture(self._act)
-        (self.replay or self._act)()
+        if self.replay is not None:
+            self.replay()
+        else:
+            self._act()
         self.acted = True
 
     @torch.no_grad()
     def _act(self) -> None:
         """An unroll as a fixed series of operations."""
-        envs, agent, to = self.envs, self.agent, self.trajectory
-        for part in self.moment:
+        # It begins where the last one ended.
+        for part in leaves(self.env_output):
             part[:, 0] = part[:, self.length]
-        _copy(self.core_state, to.core_state)
-        with autocast(self.device, self.precision):
-            state = agent.with_cache(self.core_state)
-            for t in range(self.length):
-                now = slice(t, t + 1)
-                observation, last_action, reward, _, reset = (part[:, now] for part in self.moment)
-                output = agent(observation, last_action, reward, reset, state)
-                state, logits = output.state, output.policy_logits[:, 0]
-                action = sample_actions(logits, self.noise[t])
-                to.action[:, t], to.policy_logits[:, t] = action, logits
-                envs.step(action)
-                self._note(t, action)
-            _copy(agent.core.without_cache(state), self.core_state)
+        _copy(self.core_state, self.trajectory.core_state)
 
-    def _note(self, t: int, action: Tensor) -> None:
-        """Writes the output of the environments after step t, and the episodes that ended in it."""
+        with autocast(self.device, self.precision):
+            state = self.agent.with_cache(self.core_state)
+            for t in range(self.length):
+                now = self._output_before(t)
+                output = self.agent(now.observation, now.last_action, now.reward, now.reset, state)
+                state = output.state
+                logits = output.policy_logits[:, 0]
+                action = sample_actions(logits, self.noise[t])
+                self.trajectory.action[:, t] = action
+                self.trajectory.policy_logits[:, t] = logits
+                self.envs.step(action)
+                self._write_output(t, action)
+                self._count_episodes(t)
+            _copy(self.agent.core.without_cache(state), self.core_state)
+
+    def _output_before(self, t: int) -> EnvOutput:
+        """What the environments returned before step t, [N, 1, ...]."""
+        return map_state(lambda part: part[:, t : t + 1], self.env_output)
+
+    def _write_output(self, t: int, action: Tensor) -> None:
+        """Writes what the environments returned for the action of step t."""
         envs = self.envs
-        last_action = action.masked_fill(envs.begin, -1)
-        self._write(t + 1, envs.observation, last_action, envs.reward, ~envs.terminated, envs.begin)
+        output = self.env_output
+        image_of(output.observation)[:, t + 1] = envs.observation
+        output.last_action[:, t + 1] = action.masked_fill(envs.begin, -1)
+        output.reward[:, t + 1] = envs.reward
+        output.discount[:, t + 1] = ~envs.terminated
+        output.reset[:, t + 1] = envs.begin
+
+    def _count_episodes(self, t: int) -> None:
+        """Notes which episodes ended in step t, and adds the step to those in progress."""
+        envs = self.envs
         over = self.over[:, t]
         torch.logical_or(envs.terminated, envs.truncated, out=over)
         self.score += envs.reward
-        self.steps += ~envs.begin
-        for column, value in enumerate((self.score, self.steps, *envs.counters.values())):
-            self.finished[:, t, column] = value
+        self.steps += ~envs.begin  # the step that begins an episode is none of it
+
+        # All rows at every step, since a graph cannot depend on which episodes ended.
+        self.finished[:, t, 0] = self.score
+        self.finished[:, t, 1] = self.steps
+        for column, counter in enumerate(envs.counters.values(), start=2):
+            self.finished[:, t, column] = counter
         self.score.masked_fill_(over, 0.0)
         self.steps.masked_fill_(over, 0)
 
-    def _write(self, t: int, *values: Tensor) -> None:
-        for part, value in zip(self.moment, values):
-            part[:, t] = value
-
     def episodes(self) -> list[Episode]:
-        """Those that ended in the last unroll; waits for it."""
-        ended = self.over.t().nonzero()
-        rows = self.finished[ended[:, 1], ended[:, 0]].tolist()
-        return [
-            Episode(score, int(steps), row, 0, self.version, dict(zip(self.envs.counters, counters)), self.task)
-            for row, (score, steps, *counters) in zip(ended[:, 1].tolist(), rows)
-        ]
+        """Those that ended in the last unroll, in the order in which they did; waits for the device."""
+        ended = self.over.t().nonzero()  # steps and rows
+        steps, rows = ended.unbind(1)
+        finished = self.finished[rows, steps].tolist()
+        episodes = []
+        for row, (score, length, *counters) in zip(rows.tolist(), finished):
+            metrics = dict(zip(self.envs.counters, counters))
+            episodes.append(Episode(score, int(length), row, 0, self.version, metrics, self.task))
+        return episodes
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies, on the CPU, of all that `load_state_dict` needs to resume exactly, except weights."""
-        arrays = {f"moment/{name}": part[:, self.length] for name, part in zip(Trajectory._fields, self.moment)}
-        arrays |= {f"core/{index}": leaf for index, leaf in enumerate(leaves(self.core_state))}
-        arrays |= {"score": self.score, "steps": self.steps, "generator": self.generator.get_state()}
-        arrays |= {f"envs/{name}": tensor for name, tensor in self.envs.get_state().items()}
+        arrays: dict[str, Tensor] = {}
+        # What the next unroll begins with. Checkpoints call the environments' last output the moment.
+        for name, part in self.env_output._asdict().items():
+            arrays[f"moment/{name}"] = part[:, self.length]
+        for index, leaf in enumerate(leaves(self.core_state)):
+            arrays[f"core/{index}"] = leaf
+        arrays["score"] = self.score
+        arrays["steps"] = self.steps
+        arrays["generator"] = self.generator.get_state()
+        for name, tensor in self.envs.get_state().items():
+            arrays[f"envs/{name}"] = tensor
         return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in arrays.items()}
 
     def load_state_dict(self, arrays: dict[str, Tensor]) -> None:
         """Resumes from a `state_dict`."""
-        for name, part in zip(Trajectory._fields, self.moment):
+        for name, part in self.env_output._asdict().items():
             part[:, self.length] = arrays[f"moment/{name}"].to(self.device)
         for index, leaf in enumerate(leaves(self.core_state)):
             leaf.copy_(arrays[f"core/{index}"])
         self.score.copy_(arrays["score"])
         self.steps.copy_(arrays["steps"])
         self.generator.set_state(arrays["generator"])
-        own = {name.removeprefix("envs/"): leaf for name, leaf in arrays.items() if name.startswith("envs/")}
-        self.envs.set_state(own)
+        self.envs.set_state(select(arrays, "envs/"))
 
 
 def _copy(source: object, target: object) -> None:
+    """Writes the tensors of one state into those of another."""
     for old, new in zip(leaves(source), leaves(target), strict=True):
         new.copy_(old)

@@ -7,9 +7,9 @@ from agent.config import AgentConfig
 
 if TYPE_CHECKING:
     from agent.actor_critic import Agent, AgentOutput
-    from agent.trajectory import Observation, Trajectory
+    from agent.trajectory import EnvOutput, Observation, Trajectory
 
-__all__ = ["Agent", "AgentConfig", "AgentOutput", "Observation", "Trajectory"]
+__all__ = ["Agent", "AgentConfig", "AgentOutput", "EnvOutput", "Observation", "Trajectory"]
 
 
 def __getattr__(name: str) -> Any:

@@ -44,12 +44,26 @@ class Observation(NamedTuple):
 
 def image_of(observation: Tensor | Observation) -> Tensor:
     """An observation without its instruction."""
-    return observation.image if isinstance(observation, Observation) else observation
+    if isinstance(observation, Observation):
+        return observation.image
+    return observation
+
+
+class EnvOutput(NamedTuple):
+    """What environments return: at one step [B, ...], or at several [B, T, ...]; fields as in the module's table."""
+
+    observation: Tensor | Observation
+    last_action: Tensor
+    reward: Tensor
+    discount: Tensor
+    reset: Tensor
 
 
 class Trajectory(NamedTuple):
     """T steps of B environments; see the module's table. A nest of tuples like a state, so that `map_state`,
-    `concatenate_states`, `index_state` and `state_to` of `agent.core` work on whole trajectories."""
+    `concatenate_states`, `index_state` and `state_to` of `agent.core` work on whole trajectories.
+
+    The first fields are those of `EnvOutput`, in its order."""
 
     observation: Tensor | Observation
     last_action: Tensor
@@ -62,6 +76,11 @@ class Trajectory(NamedTuple):
     actor_id: Tensor
     version: Tensor
     replayed: Tensor | None = None
+
+    @property
+    def env_output(self) -> EnvOutput:
+        """The environments' part: the same tensors, T + 1 steps of each."""
+        return EnvOutput(self.observation, self.last_action, self.reward, self.discount, self.reset)
 
 
 def loss_mask(trajectory: Trajectory) -> Tensor:
@@ -78,8 +97,12 @@ def validate(trajectory: Trajectory) -> tuple[int, int]:
     if trajectory.action.ndim != 2 or trajectory.action.shape[1] < 1:
         raise ValueError(f"action: expected [B, T >= 1], got {list(trajectory.action.shape)}")
     rows, steps = trajectory.action.shape
-    image, logits, outputs = image_of(trajectory.observation), trajectory.policy_logits, (rows, steps + 1)
+    outputs = (rows, steps + 1)
+    image = image_of(trajectory.observation)
+    logits = trajectory.policy_logits
     pixels = torch.uint8 if image.dtype == torch.uint8 else torch.float32
+
+    # Each tensor with the shape and dtype that it should have. Sizes that are free are those that it has.
     expected = [
         ("observation", image, (*outputs, *image.shape[2:]), pixels),
         ("last_action", trajectory.last_action, outputs, torch.int64),
@@ -90,8 +113,9 @@ def validate(trajectory: Trajectory) -> tuple[int, int]:
         ("policy_logits", logits, (rows, steps, logits.shape[-1]), torch.float32),
         ("actor_id", trajectory.actor_id, (rows,), torch.int64),
         ("version", trajectory.version, (rows,), torch.int64),
-        *(("core_state", leaf, (rows, *leaf.shape[1:]), leaf.dtype) for leaf in leaves(trajectory.core_state)),
     ]
+    for leaf in leaves(trajectory.core_state):
+        expected.append(("core_state", leaf, (rows, *leaf.shape[1:]), leaf.dtype))
     if isinstance(trajectory.observation, Observation):
         words = trajectory.observation.instruction
         expected.append(("instruction", words, (*outputs, words.shape[-1]), torch.int64))

@@ -61,7 +61,7 @@ class Options:
 def digest(trajectory: Trajectory, step: slice) -> bytes:
     """A hash of the environments' output at some steps."""
     value = hashlib.blake2b(trajectory.actor_id.numpy().data, digest_size=16)
-    for leaf in leaves(trajectory[: Trajectory._fields.index("action")]):
+    for leaf in leaves(trajectory.env_output):
         value.update(leaf[:, step].contiguous().numpy().data)
     return value.digest()
 
@@ -124,7 +124,7 @@ class SoakTrainer(Trainer):
         self.kills, self.restarts = dict.fromkeys(VICTIMS, 0), dict.fromkeys(VICTIMS, 0)
         self.pending: tuple[str, float, int] | None = None
         self.seconds_until_back: dict[str, list[float]] = {kind: [] for kind in VICTIMS}
-        self.begin = self.last = self.longest_gap = self.next_sample = self.next_kill = 0.0
+        self.began = self.last = self.longest_gap = self.next_sample = self.next_kill = 0.0
         self.series: dict[str, Series] = defaultdict(list)
         self.seen: set[Any] = set()
 
@@ -151,8 +151,8 @@ class SoakTrainer(Trainer):
         """Called after each update."""
         now, status = time.monotonic(), self.feed.pool.status()
         faulthandler.dump_traceback_later(3 * self.options.patience, exit=True)  # if there is no update until then
-        if not self.begin:
-            self.begin = self.last = now
+        if not self.began:
+            self.began = self.last = now
             self.next_kill = now + self._pause()
         self.longest_gap, self.last = max(self.longest_gap, now - self.last), now
         self.restarts = {"actor": status.restarts, "learner": getattr(self.updater, "restarts", 0)}
@@ -163,7 +163,7 @@ class SoakTrainer(Trainer):
             if complete and self.restarts[kind] > before:
                 self.seconds_until_back[kind].append(now - killed)
                 self.pending = None
-        if now - self.begin > 60 * self.options.minutes:
+        if now - self.began > 60 * self.options.minutes:
             return
         if now >= self.next_sample:
             self._sample(progress)
@@ -174,8 +174,8 @@ class SoakTrainer(Trainer):
 
     def over(self) -> bool:
         """Whether the time is over, and a killed process is back or has taken too long."""
-        late = time.monotonic() - self.begin - 60 * self.options.minutes
-        return bool(self.begin) and late > (self.options.patience if self.pending else 0)
+        late = time.monotonic() - self.began - 60 * self.options.minutes
+        return bool(self.began) and late > (self.options.patience if self.pending else 0)
 
     def _pause(self) -> float:
         return self.options.kill_seconds * self.random.uniform(0.5, 1.5)
@@ -208,7 +208,7 @@ class SoakTrainer(Trainer):
         }
         for kind in by_kind.keys() - PASSING:
             values[f"memory_mb/{kind}"] = statistics.mean(each.memory for each in by_kind[kind]) / 2**20
-        seconds = time.monotonic() - self.begin
+        seconds = time.monotonic() - self.began
         for name, value in values.items():
             self.series[name].append((seconds, value))
         shown = [*progress.texts, f"{sum(self.kills.values())} kills", f"driver {driver.memory / 2**20:.0f} MB"]
@@ -251,7 +251,7 @@ def main(options: Options) -> dict[str, Any]:
         time.sleep(0.5)
 
     rows, ledger, frames = read_metrics(folder.path), trainer.ledger, trainer.frames
-    kills, restarts, seconds = trainer.kills, trainer.restarts, trainer.last - trainer.begin
+    kills, restarts, seconds = trainer.kills, trainer.restarts, trainer.last - trainer.began
     steps, wrong = [row["step"] for row in rows], sum(ledger.disagrees(row, trainer.action_repeat) for row in rows)
     grown = {name: growth(series) for name, series in sorted(trainer.series.items()) if len(series) > 3}
     quarter = [

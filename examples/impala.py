@@ -18,8 +18,8 @@ import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
-from agent import Agent, AgentConfig, Trajectory
-from agent.core import State, detach_state, matched_cores
+from agent import Agent, AgentConfig, EnvOutput, Trajectory
+from agent.core import State, detach_state, map_state, matched_cores
 from envs import make_vector
 
 
@@ -41,43 +41,45 @@ class Actor:
     """B environments that are stepped together, with one memory state for each."""
 
     def __init__(self, envs: VectorEnv, agent: Agent, seed: int) -> None:
-        self.envs, self.agent, rows = envs, agent, envs.num_envs
+        rows = envs.num_envs
+        self.envs = envs
+        self.agent = agent
         self.generator = torch.Generator().manual_seed(seed)
         self.state: State = agent.initial_state(rows)
         self.over = np.zeros(rows, dtype=bool)
-        self.scores, self.finished = np.zeros(rows), list[float]()
+        self.scores = np.zeros(rows)
+        self.finished: list[float] = []
         observation, _ = envs.reset(seed=seed)
-        # What the environments say at one step: observation, last action, reward, discount, reset.
-        self.output = (
-            torch.from_numpy(observation.copy()),
-            torch.full((rows,), -1),
-            torch.zeros(rows),
-            torch.ones(rows),
-            torch.ones(rows, dtype=torch.bool),
+        self.output = EnvOutput(
+            observation=torch.from_numpy(observation.copy()),
+            last_action=torch.full((rows,), -1),
+            reward=torch.zeros(rows),
+            discount=torch.ones(rows),
+            reset=torch.ones(rows, dtype=torch.bool),
         )
 
     @torch.no_grad()
     def unroll(self, length: int) -> Trajectory:
         """T steps; the trajectory has T + 1 environment outputs, the last of which is the bootstrap."""
-        begin, outputs, actions, logits = self.state, [self.output], [], []
+        begin = self.state
+        outputs = [self.output]
+        actions: list[Tensor] = []
+        logits: list[Tensor] = []
         state = self.agent.core.with_cache(begin)  # memory is projected once, not at every step
         for _ in range(length):
-            observation, last_action, reward, _, reset = (part[:, None] for part in self.output)
-            step = self.agent(observation, last_action, reward, reset, state)
+            now = map_state(lambda part: part[:, None], self.output)
+            step = self.agent(now.observation, now.last_action, now.reward, now.reset, state)
             state = step.state
             logits.append(step.policy_logits[:, 0])
             actions.append(self.sample(logits[-1]))
             self.step(actions[-1])
             outputs.append(self.output)
         self.state = self.agent.core.without_cache(state)
-        observation, last_action, reward, discount, reset = (torch.stack(parts, dim=1) for parts in zip(*outputs))
-        rows = torch.zeros(len(reset), dtype=torch.int64)
+
+        observed = map_state(lambda *steps: torch.stack(steps, dim=1), *outputs)
+        rows = torch.zeros(len(observed.reset), dtype=torch.int64)
         return Trajectory(
-            observation=observation,
-            last_action=last_action,
-            reward=reward,
-            discount=discount,
-            reset=reset,
+            **observed._asdict(),
             action=torch.stack(actions, dim=1),
             policy_logits=torch.stack(logits, dim=1),
             core_state=begin,
@@ -98,12 +100,12 @@ class Actor:
         self.scores += reward
         self.finished += self.scores[self.over].tolist()
         self.scores[self.over] = 0
-        self.output = (
-            torch.from_numpy(observation.copy()),
-            action.masked_fill(torch.from_numpy(resets), -1),
-            torch.from_numpy(reward.astype(np.float32)),
-            torch.from_numpy(1 - terminated.astype(np.float32)),
-            torch.from_numpy(resets),
+        self.output = EnvOutput(
+            observation=torch.from_numpy(observation.copy()),
+            last_action=action.masked_fill(torch.from_numpy(resets), -1),
+            reward=torch.from_numpy(reward.astype(np.float32)),
+            discount=torch.from_numpy(1 - terminated.astype(np.float32)),
+            reset=torch.from_numpy(resets),
         )
 
 
@@ -118,11 +120,14 @@ def vtrace(
         values: [B, T + 1], the last is the bootstrap.
         mask: [B, T] bool, false where the action was ignored because the environment was reset.
     """
-    rhos, bootstrap = log_rhos.exp(), values[:, -1]
-    values, next_values = values[:, :-1], values[:, 1:]
+    rhos = log_rhos.exp()
+    bootstrap = values[:, -1]
+    next_values = values[:, 1:]
+    values = values[:, :-1]
     deltas = torch.where(mask, rhos.clamp(max=settings.clip_rho) * (rewards + discounts * next_values - values), 0.0)
     decays = torch.where(mask, discounts * settings.lambda_ * rhos.clamp(max=settings.clip_c), 0.0)
-    correction, corrections = torch.zeros_like(bootstrap), []
+    correction = torch.zeros_like(bootstrap)
+    corrections: list[Tensor] = []
     for delta, decay in zip(reversed(deltas.unbind(1)), reversed(decays.unbind(1))):
         correction = delta + decay * correction
         corrections.append(correction)
@@ -224,7 +229,9 @@ def main() -> None:
         if number % options.lag == 0:
             actor.agent.load_state_dict(agent.state_dict())
         if number % 20 == 0:
-            score = np.mean(actor.finished[-200:]) if actor.finished else float("nan")
+            score = float("nan")
+            if actor.finished:
+                score = float(np.mean(actor.finished[-200:]))
             steps = number * options.environments * options.unroll_length
             print(f"update {number}  {steps} steps  return {score:.2f}  loss {sum(parts.values()):.3f}", flush=True)
 

@@ -3,7 +3,7 @@
 V-trace corrects for the age of what is replayed. No processes or files; see `training.feeds` for the way of a batch.
 """
 
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,9 +11,13 @@ from torch import Tensor
 
 from agent.core.state import concatenate_states, index_state, leaves, map_state, state_to
 from agent.precision import autocast
-from agent.trajectory import Trajectory
+from agent.trajectory import EnvOutput, Trajectory
 from learner.config import ReplayConfig
+from learner.impala import ImpalaLearner
 from learner.learner import Learner, split
+
+Steps = TypeVar("Steps", EnvOutput, Tensor)
+"""Tensors [B, T, ...]."""
 
 
 class Replay:
@@ -27,22 +31,29 @@ class Replay:
     """
 
     def __init__(self, config: ReplayConfig, learner: Learner, capacity: int, seed: int) -> None:
-        self.config, self.learner, self.capacity, self.seed = config, learner, capacity, seed
+        self.config = config
+        self.learner = learner
+        self.capacity = capacity
+        self.seed = seed
         self.clear()
 
     def clear(self) -> None:
         """Forgets all rows."""
-        self._rows: Trajectory | None = None  # of `capacity` rows: a ring, whose next row to be written is `_next`
+        # A ring of `capacity` rows, of which `_size` are filled; `_next` is the row that is written next.
+        self._rows: Trajectory | None = None
         self._next = 0
         self._size = 0
-        self._saved: list[Tensor] = []  # of a checkpoint, until the next batch
+        # The tensors of a checkpoint, until the next batch shows what they are.
+        self._saved: list[Tensor] = []
 
     @property
     def updates(self) -> int:
         """Updates that the learner makes of the next batch."""
         fresh = self.learner.rows or 1
-        count = self._count(fresh)
-        return len(split(fresh + count, fresh)) if count <= self._size else 1
+        replayed = self._replayed_rows(fresh)
+        if replayed > self._size:
+            return 1
+        return len(split(fresh + replayed, fresh))
 
     def mix(self, trajectory: Trajectory) -> Trajectory:
         """Adds replayed rows to a batch of fresh ones, which are then kept for later batches.
@@ -53,23 +64,25 @@ class Replay:
         Returns:
             the rows, with `replayed` set; or the fresh rows only.
         """
-        trajectory = mixed = state_to(trajectory, self.learner.device)
-        fresh = len(trajectory.action)
-        count = self._count(fresh)
-        self._restore(trajectory)
+        fresh = state_to(trajectory, self.learner.device)
+        # Only now is it known what rows look like, and so whether those of a checkpoint fit.
+        self._restore(fresh)
+        count = self._replayed_rows(len(fresh.action))
+        mixed = fresh
         if 0 < count <= self._size:
             old = index_state(self._rows, self._choose(count))
             if self.config.burn_in:
                 old = burn_in(self.learner, old, self.config.burn_in)
-            places = torch.cat([(torch.arange(rows) + 0.5) / rows for rows in (fresh, count)])
-            marked = (mark(part, replayed) for part, replayed in ((trajectory, False), (old, True)))
-            mixed = index_state(concatenate_states(list(marked)), places.argsort(stable=True))
-        self._add(trajectory)
+            mixed = interleave(mark(fresh, False), mark(old, True))
+        self._add(fresh)
         return mixed
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the rows, oldest first, on the CPU; empty if there are none."""
-        rows = leaves(index_state(self._rows, self._places(np.arange(self._size)))) if self._rows else self._saved
+        rows = self._saved
+        if self._rows is not None:
+            oldest_first = self._places(np.arange(self._size))
+            rows = list(leaves(index_state(self._rows, oldest_first)))
         return {str(index): leaf.cpu() for index, leaf in enumerate(rows)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -77,35 +90,50 @@ class Replay:
 
         Of more rows than there is room for, the newest are restored."""
         self.clear()
-        self._saved = [state[str(index)] for index in range(len(state)) if str(index) in state]
+        names = [str(index) for index in range(len(state))]
+        self._saved = [state[name] for name in names if name in state]
 
-    def _count(self, fresh: int) -> int:
-        """Replayed rows in a batch with a number of fresh ones."""
-        return round(fresh * self.config.share / (1 - self.config.share))
+    def _replayed_rows(self, fresh: int) -> int:
+        """How many replayed rows a batch has beside its fresh ones."""
+        share = self.config.share
+        return round(fresh * share / (1 - share))
 
     def _restore(self, like: Trajectory) -> None:
-        saved, self._saved = self._saved, []
+        """Adds the rows of a checkpoint, if they look like those of a trajectory."""
+        saved = self._saved
+        self._saved = []
+        if not saved:
+            return
         expected = [(leaf.dtype, leaf.shape[1:]) for leaf in leaves(like)]
-        if saved and [(leaf.dtype, leaf.shape[1:]) for leaf in saved] == expected and len(set(map(len, saved))) == 1:
-            rows = iter(saved)
-            self._add(map_state(lambda leaf: next(rows)[-self.capacity :].to(leaf.device), like))
+        found = [(leaf.dtype, leaf.shape[1:]) for leaf in saved]
+        lengths = {len(leaf) for leaf in saved}
+        if found != expected or len(lengths) != 1:
+            return
+        # The tensors are in the order in which `map_state` visits those of a trajectory.
+        tensors = iter(saved)
+        rows = map_state(lambda leaf: next(tensors)[-self.capacity :].to(leaf.device), like)
+        self._add(rows)
 
     def _add(self, trajectory: Trajectory) -> None:
+        """Writes rows into the ring, over the oldest."""
         if self._rows is None:
             self._rows = map_state(lambda leaf: leaf.new_empty(self.capacity, *leaf.shape[1:]), trajectory)
         count = len(trajectory.action)
         places = torch.arange(self._next, self._next + count) % self.capacity
         for kept, new in zip(leaves(self._rows), leaves(trajectory), strict=True):
             kept[places] = new
-        self._next, self._size = (self._next + count) % self.capacity, min(self._size + count, self.capacity)
+        self._next = (self._next + count) % self.capacity
+        self._size = min(self._size + count, self.capacity)
 
     def _choose(self, count: int) -> Tensor:
+        """Places of different rows, drawn uniformly."""
         generator = np.random.default_rng([self.seed, self.learner.version])
         return self._places(generator.choice(self._size, count, replace=False))
 
-    def _places(self, ages: np.ndarray) -> Tensor:
-        """Where rows are; row 0 is the oldest."""
-        return torch.from_numpy((self._next - self._size + ages) % self.capacity)
+    def _places(self, numbers: np.ndarray) -> Tensor:
+        """Where rows are in the ring; row 0 is the oldest."""
+        oldest = self._next - self._size
+        return torch.from_numpy((oldest + numbers) % self.capacity)
 
 
 def mark(trajectory: Trajectory, replayed: bool) -> Trajectory:
@@ -113,20 +141,44 @@ def mark(trajectory: Trajectory, replayed: bool) -> Trajectory:
     return trajectory._replace(replayed=torch.full_like(trajectory.version, replayed, dtype=torch.bool))
 
 
+def interleave(first: Trajectory, second: Trajectory) -> Trajectory:
+    """The rows of both, each spread evenly over the whole."""
+    # Row i of n has its place at (i + 0.5) / n of the whole.
+    positions = []
+    for part in (first, second):
+        rows = len(part.action)
+        positions.append((torch.arange(rows) + 0.5) / rows)
+    order = torch.cat(positions).argsort(stable=True)
+    return index_state(concatenate_states([first, second]), order)
+
+
 @torch.no_grad()
-def burn_in(learner: Learner, trajectory: Trajectory, steps: int) -> Trajectory:
+def burn_in(learner: ImpalaLearner, trajectory: Trajectory, steps: int) -> Trajectory:
     """Computes the core state after a number of steps with the present weights (R2D2, Kapturowski et al. 2019).
 
     Returns:
         a trajectory that begins there. To keep its length, the steps before are moved to its end, as episode starts: so
         they are in no loss (see `agent.trajectory.loss_mask`) but those of the agent itself.
     """
-    observed: Any = trajectory[:5]
-    observation, last_action, reward, _, reset = map_state(lambda leaf: leaf[:, :steps], observed)
-    learner.agent.eval()
+    env_output = trajectory.env_output
+    before = map_state(lambda leaf: leaf[:, :steps], env_output)
+    learner.agent.eval()  # without dropout, as actors
     with autocast(learner.device, learner.precision):
-        state = learner.agent(observation, last_action, reward, reset, trajectory.core_state).state
-    rolled: Any = map_state(lambda leaf: leaf.roll(-steps, dims=1), trajectory[:7])
-    moved = dict[str, Any](zip(Trajectory._fields, rolled))
-    moved["reset"][:, -steps:] = True
-    return trajectory._replace(**moved, core_state=state)
+        output = learner.agent(
+            before.observation, before.last_action, before.reward, before.reset, trajectory.core_state
+        )
+
+    # The steps before come last, as episode starts.
+    moved = roll(env_output, -steps)
+    moved.reset[:, -steps:] = True
+    return trajectory._replace(
+        **moved._asdict(),
+        action=roll(trajectory.action, -steps),
+        policy_logits=roll(trajectory.policy_logits, -steps),
+        core_state=output.state,
+    )
+
+
+def roll(steps: Steps, count: int) -> Steps:
+    """Moves the entries of tensors [B, T, ...] along time; those that leave one end return at the other."""
+    return map_state(lambda leaf: leaf.roll(count, dims=1), steps)

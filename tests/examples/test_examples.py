@@ -62,7 +62,7 @@ def test_unrolls_equal_those_of_the_actor() -> None:
     theirs.reset_envs(0)
     ours.envs.reset(seed=0)
     theirs.generator = torch.Generator().manual_seed(0)
-    theirs.env_output = theirs.env_output._replace(observation=ours.output[0].clone())
+    theirs.env_output = theirs.env_output._replace(observation=ours.output.observation.clone())
     scores: list[float] = []
     for _ in range(4):
         unroll, found = theirs.unroll(16), ours.unroll(16)

@@ -10,12 +10,13 @@ import torch
 
 from agent.core import concatenate_states, index_state, leaves
 from agent.precision import autocast
-from agent.trajectory import Trajectory, loss_mask, validate
+from agent.trajectory import EnvOutput, Trajectory, loss_mask, validate
 from learner.config import LearnerConfig, ReplayConfig
 from learner.learner import Learner, split
 from learner.replay import Replay, burn_in, mark
 from tests.agent import agents
 from tests.capture import Capturable
+from tests.learner.conftest import TinyAgent
 
 ROWS = 6
 
@@ -40,7 +41,9 @@ def equal(first: Any, second: Any) -> bool:
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.25, 2), (0.5, 6), (0.75, 18)])
-def test_batches_are_fresh_rows_and_some_of_the_newest(tiny_agent, share, count, batch):
+def test_batches_are_fresh_rows_and_some_of_the_newest(
+    tiny_agent: Callable[..., TinyAgent], share: float, count: int, batch: Callable[..., Trajectory]
+) -> None:
     """In a ring that is not a multiple of a batch; all fields of a row stay together."""
     learner = make_learner(tiny_agent())
     replay, batches = Replay(ReplayConfig(share), learner, 20, seed=0), [batch(number) for number in range(8)]
@@ -69,7 +72,9 @@ def pick(batches: list[Trajectory], rows: list[int]) -> Trajectory:
     return index_state(concatenate_states(batches), rows)
 
 
-def test_rows_are_drawn_uniformly_and_anew(tiny_agent, batch):
+def test_rows_are_drawn_uniformly_and_anew(
+    tiny_agent: Callable[..., TinyAgent], batch: Callable[..., Trajectory]
+) -> None:
     learner, counts = make_learner(tiny_agent()), collections.Counter[int]()
     replay = Replay(ReplayConfig(0.5), learner, 4 * ROWS, seed=0)
     for number in range(400):
@@ -82,13 +87,15 @@ def test_rows_are_drawn_uniformly_and_anew(tiny_agent, batch):
 
 
 @pytest.mark.parametrize(("count", "most", "sizes"), [(6, 6, [6]), (12, 6, [6, 6]), (8, 6, [4, 4]), (13, 6, [4, 4, 5])])
-def test_parts_are_as_equal_as_possible(count, most, sizes):
+def test_parts_are_as_equal_as_possible(count: int, most: int, sizes: list[int]) -> None:
     parts = split(count, most)
     assert [part.stop - part.start for part in parts] == sizes
     assert [index for part in parts for index in range(count)[part]] == list(range(count))
 
 
-def test_a_restored_buffer_continues_as_the_first(tiny_agent, batch, trajectory):
+def test_a_restored_buffer_continues_as_the_first(
+    tiny_agent: Callable[..., TinyAgent], batch: Callable[..., Trajectory], trajectory: Callable[..., Trajectory]
+) -> None:
     """Though its ring begins elsewhere; a smaller one has the newest rows, and rows of another length are forgotten."""
     learner = make_learner(tiny_agent())
     first, second, small, other = (Replay(ReplayConfig(0.5), learner, rows, seed=3) for rows in (20, 20, 12, 20))
@@ -112,7 +119,7 @@ def test_a_restored_buffer_continues_as_the_first(tiny_agent, batch, trajectory)
 
 
 @pytest.mark.parametrize("core", agents.CORES)
-def test_burn_in_is_a_shorter_unroll_from_the_middle(core):
+def test_burn_in_is_a_shorter_unroll_from_the_middle(core: Any) -> None:
     """With the weights that acted: outputs and losses are those of the unroll from there on."""
     learner = make_learner(agents.make_agent(agents.CORES[core]))
     whole = agents.make_trajectory(3, 12, core=agents.CORES[core])
@@ -121,21 +128,25 @@ def test_burn_in_is_a_shorter_unroll_from_the_middle(core):
     assert not any(leaf.requires_grad for leaf in leaves(burnt))
 
     def play(trajectory: Trajectory) -> Any:
-        return learner.agent(*trajectory[:3], trajectory.reset, trajectory.core_state)
+        now = trajectory.env_output
+        return learner.agent(now.observation, now.last_action, now.reward, now.reset, trajectory.core_state)
 
     for part, full in zip(play(burnt)[:2], play(whole)[:2]):
         torch.testing.assert_close(part[:, :9], full[:, 4:])
     mask = loss_mask(burnt)
     assert mask[:, :8].equal(loss_mask(whole)[:, 4:])
     assert not mask[:, 8:].any()
-    outputs = (leaf[:, 4:] for leaf in whole[:5])
-    short = Trajectory(*outputs, whole.action[:, 4:], whole.policy_logits[:, 4:], *burnt[7:])
-    full, part = (learner._losses(each) for each in (short, burnt))
+    outputs = {name: leaf[:, 4:] for name, leaf in whole.env_output._asdict().items()}
+    later = {"action": whole.action[:, 4:], "policy_logits": whole.policy_logits[:, 4:]}
+    short = burnt._replace(**outputs, **later)
+    full, part = (learner._losses(each)[0] for each in (short, burnt))
     names = "loss/policy", "loss/baseline", "loss/entropy", "importance/mean_rho", "value/target_mean", "steps"
     torch.testing.assert_close({name: part[name] for name in names}, {name: full[name] for name in names})
 
 
-def test_burn_in_uses_the_present_weights(tiny_agent, batch):
+def test_burn_in_uses_the_present_weights(
+    tiny_agent: Callable[..., TinyAgent], batch: Callable[..., Trajectory]
+) -> None:
     learner = make_learner(tiny_agent())
     replay, old = Replay(ReplayConfig(0.5, burn_in=2), learner, ROWS, seed=0), batch(0)
     replay.mix(old)
@@ -149,7 +160,7 @@ def test_burn_in_uses_the_present_weights(tiny_agent, batch):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_burn_in_computes_as_an_actor_does(precision):
+def test_burn_in_computes_as_an_actor_does(precision: str) -> None:
     """Without dropout, also between updates, which have it, and in the learner's precision."""
     core = dataclasses.replace(agents.CORES["compressive"], dropout=0.5)
     agent, whole = agents.make_agent(core), agents.make_trajectory(3, 12, core=core)
@@ -173,7 +184,9 @@ def test_burn_in_computes_as_an_actor_does(precision):
     assert equal(found, exact) == (precision == "float32")
 
 
-def test_a_buffer_that_was_cleared_is_an_empty_one(tiny_agent, batch):
+def test_a_buffer_that_was_cleared_is_an_empty_one(
+    tiny_agent: Callable[..., TinyAgent], batch: Callable[..., Trajectory]
+) -> None:
     """Also of rows that were restored and not yet added."""
     learner = make_learner(tiny_agent())
     for restored in (False, True):
@@ -191,7 +204,9 @@ def test_a_buffer_that_was_cleared_is_an_empty_one(tiny_agent, batch):
         assert set((mixed.actor_id[mixed.replayed] // ROWS).tolist()) == {2}
 
 
-def test_the_choice_depends_on_the_seed_and_the_version(tiny_agent, batch):
+def test_the_choice_depends_on_the_seed_and_the_version(
+    tiny_agent: Callable[..., TinyAgent], batch: Callable[..., Trajectory]
+) -> None:
     learner, chosen = make_learner(tiny_agent()), dict[Any, list[int]]()
     for seed, version in ((0, 5), (1, 5), (0, 6), (0, 5)):
         replay = Replay(ReplayConfig(0.5), learner, 10 * ROWS, seed)
@@ -203,7 +218,9 @@ def test_the_choice_depends_on_the_seed_and_the_version(tiny_agent, batch):
     assert len({tuple(rows) for rows in chosen.values()}) == 3
 
 
-def test_replayed_rows_are_learned_from_and_not_counted(tiny_agent, batch):
+def test_replayed_rows_are_learned_from_and_not_counted(
+    tiny_agent: Callable[..., TinyAgent], batch: Callable[..., Trajectory]
+) -> None:
     """Weights are those of the same rows unmarked."""
     first, second, fresh, old = make_learner(tiny_agent()), make_learner(tiny_agent()), batch(9, 2), batch(3, 4)
     for learner in (first, second):
@@ -219,7 +236,7 @@ def test_replayed_rows_are_learned_from_and_not_counted(tiny_agent, batch):
     assert plain.keys() == metrics.keys() - {"replay/age", "replay/share"}
 
 
-def test_nothing_waits_for_the_device(tiny_agent, batch):
+def test_nothing_waits_for_the_device(tiny_agent: Callable[..., TinyAgent], batch: Callable[..., Trajectory]) -> None:
     learner = make_learner(tiny_agent(), fused=True)
     mixed = concatenate_states([mark(batch(0), False), mark(batch(1), True)])
     with Capturable() as mode:
@@ -227,6 +244,13 @@ def test_nothing_waits_for_the_device(tiny_agent, batch):
     assert mode.forbidden == {}
 
 
-def test_the_mark_is_checked(batch):
+def test_the_environments_part_is_the_first_fields_of_a_trajectory(batch: Callable[..., Trajectory]) -> None:
+    """In this order, which checkpoints keep."""
+    made = batch(0)
+    assert Trajectory._fields[: len(EnvOutput._fields)] == EnvOutput._fields
+    assert all(getattr(made.env_output, name) is getattr(made, name) for name in EnvOutput._fields)
+
+
+def test_the_mark_is_checked(batch: Callable[..., Trajectory]) -> None:
     with pytest.raises(ValueError, match=r"replayed: expected torch.bool \[6\], got torch.int64 \[6\]"):
         validate(batch(0)._replace(replayed=torch.zeros(ROWS, dtype=torch.int64)))
