@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
@@ -29,15 +29,21 @@ from learner.remote_learner import (
     GRACE_SECONDS,
     PEER_SECONDS,
     POLL_SECONDS,
+    Check,
+    LearnerState,
     MakeReplica,
     Part,
     RemoteLearner,
+    check_nothing,
     reason_of,
     results_of,
 )
-from learner.replica import Replica
+from learner.replica import Replica, StateDict
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+Rows = tuple[ray.ObjectRef, int]
+"""A reference to a trajectory in numpy arrays, and the number of its rows."""
 
 MAX_FAILURES = 5
 """Failures in a row without an update after which the run stops, because that is a bug."""
@@ -47,6 +53,37 @@ LONGEST_PAUSE = 30.0
 """Seconds, at most, before a restart after such a failure; the first pauses are 2, 4, 8 and 16 s."""
 STALL_SECONDS = 30.0
 """Seconds of waiting for resources between two warnings."""
+
+
+class Failures:
+    """Counts losses of learners in a row, without an update in between."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.since = 0.0  # the time of the first
+
+    def clear(self) -> None:
+        """Forgets them, after an update."""
+        self.count = 0
+
+    def add(self, error: PeerLost) -> float:
+        """Counts a loss; returns the seconds to wait before the learners are restarted.
+
+        Raises:
+            LearnersLost: if there were too many. If nodes are short of memory, only when that has lasted too long.
+        """
+        now = time.monotonic()
+        if self.count == 0:
+            self.since = now
+        self.count += 1
+        short_of_memory = "low on memory" in str(error)
+        tolerated = short_of_memory and now - self.since < MEMORY_SECONDS
+        if self.count > MAX_FAILURES and not tolerated:
+            times = f"{self.count} times in a row without an update"
+            raise LearnersLost(f"learners were lost {times}: {error}") from error
+        if short_of_memory:
+            return min(2.0**self.count, LONGEST_PAUSE)
+        return 0.0
 
 
 class LearnerGroup:
@@ -68,8 +105,7 @@ class LearnerGroup:
         seed: of their random numbers (dropout), which differ by learner and restart.
         placement: pack, spread, strict_pack or strict_spread: the strategy of Ray's placement group.
         labels: labels that a learner's node must have.
-        check: called several times a second while the group waits for resources or for learners; its exceptions end
-            the wait.
+        check: for waits for resources and for learners; see `Check`.
 
     Raises:
         ValueError: if the cluster has fewer GPUs than learners, unless it has none and `device` is auto.
@@ -88,37 +124,55 @@ class LearnerGroup:
         seed: int = 0,
         placement: str = "pack",
         labels: dict[str, str] | None = None,
-        check: Callable[[], object] = lambda: None,
+        check: Check = check_nothing,
     ) -> None:
-        self.learner, self.make, self.size, self.seed = learner, make, size, seed
+        self.learner = learner
+        self.make = make
+        self.size = size
+        self.seed = seed
         self.device, self.resources = _place(device, size)
-        self.strategy, self.labels, self.check = placement.upper(), labels or {}, check
-        self.restarts = self.failures = 0
-        self.failing_since = self.start_at = 0.0
+        self.strategy = placement.upper()
+        self.labels = labels or {}
+        self.check = check
+
+        # The processes: `members` are started, and have made their learners when they are `joined`.
         self.placement: PlacementGroup | None = None
         self.members: list[Any] = []
         self.joined = False
-        self.lock = threading.Lock()  # for what `send` uses: members, joined, sent, fetches
+        self.restarts = 0
+        self.failures = Failures()
+        self.start_at = 0.0
+
+        # The batches that were sent, by number: what each learner fetches, and its requests. The lock is for all that
+        # `send` uses, which another thread calls: these three, `members` and `joined`.
+        self.lock = threading.Lock()
         self.batches = 0
-        self.sent: dict[int, list[list[Part]]] = {}  # what each learner fetches of a batch, until the batch is done
+        self.sent: dict[int, list[list[Part]]] = {}
         self.fetches: dict[int, list[ray.ObjectRef]] = {}
-        self.newest: ray.ObjectRef | None = None  # weights of the last update, while the copy has older ones
-        self.reached = self.saved_version = self.copied_version = learner.version
+
+        # How old the copy is. `reached` is the version that callers know; after a loss the updates up to it may have
+        # to be repeated. `newest` are the weights of the last update, while the copy has older ones.
+        self.reached = learner.version
+        self.saved_version = learner.version
+        self.copied_version = learner.version
         self.saved_counters = learner.counters
+        self.newest: ray.ObjectRef | None = None
+
+        # What the last update returned, and the episodes that ended in learners that act; the reader empties the list.
         self.metrics: dict[str, float] = {}
-        self.episodes: list[Any] = []  # that ended in learners that act; the reader empties the list
+        self.episodes: list[Any] = []
 
     @property
     def version(self) -> int:
         """Number of updates."""
         return self.learner.version
 
-    def send(self, unrolls: Sequence[tuple[ray.ObjectRef, int]], check: Callable[[], object] = lambda: None) -> int:
+    def send(self, unrolls: Sequence[Rows], check: Check = check_nothing) -> int:
         """Lets the learners fetch a batch, and waits until they have done so, or one of them is lost.
 
         Args:
-            unrolls: references to trajectories in numpy arrays, and their rows; together the rows of the batch.
-            check: called several times a second; its exceptions end the wait.
+            unrolls: together the rows of the batch.
+            check: see `Check`.
 
         Returns:
             the number of the batch, for `update`. The references are kept until then.
@@ -127,18 +181,24 @@ class LearnerGroup:
             ValueError: if the rows of the batch cannot be divided equally.
         """
         parts = _divide(unrolls, self.size)
+        requests: list[ray.ObjectRef] = []
         with self.lock:
-            self.batches = number = self.batches + 1
+            self.batches += 1
+            number = self.batches
             self.sent[number] = parts
-            requests = self._fetch(number) if self.joined else []
+            if self.joined:  # else the learners fetch it as soon as they are
+                requests = self._fetch(number)
         with suppress(RayError, PeerLost):  # `update` notices them, too
             results_of(requests, check, PEER_SECONDS)
         return number
 
     def _fetch(self, number: int) -> list[ray.ObjectRef]:
-        asked = zip(self.members, self.sent[number])
-        self.fetches[number] = [member.fetch.remote(number, parts) for member, parts in asked]
-        return self.fetches[number]
+        """Asks each learner to fetch its rows of a batch."""
+        requests = []
+        for member, parts in zip(self.members, self.sent[number]):
+            requests.append(member.fetch.remote(number, parts))
+        self.fetches[number] = requests
+        return requests
 
     def update(self, batch: Trajectory | int | None = None) -> dict[str, float]:
         """Learns from a trajectory, from a batch that was sent, by its number, or from the learners' own sources.
@@ -147,48 +207,67 @@ class LearnerGroup:
             ValueError: if the rows of the trajectory cannot be divided equally.
             BatchLost: if a part of the batch was lost with its node; nothing was changed.
         """
-        if isinstance(batch, Trajectory):
-            rows, _ = validate(batch)
-            batch = self.send([(ray.put(map_state(lambda leaf: leaf.cpu().numpy(), batch)), rows)], self.check)
+        number = self._send_trajectory(batch) if isinstance(batch, Trajectory) else batch
         try:
-            self._update_until(self.reached + 1, batch)
+            self._update_until(self.reached + 1, number)
         finally:
-            if batch is not None:
+            if number is not None:
                 with self.lock:
-                    del self.sent[batch]
-                    self.fetches.pop(batch, None)
+                    del self.sent[number]
+                    self.fetches.pop(number, None)
         return self.metrics
 
+    def _send_trajectory(self, trajectory: Trajectory) -> int:
+        """Sends a trajectory of this process; returns the number of the batch."""
+        rows, _ = validate(trajectory)
+        arrays = map_state(lambda leaf: leaf.cpu().numpy(), trajectory)
+        return self.send([(ray.put(arrays), rows)], self.check)
+
     def _update_until(self, version: int, number: int | None = None) -> None:
+        """Makes updates until a version is reached, over all losses of learners. `number` is that of the batch."""
         while self.version < version:
             self.check()
             try:
                 self._join()
-                # A learner that lacks a part of the batch would leave the others blocked in a collective.
-                lost = results_of(self.fetches[number], self.check, PEER_SECONDS) if number else []
-                if any(lost):
-                    raise BatchLost(f"a part of batch {number} was lost with its node: {max(lost)}")
-                requests = [member.update.remote(number) for member in self.members]
-                learned = results_of([learned for learned, _ in requests])
-                self.metrics, counters, _ = learned[0]
+                if number is not None:
+                    self._require_fetched(number)
+                self._update_once(number)
             except PeerLost as error:
-                self._lose(error)  # raises the version if a survivor has done the update
-                continue
-            self._count(counters)
-            self.episodes += [episode for *_, episodes in learned for episode in episodes]
-            self.newest = requests[0][1] if self.learner.has_whole_state else None
-            self.failures = 0
+                self._recover(error)  # raises the version if a survivor has made the update
         self.reached = self.version
 
-    def call(self, function: Callable[[Any], Any]) -> Any:
+    def _require_fetched(self, number: int) -> None:
+        """Waits until all learners have their rows of a batch.
+
+        A learner that lacks some of them would leave the others blocked in a collective."""
+        reasons = results_of(self.fetches[number], self.check, PEER_SECONDS)
+        lost = max(reasons)  # those that lack nothing return an empty text
+        if lost:
+            raise BatchLost(f"a part of batch {number} was lost with its node: {lost}")
+
+    def _update_once(self, number: int | None) -> None:
+        """One update by all learners."""
+        requests = [member.update.remote(number) for member in self.members]
+        results = results_of([learned for learned, _ in requests])
+        for learned in results:
+            self.episodes += learned.episodes
+        # Metrics and counters are the same on all learners, and so are weights if each has the whole state.
+        self.metrics = results[0].metrics
+        self._count(results[0].counters)
+        if self.learner.has_whole_state:
+            _, self.newest = requests[0]
+        self.failures.clear()
+
+    def call(self, function: Callable[[Any], Result]) -> Result:
         """The result of `function(learner)` in the process of the first learner, after all updates."""
         while True:
-            self._update_until(self.reached)  # of sequence models, after a loss
+            # After a loss, learners of a sequence model have to repeat updates.
+            self._update_until(self.reached)
             try:
                 self._join()
                 return results_of([self.members[0].call.remote(function)], self.check)[0]
             except PeerLost as error:
-                self._lose(error)
+                self._recover(error)
 
     def weights(self) -> dict[str, Tensor]:
         """See `Learner.weights`; those of a sequence model are as old as the last `state_dict`."""
@@ -204,7 +283,8 @@ class LearnerGroup:
 
     def follow(self) -> None:
         """Gives the copy the weights of the last update, unless they are lost."""
-        newest, self.newest = self.newest, None
+        newest = self.newest
+        self.newest = None
         if newest is None:
             return
         try:
@@ -212,23 +292,32 @@ class LearnerGroup:
         except PeerLost as error:
             logger.warning("%s", error)
             return
-        self.learner.load_weights({name: torch.from_numpy(array.copy()) for name, array in weights.items()})
+        # Copies, because arrays from the object store are read-only.
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in weights.items()}
+        self.learner.load_weights(tensors)
         self.copied_version = self.version
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """See `Learner.state_dict`. Lost learners are not restarted for it."""
         self.follow()
         if self.joined and self.saved_version != self.version:
             try:
-                # Without the whole state in one learner, all of them gather it together.
-                asked = self.members[:1] if self.learner.has_whole_state else self.members
-                self._load(results_of([each.state_dict.remote(rank == 0) for rank, each in enumerate(asked)])[0][0])
+                self._load(self._ask_state())
             except PeerLost as error:
-                self._lose(error)
+                self._recover(error)
             except BaseException:
                 self._revert()
                 raise
         return self.learner.state_dict()
+
+    def _ask_state(self) -> StateDict:
+        """The state of the learners. If none has the whole of it, all gather it together and the first returns it."""
+        asked = self.members
+        if self.learner.has_whole_state:
+            asked = self.members[:1]
+        requests = [member.state_dict.remote(rank == 0) for rank, member in enumerate(asked)]
+        first: LearnerState = results_of(requests)[0]
+        return first.state
 
     def replace(self, make: MakeReplica) -> None:
         """Ends the learners; the next call that needs any starts others, which `make` makes, with the same state.
@@ -241,14 +330,16 @@ class LearnerGroup:
             self.state_dict()
             self._stop()
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def _load(self, state: StateDict) -> None:
+        """Gives the copy the state of the learners."""
         self.learner.load_state_dict(state)
         self.newest = None
-        self.saved_version = self.copied_version = self.version
+        self.saved_version = self.version
+        self.copied_version = self.version
         self.saved_counters = self.learner.counters
 
     def _revert(self) -> None:
-        """Where the copy's weights are those of the last `state_dict`, so are its counters again."""
+        """Sets the counters back to the last `state_dict` if the copy's weights are those of that time."""
         if not self.learner.has_whole_state:
             self._count(self.saved_counters)
 
@@ -256,21 +347,20 @@ class LearnerGroup:
         for name, value in counters.items():
             setattr(self.learner, name, value)
 
-    def _lose(self, error: PeerLost) -> None:
-        """Loads the state of a survivor, or of the last `state_dict`, and ends all learners; `update` restarts them."""
+    def _recover(self, error: PeerLost) -> None:
+        """After a loss: gives the copy the state of a survivor, if there is one, and ends all learners.
+
+        The next call that needs learners restarts them from the copy."""
         self._revert()
         self.follow()
-        now = time.monotonic()
-        self.failures += 1
-        self.failing_since = now if self.failures == 1 else self.failing_since
-        short_of_memory = "low on memory" in str(error)
-        if self.failures > MAX_FAILURES and not (short_of_memory and now - self.failing_since < MEMORY_SECONDS):
-            times = f"{self.failures} times in a row without an update"
-            raise LearnersLost(f"learners were lost {times}: {error}") from error
-        self.start_at = now + min(2.0**self.failures, LONGEST_PAUSE) if short_of_memory else now
+        self.start_at = time.monotonic() + self.failures.add(error)
         if self.joined and self.learner.has_whole_state:
             self._load_survivor()
-        older = "" if self.saved_version == self.version else f", optimizer {self.saved_version}"
+
+        # Say what of the state is older than the weights' version.
+        older = ""
+        if self.saved_version != self.version:
+            older += f", optimizer {self.saved_version}"
         if self.learner.has_whole_state and self.copied_version != self.version:
             older += f", weights {self.copied_version}"
         logger.warning("%s; all learners are restarted at version %d%s", error, self.version, older)
@@ -278,40 +368,61 @@ class LearnerGroup:
         self._stop()
 
     def _load_survivor(self) -> None:
-        """Loads the state of the survivor with the newest version, if there is a survivor."""
-        requests, survivors = [member.state_dict.remote() for member in self.members], []
-        for request in ray.wait(requests, num_returns=self.size, timeout=GRACE_SECONDS)[0]:
+        """Gives the copy the state of the survivor with the newest version, if there is a survivor.
+
+        Survivors differ if the loss interrupted an update that some of them had already made."""
+        requests = [member.state_dict.remote() for member in self.members]
+        answered, _ = ray.wait(requests, num_returns=self.size, timeout=GRACE_SECONDS)
+        survivors: list[LearnerState] = []
+        for request in answered:
             with suppress(RayError):
                 survivors.append(ray.get(request))
         if survivors:
-            state, self.metrics = max(survivors, key=lambda survivor: survivor[0]["version"])
-            self._load(state)
+            newest = max(survivors, key=lambda survivor: survivor.state["version"])
+            self.metrics = newest.metrics
+            self._load(newest.state)
 
     def _start(self) -> None:
         """Starts the processes as soon as there are resources. Ray re-places the bundles of a lost node by itself."""
-        assert self.placement is not None
         while time.monotonic() < self.start_at:
             time.sleep(POLL_SECONDS)
             self.check()
-        begin = time.monotonic()
-        while not self.placement.wait(1):  # Ray truncates fractions of a second
-            self.check()
-            if time.monotonic() - begin >= STALL_SECONDS:
-                begin, free = time.monotonic(), ray.available_resources()
-                needs = f"{self.resources}{f' on a node with {self.labels}' if self.labels else ''}"
-                has = {name: free.get(name, 0.0) for name in self.resources}
-                logger.warning(
-                    "no room for %d learners yet (%s); each needs %s, and the cluster has free %s",
-                    *(self.size, self.strategy, needs, has),
-                )
-        fixed: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {"fetch": 1}}
-        remote_class = ray.remote(**fixed)(RemoteLearner)
+        self._wait_for_room()
         for rank in range(self.size):
-            seed = np.random.SeedSequence([self.seed, 2, rank, self.version, self.restarts]).generate_state(1)[0]
-            place = PlacementGroupSchedulingStrategy(self.placement, placement_group_bundle_index=rank)
-            options = {"num_cpus": 1, "num_gpus": self.resources.get("GPU", 0), "scheduling_strategy": place}
-            member = remote_class.options(**options).remote(rank, self.size, torch.get_num_threads(), int(seed))
-            self.members.append(member)
+            self.members.append(self._make_member(rank))
+
+    def _wait_for_room(self) -> None:
+        """Waits until the cluster has reserved the learners' resources, and warns if that takes long."""
+        assert self.placement is not None
+        begin = time.monotonic()
+        while not self.placement.wait(1):  # a second: Ray truncates fractions
+            self.check()
+            if time.monotonic() - begin < STALL_SECONDS:
+                continue
+            begin = time.monotonic()
+            free = ray.available_resources()
+            has = {name: free.get(name, 0.0) for name in self.resources}
+            needs = f"{self.resources}"
+            if self.labels:
+                needs += f" on a node with {self.labels}"
+            room = f"no room for {self.size} learners yet ({self.strategy})"
+            logger.warning("%s; each needs %s, and the cluster has free %s", room, needs, has)
+
+    def _make_member(self, rank: int) -> Any:
+        """Starts the process of a learner, where the placement group has its place."""
+        assert self.placement is not None
+        entropy = [self.seed, 2, rank, self.version, self.restarts]
+        seed = np.random.SeedSequence(entropy).generate_state(1)[0]
+        # Ray restarts nothing by itself, and `fetch` has a thread of its own.
+        fixed: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {"fetch": 1}}
+        place = PlacementGroupSchedulingStrategy(self.placement, placement_group_bundle_index=rank)
+        placed: dict[str, Any] = {
+            "num_cpus": 1,
+            "num_gpus": self.resources.get("GPU", 0),
+            "scheduling_strategy": place,
+        }
+        remote_class = ray.remote(**fixed)(RemoteLearner)
+        return remote_class.options(**placed).remote(rank, self.size, torch.get_num_threads(), int(seed))
 
     def _join(self) -> None:
         """Makes the learners, unless that is done."""
@@ -319,22 +430,27 @@ class LearnerGroup:
             return
         if not self.members:
             self._start()
+        # The first one lets the others find each other.
         address = results_of([self.members[0].listen.remote()], self.check)[0]
         begin = ray.put((self.make, self.learner.state_dict()))
         results_of([member.join.remote(address, self.device, begin) for member in self.members], self.check)
         with self.lock:
             self.joined = True
+            # Batches that were sent before, or that learners who died had fetched.
             for number in self.sent:
                 self._fetch(number)
 
     def _stop(self) -> None:
+        """Ends the processes."""
         with self.lock:
             for member in self.members:
                 ray.kill(member)
-            self.members, self.joined = [], False
+            self.members = []
+            self.joined = False
 
     def __enter__(self) -> "LearnerGroup":
-        bundles, labels = [self.resources] * self.size, [self.labels] * self.size
+        bundles = [self.resources] * self.size
+        labels = [self.labels] * self.size
         self.placement = placement_group(bundles, self.strategy, bundle_label_selector=labels)
         try:
             self._start()
@@ -345,27 +461,34 @@ class LearnerGroup:
 
     def __exit__(self, *_: object) -> None:
         self._stop()
-        if self.placement is not None:  # in a thread, because this call does not return if the cluster's head is lost
+        if self.placement is not None:
+            # In a thread, because this call does not return if the cluster's head is lost.
             remove = threading.Thread(target=remove_placement_group, args=(self.placement,), daemon=True)
             remove.start()
             remove.join(GRACE_SECONDS / 2)
 
 
-def _divide(unrolls: Sequence[tuple[ray.ObjectRef, int]], size: int) -> list[list[Part]]:
-    """What each learner fetches: of all rows, an equal share of consecutive ones."""
-    total, begin = sum(rows for _, rows in unrolls), 0
+def _divide(unrolls: Sequence[Rows], size: int) -> list[list[Part]]:
+    """What each of `size` learners fetches: of all rows, an equal share of consecutive ones."""
+    total = sum(rows for _, rows in unrolls)
     if total % size:
         raise ValueError(f"trajectory: expected rows divisible by {size} learners, got {total}")
-    share, parts = total // size, list[list[Part]]([] for _ in range(size))
+    share = total // size
+    divided: list[list[Part]] = [[] for _ in range(size)]
+    begin = 0  # the number of the unroll's first row in the batch
     for reference, rows in unrolls:
-        for rank in range(begin // share, -(-(begin + rows) // share)):
-            first, last = max(begin, rank * share), min(begin + rows, (rank + 1) * share)
-            parts[rank].append((reference, first - begin, last - begin))
-        begin += rows
-    return parts
+        end = begin + rows
+        for rank, parts in enumerate(divided):
+            first = max(begin, rank * share)
+            last = min(end, (rank + 1) * share)
+            if first < last:
+                parts.append(Part(reference, first - begin, last - begin))
+        begin = end
+    return divided
 
 
 def _get_weights(reference: ray.ObjectRef) -> dict[str, np.ndarray]:
+    """The weights that an update left in the object store. Raises a PeerLost if they are lost."""
     try:
         return ray.get(reference)
     except ObjectLostError as error:

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -18,20 +18,41 @@ from agent.trajectory import Trajectory
 from learner.communicator import Communicator
 from learner.errors import PeerLost
 from learner.loading import load
-from learner.replica import Replica
+from learner.replica import Replica, StateDict
 
 MakeReplica = Callable[[Communicator, str], Replica]
 """Makes the learner of a process from its communicator and its device."""
-Part = tuple[ray.ObjectRef, int, int]
-"""A reference to a trajectory in numpy arrays, and the first of its rows and the one after the last."""
+Check = Callable[[], object]
+"""Is called several times a second during a wait; its exceptions end the wait."""
 PEER_SECONDS = 120.0
 """Timeout of collectives. A killed process is detected at once."""
 GRACE_SECONDS = 10.0
 """Seconds that the other learners have to answer after one was lost."""
 POLL_SECONDS = 0.25
 """Seconds between two calls of `check` during a wait."""
-Learned = tuple[dict[str, float], dict[str, int], Sequence[Any]]
-"""Metrics and counters of an update, and the episodes that ended in it if the learner acts for itself."""
+
+
+class Part(NamedTuple):
+    """Rows `begin` to `end` of the trajectory, in numpy arrays, that `reference` is of. `end` is not among them."""
+
+    reference: ray.ObjectRef
+    begin: int
+    end: int
+
+
+class Learned(NamedTuple):
+    """Metrics and counters of an update, and the episodes that ended in it if the learner acts for itself."""
+
+    metrics: dict[str, float]
+    counters: dict[str, int]
+    episodes: Sequence[Any]
+
+
+class LearnerState(NamedTuple):
+    """The `state_dict` of a learner, and the metrics of its last update."""
+
+    state: StateDict
+    metrics: dict[str, float]
 
 
 class RemoteLearner:
@@ -40,10 +61,11 @@ class RemoteLearner:
     def __init__(self, rank: int, size: int, threads: int, seed: int) -> None:
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
-        self.rank, self.size = rank, size
+        self.rank = rank
+        self.size = size
         self.timeout = timedelta(seconds=PEER_SECONDS)
         self.metrics: dict[str, float] = {}
-        self.batches: dict[int, Callable[[], Trajectory]] = {}
+        self.batches: dict[int, Callable[[], Trajectory]] = {}  # fetched and not yet learned from, by number
 
     def pid(self) -> int:
         """The process id."""
@@ -55,9 +77,10 @@ class RemoteLearner:
         self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self.timeout)
         return host, self.store.port
 
-    def join(self, address: tuple[str, int], device: str, begin: tuple[MakeReplica, dict[str, Any]]) -> None:
+    def join(self, address: tuple[str, int], device: str, begin: tuple[MakeReplica, StateDict]) -> None:
         """Joins the process group and makes a learner with a state."""
         make, state = begin
+        # The collectives of torch: NCCL between GPUs, gloo between CPUs.
         try:
             store = dist.TCPStore(*address, is_master=False, timeout=self.timeout)
             backend = "nccl" if device == "cuda" else "gloo"
@@ -70,12 +93,15 @@ class RemoteLearner:
     @ray.method(concurrency_group="fetch")
     def fetch(self, number: int, parts: list[Part]) -> str:
         """Fetches this learner's rows of a batch, which `update` takes; returns why a part is lost, or nothing."""
-        self.batches.pop(number - 2, None)  # if it is still here, another learner's part of it was lost
+        # At most two batches are here. If an older one still is, another learner's part of it was lost.
+        self.batches.pop(number - 2, None)
         try:
-            found = ray.get([reference for reference, *_ in parts])
+            found = ray.get([part.reference for part in parts])
         except ObjectLostError as error:
             return reason_of(error)
-        rows = [index_state(arrays, slice(*part)) for arrays, (_, *part) in zip(found, parts)]
+        rows: list[Trajectory] = []
+        for arrays, part in zip(found, parts):
+            rows.append(index_state(arrays, slice(part.begin, part.end)))
         self.batches[number] = load(rows, self.learner.device)
         return ""
 
@@ -86,62 +112,114 @@ class RemoteLearner:
         Returns:
             metrics, counters and episodes; and the first learner's weights if it has the whole state.
         """
-        self.metrics = self.learner.update(*(() if number is None else (self.batches.pop(number)(),)))
-        weights = self.learner.weights() if self.rank == 0 and self.learner.has_whole_state else {}
-        learned = self.metrics, self.learner.counters, self.learner.episodes
-        return learned, {name: weight.numpy() for name, weight in weights.items()}
+        if number is None:
+            self.metrics = self.learner.update()
+        else:
+            take_batch = self.batches.pop(number)
+            self.metrics = self.learner.update(take_batch())
 
-    def state_dict(self, send: bool = True) -> tuple[dict[str, Any], dict[str, float]]:
-        """The learner's `state_dict`, which may be a collective, and the metrics of the last update."""
+        # The group's copy needs the weights once: they are equal on all learners.
+        weights: dict[str, np.ndarray] = {}
+        if self.rank == 0 and self.learner.has_whole_state:
+            weights = {name: weight.numpy() for name, weight in self.learner.weights().items()}
+        return Learned(self.metrics, self.learner.counters, self.learner.episodes), weights
+
+    def state_dict(self, send: bool = True) -> LearnerState:
+        """The learner's state, which may be a collective. Without `send` it is made and not returned."""
         state = self.learner.state_dict()
-        return state if send else {}, self.metrics
+        if not send:
+            state = {}
+        return LearnerState(state, self.metrics)
 
     def call(self, function: Callable[[Any], Any]) -> Any:
         """The result of a function of the learner."""
         return function(self.learner)
 
 
+class _Replies:
+    """What learners answered to one request each: results, or the reasons why there are none.
+
+    Attributes:
+        results: by the learner's rank.
+        died: why a learner is lost; empty if none is known to be.
+        peer_lost: what a learner says of the loss of another; empty if none does.
+        not_finite: the error of an update that all learners raise; None if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.results: dict[int, Any] = {}
+        self.died = ""
+        self.peer_lost = ""
+        self.not_finite: FloatingPointError | None = None
+
+    @property
+    def lost(self) -> str:
+        """Why a learner is lost, as far as that is known; empty if none is."""
+        return self.died or self.peer_lost
+
+    def take(self, rank: int, request: ray.ObjectRef) -> None:
+        """Takes the answer of a learner, which is there. Raises errors that are bugs."""
+        try:
+            self.results[rank] = ray.get(request)
+        except RayTaskError as error:
+            if isinstance(error.cause, FloatingPointError):
+                self.not_finite = error.cause
+            elif isinstance(error.cause, PeerLost):
+                self.peer_lost = f"learner {rank} lost another: {error.cause}"
+            else:
+                raise
+        except RayActorError as error:
+            if error.actor_init_failed:
+                raise
+            self.died = f"learner {rank} died: {reason_of(error)}"
+        except (ObjectLostError, OutOfMemoryError) as error:  # the second if Ray itself ended the process
+            self.died = f"learner {rank} died: {reason_of(error)}"
+
+
+def check_nothing() -> None:
+    """A `Check` that never ends a wait."""
+
+
 def results_of(
-    requests: list[Any], check: Callable[[], object] = lambda: None, patience: float = math.inf
+    requests: Sequence[ray.ObjectRef], check: Check = check_nothing, patience: float = math.inf
 ) -> list[Any]:
-    """The results of one request to each learner. Calls `check` while it waits; its exceptions end the wait.
+    """The results of one request to each learner.
 
     Raises:
         PeerLost: if a learner died, does not answer for `patience` seconds, or reports the loss of another; says which
             and why.
         FloatingPointError: if the learners raised it.
     """
-    waiting, results, died, lost, not_finite, begin = list(requests), {}, "", "", None, time.monotonic()
+    # Answers are taken one by one, because the first that reports a loss shortens the wait for the others.
+    replies = _Replies()
+    waiting = list(requests)
+    begin = time.monotonic()
     while waiting:
-        done, waiting = ray.wait(waiting, timeout=GRACE_SECONDS if died or lost else POLL_SECONDS)
-        if not done and (died or lost):
+        timeout = GRACE_SECONDS if replies.lost else POLL_SECONDS
+        done, waiting = ray.wait(waiting, timeout=timeout)
+        if done:
+            replies.take(requests.index(done[0]), done[0])
+        elif replies.lost:
             break  # the others block in a collective with the lost learner
-        if not done:
+        else:
             check()
             if time.monotonic() - begin > patience:
-                died = f"learner {requests.index(waiting[0])} has not answered for {patience:.0f} s"
-            continue
-        try:
-            results[done[0]] = ray.get(done[0])
-        except RayTaskError as error:
-            if isinstance(error.cause, FloatingPointError):
-                not_finite = error.cause  # all learners raise it
-            elif isinstance(error.cause, PeerLost):
-                lost = f"learner {requests.index(done[0])} lost another: {error.cause}"
-            else:
-                raise
-        except (RayActorError, ObjectLostError, OutOfMemoryError) as error:  # the last if Ray itself ended it
-            if isinstance(error, RayActorError) and error.actor_init_failed:
-                raise
-            died = f"learner {requests.index(done[0])} died: {reason_of(error)}"
-    if died or lost:
-        raise PeerLost(died or lost)
-    if not_finite:
-        raise not_finite
-    return [results[request] for request in requests]
+                silent = requests.index(waiting[0])
+                replies.died = f"learner {silent} has not answered for {patience:.0f} s"
+
+    if replies.lost:
+        raise PeerLost(replies.lost)
+    if replies.not_finite is not None:
+        raise replies.not_finite
+    return [replies.results[rank] for rank in range(len(requests))]
 
 
 def reason_of(error: Exception) -> str:
     """Ray's reason for a loss, in one line."""
+    # Ray appends the reason to a general text, and advice to the reason.
     general, _, detail = str(error).partition("Worker exit detail: ")
-    return detail.partition(" Some common causes")[0].rstrip(".") or general.strip().splitlines()[0]
+    reason, _, _ = detail.partition(" Some common causes")
+    reason = reason.rstrip(".")
+    if reason:
+        return reason
+    return general.strip().splitlines()[0]
