@@ -61,7 +61,9 @@ class ActorsConfig(Checked):
     @property
     def count(self) -> str:
         """The number of actors as text: "2", or "4..16" if it is elastic."""
-        return f"{self.num_actors}" if self.most_actors == self.num_actors else f"{self.num_actors}..{self.most_actors}"
+        if self.most_actors == self.num_actors:
+            return f"{self.num_actors}"
+        return f"{self.num_actors}..{self.most_actors}"
 
     @property
     def device(self) -> str:
@@ -70,28 +72,40 @@ class ActorsConfig(Checked):
 
     def ray_options(self) -> dict[str, Any]:
         """Resources and placement of an actor, as options of a Ray actor."""
+        # Ray's own names.
         options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus}
-        try:
-            amounts = {name: float(amount) for name, amount in pairs("resources", self.resources).items()}
-            if not all(0 <= amount < math.inf for amount in amounts.values()):
-                raise ValueError
-        except ValueError:
-            raise ValueError(f"resources: expected NAME=AMOUNT, got {', '.join(self.resources)!r}") from None
-        if amounts:
-            options["resources"] = amounts
+        if self.resources:
+            options["resources"] = self._amounts()
         if self.labels:
             options["label_selector"] = pairs("labels", self.labels)
         if self.placement == "spread":
             options["scheduling_strategy"] = "SPREAD"
         return options
 
+    def _amounts(self) -> dict[str, float]:
+        """The other resources, by name. Raises a ValueError for texts of another form and impossible amounts."""
+        amounts = {}
+        for text in self.resources:
+            name, _, number = text.partition("=")
+            try:
+                amount = float(number)
+            except ValueError:
+                amount = math.nan
+            if not name or not 0 <= amount < math.inf:
+                raise ValueError(f"resources: expected NAME=AMOUNT, got {', '.join(self.resources)!r}")
+            amounts[name] = amount
+        return amounts
+
 
 def pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
     """The dict of texts such as "key=value". Raises a ValueError naming the field `name` and a text of another form."""
+    found = {}
     for text in texts:
-        if not all(text.partition("=")):
+        key, _, value = text.partition("=")
+        if not key or not value:
             raise ValueError(f"{name}: expected KEY=VALUE, got {text!r}")
-    return dict(text.split("=", 1) for text in texts)
+        found[key] = value
+    return found
 
 
 class ClusterError(RuntimeError):

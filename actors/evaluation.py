@@ -1,6 +1,7 @@
 """Evaluation: complete episodes of an actor or of a scripted policy, and their statistics."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -27,16 +28,19 @@ class ScriptedActor(Player):
         if self.policy == "oracle":
             actions = self.envs.oracle_actions()  # type: ignore[attr-defined]
         else:
-            actions = self.generator.integers(self.envs.single_action_space.n, size=self.envs.num_envs)  # type: ignore[attr-defined]
-        return self.step_envs(actions)[-1]
+            space: Any = self.envs.single_action_space
+            actions = self.generator.integers(space.n, size=self.envs.num_envs)
+        _, _, _, episodes = self.step_envs(actions)
+        return episodes
 
 
 def check_length(actor: Player, counted: NDArray[np.bool_], max_steps: int) -> None:
     """Raises an EnvironmentFailed if an episode in the environments `counted` [N] has not ended after `max_steps`."""
-    for index in np.flatnonzero(counted & (actor.lengths >= max_steps)):
+    too_long = np.flatnonzero(counted & (actor.lengths >= max_steps))
+    if len(too_long):
         raise EnvironmentFailed(
             f"environment {actor.name}: expected episodes of at most {max_steps} steps "
-            f"(max-episode-steps), got one that has not ended; its last action was {actor.last_action[index]}"
+            f"(max-episode-steps), got one that has not ended; its last action was {actor.last_action[too_long[0]]}"
         )
 
 
@@ -55,11 +59,12 @@ def play_episodes(
     """
     if episodes < 1:
         raise ValueError(f"episodes: expected 1 or more, got {episodes}")
-    each = -(-episodes // actor.envs.num_envs)
+    each = -(-episodes // actor.envs.num_envs)  # rounded up
     counts = np.zeros(actor.envs.num_envs, dtype=int)
     kept: list[Episode] = []
     with actor.acting():
         while counts.min() < each:
+            # An environment that has played its share goes on, and its episodes do not count.
             ended = actor.play()
             for episode in ended:
                 if counts[episode.environment] < each:
@@ -75,4 +80,6 @@ def correct_fraction(episodes: list[Episode]) -> float:
     """Correct choices over all choices; NaN if there were none or the environment does not count them."""
     correct = sum(episode.metrics.get("correct_choices", 0) for episode in episodes)
     wrong = sum(episode.metrics.get("wrong_choices", 0) for episode in episodes)
-    return correct / (correct + wrong) if correct + wrong else float("nan")
+    if correct + wrong == 0:
+        return float("nan")
+    return correct / (correct + wrong)

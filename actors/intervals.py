@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Sample = Sequence[NDArray[Any]]
+Array = NDArray[Any]
+"""Numbers of any type."""
+Sample = Sequence[Array]
 """Measurements of one algorithm: an array [..., N] a task, where the last axis is that of its N units."""
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
@@ -39,23 +41,29 @@ def bootstrap_interval(
     Returns:
         the low and the high end, each [...]; NaN if a task has a single unit, which does not tell how units differ.
     """
+    # The number of units of each task.
     sizes = [np.shape(task)[-1] for sample in samples for task in sample]
     if min(sizes) < 2:
         unknown = np.full(np.shape(statistic(*samples)), np.nan)
         return unknown, unknown
     generator = np.random.default_rng(seed)
 
-    def resample(task: NDArray[Any], times: int) -> NDArray[Any]:
+    def resample(task: Array, times: int) -> Array:
         units = np.shape(task)[-1]
         return np.asarray(task)[..., generator.integers(units, size=(times, units))]
 
-    together = max(1, BLOCK // max(np.size(task) for sample in samples for task in sample))
+    # In blocks, to bound the memory.
+    largest = max(np.size(task) for sample in samples for task in sample)
+    together = max(1, BLOCK // largest)
     values = []
     for begin in range(0, resamples, together):
         times = min(together, resamples - begin)
-        values.append(statistic(*([resample(task, times) for task in sample] for sample in samples)))
+        drawn = [[resample(task, times) for task in sample] for sample in samples]
+        values.append(statistic(*drawn))
+
     outside = tail(min(sizes), len(sizes))
-    low, high = np.percentile(np.concatenate(values, axis=-1), [100 * outside, 100 * (1 - outside)], axis=-1)
+    percents = [100 * outside, 100 * (1 - outside)]
+    low, high = np.percentile(np.concatenate(values, axis=-1), percents, axis=-1)
     return low, high
 
 
@@ -75,7 +83,7 @@ def tail(units: int, tasks: int = 1) -> float:
     return NormalDist().cdf(-student * math.sqrt(units / (units - 1)))
 
 
-def mean_interval(*tasks: NDArray[Any]) -> tuple[float, float, float]:
+def mean_interval(*tasks: Array) -> tuple[float, float, float]:
     """The mean over tasks of the mean over units, of arrays [N], and its 95 % interval; see `bootstrap_interval`.
 
     An interval without width means that all units of a task are equal: it knows nothing of rarer ones.
@@ -88,7 +96,7 @@ def mean_interval(*tasks: NDArray[Any]) -> tuple[float, float, float]:
     return float(mean(tasks)), float(low), float(high)
 
 
-def share_interval(part: NDArray[Any], whole: NDArray[Any]) -> tuple[float, float, float]:
+def share_interval(part: Array, whole: Array) -> tuple[float, float, float]:
     """The sum of parts [N] over that of wholes [N], and its 95 % interval; see `bootstrap_interval`.
 
     A part is at most its whole, and not all wholes are 0. If every part is the whole, or every one is nothing,
@@ -100,9 +108,11 @@ def share_interval(part: NDArray[Any], whole: NDArray[Any]) -> tuple[float, floa
         parts, wholes = np.sum(drawn[0], axis=-1)
         return np.divide(parts, wholes, out=np.zeros(np.shape(wholes)), where=wholes > 0)
 
+    # Units without a whole, such as episodes without a choice, say nothing of the share.
     counted = np.asarray(whole) > 0
     pairs = np.stack([part, whole]).astype(np.float64)[:, counted]
     value = float(share([pairs]))
+    # The end of the interval of Clopper and Pearson where all trials have one result.
     alike = ((1 - CONFIDENCE) / 2) ** (1 / counted.sum())
     if value >= 1:
         return value, float(alike), 1.0

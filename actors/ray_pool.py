@@ -26,12 +26,18 @@ from envs import EnvironmentFailed, EnvironmentLost
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILURES = 5  # deaths of an actor in a row, without an unroll, after which the run stops: it is a bug
-MEMORY_SECONDS = 300.0  # for which more are tolerated if Ray ended the actor because its node was short of memory
-LONGEST_PAUSE = 30.0  # seconds before such an actor is started again; the first pauses are 2, 4, 8 and 16 s
-SILENCE = 10  # an actor is replaced if it does not answer for `step_seconds` and this many times the longest unroll
-STALL_SECONDS = 30.0  # without any unroll after which a warning is logged
-POLL_SECONDS = 0.25  # between two calls of `check` while waiting
+MAX_FAILURES = 5
+"""Deaths of an actor in a row, without an unroll, after which the run stops, because that is a bug."""
+MEMORY_SECONDS = 300.0
+"""Seconds during which deaths are not counted if Ray ended the actor because its node was short of memory."""
+LONGEST_PAUSE = 30.0
+"""Seconds, at most, before such an actor is started again; the first pauses are 2, 4, 8 and 16 s."""
+SILENCE = 10
+"""An actor is replaced if it does not answer for `step_seconds` and this many times the longest unroll."""
+STALL_SECONDS = 30.0
+"""Seconds without any unroll between two warnings."""
+POLL_SECONDS = 0.25
+"""Seconds between two calls of `check` while waiting."""
 
 
 class RemoteActor:
@@ -60,12 +66,15 @@ class RemoteActor:
         The trajectory is an object of its own, so that it need not go where the rest of the unroll goes.
         """
         if version != self.version:
-            self.actor.set_weights({name: torch.from_numpy(value.copy()) for name, value in weights.items()}, version)
+            # Copies, because arrays from the object store are read-only.
+            tensors = {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
+            self.actor.set_weights(tensors, version)
             self.version = version
         begin = time.monotonic()
         unroll = self.actor.unroll(self.unroll_length)
-        header = unroll._replace(trajectory=None), time.monotonic() - begin
-        return header, map_state(lambda leaf: leaf.numpy(), unroll.trajectory)
+        seconds = time.monotonic() - begin
+        header = unroll._replace(trajectory=None)
+        return (header, seconds), map_state(lambda leaf: leaf.numpy(), unroll.trajectory)
 
 
 class _Request(NamedTuple):
@@ -78,15 +87,26 @@ class _Request(NamedTuple):
 
 @dataclass
 class _Member:
-    """An actor of the pool."""
+    """An actor of the pool. Times are those of `time.monotonic`.
 
-    handle: Any = None  # its process; None until `start_at`, the time to start one
-    incarnation: int = 0  # processes before this one
-    failures: int = 0  # deaths in a row without an unroll, the first at `failing_since`
+    handle: its process; None until `start_at`, the time to start one.
+    incarnation: processes before this one.
+    failures: deaths in a row without an unroll, the first at `failing_since`.
+    answered: time of the last answer.
+    up: whether the process has answered.
+    """
+
+    handle: Any = None
+    incarnation: int = 0
+    failures: int = 0
     failing_since: float = 0.0
     start_at: float = 0.0
-    answered: float = 0.0  # time of the last answer
+    answered: float = 0.0
     up: bool = False
+
+
+class _ActorLost(Exception):
+    """An actor died, or its environment; the message says why."""
 
 
 class RayPool(Pool):
@@ -110,15 +130,17 @@ class RayPool(Pool):
     """
 
     def __init__(self, make_actor: MakeActor, config: ActorsConfig, by_reference: bool = False) -> None:
-        self.config, self.by_reference = config, by_reference
+        self.config = config
+        self.by_reference = by_reference
         self.make_actor = make_actor
+        # The pool itself replaces actors that die.
         self.remote_class = ray.remote(max_restarts=0, max_task_retries=0, **config.ray_options())(RemoteActor)
         self.published: tuple[ray.ObjectRef, int] | None = None  # weights and their version
         self.pending: dict[ray.ObjectRef, _Request] = {}  # by the object to wait for, the oldest first
         self.finished: deque[ray.ObjectRef] = deque()
         self.members = [_Member() for _ in range(config.most_actors)]
-        self.complete = False
-        self.longest_unroll = 0.0
+        self.complete = False  # whether `num_actors` have been up
+        self.longest_unroll = 0.0  # seconds
         self._start()
 
     def _start(self) -> None:
@@ -134,80 +156,121 @@ class RayPool(Pool):
         member = self.members[index]
         if member.up and self.published:
             header, trajectory = member.handle.unroll.remote(*self.published)
-            self.pending[header if self.by_reference else trajectory] = _Request(index, header, trajectory)
+            # With references the trajectory stays on its node, and only the header is awaited.
+            awaited = header if self.by_reference else trajectory
+            self.pending[awaited] = _Request(index, header, trajectory)
         else:
             pid = member.handle.pid.remote()
             self.pending[pid] = _Request(index, pid)
 
     def publish(self, weights: dict[str, Any], version: int) -> None:
-        self.published = ray.put({name: np.asarray(value) for name, value in weights.items()}), version
+        arrays = {name: np.asarray(value) for name, value in weights.items()}
+        self.published = (ray.put(arrays), version)
 
     def get(self, check: Callable[[], object] = lambda: None) -> Unroll:
         if self.published is None:
             raise RuntimeError("publish weights before asking for unrolls")
         while True:
-            index, header, trajectory = self.pending.pop(self._oldest_finished(check))
-            member = self.members[index]
+            request = self.pending.pop(self._oldest_finished(check))
+            member = self.members[request.actor]
             try:
-                result = ray.get(header)
-                arrays = trajectory if self.by_reference else ray.get(trajectory) if trajectory else None
-            except (RayActorError, OutOfMemoryError) as error:  # the latter if Ray itself ended it, short of memory
-                if isinstance(error, RayActorError) and error.actor_init_failed:
-                    raise
-                self._replace(index, _reason(error))
-                continue
-            except RayTaskError as error:
-                if not isinstance(error.cause, EnvironmentLost):
-                    raise
-                self._replace(index, str(error.cause).splitlines()[0])
+                taken = self._take(request)
+            except _ActorLost as loss:
+                self._replace(request.actor, str(loss))
                 continue
             except ObjectLostError as error:
-                logger.warning("an unroll of actor %d was lost with its node: %s", index, _reason(error))
-                self._ask(index)
+                logger.warning("an unroll of actor %d was lost with its node: %s", request.actor, _reason(error))
+                self._ask(request.actor)
                 continue
+
             member.answered = time.monotonic()
-            if not member.up:
+            if taken is None:
+                # The actor has just come up.
                 member.up = True
                 for _ in range(self.config.in_flight):
-                    self._ask(index)
+                    self._ask(request.actor)
                 continue
+
+            unroll, seconds = taken
             member.failures = 0
-            unroll, seconds = result
             self.longest_unroll = max(self.longest_unroll, seconds)
-            self._ask(index)
-            return unroll._replace(trajectory=arrays, fetch=_fetch if self.by_reference else None)
+            self._ask(request.actor)
+            return unroll
+
+    def _take(self, request: _Request) -> tuple[Unroll, float] | None:
+        """The answer to a request: an unroll and the seconds that it took; None if a process id was asked for.
+
+        Raises:
+            _ActorLost: if the actor died, or its environment.
+            ObjectLostError: if the unroll was lost with its node.
+        """
+        try:
+            answer = ray.get(request.header)
+            if request.trajectory is None:
+                return None
+            unroll, seconds = answer
+            if self.by_reference:
+                return unroll._replace(trajectory=request.trajectory, fetch=_fetch), seconds
+            return unroll._replace(trajectory=ray.get(request.trajectory)), seconds
+        except RayActorError as error:
+            if error.actor_init_failed:
+                raise
+            raise _ActorLost(_reason(error)) from error
+        except OutOfMemoryError as error:  # Ray itself ended it
+            raise _ActorLost(_reason(error)) from error
+        except RayTaskError as error:
+            if not isinstance(error.cause, EnvironmentLost):
+                raise
+            raise _ActorLost(str(error.cause).splitlines()[0]) from error
 
     def _oldest_finished(self, check: Callable[[], object]) -> ray.ObjectRef:
         """Waits for a finished request and returns the oldest (`ray.wait` keeps no order)."""
         begin = time.monotonic()
         while True:
             while self.finished:
-                if (request := self.finished.popleft()) in self.pending:  # else its actor was replaced
+                request = self.finished.popleft()
+                if request in self.pending:  # else its actor was replaced
                     return request
+
             # What follows looks at all actors: not once an unroll, but once for all that are finished.
             self._start()
             self._replace_silent()
             requests = self._awaited()
-            # A short timeout: a wait that has begun for an object of a lost node notices no other object.
-            if not requests:  # all actors pause
-                time.sleep(POLL_SECONDS)
-            elif ray.wait(requests, timeout=POLL_SECONDS)[0]:
-                finished = set(ray.wait(requests, num_returns=len(requests), timeout=0)[0])
+            if self._wait_for_any(requests):
+                done, _ = ray.wait(requests, num_returns=len(requests), timeout=0)
+                finished = set(done)
                 self.finished.extend(request for request in requests if request in finished)
                 continue
             check()
             if time.monotonic() - begin > STALL_SECONDS:
                 begin = time.monotonic()
-                free = ray.available_resources()
-                logger.warning(
-                    f"no unroll for {STALL_SECONDS:.0f} s: {sum(member.up for member in self.members)} of "
-                    f"{self.config.count} actors are up; each needs {self.config.ray_options()}, and the cluster has "
-                    f"free CPU: {free.get('CPU', 0.0)}, GPU: {free.get('GPU', 0.0)}"
-                )
+                self._warn_of_stall()
+
+    def _wait_for_any(self, requests: list[ray.ObjectRef]) -> bool:
+        """Waits for a short time until a request is finished; returns whether one is."""
+        if not requests:  # all actors pause
+            time.sleep(POLL_SECONDS)
+            return False
+        # A short time, because a wait that has begun for an object of a lost node notices no other object.
+        done, _ = ray.wait(requests, timeout=POLL_SECONDS)
+        return bool(done)
+
+    def _warn_of_stall(self) -> None:
+        """Logs what actors need and what the cluster has."""
+        up = sum(member.up for member in self.members)
+        free = ray.available_resources()
+        logger.warning(
+            f"no unroll for {STALL_SECONDS:.0f} s: {up} of {self.config.count} actors are up; each needs "
+            f"{self.config.ray_options()}, and the cluster has free CPU: {free.get('CPU', 0.0)}, "
+            f"GPU: {free.get('GPU', 0.0)}"
+        )
 
     def _awaited(self) -> list[ray.ObjectRef]:
         """The oldest request of each actor; until `num_actors` are up, only of those that are not."""
-        self.complete = self.complete or sum(member.up for member in self.members) >= self.config.num_actors
+        up = sum(member.up for member in self.members)
+        if up >= self.config.num_actors:
+            self.complete = True
+        # The first of each actor's requests, which are in order.
         heads: dict[int, ray.ObjectRef] = {}
         for awaited, request in self.pending.items():
             if self.complete or not self.members[request.actor].up:
@@ -223,32 +286,53 @@ class RayPool(Pool):
         longest = self.longest_unroll or self.config.step_seconds  # unknown before the first unroll
         for request in self._awaited():
             index = self.pending[request].actor
-            silence = now - self.members[index].answered
-            if not self.members[index].up or silence < self.config.step_seconds + SILENCE * longest:
+            member = self.members[index]
+            silence = now - member.answered
+            if not member.up or silence < self.config.step_seconds + SILENCE * longest:
                 continue
-            if not ray.wait([request], timeout=0, fetch_local=False)[0]:
+            answered, _ = ray.wait([request], timeout=0, fetch_local=False)
+            if not answered:
                 self._replace(index, f"it has not answered for {silence:.0f} s")
 
     def _replace(self, index: int, reason: str) -> None:
-        member, now = self.members[index], time.monotonic()
-        failures, since = member.failures + 1, member.failing_since if member.failures else now
+        """Ends an actor and starts another in its place; after a pause if its node was short of memory."""
+        now = time.monotonic()
+        member = self.members[index]
+        # A death is the first in a row if there was an unroll since the last.
+        failures = member.failures + 1
+        since = member.failing_since if member.failures else now
         short_of_memory = "low on memory" in reason
-        if failures > MAX_FAILURES and not (short_of_memory and now - since < MEMORY_SECONDS):
+        tolerated = short_of_memory and now - since < MEMORY_SECONDS
+        if failures > MAX_FAILURES and not tolerated:
             raise ClusterError(f"actor {index} died {failures} times in a row without an unroll: {reason}")
-        pause = min(2.0**failures, LONGEST_PAUSE) if short_of_memory else 0.0
-        when = f" in {pause:.0f} s" if pause else ""
+
+        pause = 0.0
+        when = ""
+        if short_of_memory:
+            pause = min(2.0**failures, LONGEST_PAUSE)
+            when = f" in {pause:.0f} s"
         logger.warning("actor %d died and is replaced%s: %s", index, when, reason)
+        # What it was asked for is forgotten.
         ray.kill(member.handle)
         self.pending = {awaited: request for awaited, request in self.pending.items() if request.actor != index}
-        self.members[index] = _Member(None, member.incarnation + 1, failures, since, now + pause)
+        self.members[index] = _Member(
+            incarnation=member.incarnation + 1, failures=failures, failing_since=since, start_at=now + pause
+        )
         self._start()
 
     def status(self) -> PoolStatus:
         # A copy, because another thread may be in `get`.
-        asked = [awaited for awaited, request in self.pending.copy().items() if self.members[request.actor].up]
-        # On any node: nothing is fetched for a count.
-        waiting = len(ray.wait(asked, num_returns=len(asked), timeout=0, fetch_local=False)[0]) if asked else 0
-        return PoolStatus(sum(m.up for m in self.members), sum(m.incarnation for m in self.members), waiting)
+        pending = self.pending.copy()
+        asked = [awaited for awaited, request in pending.items() if self.members[request.actor].up]
+        finished: list[ray.ObjectRef] = []
+        if asked:
+            # On any node: nothing is fetched for a count.
+            finished, _ = ray.wait(asked, num_returns=len(asked), timeout=0, fetch_local=False)
+        return PoolStatus(
+            alive=sum(member.up for member in self.members),
+            restarts=sum(member.incarnation for member in self.members),
+            waiting=len(finished),
+        )
 
     def close(self) -> None:
         self.pending.clear()
@@ -268,4 +352,7 @@ def _fetch(reference: ray.ObjectRef) -> Trajectory:
 def _reason(error: Exception) -> str:
     """Ray's reason for a loss, in one line."""
     general, _, detail = str(error).partition("Worker exit detail: ")
-    return detail.partition(" Some common causes")[0] or general.strip().splitlines()[0]
+    reason, _, _ = detail.partition(" Some common causes")
+    if reason:
+        return reason
+    return general.strip().splitlines()[0]

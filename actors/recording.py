@@ -3,9 +3,8 @@
 An ordinary actor plays them. `reports/` makes videos and pages of recordings.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from PIL import Image
 from actors.actor import Actor, Episode
 from actors.config import MAX_EPISODE_STEPS
 from actors.evaluation import check_length
+from agent import AgentOutput, EnvOutput
 from agent.core import CompressiveTransformer, State, Transformer, map_state
 from agent.core.config import RoutedSizes
 from agent.trajectory import image_of
@@ -25,14 +25,18 @@ COUNTERS = ("correct_choices", "wrong_choices")
 """Counters of an episode that environments with right and wrong choices have."""
 MOST_FRAMES = 16
 """Frames of a step beyond which the views between steps are not recorded."""
-RENDERED, RENDERED_STEPS = 200, 3000
-"""Most lines of what environments draw of themselves (larger pictures are made smaller), and most steps."""
+RENDERED = 200
+"""Most lines of what environments draw of themselves; larger pictures are made smaller."""
+RENDERED_STEPS = 3000
+"""Most steps of an episode of which environments draw something."""
 
 
 class Compressed(NamedTuple):
     """What the first layer compressed of an episode. K slots of c steps.
 
-    slots: [K, D] float32. steps: [K, c], the steps in each. inputs: [K, c, D], the core's inputs at these steps.
+    slots: [K, D] float32.
+    steps: [K, c], the steps in each.
+    inputs: [K, c, D], the core's inputs at these steps.
     """
 
     slots: np.ndarray
@@ -60,9 +64,11 @@ class Attention(NamedTuple):
         The attention to a compressed slot is divided equally among its steps.
         """
         time = len(self.weights)
-        first, last = self.steps[..., 0], self.steps[..., 1]
+        first = self.steps[..., 0]
+        last = self.steps[..., 1]
         held = first >= 0
-        share = np.where(held, self.weights.mean(axis=1) / (last - first + 1), 0.0)
+        length = last - first + 1
+        share = np.where(held, self.weights.mean(axis=1) / length, 0.0)
         # The cumulative sum adds a slot's share at its first step and removes it after its last.
         changes = np.zeros((time, time + 1))
         rows = np.broadcast_to(np.arange(time)[:, None], first.shape)[held]
@@ -89,13 +95,13 @@ class Recording:
         the right object, or words with the x and y of what they name; None if it has no `situations`.
     renderings: [at most RENDERED_STEPS, height, width, 3] uint8 what the environment's `render()` draws before each
         action; None if it was not made for that (see `envs.drawing`).
-    otherwise: [T] of the action taken the probability that it would have had, had the example of the choice been its
-        other object; NaN outside of rooms of choices and after the choice, whose reward would have been the other as
-        well. None if that was not asked for, or the environment has no `counterfactuals`.
-    apart: [T] in rooms of choices, how far what the core received since the choice before would have been from what it
-        was, had the example been the other: root mean square over the steps whose views differ, in units of the
-        distance between two steps of the episode; 0 if no view differs. NaN and None as `otherwise`.
-    entered: [T] the step at which the room of this choice was entered; -1 where `otherwise` is NaN. None as it.
+    otherwise: [T] the counterfactual probability of the action taken: with the example of the choice swapped for its
+        other object. NaN outside of rooms of choices, and after the choice, whose reward would differ as well. None if
+        that was not asked for, or the environment has no `counterfactuals`.
+    apart: [T] in rooms of choices, how much the core's inputs since the previous choice differ from the counterfactual
+        ones: root mean square over the steps whose views differ, in units of the distance between two steps of the
+        episode; 0 if no view differs. NaN and None as `otherwise`.
+    entered: [T] the step at which the room of this choice was entered; -1 where `otherwise` is NaN, None where it is.
     between: [at most RENDERED_STEPS, K, height, width, channels] uint8 the views between each observation and the next;
         None if they were not asked for, or the environment has no `between`.
     compressed: None if the first layer compressed nothing of the episode.
@@ -137,108 +143,224 @@ class Recording:
         return np.concatenate([[0.0], self.rewards.cumsum()[:-1]])
 
 
+class _StepAttention(NamedTuple):
+    """Attention of the first row at one step: per layer the weights [H, S] and the steps of the slots [S, 2]; and the
+    mass by kind [L, H, 3]."""
+
+    weights: tuple[np.ndarray, ...]
+    slots: tuple[np.ndarray, ...]
+    mass: np.ndarray
+
+
+class _Counterfactual(NamedTuple):
+    """Fields of a `Recording`; see there."""
+
+    otherwise: np.ndarray | None = None
+    apart: np.ndarray | None = None
+    entered: np.ndarray | None = None
+
+
+class _Step(NamedTuple):
+    """What is recorded of one step. Most fields are those of `Recording` at this step.
+
+    given: what the agent received, of all rows.
+    state: of the environments before the action; None if it is not needed.
+    counts: the counters of `COUNTERS` after the step.
+    input: [D] of the core.
+    compressed: the slots that this step's segment began with and their steps; see `_compressed`.
+    """
+
+    observation: np.ndarray
+    given: EnvOutput
+    state: Any
+    action: int
+    value: float
+    reward: float
+    probabilities: np.ndarray
+    counts: list[float]
+    attention: _StepAttention
+    pose: np.ndarray | None
+    situation: dict[str, Any] | None
+    rendering: np.ndarray | None
+    between: np.ndarray | None
+    input: np.ndarray
+    compressed: tuple[np.ndarray, np.ndarray] | None
+    reconstruction: np.ndarray | None
+
+
 def record_episodes(
     actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_STEPS, in_detail: bool = True
 ) -> list[Recording]:
     """Plays and records complete episodes in the actor's first environment.
 
     The actor is at the start of an episode; `max_steps` is that of `play_episodes`. `in_detail` asks for what takes
-    longer: what the agent would have done otherwise, and the views between steps, but not where a step has more than
-    MOST_FRAMES frames.
+    longer: counterfactuals, and the views between steps, but not where a step has more than MOST_FRAMES frames.
     """
-    agent = actor.agent
-    counterfactuals = getattr(actor.envs, "counterfactuals", None) if in_detail else None
-    every_frame = in_detail and actor.envs.metadata.get("action_repeat", 1) <= MOST_FRAMES
-    images = image_of(actor.env_output.observation).ndim > 2
-    reconstruct = agent.reconstruction.picture if agent.reconstruction and images else None
+    recorder = _Recorder(actor, max_steps, in_detail)
     recordings: list[Recording] = []
-    steps: list[dict[str, Any]] = []
     with actor.acting():
         while len(recordings) < episodes:
-            resets = bool(actor.over[0])  # this step only resets the environment: it belongs to no episode
-            given, before = actor.env_output, actor.core_state
-            if not steps:
-                begin = map_state(torch.clone, agent.core.without_cache(before))  # acting writes into the cache
-            pose, situation = _ask(actor, "poses"), _ask(actor, "situations")
-            state = actor.envs.get_state() if counterfactuals else None  # type: ignore[attr-defined]
-            early = len(steps) < RENDERED_STEPS
-            rendering = _render(actor) if early else None
-            action, output = actor.act(return_attention=True)
-            views = _ask(actor, "between", action.numpy()) if every_frame and early and not resets else None
-            ended = actor.step(action)
-            check_length(actor, np.arange(actor.envs.num_envs) == 0, max_steps)
-            if resets:
-                continue
-            weights, slots, mass = _attention(agent.core, before, output.attention, len(steps))
-            steps.append(
-                {
-                    "observation": image_of(given.observation)[0].numpy(),
-                    "given": given,
-                    "state": state,
-                    "action": int(action[0]),
-                    "value": float(output.value[0, 0].flatten()[0]),  # of the first task
-                    "reward": float(actor.env_output.reward[0]),
-                    "probabilities": torch.softmax(output.policy_logits[0, 0].float(), dim=-1).cpu().numpy(),
-                    "counts": [
-                        float(actor.infos[name][0]) if name in actor.episode_metrics else 0.0 for name in COUNTERS
-                    ],
-                    "weights": weights,
-                    "slots": slots,
-                    "mass": mass,
-                    "pose": pose,
-                    "situation": situation,
-                    "rendering": rendering,
-                    "between": views,
-                    "input": output.inputs[0, 0].float().cpu().numpy(),
-                    "compressed": _compressed(agent.core, before, slots),
-                    "reconstruction": reconstruct and reconstruct(output.inputs[0, :1]).cpu().numpy()[0],
-                }
-            )
-            for episode in ended:
-                if episode.environment == 0:
-                    supposed = _suppose(actor, counterfactuals, begin, steps) if counterfactuals else (None,) * 3
-                    recordings.append(_join(steps, episode, actor, *supposed))
-                    steps = []
+            episode = recorder.play()
+            if episode is not None:
+                recordings.append(recorder.finish(episode))
     return recordings
 
 
-def _suppose(
-    actor: Actor, counterfactuals: Callable[..., Any], begin: State, steps: list[dict[str, Any]]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`otherwise`, `apart` and `entered` of an episode's recording, given the core's state before it."""
-    otherwise, apart = np.full((2, len(steps)), np.nan, np.float32)
+class _Recorder:
+    """Plays an actor step by step, and notes what a `Recording` has of each. Only within the actor's `acting`."""
+
+    def __init__(self, actor: Actor, max_steps: int, in_detail: bool) -> None:
+        self.actor = actor
+        self.max_steps = max_steps
+        self.steps: list[_Step] = []
+        self.begin: State = None  # of the core, before the episode
+
+        envs = actor.envs
+        self.counterfactuals: Callable[..., Any] | None = None
+        if in_detail:
+            self.counterfactuals = getattr(envs, "counterfactuals", None)
+        self.every_frame = in_detail and envs.metadata.get("action_repeat", 1) <= MOST_FRAMES
+
+        self.reconstruct: Callable[[torch.Tensor], torch.Tensor] | None = None
+        sees_images = image_of(actor.env_output.observation).ndim > 2
+        if actor.agent.reconstruction is not None and sees_images:
+            self.reconstruct = actor.agent.reconstruction.picture
+
+    def play(self) -> Episode | None:
+        """One step of all environments; returns the first one's episode if it has ended."""
+        actor = self.actor
+        core = actor.agent.core
+        given = actor.env_output
+        before = actor.core_state
+        resets = bool(actor.over[0])  # this step only resets the environment: it belongs to no episode
+        if not self.steps:
+            # A copy, because acting writes into the cache.
+            self.begin = map_state(torch.clone, core.without_cache(before))
+
+        # What there is to know before the action.
+        pose = _ask(actor, "poses")
+        situation = _ask(actor, "situations")
+        state = None
+        if self.counterfactuals is not None:
+            state = actor.envs.get_state()  # type: ignore[attr-defined]
+        early = len(self.steps) < RENDERED_STEPS
+        rendering = _render(actor) if early else None
+
+        action, output = actor.act(return_attention=True)
+        between = None
+        if self.every_frame and early and not resets:
+            between = _ask(actor, "between", action.numpy())
+        ended = actor.step(action)
+        check_length(actor, np.arange(actor.envs.num_envs) == 0, self.max_steps)
+        if resets:
+            return None
+
+        # What the agent made of it: the first row at the only step.
+        logits = output.policy_logits[0, 0].float()
+        attention = _attention(core, before, output.attention, len(self.steps))
+        self.steps.append(
+            _Step(
+                observation=image_of(given.observation)[0].numpy(),
+                given=given,
+                state=state,
+                action=int(action[0]),
+                value=float(output.value[0, 0].flatten()[0]),  # of the first task
+                reward=float(actor.env_output.reward[0]),
+                probabilities=logits.softmax(dim=-1).cpu().numpy(),
+                counts=self._counts(),
+                attention=attention,
+                pose=pose,
+                situation=situation,
+                rendering=rendering,
+                between=between,
+                input=output.inputs[0, 0].float().cpu().numpy(),
+                compressed=_compressed(core, before, attention.slots),
+                reconstruction=self._reconstruction(output),
+            )
+        )
+        for episode in ended:
+            if episode.environment == 0:
+                return episode
+        return None
+
+    def _counts(self) -> list[float]:
+        """The counters of right and wrong choices in the episode so far; 0 if the environment has none."""
+        counts = []
+        for name in COUNTERS:
+            counted = name in self.actor.episode_metrics
+            counts.append(float(self.actor.infos[name][0]) if counted else 0.0)
+        return counts
+
+    def _reconstruction(self, output: AgentOutput) -> np.ndarray | None:
+        """The image that the agent predicts from the input of its core."""
+        if self.reconstruct is None:
+            return None
+        return self.reconstruct(output.inputs[0, :1]).cpu().numpy()[0]
+
+    def finish(self, episode: Episode) -> Recording:
+        """The recording of the episode that has just ended."""
+        counterfactual = _Counterfactual()
+        if self.counterfactuals is not None:
+            counterfactual = _suppose(self.actor, self.counterfactuals, self.begin, self.steps)
+        recording = _join(self.steps, episode, self.actor, counterfactual)
+        self.steps = []
+        return recording
+
+
+def _suppose(actor: Actor, counterfactuals: Callable[..., Any], begin: State, steps: list[_Step]) -> _Counterfactual:
+    """Plays an episode's actions again with other examples, given the core's state before the episode."""
+    otherwise = np.full(len(steps), np.nan, np.float32)
+    apart = np.full(len(steps), np.nan, np.float32)
     entries = np.full(len(steps), -1)
-    names = "last_action", "reward", "reset"
-    inputs = [torch.stack([getattr(step["given"], name)[:1] for step in steps], dim=1) for name in names]
+
+    # What the agent was given beside the views, [1, T]. It stays the same.
+    last_action = torch.stack([step.given.last_action[:1] for step in steps], dim=1)
+    reward = torch.stack([step.given.reward[:1] for step in steps], dim=1)
+    reset = torch.stack([step.given.reset[:1] for step in steps], dim=1)
     first = map_state(lambda leaf: leaf[:1], begin)
-    received, seen = np.stack([step["input"] for step in steps]), np.stack([step["observation"] for step in steps])
+
+    received = np.stack([step.input for step in steps])
+    seen = np.stack([step.observation for step in steps])
     unit = np.sqrt(2 * received.var(axis=0).sum())  # the root mean square distance of two steps
-    chosen = np.diff([sum(step["counts"]) for step in steps], prepend=0.0) > 0
-    since = 0
-    for entered, views in counterfactuals([step["state"] for step in steps]):
+    chosen = np.diff([sum(step.counts) for step in steps], prepend=0.0) > 0
+    since = 0  # the end of the room before
+    for entered, views in counterfactuals([step.state for step in steps]):
         # The agent is given the rewards of the episode. Up to the choice they do not depend on its example; that of the
         # choice does. It would say what the example was, and what is asked is whether memory does.
         choices = entered + np.flatnonzero(chosen[entered : len(views)])
         until = choices[0] + 1 if len(choices) else len(views)
-        given = (each[:, :until].to(actor.device) for each in inputs)
-        output = actor.agent(torch.from_numpy(views[:until])[None].to(actor.device), *given, first)
-        taken = torch.tensor([step["action"] for step in steps[entered:until]])
+        output = actor.agent(
+            torch.from_numpy(views[:until])[None].to(actor.device),
+            last_action[:, :until].to(actor.device),
+            reward[:, :until].to(actor.device),
+            reset[:, :until].to(actor.device),
+            first,
+        )
+
+        # The probabilities of the actions that were taken in this room.
+        taken = torch.tensor([step.action for step in steps[entered:until]])
         chances = output.policy_logits[0, entered:].float().softmax(dim=-1).cpu()
         otherwise[entered:until] = chances[torch.arange(len(taken)), taken].numpy()
+
+        # How different the core's inputs are, over the steps before this room whose views differ.
         changed = views[since:entered] != seen[since:entered]
-        differ = since + np.flatnonzero(changed.any(axis=tuple(range(1, changed.ndim))))
+        pixels = tuple(range(1, changed.ndim))
+        differ = since + np.flatnonzero(changed.any(axis=pixels))
         far = output.inputs[0, differ].float().cpu().numpy() - received[differ]
-        apart[entered:until] = np.sqrt(np.square(far).sum() / max(1, len(differ))) / max(unit, 1e-9)
+        distance = np.sqrt(np.square(far).sum() / max(1, len(differ)))
+        apart[entered:until] = distance / max(unit, 1e-9)
         entries[entered:until] = entered
         since = len(views)
-    return otherwise, apart, entries
+    return _Counterfactual(otherwise, apart, entries)
 
 
 def _ask(actor: Actor, name: str, *arguments: Any) -> Any:
     """What a method that only recordings call returns for the first environment; None if there is no such method."""
     method = getattr(actor.envs, name, None)
+    if method is None:
+        return None
     with guard.calling(actor.name, f"in {name}"):
-        return method and method(*arguments)[0]
+        return method(*arguments)[0]
 
 
 def _render(actor: Actor) -> np.ndarray | None:
@@ -256,76 +378,67 @@ def _render(actor: Actor) -> np.ndarray | None:
 
 def _attention(
     core: torch.nn.Module, state: State, weights: tuple[torch.Tensor, ...] | None, step: int
-) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], np.ndarray]:
-    """Weights, steps of slots and mass by kind of the first row at a step of its episode, given the state before."""
+) -> _StepAttention:
+    """The attention at a step of the episode, given the core's state before it."""
     if weights is None or not isinstance(core, Transformer):
-        return (), (), np.zeros((0, 0, 3))
+        return _StepAttention((), (), np.zeros((0, 0, 3)))
     slots = []
     for layer in range(len(weights)):
         ages = core.slot_ages(layer, state)[0].cpu()
-        absent = (ages[:, 1] > step) | (ages[:, 1] < 0)
-        slots.append((step - ages).clamp(min=0).masked_fill(absent[:, None], -1).numpy())
+        newest = ages[:, 1]
+        absent = (newest > step) | (newest < 0)  # of another episode, or empty
+        steps = (step - ages).clamp(min=0).masked_fill(absent[:, None], -1)
+        slots.append(steps.numpy())
+    by_layer = [layer[0, :, 0].cpu().numpy() for layer in weights]
     mass = core.attention_by_kind(weights)[:, 0, :, 0].cpu().numpy()
-    return tuple(layer[0, :, 0].cpu().numpy() for layer in weights), tuple(slots), mass
+    return _StepAttention(tuple(by_layer), tuple(slots), mass)
 
 
 def _compressed(
     core: torch.nn.Module, state: Any, slots: tuple[np.ndarray, ...]
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """The slots that the first row's last segment added to the first layer, and their steps; see `Compressed`.
+    """The slots that the last segment added to the first layer, and their steps; see `Compressed`.
 
-    Given the first and the last step of its slots.
-    """
+    Given, of each layer, the first and the last step of its slots. None within a segment."""
     if not isinstance(core, CompressiveTransformer) or state.offset or not core.layers[0].sizes.compressed:
         return None
-    n_s, _, count, rate = core.layers[0].sizes
-    new = np.arange(max(0, count - n_s // rate), count)
+    sizes = core.layers[0].sizes
+    added = sizes.segment // sizes.rate
+    new = np.arange(max(0, sizes.compressed - added), sizes.compressed)
     first, last = slots[0][new].T
-    whole = (first >= 0) & (last - first == rate - 1)  # of this episode
-    return state.compressed[0][0].float().cpu().numpy()[new[whole]], first[whole, None] + np.arange(rate)
+    whole = (first >= 0) & (last - first == sizes.rate - 1)  # all steps are of this episode
+    filled = state.compressed[0][0].float().cpu().numpy()[new[whole]]
+    return filled, first[whole, None] + np.arange(sizes.rate)
 
 
-def _join(
-    steps: list[dict[str, Any]],
-    episode: Episode,
-    actor: Actor,
-    otherwise: np.ndarray | None,
-    apart: np.ndarray | None,
-    entered: np.ndarray | None,
-) -> Recording:
-    metadata, core, attention = actor.envs.metadata, actor.agent.core, []
-    of = SimpleNamespace(**{name: tuple(step[name] for step in steps) for name in steps[0]})
-    new = [part for part in of.compressed if part is not None and len(part[0])]
-    compressed = None
-    if new:
-        filled, held = map(np.concatenate, zip(*new))
-        compressed = Compressed(filled, held, np.stack(of.input)[held])
-    if isinstance(core, Transformer):
-        for layer, weights, slots in zip(core.layers, zip(*of.weights), zip(*of.slots)):
-            sizes = layer.sizes
-            rings = sizes[2:] if isinstance(sizes, RoutedSizes) and sizes.window else None
-            attention.append(Attention(sizes.by_kind, np.stack(weights), np.stack(slots), rings))
-    right, wrong = np.diff(of.counts, axis=0, prepend=0.0).T
+def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _Counterfactual) -> Recording:
+    """The recording of an episode's steps."""
+    core = actor.agent.core
+    metadata = actor.envs.metadata
+    situations = None
+    if steps[0].situation is not None:
+        situations = tuple(step.situation or {} for step in steps)
+    choices = np.diff([step.counts for step in steps], axis=0, prepend=0.0)  # right and wrong ones
     return Recording(
         episode=episode,
-        observations=np.stack(of.observation),
-        actions=np.array(of.action),
-        values=np.array(of.value, np.float32),
-        rewards=np.array(of.reward, np.float32),
-        probabilities=np.stack(of.probabilities),
-        choices=(right - wrong).astype(int),
-        attention=tuple(attention),
-        mass=np.stack(of.mass),
+        observations=np.stack([step.observation for step in steps]),
+        actions=np.array([step.action for step in steps]),
+        values=np.array([step.value for step in steps], np.float32),
+        rewards=np.array([step.reward for step in steps], np.float32),
+        probabilities=np.stack([step.probabilities for step in steps]),
+        choices=(choices[:, 0] - choices[:, 1]).astype(int),
+        attention=_join_attention(core, steps),
+        mass=np.stack([step.attention.mass for step in steps]),
         kinds=core.attention_kinds if isinstance(core, Transformer) else (),
-        poses=_stack(of.pose),
-        situations=None if of.situation[0] is None else of.situation,
-        renderings=_stack(of.rendering),
-        between=_stack(of.between),
-        otherwise=otherwise,
-        apart=apart,
-        entered=entered,
-        compressed=compressed,
-        reconstructions=_stack(of.reconstruction),
+        poses=_stack(step.pose for step in steps),
+        situations=situations,
+        renderings=_stack(step.rendering for step in steps),
+        between=_stack(step.between for step in steps),
+        otherwise=counterfactual.otherwise,
+        apart=counterfactual.apart,
+        entered=counterfactual.entered,
+        compressed=_join_compressed(steps),
+        reconstructions=_stack(step.reconstruction for step in steps),
         action_names=tuple(metadata.get("action_names") or map(str, range(actor.agent.num_actions))),
         fps=float(metadata.get("render_fps", 15)),
         floor_plan=metadata.get("floor_plan"),
@@ -333,5 +446,41 @@ def _join(
     )
 
 
-def _stack(arrays: Sequence[Any]) -> np.ndarray | None:
-    return None if arrays[0] is None else np.stack([array for array in arrays if array is not None])
+def _join_attention(core: torch.nn.Module, steps: Sequence[_Step]) -> tuple[Attention, ...]:
+    """The attention of each layer; empty for cores without attention."""
+    if not isinstance(core, Transformer):
+        return ()
+    found = []
+    for index, layer in enumerate(core.layers):
+        sizes = layer.sizes
+        rings = None
+        if isinstance(sizes, RoutedSizes) and sizes.window:
+            rings = (sizes.groups, sizes.clusters, sizes.window)
+        weights = np.stack([step.attention.weights[index] for step in steps])
+        slots = np.stack([step.attention.slots[index] for step in steps])
+        found.append(Attention(sizes.by_kind, weights, slots, rings))
+    return tuple(found)
+
+
+def _join_compressed(steps: Sequence[_Step]) -> Compressed | None:
+    """What the first layer compressed; None if nothing."""
+    slots: list[np.ndarray] = []
+    held: list[np.ndarray] = []
+    for step in steps:
+        if step.compressed is not None and len(step.compressed[0]):
+            filled, their_steps = step.compressed
+            slots.append(filled)
+            held.append(their_steps)
+    if not slots:
+        return None
+    numbers = np.concatenate(held)
+    inputs = np.stack([step.input for step in steps])
+    return Compressed(np.concatenate(slots), numbers, inputs[numbers])
+
+
+def _stack(arrays: Iterable[np.ndarray | None]) -> np.ndarray | None:
+    """The arrays of those steps that have one; None if no step does."""
+    present = [array for array in arrays if array is not None]
+    if not present:
+        return None
+    return np.stack(present)
