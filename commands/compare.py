@@ -69,9 +69,17 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
 
 def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
     """The configurations of a new sweep, by the trial's name. Raises a UserError for what would make trials fail."""
-    kind, axes = options.kind, [(words[0], words[1:]) for words in options.vary]
-    grid = options.preset, options.cores, options.rates, options.seeds, axes, words
-    trials = sweep.make_trials(CONFIGS[kind], lambda words: parse_train(kind, words).config, *grid)
+    kind = options.kind
+    trials = sweep.make_trials(
+        CONFIGS[kind],
+        lambda words: parse_train(kind, words).config,
+        options.preset,
+        options.cores,
+        options.rates,
+        options.seeds,
+        [(field, tuple(values)) for field, *values in options.vary],
+        words,
+    )
     if kind != "launch" and options.remote_actors:
         raise UserError(f"--remote-actors: expected runs of agents, which have actors, got {kind}")
     for config in trials.values():
@@ -79,25 +87,42 @@ def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"learners: expected 1 in a sweep, got {config.learners}")
         if kind == "launch" and not options.remote_actors and config.actors.max_actors is not None:
             raise UserError(f"actors: expected one number without --remote-actors, got {config.actors.count}")
-    data = "corpus", "path", "tokens", "vocabulary"
-
-    def what_is_tried(config: Any) -> str:
-        return str(dataclasses.replace(config, seed=0) if kind == "launch" else [vars(config).get(n) for n in data])
-
-    corpora: list[tuple[Any, str, str]] = []
-    for config in {what_is_tried(config): config for config in trials.values()}.values():
-        with user_errors():
-            if kind != "launch":
-                from sequences.trainer import open_data
-
-                opened = open_data(config)
-                corpora.append((config, getattr(opened, "name", "") or text_name(config), opened.digest))
-                continue
-            from training.impala import Trainer
-
-            Trainer(config, Run(""), local=not options.remote_actors).inherit()
-    require_equal_data(corpora)
+    if kind == "launch":
+        _try_agents(trials, local=not options.remote_actors)
+    else:
+        _try_data(trials)
     return trials
+
+
+def _try_agents(trials: dict[str, Any], local: bool) -> None:
+    """Makes the agent of each variant; raises a UserError if it cannot be trained."""
+    from training.impala import Trainer
+
+    variants = dict.fromkeys(dataclasses.replace(config, seed=0) for config in trials.values())
+    for config in variants:
+        with user_errors():
+            Trainer(config, Run(""), local).inherit()
+
+
+def _try_data(trials: dict[str, Any]) -> None:
+    """Opens what the models learn from; raises a UserError if it cannot be read, or differs under one name."""
+    from sequences.trainer import open_data
+
+<<<<<<< ours
+            Trainer(config, Run(""), local=not options.remote_actors).inherit()
+=======
+    sources = {}
+    for config in trials.values():
+        source = [vars(config).get(field) for field in ("corpus", "path", "tokens", "vocabulary")]
+        sources[str(source)] = config
+    corpora = []
+    for config in sources.values():
+        with user_errors():
+            data = open_data(config)
+            name = getattr(data, "name", "") or text_name(config)
+            corpora.append((config, name, data.digest))
+>>>>>>> theirs
+    require_equal_data(corpora)
 
 
 def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, console: Console) -> dict[str, str]:
