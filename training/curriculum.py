@@ -46,12 +46,14 @@ class Curriculum:
         self.stages = [*map(read_stage, config.stages), Stage(config.env, {})]
         if len(self.stages) > STAGES:
             raise ValueError(f"stages: expected at most {STAGES - 1}, got {len(config.stages)}")
-        last, columns = interface(config.env), len(tasks(config.env))
+        last = interface(config.env)
+        columns = len(tasks(config.env))
         for env in config.environments:
             count = len(tasks(env))
             if config.actors.num_actors < count:
                 raise ValueError(f"num_actors: expected at least {count}, one a task, got {config.actors.num_actors}")
-            if (other := interface(env)) != last:
+            other = interface(env)
+            if other != last:
                 raise ValueError(f"stages: expected {last} as in {config.env}, got {other} in {env}")
             # Of n tasks, actor i plays number i modulo n. Its values are those of PopArt's column i modulo the number
             # of tasks of --env. Each column belongs to one task only if that number is a multiple of n.
@@ -63,9 +65,11 @@ class Curriculum:
 
     def enter(self, number: int, begin: int) -> None:
         """Goes to a stage, which has had no episodes yet."""
-        self.number, self.begin = number, begin
-        names = tasks(self.stages[number].env)
-        self.recent: dict[str, deque[Episode]] = {task: deque(maxlen=EPISODES) for task in names}
+        self.number = number
+        self.begin = begin
+        self.recent: dict[str, deque[Episode]] = {}
+        for task in tasks(self.stages[number].env):
+            self.recent[task] = deque(maxlen=EPISODES)
 
     @property
     def present(self) -> RunConfig:
@@ -74,10 +78,12 @@ class Curriculum:
 
     def ended(self, steps: int) -> bool:
         """Whether the present stage has reached one of its limits after so many agent steps of the run."""
-        full = all(len(episodes) == EPISODES for episodes in self.recent.values())
         measured = {"frames": float((steps - self.begin) * self.action_repeat)}
-        measured |= {"correct": self.correct(), "return": self.mean_return()} if full else {}
-        return any(measured.get(name, math.nan) >= limit for name, limit in self.stages[self.number].limits.items())
+        if all(len(episodes) == EPISODES for episodes in self.recent.values()):
+            measured["correct"] = self.correct()
+            measured["return"] = self.mean_return()
+        limits = self.stages[self.number].limits
+        return any(name in measured and measured[name] >= limit for name, limit in limits.items())
 
     def stream(self, generation: int) -> int:
         """What separates the episodes of stages and resumptions; see `factories.make_actor`."""
@@ -85,8 +91,9 @@ class Curriculum:
 
     def remember(self, episodes: list[Episode]) -> None:
         """Keeps episodes by task; those without a task belong to the first."""
+        first = next(iter(self.recent))
         for episode in episodes:
-            self.recent[episode.task or next(iter(self.recent))].append(episode)
+            self.recent[episode.task or first].append(episode)
 
     def scores(self) -> dict[str, float]:
         """Mean return over the last episodes of each task that has had any."""
@@ -94,8 +101,10 @@ class Curriculum:
 
     def mean_return(self) -> float:
         """Mean over tasks of their scores; NaN without episodes."""
-        scores = self.scores()
-        return float(np.mean(list(scores.values()))) if scores else math.nan
+        scores = list(self.scores().values())
+        if not scores:
+            return math.nan
+        return float(np.mean(scores))
 
     def correct(self) -> float:
         """Share of correct choices over the last episodes of all tasks; NaN without choices."""
@@ -103,13 +112,22 @@ class Curriculum:
 
     def texts(self) -> tuple[str, ...]:
         """Scores, and the stage if there are several, for a display."""
-        stage = (f"stage {self.number + 1} of {len(self.stages)}",) if len(self.stages) > 1 else ()
-        scores, correct = self.scores(), self.correct()
+        texts = [self._described_scores()]
+        if len(self.stages) > 1:
+            texts.append(f"stage {self.number + 1} of {len(self.stages)}")
+        return tuple(texts)
+
+    def _described_scores(self) -> str:
+        scores = self.scores()
         if not scores:
-            return ("no episode finished yet", *stage)
-        over = f" over {len(scores)} of {len(self.recent)} tasks" if len(self.recent) > 1 else ""
-        chosen = "" if math.isnan(correct) else f"  correct {100 * correct:.1f} %"
-        return (f"return {self.mean_return():.1f}{over}{chosen}", *stage)
+            return "no episode finished yet"
+        text = f"return {self.mean_return():.1f}"
+        if len(self.recent) > 1:
+            text += f" over {len(scores)} of {len(self.recent)} tasks"
+        correct = self.correct()
+        if not math.isnan(correct):
+            text += f"  correct {100 * correct:.1f} %"
+        return text
 
     def metrics(self) -> dict[str, float]:
         """Scores over all tasks and of each, if there are several, and the stage from 1; what is unknown is NaN."""
@@ -117,11 +135,15 @@ class Curriculum:
         row = {"episode/return": self.mean_return(), "episode/correct_choices": self.correct()}
         row |= {f"episode/{name}": value for name, value in mean_normalised(scores).items()}
         if len(self.recent) > 1:
-            row |= {"tasks/seen": float(len(scores)), "tasks/count": float(len(self.recent))}
+            row["tasks/seen"] = float(len(scores))
+            row["tasks/count"] = float(len(self.recent))
             for task, score in scores.items():
-                measured = {"return": score, "correct_choices": correct_fraction(list(self.recent[task]))}
-                row |= {f"{task}/{name}": value for name, value in (measured | mean_normalised({task: score})).items()}
-        return row | ({"stage": self.number + 1.0} if len(self.stages) > 1 else {})
+                row[f"{task}/return"] = score
+                row[f"{task}/correct_choices"] = correct_fraction(list(self.recent[task]))
+                row |= {f"{task}/{name}": value for name, value in mean_normalised({task: score}).items()}
+        if len(self.stages) > 1:
+            row["stage"] = self.number + 1.0
+        return row
 
     def pack(self) -> dict[str, Any]:
         """The state for a checkpoint, which JSON can hold."""
@@ -137,13 +159,17 @@ class Curriculum:
         stage = state.get("stage", {"number": 0, "begin": 0, "env": self.config.env})
         require_schema(stage, STAGE, "state: stage")
         number = stage["number"]
-        own = self.stages[number].env if 0 <= number < len(self.stages) else "none"
+        own = "none"
+        if 0 <= number < len(self.stages):
+            own = self.stages[number].env
         if own != stage["env"]:
             raise ValueError(f"stages: expected number {number + 1} to be {abbreviate(stage['env'])}, got {own}")
         self.enter(number, stage["begin"])
         episodes = [Episode(**{name: episode[name] for name in EPISODE}) for episode in state["recent"]]
-        if others := {episode.task for episode in episodes} - {"", *self.recent}:
-            expected, got = ", ".join(self.recent), abbreviate(min(others))
+        others = {episode.task for episode in episodes} - {"", *self.recent}
+        if others:
+            expected = ", ".join(self.recent)
+            got = abbreviate(min(others))
             raise ValueError(f"state: recent: expected episodes of {expected}, got one of {got}")
         self.remember(episodes)
 

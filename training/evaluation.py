@@ -71,9 +71,10 @@ def load_player(
 def make_evaluator(config: RunConfig, agent: Agent, rows: int, seed: int, sample: bool, env: str, film: bool) -> Actor:
     """An actor whose seed depends on the run's seed, its own, and whether it is filmed."""
     branch = [config.seed, EVALUATION_SEED, seed, int(film)]
-    derived = np.random.SeedSequence(branch).generate_state(1)[0]
-    envs, precision = make_vector(env, rows), config.actors.precision
-    return Actor(envs, agent, actor_id=0, seed=int(derived), sample=sample, task=env, precision=precision)
+    own_seed = int(np.random.SeedSequence(branch).generate_state(1)[0])
+    envs = make_vector(env, rows)
+    precision = config.actors.precision
+    return Actor(envs, agent, actor_id=0, seed=own_seed, sample=sample, task=env, precision=precision)
 
 
 def play(
@@ -103,17 +104,19 @@ def play(
 def evaluate(config: RunConfig, agent: Agent, progress: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
     """The summary of the evaluation that a run's configuration asks for; the agent may be on any device."""
     copied = copy.deepcopy(agent).to("cpu")  # a copy is not compiled
-    return summarize(play(config, copied, config.eval_episodes, progress=progress), held_out(config.env))
+    episodes = play(config, copied, config.eval_episodes, progress=progress)
+    return summarize(episodes, held_out(config.env))
 
 
 def play_script(
     policy: str, env: str, episodes: int, seed: int, max_steps: int, progress: Callable[[int], None]
 ) -> list[Episode]:
     """Plays episodes of each task by a policy of `actors.evaluation.ScriptedActor`; arguments as in `play`."""
-    derived = int(np.random.SeedSequence([EVALUATION_SEED, seed]).generate_state(1)[0])
+    own_seed = int(np.random.SeedSequence([EVALUATION_SEED, seed]).generate_state(1)[0])
+    rows = min(64, episodes)
 
     def make(task: str) -> ScriptedActor:
-        return ScriptedActor(make_vector(task, min(64, episodes)), policy, derived, task)
+        return ScriptedActor(make_vector(task, rows), policy, own_seed, task)
 
     return _play(make, env, episodes, max_steps, progress)
 
@@ -124,7 +127,8 @@ def _play(
     """Plays episodes of each task of an environment by the actor that `make` makes for it."""
     played: list[Episode] = []
     for task in tasks(env):
-        actor, before = make(task), len(played)
+        actor = make(task)
+        before = len(played)
 
         def count(done: int, before: int = before) -> None:
             progress(before + done)
@@ -150,8 +154,10 @@ def record(
     An environment whose observations are no images is asked to draw itself. `in_detail` is that of
     `record_episodes`.
     """
-    first = tasks(env or held_out(config.env))[0]
-    shown = first if len(interface(first).observation_shape) == 3 else drawing(first)
+    shown = tasks(env or held_out(config.env))[0]
+    has_images = len(interface(shown).observation_shape) == 3
+    if not has_images:
+        shown = drawing(shown)
     actor = make_evaluator(config, agent, 1, seed, sample, shown, film=True)
     try:
         return record_episodes(actor, episodes, config.actors.max_episode_steps, in_detail)
@@ -161,8 +167,11 @@ def record(
 
 def recording_title(run: Run, config: RunConfig, steps: int) -> str:
     """The title of recordings: the run and how long its agent had learned."""
+    title = f"{run.name}, {quantity(steps)} steps"
     repeat = interface(config.env).action_repeat
-    return f"{run.name}, {quantity(steps)} steps" + f" ({quantity(steps * repeat)} frames)" * (repeat > 1)
+    if repeat > 1:
+        title += f" ({quantity(steps * repeat)} frames)"
+    return title
 
 
 def summarize(episodes: list[Episode], env: str) -> dict[str, Any]:
@@ -174,14 +183,15 @@ def summarize(episodes: list[Episode], env: str) -> dict[str, Any]:
     names = tasks(env)
     if len(names) == 1:
         return _summarize(episodes, env)
-    of = [[episode for episode in episodes if episode.task == task] for task in names]
-    parts = [_summarize(played, task) for played, task in zip(of, names)]
-    scores = {part["environment"]: part["return"]["mean"] for part in parts}
+    by_task = {task: [episode for episode in episodes if episode.task == task] for task in names}
+    parts = [_summarize(played, task) for task, played in by_task.items()]
+    mean_scores = {part["environment"]: part["return"]["mean"] for part in parts}
+    interval = mean_interval(*(_scores(played) for played in by_task.values()))
     return {
         "environment": env,
         "episodes": len(episodes),
-        "return": _known(*mean_interval(*(_scores(one) for one in of))),
-        **mean_normalised(scores),
+        "return": _known(*interval),
+        **mean_normalised(mean_scores),
         "tasks": parts,
     }
 
@@ -192,7 +202,9 @@ def _scores(episodes: list[Episode]) -> np.ndarray:
 
 def _known(mean: float, low: float, high: float) -> dict[str, float]:
     """A mean and the ends of its interval, if it has one."""
-    return {"mean": mean} if math.isnan(low) else {"mean": mean, "low": low, "high": high}
+    if math.isnan(low):
+        return {"mean": mean}
+    return {"mean": mean, "low": low, "high": high}
 
 
 def as_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -200,9 +212,12 @@ def as_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     found = {"episodes": float(summary["episodes"])}
     for name, value in summary.items():
         if isinstance(value, dict):
-            found |= {name if end == "mean" else f"{name}_{end}": value[end] for end in value}
+            found[name] = value["mean"]
+            found |= {f"{name}_{end}": value[end] for end in ("low", "high") if end in value}
         elif name in SCALES:
-            found |= {name: value, **dict(zip((f"{name}_low", f"{name}_high"), summary.get(f"{name}_interval", ())))}
+            found[name] = value
+            if f"{name}_interval" in summary:
+                found[f"{name}_low"], found[f"{name}_high"] = summary[f"{name}_interval"]
     return {f"evaluation/{name}": value for name, value in found.items()}
 
 
@@ -215,15 +230,21 @@ def _summarize(episodes: list[Episode], env: str) -> dict[str, Any]:
         "return": _known(mean, low, high),
         **mean_normalised({env: mean}),
     }
+    # A scale is linear in the score, so the ends of the interval are scaled as the mean is.
     if "low" in summary["return"]:
-        ends = mean_normalised({env: low}), mean_normalised({env: high})
-        summary |= {f"{name}_interval": [end[name] for end in ends] for name in SCALES if name in summary}
-    right, wrong = (
-        np.array([episode.metrics.get(name, 0.0) for episode in episodes])
-        for name in ("correct_choices", "wrong_choices")
-    )
-    choices = right + wrong
+        lows = mean_normalised({env: low})
+        highs = mean_normalised({env: high})
+        for name in SCALES:
+            if name in summary:
+                summary[f"{name}_interval"] = [lows[name], highs[name]]
+    right = _counts(episodes, "correct_choices")
+    choices = right + _counts(episodes, "wrong_choices")
     if choices.any():
         summary["correct_choices"] = _known(*share_interval(right, choices))
         summary["choices_per_episode"] = float(choices.mean())
     return summary
+
+
+def _counts(episodes: list[Episode], name: str) -> np.ndarray:
+    """A counter of each episode; 0 where an episode has none."""
+    return np.array([episode.metrics.get(name, 0.0) for episode in episodes])

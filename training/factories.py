@@ -39,8 +39,9 @@ class Interface(NamedTuple):
     vocabulary: int = 0
 
     def __str__(self) -> str:
-        words = f", instructions of {self.vocabulary} words" if self.vocabulary else ""
-        seen = f"observations {list(self.observation_shape)}{words}"
+        seen = f"observations {list(self.observation_shape)}"
+        if self.vocabulary:
+            seen += f", instructions of {self.vocabulary} words"
         return f"{seen}, {self.num_actions} actions and {self.action_repeat} frames a step"
 
 
@@ -56,7 +57,8 @@ def interface(env: str) -> Interface:
     if len(names) > 1:
         first = interface(names[0])
         for task in names[1:]:
-            if (other := interface(task)) != first:
+            other = interface(task)
+            if other != first:
                 raise ValueError(f"env: expected {first} as in {names[0]}, got {other} in {task}")
         return first
     envs = make_vector(env, 1)
@@ -65,16 +67,19 @@ def interface(env: str) -> Interface:
         space: Any = envs.single_observation_space
         vocabulary = 0
         if isinstance(space, gymnasium.spaces.Dict):
-            space, vocabulary = space["image"], int(space["instruction"].high.max()) + 1
+            vocabulary = int(space["instruction"].high.max()) + 1
+            space = space["image"]
         num_actions = int(envs.single_action_space.n)  # type: ignore[attr-defined]
-        return Interface(space.shape or (), num_actions, int(envs.metadata.get("action_repeat", 1)), vocabulary)
+        action_repeat = int(envs.metadata.get("action_repeat", 1))
+        return Interface(space.shape or (), num_actions, action_repeat, vocabulary)
     finally:
         close(envs, env)
 
 
 def require_interface(env: str, like: str) -> None:
     """Raises a ValueError if observations or actions of two environments differ; frames a step may."""
-    expected, actual = interface(like), interface(env)
+    expected = interface(like)
+    actual = interface(env)
     if expected._replace(action_repeat=0) != actual._replace(action_repeat=0):
         raise ValueError(f"env: expected {expected} as in {like}, got {actual} in {env}")
 
@@ -102,8 +107,9 @@ def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: i
     names = tasks(env or config.env)
     task = names[actor_id % len(names)]
     envs = make_vector(task, config.actors.envs_per_actor, episode_stream(generation, actor_id, incarnation))
-    device, precision = config.actors.device, config.actors.precision
-    return Actor(envs, make_agent(config), actor_id, seed, task=task, device=device, precision=precision)
+    agent = make_agent(config)
+    actors = config.actors
+    return Actor(envs, agent, actor_id, seed, task=task, device=actors.device, precision=actors.precision)
 
 
 def _acting_seed(config: RunConfig, generation: int, incarnation: int) -> int:
@@ -166,7 +172,9 @@ def resolve_precisions(config: RunConfig) -> RunConfig:
 
 def make_learner(config: RunConfig, agent: Agent) -> Learner:
     """The learner in this process; on the CPU if it only follows several learners on Ray."""
-    learning = config.learner if config.learners == 1 else dataclasses.replace(config.learner, device="cpu")
+    learning = config.learner
+    if config.learners > 1:
+        learning = dataclasses.replace(learning, device="cpu")
     steps = max(1, config.schedule_end // interface(config.env).action_repeat)
     return Learner(agent, learning, steps, rows=config.unrolls_per_update * config.actors.envs_per_actor)
 
@@ -194,7 +202,10 @@ def make_replay(config: RunConfig, learner: Learner, local: bool) -> Replay | No
 
 def unroll_bytes(config: RunConfig, agent: Any) -> int:
     """Size of an actor's unroll."""
-    actors, shape = config.actors, interface(config.env).observation_shape
-    observation = math.prod(shape) * (1 if len(shape) == 3 else 4)  # images are bytes
+    actors = config.actors
+    shape = interface(config.env).observation_shape
+    is_image = len(shape) == 3
+    bytes_a_value = 1 if is_image else 4
+    observation = math.prod(shape) * bytes_a_value
     state = state_bytes(agent.initial_state(1))
     return actors.envs_per_actor * ((actors.unroll_length + 1) * observation + state)

@@ -32,7 +32,8 @@ class Clock:
     def __init__(self, count: int, window: float = 10.0) -> None:
         self.window = window
         self.marks: deque[tuple[float, int]] = deque([(time.monotonic(), count)])
-        self.since, self.idle = time.monotonic(), 0.0
+        self.since = time.monotonic()
+        self.idle = 0.0
 
     def mark(self, count: int) -> None:
         """Notes the count after an update."""
@@ -44,7 +45,8 @@ class Clock:
     @property
     def rate(self) -> float:
         """Counts a second between the first and the last mark of the window; 0 before the first update."""
-        (begin, first), (end, last) = self.marks[0], self.marks[-1]
+        begin, first = self.marks[0]
+        end, last = self.marks[-1]
         return (last - first) / max(end - begin, 1e-9)
 
     @contextmanager
@@ -67,5 +69,6 @@ class Clock:
         """Share of the time since the last call that was idle."""
         now = time.monotonic()
         fraction = self.idle / max(now - self.since, 1e-9)
-        self.since, self.idle = now, 0.0
+        self.since = now
+        self.idle = 0.0
         return fraction
