@@ -122,7 +122,7 @@ class Agent(nn.Module):
             ValueError: if the leading axes of the arguments differ; names the argument, the expected and actual shape.
         """
         image, words = self._parts(observation)
-        leading = image.shape[:2]
+        leading = image.shape[:2]  # [B, T]
         for name, value in (("last_action", last_action), ("last_reward", last_reward), ("reset", reset)):
             if value.shape != leading:
                 raise ValueError(f"{name}: expected {list(leading)} as observation, got {list(value.shape)}")
@@ -170,6 +170,7 @@ class Agent(nn.Module):
 
     def _core_precision(self) -> torch.autocast:
         """Ends autocast for a core that would not gain from it."""
+        # On a CPU, narrow cores lose more by conversions than they gain.
         device = self.value.weight.device.type
         core_gains = device != "cpu" or self.config.core.model_size >= WIDE
         return torch.autocast(device, enabled=torch.is_autocast_enabled(device) and core_gains)

@@ -61,6 +61,7 @@ class Convolution(nn.Conv2d):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [N, channels, height, width] to the same of other channels and sizes."""
+        # See the class: such images are computed in float32.
         height, width = images.shape[2:]
         smaller = height < self.kernel_size[0] or width < self.kernel_size[1]
         if images.device.type == "cpu" and smaller:
@@ -136,8 +137,10 @@ class Vision(nn.Module):
             raise ValueError(f"image_shape: expected [height >= 2, width >= 2, channels], got {list(image_shape)}")
         self.image_shape = tuple(image_shape)
         height, width, channels = image_shape
+        # Channels last is the faster layout.
         self.convolutions = nn.Sequential(*TORSOS[name](channels))
         self.convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # The number of features follows from the convolutions' strides and padding.
         with torch.no_grad():
             flat = self.convolutions(torch.zeros(1, channels, height, width)).numel()
         self.linear = nn.Linear(flat, size)
@@ -222,9 +225,11 @@ class InstructionEncoder(nn.Module):
         Zeros where there is no word. Equal instructions are encoded once, because an episode has few different ones;
         counting them waits for the GPU.
         """
+        # Each different instruction once.
         different, index = torch.unique(words, dim=0, return_inverse=True)
         outputs, _ = self.lstm(self.embedding(different))
 
+        # The output at the last word.
         length = (different != 0).sum(dim=1)
         rows = torch.arange(len(different), device=words.device)
         last = outputs[rows, (length - 1).clamp(min=0)]
@@ -243,7 +248,8 @@ class Reconstruction(nn.Module):
 
     def __init__(self, model_size: int, observation_shape: Sequence[int], height: int = 6) -> None:
         super().__init__()
-        *sides, self.channels = observation_shape  # of a vector, the elements
+        # Of a vector there are no sides, and channels are its elements.
+        *sides, self.channels = observation_shape
         self.size: list[int] = []
         for side in sides:
             ratio = min(1, height / sides[0])
@@ -260,15 +266,16 @@ class Reconstruction(nn.Module):
             height, width = self.size
             small = F.adaptive_avg_pool2d(scale(observations, inputs.dtype), (height, width))
             target = small.flatten(1)
-            terms = target.numel()
+            terms = target.numel()  # a mean over steps and pixels
         else:
             target = squash(observations).to(inputs.dtype)
-            terms = len(target)
+            terms = len(target)  # a mean over steps alone
         total = F.mse_loss(self.decoder(inputs), target, reduction="sum")
         return Mean(total[None], torch.full((1,), terms, device=total.device))
 
     def picture(self, inputs: Tensor) -> Tensor:
         """The predicted images [N, height, width, channels] uint8, small as they are."""
+        # The opposite of `scale`.
         scaled = self.decoder(inputs).unflatten(1, (self.channels, *self.size))
         pixels = scaled.permute(0, 2, 3, 1).float().mul(UNIT).add(MIDDLE)
         return pixels.round().clamp(0, 255).to(torch.uint8)

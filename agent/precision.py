@@ -21,6 +21,7 @@ def bfloat16_hardware(device: torch.device) -> str:
         return "tensor cores" if supported else ""
     if device.type != "cpu":
         return ""
+    # The first of them that the processor has.
     capabilities = torch.cpu.get_capabilities()
     for feature, name in _CPU_FEATURES.items():
         if capabilities.get(feature):
@@ -48,5 +49,6 @@ def describe_precision(precision: Precision, device: torch.device) -> str:
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
     """Mixed precision for "bfloat16"; nothing for "float32". Within one context, weights are converted once."""
     if precision == "bfloat16":
+        # Weights stay float32.
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()

@@ -29,7 +29,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from agent.core import CompressiveTransformer, CompressiveTransformerConfig, detach_state, state_bytes, state_to
 from benchmarks.common import in_turns, picture, rounded, run
 
-SIZE, LAYERS, HEADS, SEGMENT, MEMORY, COMPRESSED, RATE = 256, 4, 4, 128, 128, 64, 4
+SIZE = 256
+LAYERS = 4
+HEADS = 4
+SEGMENT = 128
+MEMORY = 128
+COMPRESSED = 64
+RATE = 4
 LENGTHS = {"whole_segment_anew": [SEGMENT], "segment_so_far_anew": list(range(4, SEGMENT, 8))}
 """Steps that are computed for one step; the mean of the latter is half a segment."""
 LEARNING: dict[str, dict[str, Any]] = {
@@ -40,6 +46,8 @@ LEARNING: dict[str, dict[str, Any]] = {
 }
 PEERS = {"peer_residual": False, "peer_gru": True}
 """Whether the peer's residual connections are gated; it is always pre-norm."""
+PAIRS = {"post_residual": "peer_residual", "pre_residual": "peer_residual", "pre_gru": "peer_gru"}
+"""Which of our variants is compared with which peer."""
 
 
 @dataclass
@@ -91,17 +99,25 @@ class Subject(NamedTuple):
 def ours(options: Options, /, *, compiled: bool = False, **fields: Any) -> Subject:
     """Our core at the sizes of the module's docstring, except for `fields`."""
     torch.manual_seed(0)
-    sizes = {"segment_size": SEGMENT, "memory_size": MEMORY, "compressed_size": COMPRESSED, "compression_rate": RATE}
-    config = CompressiveTransformerConfig(SIZE, LAYERS, HEADS, 4 * SIZE, **{**sizes, **fields})
+    sizes: dict[str, Any] = {
+        "segment_size": SEGMENT,
+        "memory_size": MEMORY,
+        "compressed_size": COMPRESSED,
+        "compression_rate": RATE,
+    }
+    config = CompressiveTransformerConfig(SIZE, LAYERS, HEADS, mlp_size=4 * SIZE, **(sizes | fields))
     core = CompressiveTransformer(config).to(options.device)
 
     def call(inputs: Tensor, state: Any, forward: Any = core) -> tuple[Tensor, Any, Any]:
         reset = torch.zeros(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
         output = forward(inputs, reset, state)
-        return output.features, detach_state(output.state), sum(loss.value for loss in output.losses.values())
+        loss = sum(loss.value for loss in output.losses.values())
+        return output.features, detach_state(output.state), loss
 
     state = filled(call, options, state_to(core.initial_state(options.batch), options.device))
-    return Subject(core, partial(call, forward=torch.compile(core, fullgraph=True)) if compiled else call, state)
+    if compiled:
+        return Subject(core, partial(call, forward=torch.compile(core, fullgraph=True)), state)
+    return Subject(core, call, state)
 
 
 def peers(options: Options) -> dict[str, Subject]:
@@ -116,7 +132,8 @@ def peers(options: Options) -> dict[str, Subject]:
     def make(gated: bool) -> Subject:
         torch.manual_seed(0)
         peer = Peer(gru_gated_residual=gated, **sizes).to(options.device)
-        peer.token_emb, peer.to_logits = nn.Identity(), nn.Identity()
+        peer.token_emb = nn.Identity()
+        peer.to_logits = nn.Identity()
 
         def call(inputs: Tensor, memory: Any) -> tuple[Tensor, Any, Any]:
             return peer(inputs, memories=memory)
@@ -136,7 +153,8 @@ def filled(call: Callable[[Tensor, Any], tuple[Tensor, Any, Any]], options: Opti
 
 def learning(subject: Subject, options: Options) -> Callable[[], int]:
     """Forward and backward of one segment, from memory to memory."""
-    inputs, state = options.inputs().requires_grad_(), subject.state
+    inputs = options.inputs().requires_grad_()
+    state = subject.state
     subject.network.train()
 
     def update() -> int:
@@ -152,7 +170,8 @@ def learning(subject: Subject, options: Options) -> Callable[[], int]:
 
 def acting(subject: Subject, options: Options, cached: bool) -> Callable[[], int]:
     """A whole segment in calls of one step, the update of the memories included."""
-    inputs, core = options.inputs(), subject.network.eval()
+    inputs = options.inputs()
+    core = subject.network.eval()
     state = core.with_cache(subject.state) if cached else subject.state
 
     @torch.no_grad()
@@ -181,64 +200,114 @@ def acting_anew(subject: Subject, options: Options, lengths: list[int]) -> Calla
 
 def scaling(options: Options) -> dict[str, dict[int, float]]:
     """Learning over n_cm at c = 4, and over c at n_cm = 64: what more slots cost, and that c itself costs little."""
-    values: dict[str, tuple[int, ...]] = {"compressed_size": (0, 64, 128, 256, 512), "compression_rate": (1, 2, 4, 8)}
-    sizes: dict[Any, dict[str, Any]] = {(each, value): {each: value} for each in values for value in values[each]}
-    measured = options.rates({pair: learning(ours(options, **fields), options) for pair, fields in sizes.items()})
+    values: dict[str, tuple[int, ...]] = {
+        "compressed_size": (0, 64, 128, 256, 512),
+        "compression_rate": (1, 2, 4, 8),
+    }
+    works = {}
+    for field in values:
+        for value in values[field]:
+            fields: dict[str, Any] = {field: value}
+            works[field, value] = learning(ours(options, **fields), options)
+    measured = options.rates(works)
     return {f"by_{field}": {value: measured[field, value] for value in values[field]} for field in values}
 
 
 def draw(curves: dict[str, dict[int, float]], path: Path) -> None:
-    """Both curves of `scaling`, and how far back each size reaches."""
-    sizes, rates = curves["by_compressed_size"], curves["by_compression_rate"]
+    """Both curves of `scaling`, and the reach of each size."""
+    sizes = curves["by_compressed_size"]
+    rates = curves["by_compression_rate"]
+    top = 1.15 * max([*sizes.values(), *rates.values()])
     with picture(path, columns=2) as (left, right):
         left.set(xlabel="compressed slots n_cm (c = 4)", ylabel="tokens / CPU-second", title="more slots cost time")
         right.set(xlabel="compression rate c (n_cm = 64)", title="a higher rate does not", xticks=list(rates))
-        for axes, points, factor in ((left, sizes, RATE), (right, rates, COMPRESSED)):
-            axes.plot(list(points), list(points.values()), "o-")
-            for x, y in points.items():
-                reach, style = LAYERS * (MEMORY + factor * x), {"textcoords": "offset points", "xytext": (0, 8)}
-                axes.annotate(f"reach {reach}", (x, y), ha="center", fontsize=7, **style)
+        draw_curve(left, sizes, steps_of_one=RATE)
+        draw_curve(right, rates, steps_of_one=COMPRESSED)
+        for axes in (left, right):
             axes.grid(alpha=0.3)
             axes.margins(0.12)
-            axes.set_ylim(0, 1.15 * max([*sizes.values(), *rates.values()]))
+            axes.set_ylim(0, top)
+
+
+def draw_curve(axes: Any, points: dict[int, float], steps_of_one: int) -> None:
+    """A curve whose points say the reach; `steps_of_one` is what one more of x adds to the reach of a layer."""
+    axes.plot(list(points), list(points.values()), "o-")
+    for x, y in points.items():
+        reach = LAYERS * (MEMORY + steps_of_one * x)
+        axes.annotate(f"reach {reach}", (x, y), ha="center", fontsize=7, textcoords="offset points", xytext=(0, 8))
+
+
+def measure_learning(options: Options, others: dict[str, Subject]) -> dict[str, float]:
+    """Tokens a second of learning: of our variants, of the same compiled if options ask for it, and of the peers."""
+    works = {}
+    for name, fields in LEARNING.items():
+        works[name] = learning(ours(options, **fields), options)
+    if options.compile:
+        for name, fields in LEARNING.items():
+            works[f"{name}_compiled"] = learning(ours(options, compiled=True, **fields), options)
+    for name, peer in others.items():
+        works[name] = learning(peer, options)
+    return options.rates(works)
+
+
+def measure_acting(options: Options, core: Subject, others: dict[str, Subject]) -> dict[str, float]:
+    """Tokens a second of acting: step by step, and with each step computed anew from its segment."""
+    works = {
+        "cached": acting(core, options, cached=True),
+        "uncached": acting(core, options, cached=False),
+    }
+    for name, lengths in LENGTHS.items():
+        works[name] = acting_anew(core, options, lengths)
+    for peer_name, peer in others.items():
+        for name, lengths in LENGTHS.items():
+            works[f"{peer_name}_{name}"] = acting_anew(peer, options, lengths)
+    return options.rates(works)
+
+
+def ratios(learned: dict[str, float], acted: dict[str, float], compare: bool) -> dict[str, float]:
+    """Our rates over others: acting with a cache over acting without, and learning over the peers if there are any."""
+    found = {}
+    for name, rate in acted.items():
+        if name.endswith("anew"):
+            found[f"acting_cached_over_{name}"] = acted["cached"] / rate
+    if compare:
+        for name, peer in PAIRS.items():
+            found[f"learning_{name}_over_{peer}"] = learned[name] / learned[peer]
+    return rounded(found, digits=2)
 
 
 def main(options: Options) -> dict[str, Any]:
     """Measures and returns the figures."""
-    core, others = ours(options), peers(options)
-    works = {name: learning(ours(options, **fields), options) for name, fields in LEARNING.items()}
-    if options.compile:
-        compiled = {name: ours(options, compiled=True, **fields) for name, fields in LEARNING.items()}
-        works |= {f"{name}_compiled": learning(subject, options) for name, subject in compiled.items()}
-    learned = options.rates(works | {name: learning(peer, options) for name, peer in others.items()})
-    with FlopCounterMode(display=False) as operations:
-        tokens = learning(core, options)()
-    flops = operations.get_total_flops() / tokens
-
-    works = {"cached": acting(core, options, True), "uncached": acting(core, options, False)}
-    for prefix, subject in {"": core, **{f"{name}_": peer for name, peer in others.items()}}.items():
-        works |= {f"{prefix}{name}": acting_anew(subject, options, lengths) for name, lengths in LENGTHS.items()}
-    acted = options.rates(works)
+    core = ours(options)
+    others = peers(options)
+    learned = measure_learning(options, others)
+    acted = measure_acting(options, core, others)
     curves = scaling(options)
     if options.plot:
         draw(curves, options.plot)
 
-    ratios = {f"acting_cached_over_{name}": acted["cached"] / acted[name] for name in acted if name.endswith("anew")}
-    pairs = {"post_residual": "peer_residual", "pre_residual": "peer_residual", "pre_gru": "peer_gru"} if others else {}
-    ratios |= {f"learning_{name}_over_{peer}": learned[name] / learned[peer] for name, peer in pairs.items()}
-    initial, peak = core.network.initial_state(1), options.peak_tflops
+    # The share of the device's peak that learning uses.
+    with FlopCounterMode(display=False) as operations:
+        tokens = learning(core, options)()
+    flops = operations.get_total_flops() / tokens
+    utilization = None
+    if options.peak_tflops:
+        utilization = round(learned["post_residual"] * flops / options.peak_tflops / 1e12, 4)
+
+    initial = core.network.initial_state(1)
+    cuda = options.device == "cuda"
     return {
         "model": "d 256, 4 layers, 4 heads, mlp 1024, n_s 128, n_m 128, n_cm 64, c 4",
         "batch": options.batch,
-        "device": torch.cuda.get_device_name() if options.device == "cuda" else f"cpu, 1 thread of {os.cpu_count()}",
+        "device": torch.cuda.get_device_name() if cuda else f"cpu, 1 thread of {os.cpu_count()}",
         "dtype": "bfloat16 autocast" if options.autocast else "float32",
         "torch": torch.__version__,
         "peer": "compressive-transformer-pytorch 0.4.0" if others else "not installed: pip install -e .[bench]",
         "learning_tokens_per_second": learned,
         "acting_tokens_per_second": acted,
-        "ratios": rounded(ratios, digits=2),
+        "ratios": ratios(learned, acted, compare=bool(others)),
         "learning_flops_per_token": round(flops),
-        "model_flops_utilization": peak and round(learned["post_residual"] * flops / peak / 1e12, 4),
+        "model_flops_utilization": utilization,
         "state_bytes_per_row": {
             "stored": state_bytes(initial),
             "with_cache": state_bytes(core.network.with_cache(initial)),

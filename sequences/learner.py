@@ -50,20 +50,30 @@ class SequenceLearner:
     def __init__(
         self, model: SequenceModel, source: Streams, config: SequenceLearnerConfig, comm: Communicator | None = None
     ) -> None:
-        self.config, self.source = config, source
+        self.config = config
+        self.source = source
         self.comm = comm or Communicator()
         self.device = resolve_device(config.device)
         self.model = model.to(self.device)
+
+        # The rows of each batch are shared by the learners, and each computes its rows in several parts.
         parts = self.comm.size * config.microbatches
         if config.batch_size % parts:
             expected = f"a multiple of {parts} (learners x microbatches)"
             raise ValueError(f"batch_size: expected {expected}, got {config.batch_size}")
         self.rows = config.batch_size // self.comm.size
         self.state: State = model.initial_state(self.rows)
-        self.step = self.updates = self.tokens = 0
+        self.step = 0
+        self.updates = 0
+        self.tokens = 0
+
         self._call = torch.compile(model) if config.compile else model
-        betas = (config.adam_beta1, config.adam_beta2)
-        adam = functools.partial(torch.optim.Adam, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon)
+        adam = functools.partial(
+            torch.optim.Adam,
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_epsilon,
+        )
         self._optimization = Optimization(model, adam, config.max_gradient_norm, self.comm)
 
     def update(self) -> dict[str, float]:
@@ -81,13 +91,18 @@ class SequenceLearner:
         steps = self.config.steps_of_update(self.step)
         self.model.train()
         self._optimization.zero_grad()
-        state, tokens = self.state, torch.zeros((), dtype=torch.int64, device=self.device)
+
+        # Gradients of all batches of the update.
+        state = self.state
+        tokens = torch.zeros((), dtype=torch.int64, device=self.device)
         sums: dict[str, Tensor] = {}
         for step in range(self.step, self.step + steps):
             batch = state_to(self.source.next(step), self.device)
             count = self.comm.sum((batch.targets != IGNORE).sum())
             tokens = tokens + count
             state = self._accumulate(batch, state, count, steps, sums)
+
+        # One step of the optimizer. What it raises leaves the memory and the counters as they were.
         learning_rate = self.config.learning_rate_at(self.step + steps - 1)
         metrics = self._optimization.step(sums, learning_rate, "step", self.step + steps)
         self.state = state
@@ -103,14 +118,20 @@ class SequenceLearner:
         states = []
         for part, before in parts:
             output = self._forward(part, before)
-            # A part with few terms weighs little: its sums are divided by the numbers of terms of all parts.
-            own = {name: mean._replace(count=terms.get(name, mean.count)) for name, mean in output.losses.items()}
+
+            # The loss of the next token, and those of the core. A part with few terms of the latter weighs little: its
+            # sums are divided by the numbers of terms of all parts.
             assert output.nll is not None
             losses = {"loss/nll": output.nll.sum() / count.clamp(min=1) / steps}
-            losses |= {f"loss/{name}": loss / steps for name, loss in reduce_losses(own, self.comm.sum).items()}
+            own = {}
+            for name, mean in output.losses.items():
+                own[name] = mean._replace(count=terms.get(name, mean.count))
+            for name, loss in reduce_losses(own, self.comm.sum).items():
+                losses[f"loss/{name}"] = loss / steps
             torch.stack(list(losses.values())).sum().backward()
+
             for name, loss in losses.items():
-                sums[name] = sums[name] + loss.detach() if name in sums else loss.detach()
+                _add(sums, name, loss.detach())
             states.append(detach_state(output.state))
         return states[0] if len(parts) == 1 else concatenate_states(states)
 
@@ -123,6 +144,7 @@ class SequenceLearner:
         return [(index_state(batch, part), index_state(state, part)) for part in slices]
 
     def _forward(self, batch: Batch, state: State) -> SequenceOutput:
+        """A call of the model in the precision of the configuration."""
         with autocast(self.device, self.config.precision):
             return self._call(batch.tokens, batch.reset, state, batch.targets)
 
@@ -141,7 +163,7 @@ class SequenceLearner:
                 if not found:
                     break
                 for name, mean in found.items():
-                    terms[name] = terms[name] + mean.count if name in terms else mean.count
+                    _add(terms, name, mean.count)
         return terms
 
     def state_dict(self) -> dict[str, Any]:
@@ -177,12 +199,24 @@ class SequenceLearner:
 
         Raises a RuntimeError or ValueError if weights, optimizer or memory do not fit.
         """
-        memory = restore_state(state["memory"], map_state(Tensor.cpu, self.model.initial_state(self.config.batch_size)))
+        of_all_rows = self.model.initial_state(self.config.batch_size)
+        memory = restore_state(state["memory"], like=map_state(Tensor.cpu, of_all_rows))
         self.model.load_state_dict(state["weights"])
         self._optimization.load_state_dict(state["optimizer"])
-        own = slice(self.comm.rank * self.rows, (self.comm.rank + 1) * self.rows)
-        self.state = state_to(map_state(lambda leaf: leaf[own].clone(), memory), self.device)
-        self.step, self.updates, self.tokens = (int(state[name]) for name in self.counters)
+
+        # The memory of this learner's rows; copies, because the memory of all rows is not needed any more.
+        first = self.comm.rank * self.rows
+        own = map_state(lambda leaf: leaf[first : first + self.rows].clone(), memory)
+        self.state = state_to(own, self.device)
+
+        self.step = int(state["step"])
+        self.updates = int(state["updates"])
+        self.tokens = int(state["tokens"])
+
+
+def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
+    """Adds to the sum of a name; the first value begins it."""
+    sums[name] = sums[name] + value if name in sums else value
 
 
 def predict(
@@ -199,7 +233,9 @@ def predict(
         cached: project keys and values of memory once per segment; false if weights change between batches.
         gradients: with them the core computes its own losses, too.
     """
-    device, state, was_training = next(model.parameters()).device, None, model.training
+    device = next(model.parameters()).device
+    was_training = model.training
+    state = None
     try:
         for batch in batches:
             model.eval()
@@ -207,7 +243,8 @@ def predict(
             with torch.set_grad_enabled(gradients), autocast(device, precision):
                 if state is None:
                     state = model.initial_state(len(tokens))
-                    state = model.with_cache(state) if cached else state
+                    if cached:
+                        state = model.with_cache(state)
                 output = model(tokens, reset, state, targets, return_attention)
             state = detach_state(output.state) if gradients else output.state
             yield batch, output
@@ -239,7 +276,8 @@ class Total:
 
 def evaluate(model: SequenceModel, batches: Iterable[Batch], precision: str = "float32") -> Total:
     """The loss over all batches; see `score` and `streams.one_pass`."""
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for batch, nll in score(model, batches, precision):
         total += float(nll.double().sum())
         count += int((batch.targets != IGNORE).sum())
@@ -257,7 +295,8 @@ def evaluate_by(
 
     `group` gives the group of each target of a batch, [B, T]; for the others see `predict`.
     """
-    losses, counts = np.zeros(groups), np.zeros(groups, np.int64)
+    losses = np.zeros(groups)
+    counts = np.zeros(groups, np.int64)
     for batch, nll in score(model, batches, precision):
         kept = (batch.targets != IGNORE).numpy()
         index = group(batch)[kept]

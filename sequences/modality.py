@@ -42,7 +42,8 @@ class Modality(ABC):
     digest: str
 
     def __init__(self, config: Any, folder: Path) -> None:
-        self.config, self.folder = config, folder
+        self.config = config
+        self.folder = folder
 
     @classmethod
     @abstractmethod
@@ -97,21 +98,36 @@ class Modality(ABC):
         """A part of an evaluation as tables: one of its plain values, and one of each collection, by their names."""
         plain = {name.replace("_", " "): value for name, value in part.items() if not isinstance(value, list | dict)}
         for name, found in {"measure": plain, **part}.items():
-            if rows := _rows(name, found):
-                first, *others = (column.replace("_", " ") for column in rows[0])
-                header = (first if first == name else f"{name}: {first}", *others)
-                yield [header, *(tuple(map(_cell, row.values())) for row in rows)]
+            rows = _rows(name, found)
+            if not rows:
+                continue
+            columns = [column.replace("_", " ") for column in rows[0]]
+            if columns[0] != name:
+                columns[0] = f"{name}: {columns[0]}"
+
+            table = [tuple(columns)]
+            for row in rows:
+                table.append(tuple(_cell(value) for value in row.values()))
+            yield table
 
     def source(self, rank: int = 0, size: int = 1) -> Streams:
         """Batches of the training split: the rows of learner number `rank` out of `size`.
 
         Raises a ValueError if the split is too short for a batch, or the rows cannot be shared.
         """
-        learner, train = self.config.learner, self.splits["train"]
+        learner = self.config.learner
+        train = self.splits["train"]
         try:
-            return Streams(train.tokens, learner.batch_size, learner.sequence_length, self._starts(train), (rank, size))
+            return Streams(
+                train.tokens,
+                rows=learner.batch_size,
+                steps=learner.sequence_length,
+                starts=self._starts(train),
+                shard=(rank, size),
+            )
         except ValueError as error:
-            raise ValueError(f"{self.describe().partition(':')[0]}, split train: {error}") from error
+            data = self.describe().partition(":")[0]
+            raise ValueError(f"{data}, split train: {error}") from error
 
     def batches(
         self, part: Any, rows: int, count: Counting = quiet, activity: str = "", steps: int | None = None
@@ -120,7 +136,8 @@ class Modality(ABC):
 
         A batch has as many `steps` as in training, if none are given.
         """
-        done, steps = 0, steps or self.config.learner.sequence_length
+        steps = steps or self.config.learner.sequence_length
+        done = 0
         with count(activity, len(part.tokens) - 1, "tokens") as show:
             for batch in one_pass(part.tokens, rows, steps, self._starts(part)):
                 yield batch
@@ -128,17 +145,23 @@ class Modality(ABC):
                 show(done)
 
     def _starts(self, part: Any) -> Any:
+        """Where the memory is reset in a part of the data, or None."""
         return part.starts if self.config.reset_at_starts else None
 
 
 def resized(model: SequenceModel, options: Any) -> tuple[SequenceModel, dict[str, int]]:
-    """A model with the `memory_size` and `compressed_size` that options give, and those that are given.
+    """The model with the `memory_size` and `compressed_size` of the options, and those of the two that are not None.
 
     Raises a ValueError if the model has no memory.
     """
-    given = {name: getattr(options, name) for name in ("memory_size", "compressed_size")}
-    sizes = {name: size for name, size in given.items() if size is not None}
-    return (model.resized(**sizes) if sizes else model), sizes
+    sizes = {}
+    for name in ("memory_size", "compressed_size"):
+        size = getattr(options, name)
+        if size is not None:
+            sizes[name] = size
+    if sizes:
+        model = model.resized(**sizes)
+    return model, sizes
 
 
 def _rows(name: str, found: Any) -> list[dict[str, Any]]:
@@ -149,13 +172,19 @@ def _rows(name: str, found: Any) -> list[dict[str, Any]]:
         return []
     first = next(iter(found.values()))
     if isinstance(first, list):
+        # Columns: each row has one entry of each.
         return [dict(zip(found, row)) for row in zip(*found.values())]
-    return [{name: key, **(row if isinstance(first, dict) else {"value": row})} for key, row in found.items()]
+    if isinstance(first, dict):
+        return [{name: key, **row} for key, row in found.items()]
+    return [{name: key, "value": value} for key, value in found.items()]
 
 
 def _cell(value: Any) -> str:
+    """A value of a table as text."""
     if isinstance(value, float):
         return f"{value:,.6g}"
     if type(value) is int:
         return f"{value:,}"
-    return "-" if value is None else str(value)
+    if value is None:
+        return "-"
+    return str(value)

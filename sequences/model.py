@@ -46,14 +46,17 @@ class TokenTable(nn.Module):
         bounds = (0, *cutoffs, vocabulary)
         if vocabulary < 2 or list(bounds) != sorted(set(bounds)):
             raise ValueError(f"cutoffs: expected ascending numbers between 0 and {vocabulary}, got {tuple(cutoffs)}")
-        sizes = [max(1, model_size // divisor**index) for index in range(len(bounds) - 1)]
         self.model_size = model_size
-        self.bounds = list(pairwise(bounds))
+        self.bounds = list(pairwise(bounds))  # first token of each cluster, and first token after it
+        sizes = [max(1, model_size // divisor**index) for index in range(len(self.bounds))]
+
         # Scaled and projected vectors have unit variance, and so have the first logits.
-        self.vectors = nn.ParameterList(
-            torch.randn(end - begin, size) * size**-0.5 for (begin, end), size in zip(self.bounds, sizes)
-        )
-        self.projections = nn.ParameterList(torch.randn(size, model_size) * model_size**-0.5 for size in sizes[1:])
+        self.vectors = nn.ParameterList()
+        for (begin, end), size in zip(self.bounds, sizes):
+            self.vectors.append(nn.Parameter(torch.randn(end - begin, size) * size**-0.5))
+        self.projections = nn.ParameterList()
+        for size in sizes[1:]:
+            self.projections.append(nn.Parameter(torch.randn(size, model_size) * model_size**-0.5))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embeds tokens [B, T]: [B, T, D]."""
@@ -62,7 +65,8 @@ class TokenTable(nn.Module):
         flat = tokens.flatten()
         embedded = self.vectors[0].new_zeros(len(flat), self.model_size)
         for cluster, (begin, end) in enumerate(self.bounds):
-            index = ((flat >= begin) & (flat < end)).nonzero().squeeze(1)
+            inside = (flat >= begin) & (flat < end)
+            index = inside.nonzero().squeeze(1)
             vectors = F.embedding(flat[index] - begin, self.vectors[cluster])
             if cluster:
                 vectors = vectors @ self.projections[cluster - 1]
@@ -95,6 +99,7 @@ class AdaptiveSoftmax(nn.Module):
         return _log_softmax(logits)
 
     def _tail(self, features: Tensor, table: TokenTable, cluster: int) -> Tensor:
+        """Log-probabilities of the tokens of a cluster, given the cluster."""
         begin, end = table.bounds[cluster]
         return _log_softmax(table.scores(features, cluster) + self.bias[begin:end])
 
@@ -104,7 +109,8 @@ class AdaptiveSoftmax(nn.Module):
         head = self._head(features, table)
         parts = [head[..., :first]]
         for cluster in range(1, len(table.bounds)):
-            parts.append(head[..., first + cluster - 1, None] + self._tail(features, table, cluster))
+            of_cluster = head[..., first + cluster - 1, None]
+            parts.append(of_cluster + self._tail(features, table, cluster))
         return torch.cat(parts, dim=-1)
 
     def nll(self, features: Tensor, targets: Tensor, table: TokenTable) -> Tensor:
@@ -115,8 +121,11 @@ class AdaptiveSoftmax(nn.Module):
         for cluster, (begin, end) in enumerate(table.bounds[1:], start=1):
             # Empty clusters are not skipped: learners that share a batch must have the same gradients.
             index = ((targets >= begin) & (targets < end)).nonzero().squeeze(1)
-            inside = self._tail(features[index], table, cluster).gather(1, (targets[index] - begin)[:, None]).squeeze(1)
-            chosen = chosen.index_copy(0, index, head[index, first + cluster - 1] + inside)
+            tail = self._tail(features[index], table, cluster)
+            token = (targets[index] - begin)[:, None]
+            inside = tail.gather(1, token).squeeze(1)
+            of_cluster = head[index, first + cluster - 1]
+            chosen = chosen.index_copy(0, index, of_cluster + inside)
         return -chosen
 
 
@@ -143,7 +152,8 @@ class SequenceModel(nn.Module):
         super().__init__()
         config: Any = core.config
         size = config.model_size
-        self.vocabulary, self.dropout = vocabulary, dropout
+        self.vocabulary = vocabulary
+        self.dropout = dropout
         self.embedding = TokenTable(vocabulary, size, cutoffs, divisor)
         self.core = core
         self.outputs = None if tied else TokenTable(vocabulary, size, cutoffs, divisor)
@@ -162,7 +172,7 @@ class SequenceModel(nn.Module):
         return self.core.compression_parameters()
 
     def resized(self, **sizes: Any) -> "SequenceModel":
-        """A copy with other memory sizes, see `CompressiveTransformer.resized`; raises ValueError for other cores."""
+        """A copy with other memory sizes, see `Transformer.resized`; raises ValueError for a core without a memory."""
         if not hasattr(self.core, "resized"):
             raise ValueError(f"{', '.join(sizes)}: expected a core with a memory, got {type(self.core).__name__}")
         core = self.core.resized(**sizes)  # type: ignore[operator]
@@ -196,7 +206,7 @@ class SequenceModel(nn.Module):
     def predict(
         self, inputs: Tensor, reset: Tensor, state: State, targets: Tensor | None, return_attention: bool
     ) -> SequenceOutput:
-        """The part of a call behind the embedding of its tokens, [B, T, D]."""
+        """`forward`, given the embeddings [B, T, D] of the tokens."""
         inputs = F.dropout(inputs, self.dropout, self.training)
         features, state, losses, attention = self.core(inputs, reset, state, return_attention)
         features = F.dropout(features, self.dropout, self.training)
@@ -204,7 +214,8 @@ class SequenceModel(nn.Module):
         if targets is None:
             return SequenceOutput(None, self.softmax.log_probs(features, table), state, losses, attention)
         ignored = targets == IGNORE
-        nll = self.softmax.nll(features.flatten(0, 1), targets.masked_fill(ignored, 0).flatten(), table)
+        any_target = targets.masked_fill(ignored, 0)
+        nll = self.softmax.nll(features.flatten(0, 1), any_target.flatten(), table)
         nll = nll.view(targets.shape).masked_fill(ignored, 0.0)
         return SequenceOutput(nll, None, state, losses, attention)
 
@@ -212,8 +223,10 @@ class SequenceModel(nn.Module):
 def smooth_vectors(levels: int, size: int) -> Tensor:
     """Vectors [levels, size] that are similar where levels are: random mixtures of cosines, of deviation 1."""
     places = (torch.arange(levels) + 0.5) / levels
-    waves = torch.cos(math.pi * torch.arange(1, 33) * places[:, None])
-    vectors = (waves / torch.arange(1, 33) ** 0.5) @ torch.randn(32, size)
+    frequencies = torch.arange(1, 33)
+    waves = torch.cos(math.pi * frequencies * places[:, None])
+    smoother = waves / frequencies**0.5  # high frequencies count less
+    vectors = smoother @ torch.randn(32, size)
     return vectors / vectors.std()
 
 

@@ -17,8 +17,9 @@ def nucleus(log_probs: Tensor, top_p: float) -> Tensor:
     A token is kept if the more probable ones have at most the probability `top_p` together; so at least one is kept.
     """
     ordered, index = log_probs.sort(dim=-1, descending=True, stable=True)
-    before = ordered.exp().cumsum(dim=-1) - ordered.exp()
-    return torch.empty_like(log_probs).scatter(-1, index, ordered.masked_fill(before > top_p, -torch.inf))
+    probability_before = ordered.exp().cumsum(dim=-1) - ordered.exp()
+    kept = ordered.masked_fill(probability_before > top_p, -torch.inf)
+    return torch.empty_like(log_probs).scatter(-1, index, kept)
 
 
 @torch.no_grad()
@@ -44,9 +45,14 @@ def sample(
     generator = torch.Generator().manual_seed(seed)
     state = model.with_cache(model.initial_state(len(prompts)))
     prompts = prompts.to(next(model.parameters()).device)
-    for tokens in prompts[:, :-1].split(chunk, dim=1) if prompts.shape[1] > 1 else ():
+
+    # Memory reads all of the prompts but the last token.
+    before_last = prompts[:, :-1]
+    chunks = before_last.split(chunk, dim=1) if before_last.shape[1] else ()
+    for tokens in chunks:
         # With targets (any) the model does not compute a large vocabulary's probabilities for each token.
-        state = model(tokens, torch.zeros_like(tokens, dtype=torch.bool), state, tokens).state
+        state = model(tokens, torch.zeros_like(tokens, dtype=torch.bool), state, targets=tokens).state
+
     tokens = prompts[:, -1:]
     for _ in range(length):
         output = model(tokens, torch.zeros_like(tokens, dtype=torch.bool), state)
@@ -57,9 +63,11 @@ def sample(
 
 
 def _draw(log_probs: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> Tensor:
+    """Draws one token [B] int64 of each row of log-probabilities [B, V]; see `sample`."""
     if temperature == 0:
         return log_probs.argmax(dim=-1)
     # The largest logit becomes 0, which no temperature makes infinite.
-    logits = ((log_probs - log_probs.amax(dim=-1, keepdim=True)) / temperature).log_softmax(dim=-1)
+    below_largest = log_probs - log_probs.amax(dim=-1, keepdim=True)
+    logits = (below_largest / temperature).log_softmax(dim=-1)
     kept = nucleus(logits, top_p) if top_p < 1 else logits
     return torch.multinomial(kept.softmax(dim=-1), 1, generator=generator)[:, 0]

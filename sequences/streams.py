@@ -57,16 +57,25 @@ class Streams:
         rank, size = shard
         if rows % size:
             raise ValueError(f"rows: expected a multiple of the {size} learners, got {rows}")
-        self.tokens, self.steps = tokens, steps
+        self.tokens = tokens
+        self.steps = steps
         self.starts = None if starts is None else np.asarray(starts)
+
+        # Where the rows of this learner begin.
         begins = np.arange(rows) * len(tokens) // rows
-        self.begins = begins[rank * rows // size : (rank + 1) * rows // size]
+        own_rows = rows // size
+        self.begins = begins[rank * own_rows : (rank + 1) * own_rows]
 
     def next(self, step: int) -> Batch:
         """The batch of a step."""
-        positions = (self.begins[:, None] + step * self.steps + np.arange(self.steps + 1)) % len(self.tokens)
-        seen = _read(self.tokens, positions)
-        return Batch(seen[:, :-1], seen[:, 1:], _resets(positions[:, :-1], self.starts))
+        first = self.begins[:, None] + step * self.steps
+        positions = (first + np.arange(self.steps + 1)) % len(self.tokens)
+        tokens = _read(self.tokens, positions)
+        return Batch(
+            tokens=tokens[:, :-1],
+            targets=tokens[:, 1:],
+            reset=_resets(positions[:, :-1], self.starts),
+        )
 
 
 def one_pass(tokens: np.ndarray, rows: int, steps: int, starts: np.ndarray | None = None) -> Iterator[Batch]:
@@ -82,17 +91,26 @@ def one_pass(tokens: np.ndarray, rows: int, steps: int, starts: np.ndarray | Non
         steps: T, tokens per row and batch.
     """
     last = len(tokens) - 1
+
+    # Spans are not divided among rows: a document is one, or else a row's whole part.
     bounds = np.arange(rows + 1) * last // rows
     cuts = bounds if starts is None else np.append(starts[starts < last], last)
     spans = [(int(begin), int(end)) for begin, end in pairwise(cuts) if end > begin]
-    parts = [[span for span in spans if begin <= span[0] < end] for begin, end in pairwise(bounds)]
-    pieces = [
-        [(piece, min(piece + steps, end)) for begin, end in part for piece in range(begin, end, steps)]
-        for part in parts
-        if part
-    ]
-    for row in zip_longest(*pieces, fillvalue=(0, 0)):
-        begins, ends = np.array(row).T[:, :, None]
+
+    # The pieces of each row, of at most `steps` tokens. A row has the spans that begin in its part of the tokens.
+    rows_of_pieces = []
+    for row_begin, row_end in pairwise(bounds):
+        pieces = []
+        for begin, end in spans:
+            if row_begin <= begin < row_end:
+                pieces += [(piece, min(piece + steps, end)) for piece in range(begin, end, steps)]
+        if pieces:
+            rows_of_pieces.append(pieces)
+
+    # A batch has one piece of each row; rows that are at their end have empty ones.
+    for batch in zip_longest(*rows_of_pieces, fillvalue=(0, 0)):
+        begins = np.array([begin for begin, _ in batch])[:, None]
+        ends = np.array([end for _, end in batch])[:, None]
         positions = begins + np.arange(steps)
         inside = positions < ends
         positions = np.where(inside, positions, 0)
@@ -101,10 +119,12 @@ def one_pass(tokens: np.ndarray, rows: int, steps: int, starts: np.ndarray | Non
 
 
 def _read(tokens: np.ndarray, positions: np.ndarray) -> Tensor:
+    """The tokens at positions, int64."""
     return torch.from_numpy(tokens[positions].astype(np.int64))
 
 
 def _resets(positions: np.ndarray, starts: np.ndarray | None) -> Tensor:
+    """True at positions where a document starts."""
     if starts is None or not len(starts):
         return torch.zeros(positions.shape, dtype=torch.bool)
     index = np.searchsorted(starts, positions).clip(max=len(starts) - 1)

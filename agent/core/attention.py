@@ -36,7 +36,7 @@ class RelativeAttention(nn.Module):
 
     Args:
         use_flex: use FlexAttention for several steps at once, see `_attend_with_flex`.
-        rings: number of rings of routed slots, which come before all other slots; see `_position_scores`.
+        rings: number of rings of routed slots, which come before all other slots; see `_for_every_ring`.
     """
 
     def __init__(self, model_size: int, num_heads: int, use_flex: bool = False, rings: int = 1) -> None:
@@ -142,20 +142,27 @@ class RelativeAttention(nn.Module):
         """Scores by position [H, B, T, S] of all slots, aligned with the keys."""
         positions = relative_shift(near)
         if far is not None:
+            # Compressed slots come first.
             compressed = far.shape[-1]
             return torch.cat([far, positions[..., compressed:]], dim=-1)
-        repeated = num_slots - positions.shape[-1]
-        if repeated:
-            # A query sees one ring at most. Each ring has the positions that it would have alone, right before memory.
-            window = repeated // (self.rings - 1)
-            ring = positions[..., :window]
-            return torch.cat([ring] * (self.rings - 1) + [positions], dim=-1)
+        if positions.shape[-1] < num_slots:
+            return self._for_every_ring(positions, num_slots)
         return positions
+
+    def _for_every_ring(self, positions: Tensor, num_slots: int) -> Tensor:
+        """Scores by position [H, B, T, S] of all rings and the slots after them, given those with one ring alone.
+
+        A query sees one ring at most, so each has the positions that it would have alone: right before memory.
+        """
+        other_rings = self.rings - 1
+        window = (num_slots - positions.shape[-1]) // other_rings
+        ring = positions[..., :window]
+        return torch.cat([ring] * other_rings + [positions], dim=-1)
 
     def _attend_with_flex(
         self, query: Tensor, keys: Tensor, values: Tensor, near: Tensor, far: Tensor | None, mask: Tensor
     ) -> Tensor:
-        """Attention [B, H, T, K] by FlexAttention, which looks scores by position up in its kernel.
+        """Attention [B, H, T, K] by FlexAttention, whose kernel looks up the scores by position.
 
         So it makes no tensors [B, H, T, S]. The kernel exists only inside torch.compile; on a CPU it has no gradient.
         """

@@ -53,6 +53,8 @@ class KVCache:
         if self.newest and _in_place():
             slots[..., begin:end, :] = new
             return slots
+
+        # Another state may have written here: a copy.
         before = slots[..., :begin, :]
         after = slots[..., end:, :]
         return torch.cat([before, new, after], dim=-2)
@@ -61,6 +63,7 @@ class KVCache:
         """Returns the cache with keys and values [B, H, T, K] of new steps from slot `begin` on."""
         keys = self.write(self.keys, keys, begin)
         values = self.write(self.values, values, begin)
+        # From now on, the new state is the one that may write in place.
         if _in_place():
             self.newest = False
         return replace(self, keys=keys, values=values, newest=_in_place())

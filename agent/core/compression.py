@@ -68,9 +68,9 @@ class ConvolutionCompression(Compression):
 
     def compress(self, evicted: Tensor) -> Tensor:
         for convolution in self.dilated:
-            branch = F.relu(convolution(evicted.transpose(1, 2)))
+            branch = F.relu(convolution(evicted.transpose(1, 2)))  # torch convolves over the last axis
             evicted = evicted + branch.transpose(1, 2)
-        groups = evicted.unflatten(1, (-1, self.rate))
+        groups = evicted.unflatten(1, (-1, self.rate))  # [B, n_s / c, c, D]
         return self.group(groups.flatten(2))
 
 
@@ -95,7 +95,7 @@ class MostUsed(Compression):
         assert usage is not None
         num_evicted = usage.shape[1]
         kept = num_evicted // self.rate
-        ranked = usage.masked_fill(~valid, -1.0)
+        ranked = usage.masked_fill(~valid, -1.0)  # usage is not negative
 
         # The newest wins a tie: invalid memories, which are the oldest, are then never between valid ones.
         newest_first = ranked.flip(1).argsort(dim=1, descending=True, stable=True)
@@ -136,7 +136,7 @@ def autoencoding_loss(decoder: nn.Module, rate: int, evicted: Tensor, compressed
     `decoder` maps each slot of `compressed` [B, n_s / c, D] to a group of memories. `evicted` [B, n_s, D] receives no
     gradient; its invalid memories, see `valid` [B, n_s], are zeros.
     """
-    groups = decoder(compressed).unflatten(-1, (rate, -1))
+    groups = decoder(compressed).unflatten(-1, (rate, -1))  # [B, n_s / c, c, D]
     decoded = groups.flatten(1, 2)
     error = F.mse_loss(decoded, evicted.detach(), reduction="none").mean(dim=2)
     return Mean((error * valid).sum(), valid.sum())

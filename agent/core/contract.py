@@ -81,16 +81,19 @@ def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int, kin
     Raises:
         ValueError: names the argument, the expected and the actual shape, dtype or device.
     """
+    # The inputs.
     has_steps = inputs.ndim == 3 and inputs.shape[1] > 0
     if not has_steps or inputs.shape[2] != model_size or not inputs.is_floating_point():
         raise ValueError(f"inputs: expected floats [B, T >= 1, {model_size}], got {inputs.dtype} {list(inputs.shape)}")
 
+    # The resets are those of the same rows and steps.
     device = inputs.device
     shape = inputs.shape[:2]
     if reset.shape != shape or reset.dtype != torch.bool or reset.device != device:
         got = f"{reset.dtype} {list(reset.shape)} on {reset.device}"
         raise ValueError(f"reset: expected torch.bool {list(shape)} on {device}, got {got}")
 
+    # The state is that of this core and of the same rows.
     if not isinstance(state, kind):
         raise ValueError(f"state: expected {kind.__name__}, got {type(state).__name__}")
     for leaf in leaves(state):

@@ -44,11 +44,15 @@ class FlatCore(nn.Module):
             expected = [len(inputs), self.state_size]
             raise ValueError(f"state: expected {expected}, got {list(state.shape)}")
 
+        # One call for all rows that are equally far into their segments.
         counts = self.counts(state)
-        row_groups, features, states = [], [], []
+        row_groups = []
+        features = []
+        states = []
         for count in counts.unique().tolist():
             rows = (counts == count).nonzero()[:, 0]
-            output = self.core(inputs[rows], reset[rows], self._unflatten(state[rows], offset=count - 1))
+            nested = self._unflatten(state[rows], offset=count - 1)
+            output = self.core(inputs[rows], reset[rows], nested)
             with_losses = output.features
             for loss in output.losses.values():
                 with_losses = _Attach.apply(with_losses, loss.value)
@@ -70,7 +74,8 @@ class FlatCore(nn.Module):
         like = self.initial_state(batch_size)
         columns = []
         for leaf, first in zip(leaves(state), leaves(self.core.initial_state(1))):
-            columns.append((leaf - first).reshape(batch_size, -1).to(like))
+            difference = leaf - first  # so that zeros are the first state
+            columns.append(difference.reshape(batch_size, -1).to(like))
         count = getattr(state, "offset", 0) + 1
         columns.append(torch.full_like(like[:, :1], count))
         return torch.cat(columns, dim=1)

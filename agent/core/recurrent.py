@@ -91,6 +91,7 @@ class StepByStep(Recurrent[StateT]):
             layer_state = [finite(field[index]) for field in state]
             projected = F.linear(stream, cell.weight_ih, cell.bias_ih)  # of all steps at once
 
+            # The steps of this layer.
             outputs = []
             for step, keep_step in zip(projected.unbind(dim=1), keep):
                 kept = [part * keep_step for part in layer_state]
@@ -98,9 +99,11 @@ class StepByStep(Recurrent[StateT]):
                 outputs.append(layer_state[0])
             after.append(layer_state)
 
+            # The first layer has no residual connection.
             output = torch.stack(outputs, dim=1)
             stream = output if index == 0 else stream + output
 
+        # From the fields of each layer to the layers of each field.
         fields = {}
         for number, name in enumerate(self.state_type._fields):
             fields[name] = tuple(layer_state[number] for layer_state in after)
@@ -190,6 +193,7 @@ def linear_recurrence(decay: Tensor, inputs: Tensor, before: Tensor) -> Tensor:
     A scan by doubling: after round k, (a_t, b_t) is the composition of the 2^k steps that end at t, so log2 T rounds of
     operations over all steps suffice. A decay of 0 (a reset) forgets exactly.
     """
+    # The first step is composed with what was before.
     a = decay
     first = inputs[:, :1] + decay[:, :1] * before[:, None]
     b = torch.cat([first, inputs[:, 1:]], dim=1)

@@ -159,7 +159,8 @@ class Router(nn.Module):
 
 def full_precision(x: Tensor) -> torch.autocast:
     """No mixed precision; the meta device has none."""
-    return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)
+    device = "cpu" if x.is_meta else x.device.type
+    return torch.autocast(device, enabled=False)
 
 
 def unit(vectors: Tensor) -> Tensor:

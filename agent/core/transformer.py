@@ -98,7 +98,7 @@ class Steps(NamedTuple):
 
 def locate(reset: Tensor, age: Tensor, offset: int) -> Steps:
     """The steps with the resets [B, T], given the age [B] of each row's episode before the first of them."""
-    episode = reset.long().cumsum(dim=1)
+    episode = reset.long().cumsum(dim=1)  # 0 is the episode that the state remembers
     same_episode = episode[:, :, None] == episode[:, None, :]
     return Steps(offset, age, unbroken=episode == 0, own=same_episode.tril())
 
@@ -176,31 +176,47 @@ class TransformerLayer(nn.Module, Generic[LayerStateT]):
         return self.attention.project(slots, self.input_norm)
 
     def forward(
-        self, x: Tensor, cache: KVCache, mask: Tensor, return_weights: bool = False
-    ) -> tuple[Tensor, KVCache, Tensor | None]:
+        self, x: Tensor, state: LayerStateT, common_mask: Tensor, steps: Steps, return_weights: bool = False
+    ) -> tuple[Tensor, LayerStateT, Tensor | None]:
         """Runs the layer over T steps of a segment.
 
         Args:
             x: [B, T, D], the layer's inputs.
-            cache: keys and values of the slots before the steps.
-            mask: [B, 1 or H, T, S], 0 where a step may attend to a slot, -infinity elsewhere. The last T slots are the
-                steps themselves.
+            state: what the layer remembers before the steps.
+            common_mask: see `attention_mask`.
+            steps: where the steps stand in their segment and episodes.
             return_weights: whether the attention weights are needed.
 
         Returns:
-            the outputs [B, T, D], the cache with the steps added, and the attention weights [B, H, T, S] or None.
+            the outputs [B, T, D], the state after the steps, and the attention weights [B, H, T, S] over all slots of
+            the state, or None.
         """
-        # Attention.
+        # The segment remembers the layer's inputs.
+        inputs = x
+        segment = state.cache.write(state.segment, inputs, steps.offset)
+        state = state._replace(segment=segment)
+
+        # Attention to the slots before the steps and to the steps themselves, which are the last slots so far.
+        mask = self.attention_mask(inputs, state, common_mask, steps)
         normed = self.attention_norm(x) if self.pre_norm else x
         keys, values = self.attention.project(normed)
-        cache = cache.append(keys, values, begin=mask.shape[-1] - x.shape[1])
-        attended, weights = self.attention(normed, cache, mask, return_weights)
+        cache = state.cache.append(keys, values, begin=mask.shape[-1] - x.shape[1])
+        needs_weights = self.needs_weights(state)
+        attended, weights = self.attention(normed, cache, mask, return_weights or needs_weights)
         x = self._join(self.attention_gate, self.attention_norm, x, attended)
 
         # MLP.
         normed = self.mlp_norm(x) if self.pre_norm else x
         x = self._join(self.mlp_gate, self.mlp_norm, x, self.mlp(normed))
-        return x, cache, weights
+
+        state = state._replace(cache=cache)
+        if needs_weights:
+            state = self.observe(inputs, state, weights, mask)
+        if not return_weights:
+            return x, state, None
+        weights = self.slot_weights(weights)
+        empty = self.sizes.slots - weights.shape[-1]  # of the segment, after the steps
+        return x, state, F.pad(weights, (0, empty))
 
     def _join(self, gate: Callable[[Tensor, Tensor], Tensor], norm: nn.LayerNorm, x: Tensor, branch: Tensor) -> Tensor:
         """Joins the output of a sub-layer, `branch`, to its input x. Post-norm normalizes the result."""
@@ -222,9 +238,10 @@ class TransformerLayer(nn.Module, Generic[LayerStateT]):
         return torch.arange(self.sizes.memory + offset, 0, -1, device=device)
 
     def attention_mask(self, x: Tensor, state: LayerStateT, common: Tensor, steps: Steps) -> Tensor:
-        """The mask [B, 1 or H, T, S] of steps x [B, T, D] over all slots; see `forward`.
+        """The mask [B, 1 or H, T, S] of steps x [B, T, D]: 0 where a step may attend to a slot, -infinity elsewhere.
 
-        `common` [B, 1, T, S] is the mask of the slots that `minimum_ages` describes, and of the steps themselves.
+        The last T slots are the steps themselves. `common` [B, 1, T, S] is the mask of these and of the slots that
+        `minimum_ages` describes.
         """
         return common
 
@@ -309,7 +326,9 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
         check_call(inputs, reset, state, self.config.model_size, self.state_type)
         self._check_sizes(state)
         cached = state.cache is not None
-        layer_states = self.split(state if cached else self.with_cache(state))
+        if not cached:
+            state = self.with_cache(state)
+        layer_states = self.split(state)
         age = state.age
         offset = state.offset
 
@@ -327,11 +346,9 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
             x = clean[:, begin:end]
             masks = self._masks(steps, x)
             for index, layer in enumerate(self.layers):
-                mask = masks[layer.sizes]
-                x, layer_states[index], weights = self._run(
-                    layer, x, layer_states[index], mask, steps, return_attention
-                )
-                if weights is not None:
+                state_before = layer_states[index]
+                x, layer_states[index], weights = layer(x, state_before, masks[layer.sizes], steps, return_attention)
+                if return_attention:
                     attention[index].append(weights)
             features.append(x)
 
@@ -346,52 +363,31 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
                     layer_states[index] = layer.update_memory(layer_states[index], age, keep_cache)
                 offset = 0
 
+        joined_attention = None
+        if return_attention:
+            joined_attention = tuple(torch.cat(parts, dim=2) for parts in attention)
         output = self.final_norm(torch.cat(features, dim=1))
         return CoreOutput(
             features=mark_broken(output, inputs),
             state=self.join(layer_states, age, offset, cached),
             losses=self.losses(layer_states),
-            attention=tuple(torch.cat(parts, dim=2) for parts in attention) if return_attention else None,
+            attention=joined_attention,
         )
 
     def _masks(self, steps: Steps, x: Tensor) -> dict[LayerSizes | RoutedSizes, Tensor]:
-        """The masks [B, 1, T, S] that `TransformerLayer.attention_mask` is given, by the sizes of layers: equal layers share one.
+        """The masks [B, 1, T, S] that `TransformerLayer.attention_mask` is given, in the dtype of the inputs x.
 
-        In the dtype of the first layer's inputs x.
+        By the sizes of layers: layers of equal sizes share one.
         """
         masks: dict[LayerSizes | RoutedSizes, Tensor] = {}
         for layer in self.layers:
             if layer.sizes not in masks:
+                # Slots before the steps are seen if they belong to the episode, until the row's first reset.
                 valid = steps.age[:, None] >= layer.minimum_ages(steps.offset, x.device)
                 before = valid[:, None, :] & steps.unbroken[:, :, None]
                 seen = torch.cat([before, steps.own], dim=2)
                 masks[layer.sizes] = additive_mask(seen[:, None], like=x)
         return masks
-
-    def _run(
-        self,
-        layer: TransformerLayer[LayerStateT],
-        x: Tensor,
-        state: LayerStateT,
-        common_mask: Tensor,
-        steps: Steps,
-        return_attention: bool,
-    ) -> tuple[Tensor, LayerStateT, Tensor | None]:
-        """Runs a layer over steps x [B, T, D]: its outputs, its state after them, and the weights if requested."""
-        inputs = x
-        state = state._replace(segment=state.cache.write(state.segment, inputs, steps.offset))
-        mask = layer.attention_mask(inputs, state, common_mask, steps)
-        needs_weights = layer.needs_weights(state)
-        x, cache, weights = layer(inputs, state.cache, mask, return_attention or needs_weights)
-        state = state._replace(cache=cache)
-        if needs_weights:
-            state = layer.observe(inputs, state, weights, mask)
-
-        if not return_attention:
-            return x, state, None
-        weights = layer.slot_weights(weights)
-        later = layer.sizes.slots - weights.shape[-1]  # slots of the segment that are still empty
-        return x, state, F.pad(weights, (0, later))
 
     def _check_sizes(self, state: StateT) -> None:
         """Raises a ValueError if the state has other numbers of slots than the layers."""
@@ -411,7 +407,8 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
         For acting, evaluation and sampling: the cache is valid while the weights do not change. Calls with a cache
         return states with a cache, in which the segment after the offset is undefined.
         """
-        # Not with `map_state`, which compares offsets: a compiler would make a graph for each of them.
+        # What is not finite counts as 0. `map_state` is not used because it compares offsets: a compiler would make a
+        # graph for each of them.
         clean = {}
         for name, field in state._asdict().items():
             is_by_layer = isinstance(field, tuple) and len(field) > 0 and isinstance(field[0], Tensor)
@@ -419,6 +416,7 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
                 clean[name] = tuple(finite(part) for part in field)
         state = state._replace(**clean)
 
+        # All layers share the encodings of distances; a layer with fewer slots uses the last of them.
         most_slots = max(layer.sizes.slots for layer in self.layers)
         distances = torch.arange(most_slots - 1, -1, -1, device=state.age.device)
         encoding = sinusoids(distances, self.config.model_size).to(state.memory[0])
@@ -461,6 +459,7 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
                 expected = f"0 exactly where it was 0 before ({getattr(self.config, older)})"
                 raise ValueError(f"{older}: expected {expected}, got {getattr(config, older)}")
 
+        # A copy, because a new core would draw random numbers.
         resized = copy.deepcopy(self)
         resized.config = config
         for layer, new in zip(resized.layers, config.layer_sizes):

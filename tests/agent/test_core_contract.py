@@ -18,6 +18,7 @@ from agent.core import (
     CORES,
     Core,
     LSTMConfig,
+    WaveNetConfig,
     concatenate_states,
     detach_state,
     index_state,
@@ -28,6 +29,7 @@ from agent.core import (
     state_bytes,
     state_to,
 )
+from agent.core.cores import CORE_CLASSES
 from tests.agent.cores import CASES, CONFIGS, CYCLE, FORGETFUL, SIZE, WITH_SEGMENTS, every_core
 from tests.agent.tiny import assert_same, normal, resets, sum_losses
 
@@ -83,6 +85,7 @@ def warm_state(core: Core, rows: int, steps: int, seed: int = 7) -> Any:
 
 def test_every_core_is_tested() -> None:
     assert CONFIGS.keys() - {"wavenet"} == CORES.keys()  # WaveNet is a core of `speech` alone
+    assert CORE_CLASSES.keys() == {*CORES.values(), WaveNetConfig}
     sizes = {"model_size": SIZE, "num_layers": 2, "num_heads": 2, "mlp_size": 12, "segment_size": 4}
     assert matched_cores(sizes, memory=4, compressed=4).keys() == CORES.keys(), "presets know every core"
     for name, kind in CORES.items():
