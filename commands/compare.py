@@ -108,9 +108,6 @@ def _try_data(trials: dict[str, Any]) -> None:
     """Opens what the models learn from; raises a UserError if it cannot be read, or differs under one name."""
     from sequences.trainer import open_data
 
-<<<<<<< ours
-            Trainer(config, Run(""), local=not options.remote_actors).inherit()
-=======
     sources = {}
     for config in trials.values():
         source = [vars(config).get(field) for field in ("corpus", "path", "tokens", "vocabulary")]
@@ -121,7 +118,6 @@ def _try_data(trials: dict[str, Any]) -> None:
             data = open_data(config)
             name = getattr(data, "name", "") or text_name(config)
             corpora.append((config, name, data.digest))
->>>>>>> theirs
     require_equal_data(corpora)
 
 
