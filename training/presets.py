@@ -35,9 +35,9 @@ def small_network(core: str) -> RunConfig:
 def cpu(core: str = "compressive") -> RunConfig:
     """The reduced level on two CPU cores in a few minutes; `make train` runs it.
 
-    How soon the task is learned depends on the number of updates, so they are small. Gradients grow fast at the moment
-    when it is: with Adam's usual memory of 1,000 updates, steps are then too large, and the agent forgets what it knew.
-    When the task is learned, the rates fall to their ends.
+    How soon the task is learned depends on the number of updates, so they are small. One actor keeps its unrolls one or
+    two versions old: with two, whose unrolls wait for each other, they are three to four, and an agent that has learned
+    the task may forget it for a while. Adam's memory is short because gradients grow fast when the task is learned.
     """
     config = small_network(core)
     learner = dataclasses.replace(
@@ -52,9 +52,9 @@ def cpu(core: str = "compressive") -> RunConfig:
         config,
         preset="cpu",
         env="rooms:small",
-        frames=3_200_000,
+        frames=2_800_000,
         learner=learner,
-        actors=dataclasses.replace(config.actors, envs_per_actor=32),
+        actors=dataclasses.replace(config.actors, num_actors=1, envs_per_actor=32),
     )
 
 
