@@ -4,9 +4,10 @@ import math
 import os
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ ON_RAY = [pytest.param(name, marks=pytest.mark.ray) for name in ("ray", "ray by 
 
 
 @pytest.fixture(params=["local", "resident", *ON_RAY])
-def make_pool(request):
+def make_pool(request: pytest.FixtureRequest) -> Callable[..., Any]:
     if request.param == "resident":
         return make_resident_pool
     if request.param != "local":
@@ -69,13 +70,13 @@ def weights(marker: float) -> dict[str, torch.Tensor]:
     return {"marker": torch.tensor([marker])}
 
 
-def no_wrong_state(unroll: Unroll):
+def no_wrong_state(unroll: Unroll) -> None:
     trajectory = unroll.load()
     validate(trajectory)
     assert not trajectory.policy_logits.any(), "an environment got another's state"
 
 
-def test_no_environment_receives_the_state_of_another(make_pool):
+def test_no_environment_receives_the_state_of_another(make_pool: Callable[..., Any]) -> None:
     """And the unrolls of an actor follow each other."""
     last: dict[int, torch.Tensor] = {}
     with make_pool(in_flight=2) as pool:
@@ -98,14 +99,14 @@ def test_no_environment_receives_the_state_of_another(make_pool):
     assert last.keys() == actors
 
 
-def test_a_shuffled_state_is_noticed():
+def test_a_shuffled_state_is_noticed() -> None:
     actor = make_counting_actor(ENVS, 0, 0)
     actor.unroll(LENGTH)
     actor.core_state = actor.core_state._replace(last=actor.core_state.last.flip(0))
     assert actor.unroll(LENGTH).trajectory.policy_logits.any()
 
 
-def test_a_trajectory_has_its_episodes_and_version(make_pool):
+def test_a_trajectory_has_its_episodes_and_version(make_pool: Callable[..., Any]) -> None:
     with make_pool(num_actors=1) as pool:
         pool.publish(weights(0), 0)
         parts, ended = list[Trajectory](), list[Episode]()
@@ -133,14 +134,15 @@ def test_a_trajectory_has_its_episodes_and_version(make_pool):
 
 
 @pytest.mark.ray
-def test_killed_actor_comes_back_with_fresh_memory(cluster):
+def test_killed_actor_comes_back_with_fresh_memory(cluster: None) -> None:
     with RayPool(partial(make_counting_actor, ENVS), small()) as pool:
         victim = ray.get(pool.members[0].handle.pid.remote())
         pool.publish(weights(0), 0)
         for _ in range(6):
             no_wrong_state(pool.get())
         os.kill(victim, signal.SIGKILL)
-        begin, numbers = time.monotonic(), set()
+        begin = time.monotonic()
+        numbers: set[int] = set()
         while not (pool.status().restarts == 1 and pool.status().alive == 2):
             no_wrong_state(pool.get())
             assert time.monotonic() - begin < PATIENCE, "the actor did not come back"
@@ -151,11 +153,11 @@ def test_killed_actor_comes_back_with_fresh_memory(cluster):
 
 
 @pytest.mark.ray
-def test_a_wait_for_actors_that_have_no_room_can_be_ended(cluster):
+def test_a_wait_for_actors_that_have_no_room_can_be_ended(cluster: None) -> None:
     """The pool does not change."""
     begin = time.monotonic()
 
-    def check():
+    def check() -> None:
         if time.monotonic() - begin > 1:
             raise EOFError
 
@@ -176,7 +178,7 @@ def make_faulty_actor(fault: str, actor_id: int, incarnation: int) -> Actor:
 
 
 @pytest.mark.parametrize("reward", [-math.inf, math.nan, 1e39])
-def test_rewards_that_are_not_finite_are_refused(reward: float, monkeypatch: pytest.MonkeyPatch):
+def test_rewards_that_are_not_finite_are_refused(reward: float, monkeypatch: pytest.MonkeyPatch) -> None:
     actor = make_counting_actor(ENVS, 0, 0)
     advance = actor.envs.advance
     monkeypatch.setattr(actor.envs, "advance", lambda *arguments: (np.full(ENVS, reward), *advance(*arguments)[1:]))
@@ -189,7 +191,7 @@ def initial_weights() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("make_pool", ["local", *ON_RAY], indirect=True)
-def test_an_exit_in_an_environment_is_an_error(make_pool):
+def test_an_exit_in_an_environment_is_an_error(make_pool: Callable[..., Any]) -> None:
     with make_pool(partial(make_faulty_actor, "exit"), num_actors=1) as pool:
         pool.publish(initial_weights(), 0)
         pool.get()
@@ -201,8 +203,8 @@ def test_an_exit_in_an_environment_is_an_error(make_pool):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["sleep", "die"])
-def test_an_actor_whose_environment_hangs_or_dies_is_replaced(fault, cluster):
-    def make(actor_id, incarnation):
+def test_an_actor_whose_environment_hangs_or_dies_is_replaced(fault: str, cluster: None) -> None:
+    def make(actor_id: int, incarnation: int) -> Actor:
         return make_faulty_actor("" if incarnation else fault, actor_id, incarnation)
 
     with RayPool(make, small(num_actors=1)) as pool:
@@ -221,12 +223,16 @@ def test_an_actor_whose_environment_hangs_or_dies_is_replaced(fault, cluster):
         (EnvironmentFailed("broken"), "made", EnvironmentFailed),
     ],
 )
-def test_a_bug_in_an_actor_is_raised_and_not_retried(error, when, raised, cluster):
-    def fail(*_):
+def test_a_bug_in_an_actor_is_raised_and_not_retried(
+    error: BaseException, when: str, raised: type[BaseException], cluster: None
+) -> None:
+    def fail(*_: Any) -> NoReturn:
         raise error
 
-    def broken(actor_id, incarnation):
-        actor = fail() if when == "made" else make_counting_actor(ENVS, actor_id, incarnation)
+    def broken(actor_id: int, incarnation: int) -> Actor:
+        if when == "made":
+            fail()
+        actor = make_counting_actor(ENVS, actor_id, incarnation)
         actor.envs.step = fail
         return actor
 
@@ -239,7 +245,7 @@ def test_a_bug_in_an_actor_is_raised_and_not_retried(error, when, raised, cluste
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_an_actor_that_dies_again_and_again_stops_the_run(cluster, monkeypatch):
+def test_an_actor_that_dies_again_and_again_stops_the_run(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.ray_pool.MAX_FAILURES", 1)
 
     def dies(actor_id: int, incarnation: int) -> Actor:
@@ -254,7 +260,7 @@ def test_an_actor_that_dies_again_and_again_stops_the_run(cluster, monkeypatch):
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_an_actor_that_does_not_answer_is_replaced(cluster):
+def test_an_actor_that_does_not_answer_is_replaced(cluster: None) -> None:
     with RayPool(partial(make_counting_actor, ENVS), small(step_seconds=1.0)) as pool:
         pool.publish(weights(0), 0)
         while pool.status().alive < 2:
@@ -269,7 +275,7 @@ def test_an_actor_that_does_not_answer_is_replaced(cluster):
 
 
 @pytest.mark.parametrize("over", [False, True])
-def test_an_actor_resumes_exactly(over: bool):
+def test_an_actor_resumes_exactly(over: bool) -> None:
     """Also between an episode's end and the step that resets."""
     actor, again = (make_counting_actor(ENVS, 0, incarnation) for incarnation in range(2))
     actor.unroll(LENGTH)
@@ -291,7 +297,7 @@ def make_constant_actor(actor_id: int, sample: bool = True) -> Actor:
     return Actor(make_vector("diagnostic:recall", 16), agent, actor_id, seed=3, sample=sample)
 
 
-def test_actions_are_drawn_from_the_policy_or_its_most_probable():
+def test_actions_are_drawn_from_the_policy_or_its_most_probable() -> None:
     """By actors of one seed alike if their ids are the same."""
     first, again, other = (make_constant_actor(actor_id).unroll(200).trajectory for actor_id in (0, 0, 1))
     assert torch.equal(first.observation, again.observation)
@@ -304,7 +310,7 @@ def test_actions_are_drawn_from_the_policy_or_its_most_probable():
     assert (make_constant_actor(0, sample=False).unroll(20).trajectory.action == 2).all()
 
 
-def test_without_an_environment_state_an_actor_resumes_with_new_episodes():
+def test_without_an_environment_state_an_actor_resumes_with_new_episodes() -> None:
     actor, again = (Actor(VectorWrapper(Counting(ENVS)), CountingAgent(), 0, seed) for seed in (7, 8))
     actor.unroll(LENGTH)
     again.load_state_dict(actor.state_dict())
@@ -322,7 +328,7 @@ def test_without_an_environment_state_an_actor_resumes_with_new_episodes():
         ({"single_observation_space": Dict(image=Counting(1).single_observation_space)}, "a Dict of one as image and"),
     ],
 )
-def test_unsupported_environments_are_refused(change: dict[str, Any], message: str):
+def test_unsupported_environments_are_refused(change: dict[str, Any], message: str) -> None:
     envs = Counting(2)
     for name, value in change.items():
         setattr(envs, name, value)
@@ -331,7 +337,7 @@ def test_unsupported_environments_are_refused(change: dict[str, Any], message: s
 
 
 @pytest.mark.gpu
-def test_an_actor_on_a_gpu_hands_out_what_one_on_the_cpu_does():
+def test_an_actor_on_a_gpu_hands_out_what_one_on_the_cpu_does() -> None:
     def unrolls(device: str) -> list[torch.Tensor]:
         torch.manual_seed(0)
         agent = Agent(AgentConfig(torso="small", torso_size=16, core=LSTMConfig(16)), (24, 32, 3), 9)

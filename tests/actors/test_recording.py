@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import av
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional as F
 
 from actors import Actor
@@ -25,7 +28,12 @@ from reports.views import BARS, WIDTH, bars, looks, views, what_is_seen
 
 ENV = "rooms:small,episode_frames=100"
 STEPS = 25
-SIZES = {"segment_size": 4, "memory_size": (8, 2), "compressed_size": (3, 4), "compression_rate": (2, 4)}
+SIZES: dict[str, Any] = {
+    "segment_size": 4,
+    "memory_size": (8, 2),
+    "compressed_size": (3, 4),
+    "compression_rate": (2, 4),
+}
 
 
 def make_actor(core: CoreConfig, env: str = ENV) -> Actor:
@@ -45,7 +53,7 @@ def recordings() -> list[Recording]:
     return record_episodes(make_actor(compressive()), 3)
 
 
-def test_a_recording_repeats_observations_and_rewards(recordings):
+def test_a_recording_repeats_observations_and_rewards(recordings: list[Recording]) -> None:
     actor = make_actor(compressive())
     for recording in recordings:
         assert recording.observations.shape == (STEPS, 24, 32, 3)
@@ -64,7 +72,7 @@ def test_a_recording_repeats_observations_and_rewards(recordings):
 
 
 @pytest.mark.parametrize("play", [play_episodes, record_episodes])
-def test_endless_episodes_are_named_with_their_last_action(play):
+def test_endless_episodes_are_named_with_their_last_action(play: Any) -> None:
     assert len(play(make_actor(compressive()), 1, max_steps=STEPS)) == 1
     message = rf"episodes of at most {STEPS - 1} steps \(max-episode-steps\), .* its last action was \d"
     with pytest.raises(EnvironmentFailed, match=message):
@@ -72,7 +80,7 @@ def test_endless_episodes_are_named_with_their_last_action(play):
 
 
 @pytest.mark.parametrize("rate", [1, 2, 4])
-def test_compressed_slots_are_recorded_with_their_steps(rate):
+def test_compressed_slots_are_recorded_with_their_steps(rate: int) -> None:
     """A mean of inputs is decoded to the mean of what they are decoded to; slots with earlier steps are left out.
 
     With a rate of 4 the second episode, which begins two steps into a segment, has such a slot.
@@ -96,14 +104,14 @@ def test_compressed_slots_are_recorded_with_their_steps(rate):
 
 
 @pytest.mark.parametrize("core", [compressive(), LSTMConfig(8)])
-def test_with_the_same_views_an_agent_would_not_do_otherwise(core, monkeypatch):
+def test_with_the_same_views_an_agent_would_not_do_otherwise(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later episodes begin within a segment."""
     actor = make_actor(core, "rooms:small-recall,episode_frames=600")
     for weights in actor.agent.policy.parameters():
         weights.data.mul_(100)
     counterfactuals = actor.envs.counterfactuals
 
-    def same(states):
+    def same(states: Any) -> list[tuple[Any, Any]]:
         views = np.concatenate([actor.envs._slow.set_state(state) for state in states])
         return [(begin, views[: len(other)]) for begin, other in counterfactuals(states)]
 
@@ -119,17 +127,19 @@ def test_with_the_same_views_an_agent_would_not_do_otherwise(core, monkeypatch):
 
 
 @pytest.mark.parametrize("rounds", ["", ",examples=2,redraw_match=True"])
-def test_a_supposed_example_brings_the_rewards_that_the_agent_is_given(rounds, monkeypatch):
+def test_a_supposed_example_brings_the_rewards_that_the_agent_is_given(
+    rounds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Up to the choice, the last step of which is that of the choice; two choices in one room are two rooms."""
     actor = make_actor(LSTMConfig(8), f"rooms:small,episode_frames=900{rounds}")
     supposed, given, act = [], [], actor.act
 
-    def play(**options):
+    def play(**options: Any) -> tuple[Tensor, Any]:
         """The oracle's actions, but for each third choice, which is wrong."""
         made = actor.envs.state.correct + actor.envs.state.wrong
         return torch.from_numpy(oracle_actions(actor.envs, made % 3 == 1)), act(**options)[1]
 
-    def remember(envs, state):
+    def remember(envs: Any, state: Any) -> Any:
         if envs.num_envs > 1:
             supposed.append(state)
         return set_state(envs, state)
@@ -161,7 +171,9 @@ def test_a_supposed_example_brings_the_rewards_that_the_agent_is_given(rounds, m
     assert (np.isnan(recording.otherwise) == (entered < 0)).all()
 
 
-def with_slots(recordings, informative=True, views=(2, 3, 3), count=40):
+def with_slots(
+    recordings: list[Recording], informative: bool = True, views: tuple[int, int, int] = (2, 3, 3), count: int = 40
+) -> Any:
     """Recordings whose slots have all 18 numbers of a view that repeats three times, or noise; inputs are the views."""
     rng, found = np.random.default_rng(0), []
     for recording in recordings:
@@ -175,7 +187,7 @@ def with_slots(recordings, informative=True, views=(2, 3, 3), count=40):
 
 
 @pytest.mark.parametrize("informative", [True, False])
-def test_a_probe_reads_what_compressed_slots_hold(recordings, informative):
+def test_a_probe_reads_what_compressed_slots_hold(recordings: list[Recording], informative: bool) -> None:
     kept = what_is_kept(with_slots(recordings[:2], informative))
     views = kept["views"]
     assert (kept["names"], views["slots"], views["rate"], views["thing"], len(views["rows"])) == (None, 80, 3, "", 3)
@@ -189,7 +201,7 @@ def test_a_probe_reads_what_compressed_slots_hold(recordings, informative):
 
 
 @pytest.mark.parametrize("informative", [True, False])
-def test_a_probe_names_what_compressed_slots_hold(recordings, informative):
+def test_a_probe_names_what_compressed_slots_hold(recordings: list[Recording], informative: bool) -> None:
     """Slots count while one thing is there: not where it is only known (no comma), nor with another."""
     rng, things, played = np.random.default_rng(0), ["light blue cone", "red cone", "red cube"], []
     for episode in range(24):
@@ -220,7 +232,7 @@ def test_a_probe_names_what_compressed_slots_hold(recordings, informative):
     assert [row[0]["text"] for row in few["names"]["rows"]] == ["colour", "shape"]
 
 
-def test_without_enough_to_fit_a_probe_nothing_is_said(recordings):
+def test_without_enough_to_fit_a_probe_nothing_is_said(recordings: list[Recording]) -> None:
     two = with_slots(recordings[:2])
     constant = [replace(each, reconstructions=np.zeros_like(each.reconstructions)) for each in two]
     empty = [two[0], replace(two[1], compressed=Compressed(*(part[:0] for part in two[1].compressed)))]
@@ -233,7 +245,9 @@ def literal_slots(sizes: tuple[int, int, int], rate: int, episodes: int) -> list
     """(first, last) of every slot before each step, by moving steps from list to list; -1 where there is nothing."""
     n_s, n_m, n_cm = 4, sizes[1], sizes[0]
     nothing = -(10**6)
-    compressed, memory, segment = [(nothing, nothing)] * n_cm, [(nothing, nothing)] * n_m, []
+    compressed = [(nothing, nothing)] * n_cm
+    memory = [(nothing, nothing)] * n_m
+    segment: list[tuple[int, int]] = []
     shown, now = [], 0
     for _ in range(episodes):
         begin = now
@@ -252,7 +266,7 @@ def literal_slots(sizes: tuple[int, int, int], rate: int, episodes: int) -> list
     return shown
 
 
-def test_slots_trace_to_the_steps_of_a_literal_memory(recordings):
+def test_slots_trace_to_the_steps_of_a_literal_memory(recordings: list[Recording]) -> None:
     for layer, rate in enumerate(SIZES["compression_rate"]):
         sizes = (SIZES["compressed_size"][layer], SIZES["memory_size"][layer], 4)
         found = np.concatenate([recording.attention[layer].steps for recording in recordings])
@@ -260,7 +274,7 @@ def test_slots_trace_to_the_steps_of_a_literal_memory(recordings):
         np.testing.assert_array_equal(found, literal_slots(sizes, rate, len(recordings)))
 
 
-def test_attention_sums_to_1_over_valid_slots(recordings):
+def test_attention_sums_to_1_over_valid_slots(recordings: list[Recording]) -> None:
     for recording in recordings:
         for index, layer in enumerate(recording.attention):
             assert layer.weights.shape == (STEPS, 2, sum(layer.sizes))
@@ -279,7 +293,7 @@ def test_attention_sums_to_1_over_valid_slots(recordings):
 
 
 @pytest.mark.parametrize("act", [Actor.unroll, play_episodes, record_episodes])
-def test_acting_builds_no_graph(act):
+def test_acting_builds_no_graph(act: Any) -> None:
     actor, cached = make_actor(compressive()), []
     with_cache = actor.agent.core.with_cache
     actor.agent.core.with_cache = lambda state: cached.append(with_cache(state)) or cached[-1]
@@ -289,7 +303,7 @@ def test_acting_builds_no_graph(act):
 
 
 @pytest.mark.parametrize("name", ["poses", "situations", "between"])
-def test_what_only_recordings_ask_for_is_guarded(name):
+def test_what_only_recordings_ask_for_is_guarded(name: str) -> None:
     actor = make_actor(LSTMConfig(8))
     setattr(actor.envs, name, lambda *_: {}[name])
     with pytest.raises(EnvironmentFailed, match=f"failed in {name}: KeyError"):
@@ -297,7 +311,7 @@ def test_what_only_recordings_ask_for_is_guarded(name):
 
 
 @pytest.mark.parametrize("kind", ["compressed", "routed"])
-def test_most_used_and_routed_memories_trace_to_one_step_each(kind):
+def test_most_used_and_routed_memories_trace_to_one_step_each(kind: str) -> None:
     routing = RoutingTransformerConfig(8, 2, 2, 8, segment_size=4, memory_size=(8, 2), window=2, clusters=1)
     core = routing if kind == "routed" else compressive(compression="most-used")
     (recording,) = record_episodes(make_actor(core), 1)
@@ -310,7 +324,7 @@ def test_most_used_and_routed_memories_trace_to_one_step_each(kind):
         assert (present == (layer.weights[-1, 0, : layer.sizes[0]] > 0)).all()
 
 
-def test_vectors_are_shown_as_bars(monkeypatch, tmp_path):
+def test_vectors_are_shown_as_bars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (recording,) = record_episodes(make_actor(LSTMConfig(8), "diagnostic:tmaze,length=3"), 1)
     assert (recording.attention, recording.observations.ndim) == ((), 2)
     assert (recording.poses, recording.situations) == (None, None)
@@ -322,7 +336,7 @@ def test_vectors_are_shown_as_bars(monkeypatch, tmp_path):
     assert Path("1:2.mp4").stat().st_size > 1000
 
 
-def test_bars_have_the_height_of_their_elements():
+def test_bars_have_the_height_of_their_elements() -> None:
     first, second = bars(np.array([[1.0, -2.0, 0.0], [0.5, 1.0, 0.0]]), 30)[:, :, [3, 13, 23], 0] > 20  # one colour
     assert first.sum(axis=0).tolist() == [BARS // 2 + 1, BARS // 2 + 1, 1]  # each has the line of 0
     assert first[: BARS // 2, 0].all()
@@ -333,7 +347,7 @@ def test_bars_have_the_height_of_their_elements():
 
 
 @pytest.mark.parametrize("size", [76, 300, 980, 5000])
-def test_bars_that_do_not_fit_are_in_rows(size):
+def test_bars_that_do_not_fit_are_in_rows(size: int) -> None:
     one_hot = np.eye(size, dtype=np.float32)[[0, size // 2, size - 1]]
     shown = bars(one_hot, 300)
     assert shown.shape[2:] == (300, 3)
@@ -350,25 +364,27 @@ class Drawn(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, render_mode=None):
+    def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
 
-    def reset(self, *, seed=None, options=None):
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         self.step_number = 0
         return np.zeros(2, np.float32), {}
 
-    def step(self, action):
+    def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         self.step_number += 1
         return np.full(2, self.step_number / 8, np.float32), 1.0, self.step_number == 5, False, {}
 
-    def render(self):
+    def render(self) -> NDArray[np.uint8]:
         return np.full((400, 600, 3), 40 * self.step_number, np.uint8)
 
 
 gymnasium.register("Drawn-v0", Drawn)
 
 
-def test_an_environment_of_vectors_draws_itself(monkeypatch):
+def test_an_environment_of_vectors_draws_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = drawing("gym:Drawn-v0")
     assert spec == "gym:Drawn-v0,render_mode=rgb_array"
     assert drawing("gym:Drawn-v0,processes=2") == spec
@@ -385,7 +401,7 @@ def test_an_environment_of_vectors_draws_itself(monkeypatch):
     assert drawing(ENV) == ENV
 
 
-def test_pictures_of_long_episodes_end(monkeypatch, tmp_path):
+def test_pictures_of_long_episodes_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for module in ("actors.recording", "reports.views"):
         monkeypatch.setattr(f"{module}.RENDERED_STEPS", 7)
     for env, frames in ((ENV, 4), ("diagnostic:recall,delay=10", 1)):
@@ -399,7 +415,7 @@ def test_pictures_of_long_episodes_end(monkeypatch, tmp_path):
         assert len(page["episodes"][0]["actions"]) == 7
 
 
-def test_the_view_is_redrawn_as_the_decoder_has_it():
+def test_the_view_is_redrawn_as_the_decoder_has_it() -> None:
     """A decoder that answers the mean pixels of an image, in the units of its loss, draws that image."""
     decoder = Reconstruction(8, (12, 16, 3))
     image = torch.randint(0, 256, (1, 12, 16, 3), dtype=torch.uint8)
@@ -412,7 +428,7 @@ def test_the_view_is_redrawn_as_the_decoder_has_it():
     assert decoder(torch.zeros(1, 8), image).total.item() == pytest.approx(0, abs=1e-6)
 
 
-def test_looks_are_the_largest_weights_of_earlier_steps(recordings):
+def test_looks_are_the_largest_weights_of_earlier_steps(recordings: list[Recording]) -> None:
     found = list(looks(recordings[0], 3))
     step, attention = STEPS - 1, recordings[0].attention
     sums = np.zeros(STEPS)

@@ -4,17 +4,21 @@ import functools
 import json
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from fsspec.core import url_to_fs
 
+from agent import Trajectory
 from learner.config import LearnerConfig
 from learner.learner import Learner
 from storage import checkpoints, serialization
 from storage.stores import UrlStore
+from tests.learner.conftest import TinyAgent
 from tests.learner.runs import PARTS, Place, listing, names, save
 
 STATE = {"episodes": 3, "config": {"discount": 0.99, "core": None}, "names": ["a", "b"]}
@@ -26,13 +30,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     path = tmp_path / "run"
     if request.param == "disk":
         path.mkdir()
-    return {"disk": path, "file": f"file://{path}", "memory": f"memory://{path}"}[request.param]
+    places: dict[str, Place] = {"disk": path, "file": f"file://{path}", "memory": f"memory://{path}"}
+    return places[request.param]
 
 
 assert_equal = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
-def test_round_trip(place):
+def test_round_trip(place: Place) -> None:
     path = checkpoints.save(place, 12345, PARTS, STATE)
     if isinstance(place, Path):
         assert path == place / "checkpoints" / "000000012345"
@@ -50,7 +55,7 @@ def test_round_trip(place):
     assert (loaded.state, names(place)) == ({}, ["000000012345"])
 
 
-def test_the_newest_are_kept(place):
+def test_the_newest_are_kept(place: Place) -> None:
     for step in (1, 20, 300, 4000):
         save(place, step, keep=2)
     assert names(place) == ["000000000300", "000000004000"]
@@ -59,7 +64,7 @@ def test_the_newest_are_kept(place):
     assert checkpoints.load_latest(place).step == 1_000_000_000_000
 
 
-def test_a_run_goes_on_from_an_earlier_checkpoint(place):
+def test_a_run_goes_on_from_an_earlier_checkpoint(place: Place) -> None:
     """Newer, damaged checkpoints are neither loaded again nor do they count among those that are kept."""
     save(place, 100)
     for step in (200, 300):
@@ -77,13 +82,15 @@ def test_a_run_goes_on_from_an_earlier_checkpoint(place):
 
 
 @pytest.mark.parametrize("left", [100, None])
-def test_a_checkpoint_that_is_removed_meanwhile_is_not_damaged(place, monkeypatch, left):
+def test_a_checkpoint_that_is_removed_meanwhile_is_not_damaged(
+    place: Place, monkeypatch: pytest.MonkeyPatch, left: int | None
+) -> None:
     """A run removes old checkpoints, which `evaluate` has just listed, when it has written newer ones."""
     for step in (100, 200):
         save(place, step)
     read = checkpoints.read
 
-    def late(store, name):
+    def late(store: Any, name: str) -> checkpoints.Checkpoint:
         if name.startswith("000000000200"):
             for old in store.names():
                 if left is None or not old.startswith(f"{left:012d}"):
@@ -97,7 +104,7 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_not_damaged(place, monkeypatc
     assert (loaded.step, loaded.skipped) == (left or 300, [])
 
 
-def test_leftovers_are_ignored_then_removed(place):
+def test_leftovers_are_ignored_then_removed(place: Place) -> None:
     save(place, 100)
     left = ("000000000200.tmp", "000000000050.removed.tmp")
     if not isinstance(place, Path):
@@ -112,7 +119,7 @@ def test_leftovers_are_ignored_then_removed(place):
     assert names(place) == ["000000000100", "000000000200"]
 
 
-def test_runs_without_checkpoints_copied_runs_and_owners(tmp_path):
+def test_runs_without_checkpoints_copied_runs_and_owners(tmp_path: Path) -> None:
     for run in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(FileNotFoundError, match=f"{run} has no checkpoints: expected the folder of a run"):
             checkpoints.load_latest(run)
@@ -130,7 +137,7 @@ def test_runs_without_checkpoints_copied_runs_and_owners(tmp_path):
         assert UrlStore(url).owner() == owner
 
 
-def test_a_state_that_json_cannot_hold_writes_nothing(place):
+def test_a_state_that_json_cannot_hold_writes_nothing(place: Place) -> None:
     for state, error in (({"x": object()}, TypeError), ({"x": float("nan")}, ValueError)):
         with pytest.raises(error, match=r"not JSON (serializable|compliant)"):
             checkpoints.save(place, 1, PARTS, state)
@@ -138,7 +145,7 @@ def test_a_state_that_json_cannot_hold_writes_nothing(place):
     assert not fs.exists(f"{path}/checkpoints")
 
 
-def test_flatten_keeps_kinds_keys_and_tensors():
+def test_flatten_keeps_kinds_keys_and_tensors() -> None:
     tree = {"s": {0: {"m": torch.ones(2), "x/y": 1.5}}, "b": (0.9, 0.999), "p": [0, None, True, "a"], "e": {}}
     tensors, plain = serialization.flatten(tree)
     assert list(tensors) == ["s/0/m"]
@@ -150,7 +157,9 @@ def test_flatten_keeps_kinds_keys_and_tensors():
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_a_learner_is_restored_exactly(tmp_path, tiny_agent, trajectory, optimizer):
+def test_a_learner_is_restored_exactly(
+    tmp_path: Path, tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory], optimizer: str
+) -> None:
     schedule = {"learning_rate": 0.01, "learning_rate_schedule": "linear"}
     config = LearnerConfig(device="cpu", optimizer=optimizer, rmsprop_momentum=0.5, **schedule)
     learner, resumed = (Learner(tiny_agent(), config, total_steps=1000) for _ in range(2))
@@ -169,7 +178,7 @@ def test_a_learner_is_restored_exactly(tmp_path, tiny_agent, trajectory, optimiz
         assert_equal(state, checkpoints.load_latest(tmp_path).parts)
 
 
-def test_the_memory_of_a_sequence_learner_is_a_part(tmp_path):
+def test_the_memory_of_a_sequence_learner_is_a_part(tmp_path: Path) -> None:
     state = {"weights": {"w": torch.ones(2)}, "optimizer": {}, "memory": [(torch.zeros(3), 5)], "step": 7}
     parts, plain = checkpoints.pack_learner(state)
     assert parts.keys() == {"weights", "optimizer", "memory"}
@@ -180,10 +189,10 @@ def test_the_memory_of_a_sequence_learner_is_a_part(tmp_path):
         checkpoints.unpack_learner(loaded, {"optimizer": dict, "source": dict})
 
 
-def test_random_generators_are_restored():
+def test_random_generators_are_restored() -> None:
     before = serialization.rng_state()
 
-    def draw():
+    def draw() -> tuple[Any, ...]:
         return random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(3).tolist()  # noqa: NPY002
 
     try:
