@@ -46,6 +46,7 @@ class Curriculum:
         self.stages = [*map(read_stage, config.stages), Stage(config.env, {})]
         if len(self.stages) > STAGES:
             raise ValueError(f"stages: expected at most {STAGES - 1}, got {len(config.stages)}")
+        # One network plays all stages, so they need the same interface.
         last = interface(config.env)
         columns = len(tasks(config.env))
         for env in config.environments:
@@ -78,6 +79,7 @@ class Curriculum:
 
     def ended(self, steps: int) -> bool:
         """Whether the present stage has reached one of its limits after so many agent steps of the run."""
+        # Scores are known once there are as many episodes of each task as they are means of.
         measured = {"frames": float((steps - self.begin) * self.action_repeat)}
         if all(len(episodes) == EPISODES for episodes in self.recent.values()):
             measured["correct"] = self.correct()
@@ -131,9 +133,11 @@ class Curriculum:
 
     def metrics(self) -> dict[str, float]:
         """Scores over all tasks and of each, if there are several, and the stage from 1; what is unknown is NaN."""
+        # Over all tasks.
         scores = self.scores()
         row = {"episode/return": self.mean_return(), "episode/correct_choices": self.correct()}
         row |= {f"episode/{name}": value for name, value in mean_normalised(scores).items()}
+        # Of each task.
         if len(self.recent) > 1:
             row["tasks/seen"] = float(len(scores))
             row["tasks/count"] = float(len(self.recent))
@@ -156,6 +160,7 @@ class Curriculum:
 
         Raises a ValueError if the stage or an episode is not one of this run.
         """
+        # The stage must be one of this run.
         stage = state.get("stage", {"number": 0, "begin": 0, "env": self.config.env})
         require_schema(stage, STAGE, "state: stage")
         number = stage["number"]

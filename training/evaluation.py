@@ -55,11 +55,13 @@ def load_player(
         FileNotFoundError, ValueError, ImportError, StorageError: if the folder is not a run, has no readable
             checkpoint, or does not fit the environment; or if the run's environment needs a permission.
     """
+    # A run that somebody else made runs no code and reads no URL without permission.
     config: RunConfig = read_config(run)
     require_consent(config.env, allow, env)
     place = checkpoint_place(config, run, allow)
     config = dataclasses.replace(config, actors=limits(config.actors))
     limit_calls(config.actors.step_seconds)
+    # The environment may be another than that of the training, if observations and actions are the same.
     env = env or held_out(config.env)
     prepare(env)
     require_interface(env, like=config.env)
@@ -223,6 +225,7 @@ def as_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
 
 def _summarize(episodes: list[Episode], env: str) -> dict[str, Any]:
     """The summary of one task."""
+    # The return, and what it is on the scales of people and of the oracle.
     mean, low, high = mean_interval(_scores(episodes))
     summary: dict[str, Any] = {
         "environment": env,
@@ -237,6 +240,7 @@ def _summarize(episodes: list[Episode], env: str) -> dict[str, Any]:
         for name in SCALES:
             if name in summary:
                 summary[f"{name}_interval"] = [lows[name], highs[name]]
+    # Choices, in levels that count them.
     right = _counts(episodes, "correct_choices")
     choices = right + _counts(episodes, "wrong_choices")
     if choices.any():

@@ -53,6 +53,7 @@ def interface(env: str) -> Interface:
         ValueError: if there is no such environment, it is not supported, or its tasks differ.
         ImportError: if it needs a package that is not installed.
     """
+    # Several tasks share one network, so they need the same interface.
     names = tasks(env)
     if len(names) > 1:
         first = interface(names[0])
@@ -102,6 +103,7 @@ def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: i
         incarnation: how often it was replaced.
         env: the environment of the present stage; None for the run's. The network is the same in all stages.
     """
+    # The actor is made where it acts, so the limit of calls is set there, too.
     seed = _acting_seed(config, generation, incarnation)
     limit_calls(config.actors.step_seconds)
     names = tasks(env or config.env)
@@ -161,6 +163,7 @@ def acting_device(config: RunConfig) -> torch.device:
 
 def resolve_precisions(config: RunConfig) -> RunConfig:
     """The configuration with float32 or bfloat16 in place of "auto", as this machine's devices compute them."""
+    # Learner and actors may be on different devices.
     learner = resolve_precision(config.learner.precision, learning_device(config))
     actors = resolve_precision(config.actors.precision, acting_device(config))
     return dataclasses.replace(

@@ -130,6 +130,7 @@ class Feed(ABC):
     def _receive(self, version: int, check: Check) -> Received:
         """Takes unrolls, oldest first, until they fill a batch for the learner of a version; drops those too old."""
         unrolls: list[Unroll] = []
+        # Episodes of unrolls that are dropped have been played all the same, and count.
         episodes: list[Episode] = []
         dropped = 0
         limit = self.config.max_policy_lag
@@ -191,6 +192,7 @@ class RayFeed(Feed):
         if not last:
             # The next batch is learned from after as many updates as are made of this one.
             self._request(version + (self.replay.updates if self.replay else 1))
+        # In the learner's thread: on a GPU its stream waits for the copy, and replay draws by its version.
         payload = take()
         if self.replay:
             payload = self.replay.mix(payload)
@@ -199,10 +201,12 @@ class RayFeed(Feed):
     def publish(self, snapshot: Snapshot, version: int) -> None:
         self._finish_publication()
         publish = self.pool.publish
+        # Now, before the next update changes them. What takes long is done in the thread.
         weights = snapshot()
         self.publication = self.publisher.start(lambda: publish(weights(), version))
 
     def close(self) -> None:
+        # First the threads, which use the pool.
         self.receiver.close()
         self.publisher.close()
         super().close()
@@ -261,7 +265,7 @@ class ResidentFeed(Feed):
 
     def next_batch(self, version: int, last: bool = False) -> Batch:
         received = self._receive(version, self.check)
-        (unroll,) = received.unrolls
+        (unroll,) = received.unrolls  # all environments act together, so one unroll is a batch
         return Batch(unroll.trajectory, received.episodes, received.dropped, unrolls=[])
 
     def publish(self, snapshot: Snapshot, version: int) -> None:
@@ -302,10 +306,12 @@ def make_feed(
         make_replica: how several learners are made.
     """
     pool = make_pool(config, env, generation, local, learner)
+    # Acting on the learners' devices.
     if config.resident and config.learners > 1:
         return ResidentGroupFeed(config, pool, check, learner, make_replica())
     if config.resident:
         return ResidentFeed(config, pool, check)
+    # Acting beside the learner, in this process or in others.
     if local:
         return LocalFeed(config, pool, check, replay)
     if config.learners > 1:

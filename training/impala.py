@@ -80,11 +80,14 @@ class Trainer(Training):
     batch: Batch
 
     def __init__(self, config: RunConfig, run: Run, local: bool) -> None:
+        # Everything that cannot work is refused before anything is written.
         if local and config.actors.gpus and not torch.cuda.is_available():
             raise ValueError(f"gpus: expected 0 for actors in this process, which has no GPU, got {config.actors.gpus}")
         require_resident(config)
         config = resolve_precisions(config)
         self.curriculum = Curriculum(config)
+
+        # The weights are the first that is drawn.
         torch.manual_seed(config.seed)
         self.local = local
         self.action_repeat = self.curriculum.action_repeat
@@ -99,6 +102,7 @@ class Trainer(Training):
         self.generation = 0
         self.logged = 0
 
+        # With a URL, checkpoints are there and not in the folder.
         self.place = config.checkpoint_url or run.path
         self.remote = UrlStore(config.checkpoint_url) if config.checkpoint_url else None
         self.claimed: str | None = None
@@ -136,6 +140,7 @@ class Trainer(Training):
     def update(self) -> dict[str, float]:
         """Learns from one batch, and gives the actors the new weights. A batch that is not finite is kept in a file."""
         frames_before = self.frames
+        # A batch of which a part was lost with its node is dropped, and the next one is learned from.
         metrics = None
         while metrics is None:
             self.batch = self._next_batch()
@@ -150,6 +155,7 @@ class Trainer(Training):
         """Waits for the next batch, and remembers the episodes that ended in it. Begins the next stage if it is due."""
         with self.clock.waiting():
             ended = self.curriculum.ended(self.learner.steps)
+            # A batch that is on its way is of this stage, and is learned from first.
             if ended and not self.feed.pending:
                 self._next_stage()
                 ended = self.curriculum.ended(self.learner.steps)
@@ -207,6 +213,7 @@ class Trainer(Training):
         """Gives the actors the state that they had in the checkpoint, if there are as many of them."""
         assert self.restored
         saved = self.restored.parts
+        # The state of other actors, or of actors elsewhere, has no meaning for these.
         before = self.restored.state["config"]
         as_many = all(before["actors"][name] == getattr(self.config.actors, name) for name in ACTORS)
         as_resident = before.get("resident", False) == self.config.resident
@@ -310,6 +317,7 @@ class Trainer(Training):
     def progress(self) -> Progress:
         status = self.feed.status()
         frames_per_second = self.clock.rate * self.action_repeat
+        # The most important text is the first: a narrow terminal cuts the others.
         actors = f"{status.alive} actor{'s' * (status.alive > 1)}"
         if status.restarts:
             actors += f", {status.restarts} restarted"
@@ -319,8 +327,9 @@ class Trainer(Training):
         return Progress(self.frames, self.config.frames, "frames", frames_per_second, texts)
 
     def log(self, metrics: dict[str, float]) -> None:
+        # A batch can be several updates, so their number may jump over a multiple of `log_every`.
         every = self.config.log_every
-        due = self.learner.version // every > self.logged // every  # a batch can be several updates
+        due = self.learner.version // every > self.logged // every
         self.logged = self.learner.version
         if due or self.done or "evaluation/return" in metrics:
             self.writer.write(self.learner.steps, metrics | self._attention() | self._row())

@@ -269,6 +269,7 @@ class Training(ABC):
         self.publish()
 
     def _loop(self, show: Callable[[Progress], None]) -> None:
+        # One update after the other, until all is learned or `check` raises.
         saved = time.monotonic()
         while not self.done:
             self.check()
@@ -296,6 +297,7 @@ class Training(ABC):
         """Writes a checkpoint of an updater, `self.updater` unless given; see `pack` for `rescue`."""
         if self.place == self.run.path:
             self.run.require()
+        # Of all that the run has learned, the learner's part is the same for every kind of model.
         parts, counters = pack_learner((updater or self.updater).state_dict())
         more_parts, more_state = self.pack(rescue)
         state = {"learner": counters, **more_state, "rng": rng_state(), "config": to_plain(self.config)}
@@ -317,6 +319,7 @@ class Training(ABC):
             ValueError: if it does not fit the configuration, or is of another version.
         """
         checkpoint = checkpoints.load_latest(self.place)
+        # Everything in it is checked before it is used: it may be damaged, or of another version.
         try:
             require_schema(checkpoint.state, self.state_schema, "state")
             restore_rng(checkpoint.state["rng"])  # an error before any work, if it cannot be
