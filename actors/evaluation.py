@@ -1,9 +1,9 @@
 """Evaluation: complete episodes of an actor or of a scripted policy, and their statistics."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
@@ -28,7 +28,8 @@ class ScriptedActor(Player):
         if self.policy == "oracle":
             actions = self.envs.oracle_actions()  # type: ignore[attr-defined]
         else:
-            space: Any = self.envs.single_action_space
+            space = self.envs.single_action_space
+            assert isinstance(space, spaces.Discrete)
             actions = self.generator.integers(space.n, size=self.envs.num_envs)
         _, _, _, episodes = self.step_envs(actions)
         return episodes

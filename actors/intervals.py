@@ -23,7 +23,7 @@ BLOCK = 1 << 22
 
 
 def bootstrap_interval(
-    statistic: Callable[..., Any], *samples: Sample, resamples: int = RESAMPLES, seed: int = 0
+    statistic: Callable[..., Array], *samples: Sample, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The 95 % interval of a statistic: percentiles over resampled units, further out the fewer units there are.
 
@@ -89,7 +89,7 @@ def mean_interval(*tasks: Array) -> tuple[float, float, float]:
     An interval without width means that all units of a task are equal: it knows nothing of rarer ones.
     """
 
-    def mean(drawn: Sample) -> Any:
+    def mean(drawn: Sample) -> Array:
         return np.mean([np.mean(task, axis=-1) for task in drawn], axis=0)
 
     low, high = bootstrap_interval(mean, tasks)
@@ -104,7 +104,7 @@ def share_interval(part: Array, whole: Array) -> tuple[float, float, float]:
     (Clopper and Pearson, 1934): of 8 units it is 0.63 to 1. That is wide enough even if a unit is always of one kind.
     """
 
-    def share(drawn: Sample) -> Any:
+    def share(drawn: Sample) -> Array:
         parts, wholes = np.sum(drawn[0], axis=-1)
         return np.divide(parts, wholes, out=np.zeros(np.shape(wholes)), where=wholes > 0)
 

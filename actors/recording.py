@@ -31,6 +31,14 @@ RENDERED_STEPS = 3000
 """Most steps of an episode of which environments draw something."""
 
 
+Situation = dict[str, Any]
+"""What an environment knows of a step beside the observation, by name: words, or words with an x and a y."""
+Counterfactuals = Callable[[list[object]], Iterable[tuple[int, np.ndarray]]]
+"""A method of environments. Given their state before each step of an episode, it yields for each choice the step at
+which its room was entered, and what would have been seen from the first step up to the choice, had its example been the
+other object: [at most T, ...]."""
+
+
 class Compressed(NamedTuple):
     """What the first layer compressed of an episode. K slots of c steps.
 
@@ -124,7 +132,7 @@ class Recording:
     mass: np.ndarray
     kinds: tuple[str, ...]
     poses: np.ndarray | None
-    situations: tuple[dict[str, Any], ...] | None
+    situations: tuple[Situation, ...] | None
     renderings: np.ndarray | None
     between: np.ndarray | None
     otherwise: np.ndarray | None
@@ -172,7 +180,7 @@ class _Step(NamedTuple):
 
     observation: np.ndarray
     given: EnvOutput
-    state: Any
+    state: object
     action: int
     value: float
     reward: float
@@ -180,7 +188,7 @@ class _Step(NamedTuple):
     counts: list[float]
     attention: _StepAttention
     pose: np.ndarray | None
-    situation: dict[str, Any] | None
+    situation: Situation | None
     rendering: np.ndarray | None
     between: np.ndarray | None
     input: np.ndarray
@@ -216,7 +224,7 @@ class _Recorder:
         self.begin: State = None  # of the core, before the episode
 
         envs = actor.envs
-        self.counterfactuals: Callable[..., Any] | None = None
+        self.counterfactuals: Counterfactuals | None = None
         if in_detail:
             self.counterfactuals = getattr(envs, "counterfactuals", None)
         self.every_frame = in_detail and envs.metadata.get("action_repeat", 1) <= MOST_FRAMES
@@ -307,7 +315,7 @@ class _Recorder:
         return recording
 
 
-def _suppose(actor: Actor, counterfactuals: Callable[..., Any], begin: State, steps: list[_Step]) -> _Counterfactual:
+def _suppose(actor: Actor, counterfactuals: Counterfactuals, begin: State, steps: list[_Step]) -> _Counterfactual:
     """Plays an episode's actions again with other examples, given the core's state before the episode."""
     otherwise = np.full(len(steps), np.nan, np.float32)
     apart = np.full(len(steps), np.nan, np.float32)
@@ -354,7 +362,7 @@ def _suppose(actor: Actor, counterfactuals: Callable[..., Any], begin: State, st
     return _Counterfactual(otherwise, apart, entries)
 
 
-def _ask(actor: Actor, name: str, *arguments: Any) -> Any:
+def _ask(actor: Actor, name: str, *arguments: object) -> Any:
     """What a method that only recordings call returns for the first environment; None if there is no such method."""
     method = getattr(actor.envs, name, None)
     if method is None:
@@ -395,7 +403,7 @@ def _attention(
 
 
 def _compressed(
-    core: torch.nn.Module, state: Any, slots: tuple[np.ndarray, ...]
+    core: torch.nn.Module, state: State, slots: tuple[np.ndarray, ...]
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """The slots that the last segment added to the first layer, and their steps; see `Compressed`.
 

@@ -74,6 +74,7 @@ class ResidentActor(Pool):
         self.generator = torch.Generator(self.device).manual_seed(int(action_seed >> 1))
         envs.reset(int(env_seed % 2**31))
         self._make_buffers()
+        # The first unroll begins where the environments do.
         image_of(self.env_output.observation)[:, length] = envs.observation
         self.acted = False
         self.replay: Callable[[], None] | None = None
@@ -87,6 +88,7 @@ class ResidentActor(Pool):
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(rows, *shape, dtype=dtype, device=self.device)
 
+        # The random numbers of all steps are drawn before them.
         self.noise = torch.zeros(steps, rows, envs.num_actions, device=self.device)
         # Clones, because the tensors of an initial state may share memory.
         self.core_state = map_state(torch.clone, self.agent.initial_state(rows))

@@ -1,4 +1,4 @@
-"""Configurations of learners and of the training of sequence models. Nothing here imports torch."""
+"""Configurations of learners and of replay. Nothing here imports torch."""
 
 import math
 from dataclasses import dataclass

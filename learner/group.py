@@ -274,7 +274,7 @@ class LearnerGroup:
         self.follow()
         return self.learner.weights()
 
-    def snapshot(self) -> Callable[[], dict[str, Any]]:
+    def snapshot(self) -> Callable[[], dict[str, Tensor] | dict[str, np.ndarray]]:
         """See `Learner.snapshot`; the weights are in numpy arrays. The function raises a PeerLost if they are lost."""
         if self.newest is None:
             weights = self.learner.weights()
@@ -413,16 +413,18 @@ class LearnerGroup:
         assert self.placement is not None
         entropy = [self.seed, 2, rank, self.version, self.restarts]
         seed = np.random.SeedSequence(entropy).generate_state(1)[0]
-        # Ray restarts nothing by itself, and `fetch` has a thread of its own.
-        fixed: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {"fetch": 1}}
         place = PlacementGroupSchedulingStrategy(self.placement, placement_group_bundle_index=rank)
-        placed: dict[str, Any] = {
+        # Ray restarts nothing by itself, and `fetch` has a thread of its own.
+        options: dict[str, Any] = {
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "concurrency_groups": {"fetch": 1},
             "num_cpus": 1,
             "num_gpus": self.resources.get("GPU", 0),
             "scheduling_strategy": place,
         }
-        remote_class = ray.remote(**fixed)(RemoteLearner)
-        return remote_class.options(**placed).remote(rank, self.size, torch.get_num_threads(), int(seed))
+        remote_class = ray.remote(**options)(RemoteLearner)
+        return remote_class.remote(rank, self.size, torch.get_num_threads(), int(seed))
 
     def _join(self) -> None:
         """Makes the learners, unless that is done."""
@@ -436,7 +438,7 @@ class LearnerGroup:
         results_of([member.join.remote(address, self.device, begin) for member in self.members], self.check)
         with self.lock:
             self.joined = True
-            # Batches that were sent before, or that learners who died had fetched.
+            # Batches that were sent before, or that dead learners had fetched.
             for number in self.sent:
                 self._fetch(number)
 

@@ -141,9 +141,7 @@ def replace_ray(monkeypatch: pytest.MonkeyPatch, cpus: float = 4.0, gpus: float 
     """Lets groups of learners place them in threads."""
 
     def remote(**_: Any) -> Callable[[Any], Any]:
-        return lambda kind: SimpleNamespace(
-            options=lambda **_: SimpleNamespace(remote=lambda *arguments: Member(lambda: kind(*arguments)))
-        )
+        return lambda kind: SimpleNamespace(remote=lambda *arguments: Member(lambda: kind(*arguments)))
 
     ray = SimpleNamespace(
         put=put,
