@@ -118,7 +118,11 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         self.action_space: spaces.Space[Any] = spaces.Discrete(len(names))
         config = {"width": image_width, "height": image_height, "fps": FRAMES_PER_SECOND, "logLevel": "WARN"}
         config |= {"datasetPath": dataset, **({"allowHoldOutLevels": "true"} if test else {})}
-        config["mixerSeed"] = TEST_MIXER if test else 0 if stream is None else TRAINING_MIXERS + stream
+        config["mixerSeed"] = 0
+        if test:
+            config["mixerSeed"] = TEST_MIXER
+        elif stream is not None:
+            config["mixerSeed"] = TRAINING_MIXERS + stream
         lab = lab or _deepmind_lab()
         try:
             self._lab = lab.Lab(

@@ -44,7 +44,12 @@ def action_rows(names: tuple[str, ...], look_pixels: int, far_pixels: int = 60) 
     for row, name in zip(rows, names):
         for motion in name.split(", "):
             column, sign = _MOTIONS[motion]
-            row[column] = sign * (far_pixels if "far" in motion else look_pixels if "look" in motion else 1)
+            amount = 1
+            if "far" in motion:
+                amount = far_pixels
+            elif "look" in motion:
+                amount = look_pixels
+            row[column] = sign * amount
     return rows
 
 

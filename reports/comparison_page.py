@@ -138,7 +138,11 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
                 line = {"x": rounded(x, 6), "y": rounded(mean), "low": rounded(low), "high": rounded(high)}
                 series.append({**style, **line})
         known = [] if normalised or kind.unit != "frames" else lines_of([data])
-        include = (0.0, 100.0) if normalised else None if scale.lower else (0.0, 0.0)
+        include: tuple[float, float] | None = (0.0, 0.0)
+        if normalised:
+            include = (0.0, 100.0)
+        elif scale.lower:
+            include = None
         panels.append({"title": data, "series": series, "lines": lines + known, "include": include})
     profiles = []
     for index, name in enumerate(comparison.names if len(comparison.runs) > len(comparison.names) else ()):
@@ -248,8 +252,10 @@ def verdict(comparison: Comparison) -> str:
 
 def spread(comparison: Comparison) -> str:
     """What the brackets of a variant's scores are; empty if there are none."""
+    if comparison.fewest < 2:
+        return ""
     few = comparison.fewest <= FEW and len(comparison.data) == 1
-    return "" if comparison.fewest < 2 else RANGE if few else INTERVAL
+    return RANGE if few else INTERVAL
 
 
 def next_best(comparison: Comparison) -> dict[str, Any]:
@@ -281,7 +287,10 @@ def significant(value: float | None) -> str:
         return ""
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:.{2 if abs(value) >= 10 else 3}f}" if abs(value) < 1e6 else f"{value:.4g}"
+    if abs(value) >= 1e6:
+        return f"{value:.4g}"
+    digits = 2 if abs(value) >= 10 else 3
+    return f"{value:.{digits}f}"
 
 
 def interval(estimate: Estimate, factor: float = 1.0) -> str:

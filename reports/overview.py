@@ -77,7 +77,10 @@ def describe(name: str, run: Run) -> Entry:
         evaluation = read_json(run.evaluation_file())
         summary = evaluation if isinstance(evaluation, dict) else {}
     done = row.get(counter, 0.0)
-    done = done if 0 <= done <= total else 0.0 if not done > total else float(total)
+    if done > total:
+        done = float(total)
+    elif not done >= 0:  # negative or NaN
+        done = 0.0
     data = config.env if kind == "launch" else str(getattr(config.corpus, "path", config.corpus) or kind)
     data = config.path if data == "folder" else data
     about, age = f"{core_name(config)} on {data}", time.time() - row.get("time", math.nan)

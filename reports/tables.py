@@ -91,7 +91,9 @@ def _estimate(value: float | None, interval: Sequence[float | None] | None = Non
     if value is None:
         return "-"
     low, high = interval or (None, None)
-    within = "" if low is None else "  all equal" if low == high else f"  [{low:.{digits}f}, {high:.{digits}f}]"
+    within = ""
+    if low is not None:
+        within = "  all equal" if low == high else f"  [{low:.{digits}f}, {high:.{digits}f}]"
     return f"{value:.{digits}f}{' %' * (digits == 1)}{within}"
 
 

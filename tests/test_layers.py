@@ -95,3 +95,14 @@ def test_names_of_tests_are_short() -> None:
     trees = {path: ast.walk(ast.parse(path.read_text())) for path in sources("tests")}
     functions = [(path, node) for path, tree in trees.items() for node in tree if isinstance(node, ast.FunctionDef)]
     assert not {f"{path}::{each.name}" for path, each in functions if re.match("test_.{65}", each.name)}
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_no_conditional_expression_is_inside_another(package: str) -> None:
+    """A reader unpacks one at a time; ruff has no such rule."""
+    for path in sources(package):
+        for outer in ast.walk(ast.parse(path.read_text())):
+            if isinstance(outer, ast.IfExp):
+                parts = [inner for child in ast.iter_child_nodes(outer) for inner in ast.walk(child)]
+                place = f"{path.relative_to(ROOT)}:{outer.lineno}"
+                assert not any(isinstance(part, ast.IfExp) for part in parts), place

@@ -38,6 +38,8 @@ GREY = 56
 PADS = ((24.5, 8.0), (23.5, 9.0))
 PAD_GLOW = ((34.0, 176.0, 180.0), (134.0, 50.0, 214.0))
 PAD_SIDE, PAD_TOP = 88.0, 250.0
+#: Directions across the four strips of which an octagon is the intersection.
+STRIPS = ((1.0, 0.0), (0.0, 1.0), (math.sqrt(0.5), math.sqrt(0.5)), (math.sqrt(0.5), -math.sqrt(0.5)))
 #: u per pixel from which a pad fades to its mean colour, and at which it shows that alone.
 PAD_FADE = (1.2, 4.5)
 PAD_MEAN = ((76.0, 124.0, 128.0), (122.0, 62.0, 165.0))
@@ -258,9 +260,8 @@ def draw_pad(
     half, kind = pad[2], int(pad[4])
     # Depths at which the ray enters and leaves the octagon, the intersection of four strips.
     t0, t1 = -1e9, wall_depth
-    for k in range(4):
-        nx = 1.0 if k == 0 else (0.0 if k == 1 else math.sqrt(0.5))
-        ny = 0.0 if k == 0 else (1.0 if k == 1 else (math.sqrt(0.5) if k == 2 else -math.sqrt(0.5)))
+    for k in range(len(STRIPS)):
+        nx, ny = STRIPS[k]
         rate, off = nx * dx + ny * dy, nx * ox + ny * oy
         if abs(rate) < 1e-9:
             if abs(off) > half:
