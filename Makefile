@@ -44,11 +44,9 @@ demo: venv  ## play a trained agent, and write a video and a page of what it att
 	$(BIN)/compressive visualize pretrained/level --output demo $(ARGS)
 
 compare: venv  ## compare compression rates on a task of memory: 20 runs, an hour of two fast cores
-	@$(BIN)/python -c 'import ray.tune' 2>/dev/null || $(INSTALL) --quiet --editable '.[compare]'
 	$(BIN)/compressive compare --preset memory --rates 1 2 4 8 --seeds 0 1 2 3 4 $(ARGS)
 
 text: venv  ## compare language models with xz and bz2 on two CPU cores, under 20 minutes
-	@$(BIN)/python -c 'import ray.tune' 2>/dev/null || $(INSTALL) --quiet --editable '.[compare]'
 	$(BIN)/python -m benchmarks.text $(ARGS)
 
 test: venv  ## run the tests, but for the slow ones, in three processes
