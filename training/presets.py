@@ -52,7 +52,7 @@ def cpu(core: str = "compressive") -> RunConfig:
         config,
         preset="cpu",
         env="rooms:small",
-        frames=2_800_000,
+        frames=3_200_000,
         learner=learner,
         actors=dataclasses.replace(config.actors, num_actors=1, envs_per_actor=32),
     )
