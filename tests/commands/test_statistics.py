@@ -69,6 +69,10 @@ def test_curves_are_joined_where_all_of_them_have_values() -> None:
     assert low.tolist() == [0, 5, 5, 0], "the lower of two"
     assert high.tolist() == [5, 10, 10, 15]
     assert [len(part) for part in mean_curve([first, (np.array([30.0]), np.array([1.0]))])] == [0] * 4
+    assert [len(part) for part in mean_curve([])] == [0] * 4
+    touching = mean_curve([first, (np.array([first[0][-1], 40.0]), np.array([3.0, 9.0]))])
+    assert [len(part) for part in touching] == [1] * 4, "one place in common"
+    assert touching[1] == [(first[1][-1] + 3.0) / 2]
     assert np.isnan(mean_curve([first])[2:]).all(), "a single run"
 
 

@@ -57,9 +57,10 @@ def test_reduce_errors() -> None:
 
 
 def test_reward_clipping() -> None:
-    rewards = torch.tensor([10.0, -10.0, 1.0, 0.0, -0.5])
+    rewards = torch.tensor([10.0, -10.0, 1.0, 0.5, 0.0, -0.5])
     clipped = {name: clip(rewards).tolist() for name, clip in losses.REWARD_CLIPPING.items()}
     assert clipped["none"] == rewards.tolist()
-    assert clipped["abs_one"] == [1.0, -1.0, 1.0, 0.0, -0.5]
-    expected = [5 * math.tanh(2), -1.5 * math.tanh(2), 5 * math.tanh(0.2), 0.0, -1.5 * math.tanh(0.1)]
+    assert clipped["abs_one"] == [1.0, -1.0, 1.0, 0.5, 0.0, -0.5]
+    large, small = math.tanh(2), math.tanh(0.1)
+    expected = [5 * large, -1.5 * large, 5 * math.tanh(0.2), 5 * small, 0.0, -1.5 * small]
     assert clipped["soft_asymmetric"] == pytest.approx(expected, rel=1e-6)

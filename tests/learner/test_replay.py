@@ -118,6 +118,20 @@ def test_a_restored_buffer_continues_as_the_first(
     assert Replay(ReplayConfig(0.5), learner, 20, seed=3).state_dict() == {}
 
 
+def test_a_damaged_state_is_an_empty_buffer(
+    tiny_agent: Callable[..., TinyAgent], batch: Callable[..., Trajectory]
+) -> None:
+    learner = make_learner(tiny_agent())
+    replay = Replay(ReplayConfig(0.5), learner, 20, seed=3)
+    replay.mix(batch(0))
+    saved = replay.state_dict()
+    replay.load_state_dict({**saved, "more": saved["0"], "1": saved["1"][:1]})
+    assert replay.mix(batch(1)).replayed is None
+    del saved["1"]
+    replay.load_state_dict(saved)
+    assert replay.mix(batch(2)).replayed is None
+
+
 @pytest.mark.parametrize("core", agents.CORES)
 def test_burn_in_is_a_shorter_unroll_from_the_middle(core: Any) -> None:
     """With the weights that acted: outputs and losses are those of the unroll from there on."""

@@ -100,6 +100,14 @@ def test_equals_the_literal_sum_of_the_paper(
     assert (returns.mean_rho.item(), returns.clipped_fraction.item()) == pytest.approx((mean_rho, clipped))
 
 
+def test_thresholds_are_those_of_the_paper_by_default() -> None:
+    inputs = random_inputs(rows=3, steps=7, seed=0)
+    returns = vtrace(**inputs)
+    vs, advantages, *_ = literal(**inputs, rho_bar=1.0, c_bar=1.0, pg_bar=1.0, lambda_=1.0)
+    torch.testing.assert_close(returns.vs, vs, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(returns.pg_advantages, advantages, rtol=1e-11, atol=1e-11)
+
+
 # rlax.vtrace_td_error_and_advantage (rlax 0.1.9, jax 0.10.2, float64), whose c-bar is 1: errors + values, pg_advantage.
 # With lambda below 1 rlax mixes values into the advantages, so only its targets are the paper's.
 RLAX = {

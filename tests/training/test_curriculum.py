@@ -105,6 +105,20 @@ def test_all_tasks_of_a_stage_need_their_episodes() -> None:
     assert found.ended(0), "the mean over tasks is 10"
 
 
+def test_scores_are_of_the_tasks_that_were_played() -> None:
+    """Of two tasks, of which one has had an episode."""
+    both = "diagnostic:recall,delay=3", "diagnostic:recall,delay=4"
+    actors = dataclasses.replace(CONFIG.actors, num_actors=2)
+    found = Curriculum(dataclasses.replace(CONFIG, env=",".join(both), actors=actors))
+    assert found.texts() == ("no episode finished yet",)
+    found.remember(episodes(1, score=7, task=both[1]))
+    assert found.scores() == {both[1]: 7}
+    assert found.texts() == ("return 7.0 over 1 of 2 tasks",)
+    row = found.metrics()
+    assert (row["tasks/seen"], row["tasks/count"], row[f"{both[1]}/return"]) == (1, 2, 7)
+    assert f"{both[0]}/return" not in row
+
+
 def test_a_run_goes_through_its_stages(few: None, tmp_path: Path) -> None:
     """Everything but the actors goes on; evaluation and agent are those of the last environment."""
     seen, trainer = list[Any](), Trainer(STAGED, Run(tmp_path), local=True)

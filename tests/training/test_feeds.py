@@ -25,6 +25,7 @@ from tests.agent import agents
 from tests.commands.cli import PATIENCE, wait_until
 from tests.training.test_impala import CONFIG, timeless
 from training.background import Background, wait_for
+from training.feeds import Batch
 from training.impala import Trainer
 
 
@@ -215,6 +216,23 @@ def test_a_snapshot_is_of_the_weights_when_it_was_taken() -> None:
     for name, value in complete().items():
         assert value.dtype == before[name].dtype
         assert value.equal(before[name])
+
+
+def test_trajectories_of_a_batch_are_fetched_when_they_are_asked_for() -> None:
+    """Where several learners fetch the batch; otherwise it is the payload, or the learners keep it."""
+    fetched = list[int]()
+
+    def fetch(number: int) -> Callable[[Any], Any]:
+        return lambda reference: fetched.append(number) or trajectories[number]  # type: ignore[func-returns-value]
+
+    trajectories = [agents.make_trajectory(2, 4, seed) for seed in range(2)]
+    unrolls = [Unroll(None, [], 0, 2, fetch(number)) for number in range(2)]
+    several = Batch(5, [], 0, unrolls).trajectories()
+    assert fetched == []
+    next(several)
+    assert fetched == [0]
+    assert list(Batch(trajectories[0], [], 0, []).trajectories()) == trajectories[:1]
+    assert list(Batch(None, [], 0, []).trajectories()) == []
 
 
 @pytest.mark.gpu
