@@ -1,4 +1,7 @@
-"""The recurrent cores of agents and sequence models, behind one contract. docs/core.md describes how to add a core."""
+"""The recurrent cores of agents and sequence models, behind one contract.
+
+docs/core.md describes the contract, docs/extending.md how to add a core.
+"""
 
 # ruff: noqa: F401, F403 (names are re-exported)
 import importlib

@@ -20,7 +20,7 @@ class Mean(NamedTuple):
 
     @property
     def value(self) -> Tensor:
-        """The scalar loss over the rows of this call: the mean of the N means, each 0 where there was no term."""
+        """The scalar loss over the rows of this call: the mean of the N means. A mean without terms is 0."""
         return (self.total / self.count.clamp(min=1)).mean()
 
 

@@ -1,7 +1,9 @@
 """What all transformers with a memory share: segments, a memory of layer inputs, resets, caches and the loop over them.
 
-Slots of a layer are [older | memory | segment]. A subclass says what happens to the steps that leave memory: they are
-compressed (`compressive_transformer.py`) or filed by content (`routing.py`). docs/core.md has drawings.
+Steps are processed in segments of n_s. A slot is a vector that a layer's steps attend to; slots of segment and memory
+are the layer's inputs at earlier steps. Slots of a layer are [older | memory | segment]. A subclass says what happens
+to the steps that leave memory: they are compressed (`compressive_transformer.py`) or filed by content (`routing.py`).
+docs/core.md has drawings.
 
 Axes: B batch, T time, L layers, S slots, H heads, K features of a head, D features (model_size).
 Sizes: n_s segment_size, n_m memory_size.
