@@ -156,14 +156,14 @@ def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
     if config.kind != "launch":
         from sequences import trainer as sequence
 
-        return sequence.train_run(config, run, **options)
+        return sequence.train_model(config, run, **options)
     from commands.launch import evaluate_and_film
     from training import impala
 
     def evaluate(trainer: impala.Trainer) -> dict[str, Any]:
         return evaluate_and_film(trainer, Console(quiet=True))[0]
 
-    return impala.train_run(config, run, local=local, evaluate=evaluate, **options)
+    return impala.train_agent(config, run, local=local, evaluate=evaluate, **options)
 
 
 def _report(

@@ -15,7 +15,7 @@ from storage.files import format_json, require_output
 from storage.run import Run
 from training.config import core_name
 from training.console import counting, say_all, say_skipped
-from training.evaluation import Player, load_player, play, play_script, record, summarize
+from training.evaluation import TrainedAgent, load_trained_agent, play, play_script, record, summarize
 
 
 def evaluate(options: EvaluateOptions) -> None:
@@ -45,11 +45,11 @@ def evaluate(options: EvaluateOptions) -> None:
     _print(evaluated, options, console)
 
 
-def load(run: Run, options: PlayOptions, console: Console, env: str | None = None) -> Player:
-    """See `training.evaluation.load_player`; errors are UserErrors, and checkpoints that were skipped are named."""
+def load(run: Run, options: PlayOptions, console: Console, env: str | None = None) -> TrainedAgent:
+    """See `training.evaluation.load_trained_agent`; errors are UserErrors, and checkpoints that were skipped are named."""
     torch.set_num_threads(1)
     with user_errors():
-        player = load_player(run, options.allow, env, options.limits)
+        player = load_trained_agent(run, options.allow, env, options.limits)
     say_skipped(console, player.checkpoint.skipped)
     return player
 

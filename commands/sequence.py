@@ -27,7 +27,7 @@ from sequences.sampling import sample
 from sequences.text import tokenization
 from sequences.text.config import TextConfig
 from sequences.text.modality import make_model
-from sequences.trainer import SequenceTrainer, load_model, open_data, resume_command, train_run
+from sequences.trainer import SequenceTrainer, load_model, open_data, resume_command, train_model
 from storage.checkpoints import Checkpoint
 from storage.errors import user_errors
 from storage.files import read_json, write_json
@@ -62,7 +62,7 @@ def _train(kind: str, options: TrainingOptions) -> None:
         _describe(trainer, options.core, again, console)
 
     with _ray(config, console), stop_on_signals() as stop, LiveLine(console, "training", "the first update") as line:
-        found = train_run(
+        found = train_model(
             config,
             run,
             new=not options.resume,

@@ -15,7 +15,7 @@ from storage.files import require_output
 from storage.run import Run
 from training.config import core_name
 from training.console import say_all
-from training.evaluation import Player, record, recording_title
+from training.evaluation import TrainedAgent, record, recording_title
 
 
 def visualize(options: VisualizeOptions) -> None:
@@ -47,7 +47,7 @@ def visualize(options: VisualizeOptions) -> None:
         say_all(console, {"together": f"{page}  (open it in a browser)"})
 
 
-def play(player: Player, options: VisualizeOptions, together: bool) -> list[Recording]:
+def play(player: TrainedAgent, options: VisualizeOptions, together: bool) -> list[Recording]:
     """Recorded episodes; those of several agents begin alike, whatever the seeds of their runs."""
     _, config, agent, _, _ = player
     if not together:

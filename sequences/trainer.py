@@ -1,4 +1,4 @@
-"""The training of sequence models of every modality: `train_run` trains or resumes a run and evaluates it.
+"""The training of sequence models of every modality: `train_model` trains or resumes a run and evaluates it.
 
 The loop is `training.loop`; data, model and measures are those of a `sequences.modality.Modality`.
 """
@@ -147,7 +147,7 @@ def _validate_replica(config: SequenceConfig, folder: Path, learner: SequenceLea
     return MODALITIES[config.kind](config, folder).validate(learner.model)
 
 
-def train_run(
+def train_model(
     config: SequenceConfig,
     run: Run,
     *,

@@ -29,7 +29,7 @@ SCALES = ("human_normalised", "human_normalised_capped", "oracle_normalised")
 """Scores in % of what people or an oracle reach, in summaries."""
 
 
-class Player(NamedTuple):
+class TrainedAgent(NamedTuple):
     """A run's agent, and the environment in which it is to play."""
 
     run: Run
@@ -39,12 +39,12 @@ class Player(NamedTuple):
     checkpoint: Checkpoint
 
 
-def load_player(
+def load_trained_agent(
     run: Run,
     allow: str | None = None,
     env: str | None = None,
     limits: Callable[[ActorsConfig], ActorsConfig] = lambda actors: actors,
-) -> Player:
+) -> TrainedAgent:
     """The agent of a run's last readable checkpoint, on the CPU.
 
     Args:
@@ -67,7 +67,7 @@ def load_player(
     require_interface(env, like=config.env)
     agent = make_agent(config)
     checkpoint = load_weights(agent, place, run.config_file)
-    return Player(run, config, agent, env, checkpoint)
+    return TrainedAgent(run, config, agent, env, checkpoint)
 
 
 def make_evaluator(config: RunConfig, agent: Agent, rows: int, seed: int, sample: bool, env: str, film: bool) -> Actor:

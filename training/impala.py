@@ -360,7 +360,7 @@ class Trainer(Training):
         return {}
 
 
-def train_run(
+def train_agent(
     config: RunConfig,
     run: Run,
     *,

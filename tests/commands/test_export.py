@@ -13,13 +13,13 @@ from storage.metrics import read_metrics
 from storage.provenance import read_launches
 from storage.run import Run
 from tests.commands.cli import Commands
-from training.evaluation import load_player
+from training.evaluation import load_trained_agent
 
 
 def test_an_agent_is_exported(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:
     small = tmp_path / "small"
     assert f"visualize {small}" in cli.run("export", finished[0], small)
-    whole, half = load_player(Run(finished[0])), load_player(Run(small))
+    whole, half = load_trained_agent(Run(finished[0])), load_trained_agent(Run(small))
     for mine, theirs in zip(half.agent.parameters(), whole.agent.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=2**-10, atol=1e-7)
     assert half.checkpoint.parts["weights"]["policy.weight"].dtype == torch.float16
@@ -74,7 +74,7 @@ def test_every_tensor_keeps_its_precision(tmp_path: Path, cli: Commands, copied:
         rounding = (exported[name].double() - tensor.double()).abs().max()
         assert rounding <= 2**-11 * tensor.double().abs().max(), name
     assert exported["vision.linear.weight"].dtype == exported["value.weight"].dtype == torch.float16
-    assert load_player(Run(small)).agent.value.scale.tolist() == [deviation]
+    assert load_trained_agent(Run(small)).agent.value.scale.tolist() == [deviation]
 
 
 def test_only_agents_are_exported(tmp_path: Path, cli: Commands) -> None:

@@ -21,7 +21,7 @@ from storage.metrics import read_metrics
 from storage.run import Run
 from tests.commands.cli import TINY, Commands, frames
 from tests.commands.pages import embedded, shown_frames, unpacked
-from training.evaluation import load_player, record
+from training.evaluation import load_trained_agent, record
 
 Copied = Callable[..., Path]
 
@@ -29,7 +29,7 @@ Copied = Callable[..., Path]
 @pytest.fixture(scope="session")
 def recording(finished: tuple[Path, str]) -> Recording:
     """The episode that the finished run filmed, played once more."""
-    player = load_player(Run(finished[0]))
+    player = load_trained_agent(Run(finished[0]))
     return record(player.config, player.agent, 1)[0]
 
 
