@@ -46,7 +46,7 @@ def evaluate(options: EvaluateOptions) -> None:
 
 
 def load(run: Run, options: PlayOptions, console: Console, env: str | None = None) -> TrainedAgent:
-    """See `training.evaluation.load_trained_agent`; errors are UserErrors, and checkpoints that were skipped are named."""
+    """See `training.evaluation.load_trained_agent`; errors are UserErrors, and skipped checkpoints are named."""
     torch.set_num_threads(1)
     with user_errors():
         player = load_trained_agent(run, options.allow, env, options.limits)
