@@ -79,7 +79,11 @@ class LaunchOptions(AllowOptions, RunConfig, TrainingOptions):
 
     def again(self, run: Path | str) -> str:
         """The command that resumes a run."""
-        where = f" --ray-address {shlex.quote(self.ray_address)}" if self.ray_address else " --local" * self.local
+        where = ""
+        if self.ray_address:
+            where = f" --ray-address {shlex.quote(self.ray_address)}"
+        elif self.local:
+            where = " --local"
         return f"{program()} launch --resume {shlex.quote(str(run))}{where}{permissions(self)}"
 
 

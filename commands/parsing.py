@@ -29,12 +29,15 @@ _types = tyro.constructors.ConstructorRegistry()
 def _integer(info: Any) -> tyro.constructors.PrimitiveConstructorSpec | None:
     """All integers may be written as 6M, 200k or 1e6."""
 
+    units = {"": 1, "k": 1000, "m": 10**6, "g": 10**9, "b": 10**9}
+
     def read(words: list[str]) -> int:
         found = re.fullmatch(r"(-?\d{1,30}(?:\.\d+)?(?:e\+?\d{1,2})?)([kmgb]?)", words[0].lower())
-        value = Fraction(found[1]) * {"": 1, "k": 1000, "m": 10**6, "g": 10**9, "b": 10**9}[found[2]] if found else None
-        if value is None or value.denominator > 1:
-            raise ValueError(f"expected an integer, such as 64, 200k or 6M, got {words[0]!r}")
-        return int(value)
+        if found:
+            value = Fraction(found[1]) * units[found[2]]
+            if value.denominator == 1:
+                return int(value)
+        raise ValueError(f"expected an integer, such as 64, 200k or 6M, got {words[0]!r}")
 
     if info.type is not int:
         return None
@@ -73,21 +76,32 @@ def parse_command(name: str, words: Sequence[str]) -> tuple[Any, ...]:
 def parse_train(kind: str, words: Sequence[str]) -> Any:
     """The options of the command that trains a kind of run; the defaults are those of its preset and core, or of the
     run to resume."""
-    command, base = "launch" if kind == "launch" else f"{kind} train", CONFIGS[kind]
-    prog, options = f"compressive {command}", OPTIONS[command]
+    is_agent = kind == "launch"
+    base = CONFIGS[kind]
+    command = "launch" if is_agent else f"{kind} train"
+    prog = f"compressive {command}"
+    options = OPTIONS[command]
+
+    # First those options that decide the defaults of all others.
     known = [word for word in words if word not in ("-h", "--help")]
-    start: Any = parse(_LaunchStart if kind == "launch" else TrainingOptions, prog, known, return_unknown_args=True)[0]
-    origin = None if start.resume or kind != "launch" else start.from_run
+    start_kind = _LaunchStart if is_agent else TrainingOptions
+    start, _ = parse(start_kind, prog, known, return_unknown_args=True)
+    origin = None
+    if is_agent and not start.resume:
+        origin = start.from_run
     with user_errors():
         if origin:
             default = _with_network(start.preset, read_config(Run(origin)))
         elif not start.resume:
             default = PRESETS[kind](start.preset, start.core)
-        elif kind == "launch" and is_url(start.resume):
+        elif is_agent and is_url(start.resume):
             default = read_url(start.resume)
         else:
             default = read_config(Run(start.resume), base)
-    core = core_name(default) if start.resume or origin else start.core
+    core = start.core
+    if start.resume or origin:
+        core = core_name(default)
+
     fields = {field.name: getattr(default, field.name) for field in dataclasses.fields(base)}
     found = parse(options, prog, words, default=options(**fields, core=core))
     if found.core != core and (found.resume or origin):
@@ -141,7 +155,8 @@ def parse_launch(words: Sequence[str]) -> LaunchOptions:
 
 def parse(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
     """`tyro.cli` with condensed error messages and abbreviated numbers."""
-    message, config = io.StringIO(), (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
+    message = io.StringIO()
+    config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
     try:
         with contextlib.redirect_stderr(message), _types:
             return tyro.cli(kind, prog=prog, args=list(_with_numbers_of_actors(words)), config=config, **options)
@@ -168,28 +183,38 @@ def _with_numbers_of_actors(words: Sequence[str]) -> Iterator[str]:
 
 
 def _condense(frame: str, kind: Any) -> str:
-    """The first paragraph of a framed message, with options that may have been meant."""
-    # The frame of a terminal that is not UTF-8 has no sides, and a line between title and text.
-    lines = [line.strip("│ ") for line in frame.splitlines()[1:]]
-    lines = lines if lines[0].strip("-") else lines[1:]
-    message = " ".join(re.split(r"\n(?:[─-]*\n)+", "\n".join(lines))[0].split()).removesuffix(".")
-    if found := re.match(r"Unrecognized options: .*?--([\w.-]+)", message):
-        initials = r"\w*-".join(found[1].rpartition(".")[2])  # as in --lr
-        meant = [f"--{name}" for name in option_names(kind) if re.search(rf"(^|\.){initials}\w*$", name)]
-        meant += [line.partition(" ")[0] for line in lines[1:] if line.startswith("--")]
-        return f"{message}; perhaps you meant {' or '.join(meant[:3])}" if meant else message
-    return re.sub(r"^Error parsing (\w*(Options|Training|Compare): )?", "", message)
+    """The first paragraph of tyro's message, which it draws in a frame, with options that may have been meant."""
+    _, *lines = [line.strip("│ ") for line in frame.splitlines()]  # without the upper edge and its title
+    if not lines[0].strip("-"):  # the frame of a terminal that is not UTF-8 has a line below the title
+        lines = lines[1:]
+    first_paragraph = re.split(r"\n(?:[─-]*\n)+", "\n".join(lines))[0]
+    message = " ".join(first_paragraph.split()).removesuffix(".")
+
+    unknown = re.match(r"Unrecognized options: .*?--([\w.-]+)", message)
+    if not unknown:
+        return re.sub(r"^Error parsing (\w*(Options|Training|Compare): )?", "", message)
+    _, _, typed = unknown[1].rpartition(".")
+    initials = r"\w*-".join(typed)  # as in --lr
+    meant = [f"--{name}" for name in option_names(kind) if re.search(rf"(^|\.){initials}\w*$", name)]
+    meant += [line.partition(" ")[0] for line in lines[1:] if line.startswith("--")]
+    if not meant:
+        return message
+    return f"{message}; perhaps you meant {' or '.join(meant[:3])}"
 
 
 def option_names(kind: Any, prefix: str = "") -> Iterator[str]:
     """Names of all options of a dataclass, as in "agent.core.memory-size", without those of positional arguments."""
-    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+    for field, hint in typing.get_type_hints(kind, include_extras=True).items():
         marks = getattr(hint, "__metadata__", ())
         if tyro.conf.Positional in marks or tyro.conf.Suppress in marks:
             continue
-        name = next((given for mark in marks if (given := getattr(mark, "name", None))), name)
-        hint = hint.__origin__ if marks else hint
-        parts = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+        given_names = [mark.name for mark in marks if getattr(mark, "name", None)]
+        name = given_names[0] if given_names else field
+        if marks:
+            hint = hint.__origin__
+        parts = (hint,)
+        if typing.get_origin(hint) in (types.UnionType, typing.Union):
+            parts = typing.get_args(hint)
         groups = [part for part in parts if dataclasses.is_dataclass(part)]
         for group in groups:
             yield from option_names(group, f"{prefix}{name}.")

@@ -2,12 +2,9 @@
 that does not return is interrupted. Every such call, in every process, is made within `calling`.
 """
 
-import faulthandler
-import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
@@ -18,7 +15,6 @@ if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
 
 STEP_SECONDS = 300.0  # longest duration of a call, unless `limit_calls` sets another: the first one may compile
-GRACE_SECONDS = 10.0  # for an interrupted call to return before its process is ended
 FRAMES = 4  # of a traceback that errors show
 #: Packages whose frames are not an environment's code, except for gymnasium's own environments.
 OURS = {"envs", "actors", "commands", "gymnasium", *sys.stdlib_module_names}
@@ -54,7 +50,6 @@ class Interrupted(BaseException):
 
 _limit = STEP_SECONDS
 _call: "calling | None" = None  # which the main thread makes now
-_watchdog: threading.Thread | None = None
 
 
 def limit_calls(seconds: float) -> None:
@@ -69,7 +64,8 @@ class calling:
     That is an `EnvironmentLost` if it hangs or dies, and a `WrongOutput` for what it returned.
 
     Ctrl-C passes, and while environments are made so do errors that are about the user's options, as ValueErrors and
-    ImportErrors. Only calls in the main thread are limited in time.
+    ImportErrors. Only calls in the main thread are limited in time, by a signal (SIGALRM): it ends waits, too, but not
+    code that does not return to Python. On Ray the pool replaces an actor that such code stops.
 
     Args:
         task: the environment's spec.
@@ -78,7 +74,10 @@ class calling:
     """
 
     def __init__(self, task: str, when: str, actions: Any = None) -> None:
-        self.task, self.when, self.actions, self.waited = task, when, actions, 0.0
+        self.task = task
+        self.when = when
+        self.actions = actions
+        self.rings = 0
 
     def __str__(self) -> str:
         if self.actions is None:
@@ -88,19 +87,20 @@ class calling:
     def __enter__(self) -> None:
         global _call
         if threading.current_thread() is threading.main_thread():
-            if _watchdog is None or not _watchdog.is_alive():  # a fork has none
-                _start()
+            signal.signal(signal.SIGALRM, _ring)  # at every call: other code may have set a handler of its own
             _call = self
+            signal.setitimer(signal.ITIMER_REAL, _limit / 2, _limit / 2)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         global _call
         if _call is self:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             _call = None
         if error is None or isinstance(error, (KeyboardInterrupt, GeneratorExit, EnvironmentFailed)):
             return
         if isinstance(error, Interrupted):
-            problem = f"expected it to return within {_limit:g} s (step-seconds){error}{_place(error)}"
-            raise EnvironmentLost(f"environment {self.task} hangs {self}: {problem}") from error
+            expected = f"expected it to return within {_limit:g} s (step-seconds)"
+            raise EnvironmentLost(f"environment {self.task} hangs {self}: {expected}{error}{_place(error)}") from error
         if isinstance(error, OutputError):
             raise WrongOutput(f"environment {self.task}, {error}") from error
         mistake = about_options(error, making=self.when == "while it was made")
@@ -108,7 +108,9 @@ class calling:
             return
         if mistake:
             raise type(mistake)(f"environment {self.task}: {mistake}") from error
-        failed = EnvironmentLost if isinstance(error, ProcessDied) else EnvironmentFailed
+        failed = EnvironmentFailed
+        if isinstance(error, ProcessDied):
+            failed = EnvironmentLost
         raise failed(f"environment {self.task} failed {self}: {described(error)}") from error
 
 
@@ -163,58 +165,18 @@ def _is_ours(names: dict[str, Any]) -> bool:
 def _place(error: BaseException) -> str:
     """The last frames of an environment's code in an error, each line preceded by a newline."""
     walk = traceback.walk_tb(error.__traceback__)
-    frames = [entry for entry in walk if entry[0].f_globals is not globals()]  # not `_interrupt`
+    frames = [entry for entry in walk if entry[0].f_globals is not globals()]  # not `_ring`
     first = next((index for index, (frame, _) in enumerate(frames) if not _is_ours(frame.f_globals)), 0)
     lines = traceback.StackSummary.extract(iter(frames[first:][-FRAMES:])).format()
     return "\n" + "".join(lines).rstrip() if lines else ""
 
 
-_SIGNAL = signal.SIGURG  # no other code uses it, and by default it is ignored
+def _ring(number: int, frame: Any) -> None:
+    """Interrupts the call that is made now when the timer rings for the second time, and whenever it rings after that.
 
-
-def _start() -> None:
-    """Starts the process's watchdog. A signal, unlike an asynchronous exception, also ends waits."""
-    global _watchdog
-    signal.signal(_SIGNAL, _interrupt)
-    if last_resort := signal.getsignal(signal.SIGPROF) == signal.SIG_DFL:
-        faulthandler.register(signal.SIGPROF, file=2, chain=True)
-    _watchdog = threading.Thread(target=_watch, args=(last_resort,), name="environments", daemon=True)
-    _watchdog.start()
-
-
-def _watch(last_resort: bool) -> None:
-    """Checks the call periodically. Counts its own checks: the clock does not stop while a process is stopped.
-
-    A call that never releases Python's lock stops this thread, too. Then a timer of CPU time, which this thread resets
-    at every check, ends the process by SIGPROF after showing the stack.
+    One ring would not do: it is all that is left of the time in which a process was stopped, by Ctrl-Z for example.
     """
-    while True:
-        seconds = min(1.0, _limit / 4)
-        if last_resort:
-            signal.setitimer(signal.ITIMER_PROF, 2 * _limit + GRACE_SECONDS)
-        time.sleep(seconds)
-        _count(seconds)
-
-
-def _count(seconds: float) -> None:
-    """Adds time to the call that is made now, and interrupts it or ends the process when it has taken too long."""
-    if (call := _call) is None:
-        return
-    call.waited += seconds
-    if call.waited > _limit + GRACE_SECONDS:
-        _give_up(call)
-    elif _limit < call.waited <= _limit + seconds:  # once
-        signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
-
-
-def _interrupt(number: int, frame: Any) -> None:
-    if _call is not None and _call.waited > _limit:
-        raise Interrupted
-
-
-def _give_up(call: calling) -> None:
-    """Ends the process: code that does not return to Python cannot be interrupted."""
-    ends = f"it did not return within {_limit:g} s (step-seconds) and cannot be interrupted: this process ends"
-    os.write(2, f"compressive: environment {call.task} hangs {call}; {ends}\n".encode(errors="replace"))
-    faulthandler.dump_traceback(file=2)
-    os._exit(1)
+    if _call is not None:
+        _call.rings += 1
+        if _call.rings >= 2:
+            raise Interrupted

@@ -59,12 +59,18 @@ class SerialVectorEnv(VectorEnv):
     """
 
     def __init__(self, make: MakeEnv, num_envs: int) -> None:
-        self.num_envs, self.envs = num_envs, [make() for _ in range(num_envs)]
+        self.num_envs = num_envs
+        self.envs = [make() for _ in range(num_envs)]
         first = self.envs[0]
-        shared = {"autoreset_mode": AutoresetMode.NEXT_STEP}
-        self.metadata = {"episode_metrics": (), "action_repeat": 1, **first.metadata, **shared}
+        self.metadata = {
+            "episode_metrics": (),
+            "action_repeat": 1,
+            **first.metadata,
+            "autoreset_mode": AutoresetMode.NEXT_STEP,
+        }
         self.render_mode = first.render_mode
-        self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
+        self.single_observation_space = first.observation_space
+        self.single_action_space = first.action_space
         for env in self.envs[1:]:
             require_equal_spaces(self, env.observation_space, env.action_space)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -111,7 +117,8 @@ class SerialVectorEnv(VectorEnv):
         """The counters that the environments name, [N] each, and as "_name" where they were given."""
         found: dict[str, NDArray[Any]] = {}
         for name in self.metadata["episode_metrics"]:
-            values, given = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
+            values = np.zeros(self.num_envs)
+            given = np.zeros(self.num_envs, bool)
             for row, info in enumerate(infos):
                 given[row] = isinstance(info, Mapping) and name in info
                 if given[row]:
@@ -176,8 +183,9 @@ class ProcessVectorEnv(VectorEnv):
     def __init__(self, make: MakeEnv, num_envs: int, processes: int, quiet: bool = False) -> None:
         # Not forked: a fork of a process with threads may hang, and would keep the other processes' pipes open.
         context = multiprocessing.get_context("spawn")
-        self.num_envs, self._errors = num_envs, tempfile.NamedTemporaryFile() if quiet else None  # noqa: SIM115
-        errors = self._errors and self._errors.name
+        self.num_envs = num_envs
+        self._errors = tempfile.NamedTemporaryFile() if quiet else None  # noqa: SIM115
+        errors = self._errors.name if self._errors else None
         shares = [len(share) for share in np.array_split(np.arange(num_envs), processes)]
         self._splits = np.cumsum(shares)[:-1]
         self._pipes: list[Connection] = []
@@ -223,17 +231,18 @@ class ProcessVectorEnv(VectorEnv):
         for pipe, share in zip(self._pipes, np.split(rows, self._splits)):
             with suppress(ConnectionError):  # the process has died; `_answer` raises
                 pipe.send((name, share))
-        return [_joined(parts) for parts in zip(*(self._answer(index) for index in range(len(self._pipes))))]
+        answers = [self._answer(index) for index in range(len(self._pipes))]
+        return [_joined(parts) for parts in zip(*answers)]
 
     def _answer(self, index: int) -> Any:
-        process, name = self.processes[index], f"environment process {index} of {len(self.processes)}"
+        """What a process returned; raises what it raised, and an error if it died or hangs."""
+        process = self.processes[index]
+        name = f"environment process {index} of {len(self.processes)}"
         try:
             answer = self._pipes[index].recv()
         except (EOFError, ConnectionError):
             self.close()
-            said = self._errors.read().decode(errors="replace").split("\n") if self._errors else []
-            last = next((f": {line.strip()}" for line in reversed(said) if line.strip()), "")
-            raise ProcessDied(f"{name} died, status {process.exitcode}{last}") from None
+            raise ProcessDied(f"{name} died, status {process.exitcode}{self._last_words()}") from None
         except Interrupted:
             for each in self.processes:
                 each.kill()
@@ -242,6 +251,14 @@ class ProcessVectorEnv(VectorEnv):
             self.close()
             raise answer
         return answer
+
+    def _last_words(self) -> str:
+        """The last line that the processes wrote to standard error, behind a colon; empty if it is shown anyway."""
+        if self._errors is None:
+            return ""
+        lines = [line.strip() for line in self._errors.read().decode(errors="replace").split("\n")]
+        said = [line for line in lines if line]
+        return f": {said[-1]}" if said else ""
 
     def close_extras(self, **_: Any) -> None:
         """Closes the environments and ends the processes."""

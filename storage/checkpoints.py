@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 LEARNER = {"version": int, "steps": int, "optimizer": dict}
 """Schema of what `pack_learner` makes of an agent's learner."""
 _NESTED = ("optimizer", "memory")
-_NAME = re.compile(r"([0-9]{12,18})(?:-[0-9a-f]+)?(\.superseded)?")
+_NAME = re.compile(r"(?P<step>[0-9]{12,18})(-[0-9a-f]+)?(?P<superseded>\.superseded)?")
 
 
 class Checkpoint(NamedTuple):
@@ -63,15 +63,19 @@ def save(
         ValueError, TypeError: if JSON cannot hold `state`; nothing was written.
         OSError, StorageError: if it cannot be written, because the disk is full, say; the others are intact.
     """
-    json.dumps(state, allow_nan=False)
+    json.dumps(state, allow_nan=False)  # an error before anything is written
     store = open_store(run)
     new = store.write(f"{step:012d}", serialize(step, parts, state))
+
+    # Old ones go only now, so that there is always one that can be read.
     others = [entry for entry in _entries(store) if entry.name != new]
-    kept = [entry for entry in others if entry.current and entry.step < step][: keep - 1]
+    earlier = [entry for entry in others if entry.current and entry.step < step]
+    kept = earlier[: keep - 1]
     for entry in others:
         if entry.step <= step and entry not in kept:
             store.remove(entry.name)
         elif entry.step > step and entry.current:
+            # Later than this one: the run was resumed from an earlier one, since these could not be read.
             logger.warning("%s: superseded, because the run was resumed from an earlier one", store.locate(entry.name))
             store.supersede(entry.name)
     return store.locate(new)
@@ -85,7 +89,7 @@ def load_latest(run: Path | str) -> Checkpoint:
         StorageError: if the URL cannot be read; no checkpoint is skipped for that.
     """
     store = open_store(run)
-    reasons: dict[str, str] = {}
+    reasons: dict[str, str] = {}  # by name of a checkpoint, why it cannot be read
     while names := [entry.name for entry in _entries(store) if entry.name not in reasons]:
         for name in names:
             try:
@@ -93,10 +97,13 @@ def load_latest(run: Path | str) -> Checkpoint:
             except (OSError, ValueError, MemoryError, RecursionError) as error:
                 if not store.exists(name):
                     break  # another process, which trains this run, removed it and has written newer ones
-                what = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+                what = str(error)
+                if not isinstance(error, ValueError):
+                    what = f"{type(error).__name__}: {error}"
                 reasons[name] = f"{name}: {what}"[:200]
-    damaged = f"checkpoint that can be read: {'; '.join(reasons.values())}"
-    raise FileNotFoundError(f"{run} has no {damaged if reasons else 'checkpoint yet'}")
+    if reasons:
+        raise FileNotFoundError(f"{run} has no checkpoint that can be read: {'; '.join(reasons.values())}")
+    raise FileNotFoundError(f"{run} has no checkpoint yet")
 
 
 def read(store: DiskStore | UrlStore, name: str) -> Checkpoint:
@@ -115,8 +122,12 @@ class _Entry(NamedTuple):
 
 def _entries(store: DiskStore | UrlStore) -> list[_Entry]:
     """All checkpoints, best first; superseded ones are last."""
-    found = [match for name in store.names() if (match := _NAME.fullmatch(name))]
-    return sorted((_Entry(not match[2], int(match[1]), match[0]) for match in found), reverse=True)
+    entries = []
+    for name in store.names():
+        match = _NAME.fullmatch(name)
+        if match:
+            entries.append(_Entry(current=not match["superseded"], step=int(match["step"]), name=name))
+    return sorted(entries, reverse=True)
 
 
 def load_weights(network: nn.Module, place: Path | str, config_file: Path) -> Checkpoint:
@@ -137,6 +148,7 @@ def load_weights(network: nn.Module, place: Path | str, config_file: Path) -> Ch
 def pack_learner(state: dict[str, Any]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Splits a learner's `state_dict()` into parts, which are `weights`, `optimizer` and for sequence models `memory`,
     and a value that JSON can hold."""
+    # Weights are tensors by name as they are; the optimizer's state is a tree of tensors and numbers.
     parts = {"weights": state["weights"]}
     plain = {name: value for name, value in state.items() if name != "weights"}
     for name in _NESTED:
@@ -151,9 +163,11 @@ def unpack_learner(checkpoint: Checkpoint, schema: dict[str, Any] = LEARNER) -> 
     Raises:
         ValueError: if the checkpoint has no such learner in it; `schema` says what that is.
     """
+    # The file may be damaged or forged, so that nothing in it is taken for granted.
     nested = [name for name in _NESTED if name in schema]
     require_schema(checkpoint.state, {"learner": schema}, "state")
     require_schema(checkpoint.parts, dict.fromkeys(["weights", *nested], dict), "parts")
+
     state = {**checkpoint.state["learner"], "weights": checkpoint.parts["weights"]}
     for name in nested:
         state[name] = unflatten(checkpoint.parts[name], state[name])

@@ -49,7 +49,8 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 def read_regular(path: Path, most: int) -> bytes:
     """The content of a regular file; raises a ValueError, before reading, if it has more than `most` bytes."""
     with os.fdopen(open_regular(path), "rb") as file:
-        require_size(path.name, size := os.fstat(file.fileno()).st_size, most)
+        size = os.fstat(file.fileno()).st_size
+        require_size(path.name, size, most)
         return file.read(size)
 
 
@@ -66,7 +67,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises an OSError if the file cannot be written, or `path` is not a regular file.
     """
     require_output(path)
-    temporary = path.with_name(f"{path.name}.tmp")
+    temporary = path.with_name(f"{path.name}.tmp")  # beside it, because only within a disk renaming is atomic
     try:
         temporary.unlink(missing_ok=True)  # left by a killed process, or a link that another program placed there
         temporary.touch(exist_ok=False)
@@ -75,7 +76,7 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    flush(path.parent)
+    flush(path.parent)  # else the new name might not survive a power failure
 
 
 @contextmanager
@@ -131,6 +132,7 @@ def read_json(path: Path) -> Any:
 
 def format_json(value: Any, **options: Any) -> str:
     """A value as JSON, with null for numbers that are not finite, which JSON cannot express."""
+    # Python writes NaN and Infinity as such, which other readers refuse.
     finite = json.loads(json.dumps(value), parse_constant=lambda number: None)
     return json.dumps(finite, **options)
 
@@ -149,15 +151,11 @@ def require_schema(value: Any, schema: Any, where: str) -> None:
     keys (more keys are allowed); or {str: schema} for objects, [schema] for lists, of such values. `where` is the name
     of the value in errors.
     """
-    kind: Any = schema if isinstance(schema, type) else type(schema)
-    if kind is int:
-        fits = type(value) is int and 0 <= value < 1 << 63
-    elif kind is float:
-        fits = type(value) is float or (type(value) is int and abs(value) < 1 << 63)
-    else:
-        fits = isinstance(value, kind)
-    if not fits:
+    kind = schema if isinstance(schema, type) else type(schema)
+    if not _is_of(kind, value):
         raise ValueError(f"{where}: expected {_TYPES[kind]}, got {abbreviate(value)}")
+
+    # Then its parts.
     if isinstance(schema, list):
         for index, item in enumerate(value):
             require_schema(item, schema[0], f"{where}: {index}")
@@ -170,13 +168,26 @@ def require_schema(value: Any, schema: Any, where: str) -> None:
             require_schema(value[name], part, f"{where}: {name}")
 
 
+def _is_of(kind: type, value: Any) -> bool:
+    """Whether a value is of a type of a schema; True and False are no numbers."""
+    if kind is int:
+        return type(value) is int and 0 <= value < 1 << 63
+    if kind is float and type(value) is int:
+        return abs(value) < 1 << 63
+    if kind is float:
+        return type(value) is float
+    return isinstance(value, kind)
+
+
 def abbreviate(value: Any) -> str:
     """The `repr` of a value, cut to the length of an error message, without passwords of URLs."""
     try:
         text = redact(repr(value))
     except RecursionError:
         return "a value that is nested too deeply"
-    return text if len(text) <= 120 else f"{text[:116]} ..."
+    if len(text) > 120:
+        text = f"{text[:116]} ..."
+    return text
 
 
 def is_url(run: Path | str) -> bool:
@@ -194,7 +205,8 @@ def redact(text: str, any_character: str = r"\S") -> str:
 
 def require_no_secret(url: str) -> None:
     """Raises a ValueError for a URL with a password, token or query, because URLs are written to files and logs."""
-    if (redacted := redact(url, any_character=".")) != url:
+    redacted = redact(url, any_character=".")
+    if redacted != url:
         raise ValueError(
             f"{redacted}: expected a URL without a password, token or query; credentials belong in the environment, "
             "as FSSPEC_PROTOCOL_NAME=VALUE or as the protocol's package reads them (docs/clusters.md)"
@@ -213,11 +225,13 @@ def build_once(target: Path, build: Callable[[Path], None]) -> None:
     """
     if target.exists():
         return
+
     target.parent.mkdir(parents=True, exist_ok=True)
     for remains in target.parent.glob("*.tmp"):  # of processes that were killed
         with suppress(OSError):
             if time.time() - remains.stat().st_mtime > REMAINS_SECONDS:
                 remove(remains)
+
     try:
         with new_folder(target) as folder:
             build(folder)

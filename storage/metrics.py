@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,8 +20,8 @@ from storage.files import open_regular
 FILE = "metrics.jsonl"
 SAMPLE = 4_000
 """Number of rows that `sample_metrics` reads."""
-_BLOCK, _LONGEST, _SHORT, _REACH = 1 << 16, 1 << 18, 1 << 23, 1 << 26
-"""Bytes: of a block, of the longest row, of the longest file that is read whole, of a search from the end."""
+_END = 1 << 16
+"""Bytes at the end of the file in which the last row is looked for first."""
 
 
 class MetricsWriter:
@@ -55,13 +55,15 @@ class MetricsWriter:
         self._stack = ExitStack()
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         self._file = self._stack.enter_context(os.fdopen(open_regular(run / FILE, flags), "r+b"))
-        self._file.truncate(_last_row(self._file, most=math.inf if resumed_step is None else resumed_step)[0])
-        # TensorBoard reopens its file by name; the descriptor keeps it in this folder if that is moved or replaced.
-        folder = os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._stack.callback(os.close, folder)
-        events = Path(f"/proc/self/fd/{folder}")
-        purge = None if resumed_step is None else resumed_step + 1
-        self._events = SummaryWriter(str(events if events.exists() else run), purge_step=purge, flush_secs=10)
+        if resumed_step is None:
+            end, _ = _last_row(self._file)
+            purge_step = None
+        else:
+            end, _ = _last_row(self._file, most=resumed_step)
+            purge_step = resumed_step + 1
+        self._file.truncate(end)
+
+        self._events = SummaryWriter(str(run), purge_step=purge_step, flush_secs=10)
         self._stack.callback(self._events.close)
         self._gauges = gauges
         if layout:
@@ -69,9 +71,11 @@ class MetricsWriter:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes and flushes one row."""
+        # A line for our own pages, which is readable at once; TensorBoard's thread writes its file later.
         now = time.time()
         row: dict[str, Any] = {"step": step, "time": now}
-        row |= {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
+        for name, value in metrics.items():
+            row[name] = float(value) if math.isfinite(value) else None
         self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._file.flush()
         for name, value in metrics.items():
@@ -105,47 +109,46 @@ def read_on(run: Path | str, position: int = 0) -> tuple[list[dict[str, Any]], i
     All rows come again if the file has become shorter, as it does when a run is resumed; if it has also grown beyond
     `position` since, that is not noticed.
     """
-    rows = []
     with _open(run) as file:
-        position = position if position <= os.fstat(file.fileno()).st_size else 0
+        if position > os.fstat(file.fileno()).st_size:
+            position = 0
         file.seek(position)
-        for line in _lines(file):
-            position += len(line) if line.endswith(b"\n") or len(line) == _LONGEST else 0
-            rows += [row] if (row := _parse(line)) else []
-    return rows, position
+        lines = file.read().splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):  # it is being written
+        lines.pop()
+    rows = [row for line in lines if (row := _parse(line))]
+    return rows, position + sum(map(len, lines))
 
 
 def sample_metrics(run: Path | str, kept: str = "") -> list[dict[str, Any]]:
     """Like `read_metrics`, but about `SAMPLE` rows at equal distances, the first and the last included, and all rows
-    that have the metric `kept`.
-
-    In files above 8 MB the distances are in bytes, and only these rows are parsed: about a second per gigabyte.
-    """
+    that have the metric `kept`. Only these are parsed: less than a second for 100,000 rows."""
     with _open(run) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > _SHORT:
-            begins = {0, *(_find(file, json.dumps(kept).encode()) if kept else ())}
-            for position in range(size // SAMPLE, size, size // SAMPLE):
-                file.seek(position)
-                file.readline(_LONGEST)
-                begins.add(file.tell())
-            rows = [row for begin in sorted(begins) if (row := _parse(_line(file, begin)))]
-            last = _last_row(file, reach=_REACH)[1]
-            return rows if rows[-1:] == [last] or not last else [*rows, last]
-        rows = [row for line in _lines(file) if (row := _parse(line))]
-    stride = math.ceil(len(rows) / SAMPLE) or 1
-    end = len(rows) - 1
-    return [row for index, row in enumerate(rows) if index % stride == 0 or index == end or kept in row]
+        lines = file.read().splitlines(keepends=True)
+
+    # Most of the time would be that of parsing, so that only what is returned is parsed.
+    stride = max(1, math.ceil(len(lines) / SAMPLE))
+    key = json.dumps(kept).encode()
+    rows = []
+    for index, line in enumerate(lines):
+        is_kept = bool(kept) and key in line
+        if index % stride == 0 or is_kept:
+            rows.append(_parse(line))
+    rows = [row for row in rows if row]
+    _, last = _last_row_of(lines)
+    if last and last not in rows[-1:]:
+        rows.append(last)
+    return rows
 
 
 def last_metrics(run: Path | str, name: str = "step") -> dict[str, Any]:
-    """The last complete row that has a metric, empty if there is none in the last 64 MB.
+    """The last complete row that has a metric, empty if there is none.
 
     Raises an OSError if `metrics.jsonl` is not a file or cannot be read.
     """
     try:
         with _open(run) as file:
-            return _last_row(file, name, reach=_REACH)[1]
+            return _last_row(file, name)[1]
     except FileNotFoundError:
         return {}
 
@@ -154,34 +157,10 @@ def _open(run: Path | str) -> BinaryIO:
     return os.fdopen(open_regular(Path(run) / FILE), "rb")
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file; one that is too long for a row comes in pieces."""
-    return iter(lambda: file.readline(_LONGEST), b"")
-
-
-def _line(file: BinaryIO, begin: int) -> bytes:
-    file.seek(begin)
-    return file.readline(_LONGEST)
-
-
-def _find(file: BinaryIO, text: bytes) -> Iterator[int]:
-    """Where lines that contain a text begin; a line of which a block has only a part may come twice."""
-    begin, rest = 0, b""
-    file.seek(0)
-    while read := file.read(_REACH >> 2):
-        block = rest + read
-        hit = block.find(text)
-        while hit >= 0:
-            yield begin + block.rfind(b"\n", 0, hit) + 1
-            hit = block.find(text, end) if (end := block.find(b"\n", hit)) >= 0 else -1
-        done = max(block.rfind(b"\n") + 1, len(block) - _LONGEST)
-        begin, rest = begin + done, block[done:]
-
-
 def _parse(line: bytes, name: str = "step") -> dict[str, Any]:
     """The row of a line, with NaN for values that are not finite numbers; empty if it is not a complete row that has
     a metric."""
-    if len(line) > _LONGEST or not line.endswith(b"\n") or json.dumps(name).encode() not in line:
+    if not line.endswith(b"\n") or json.dumps(name).encode() not in line:
         return {}
     try:
         row = json.loads(line)
@@ -189,32 +168,45 @@ def _parse(line: bytes, name: str = "step") -> dict[str, Any]:
         return {}
     if not isinstance(row, dict) or name not in row:
         return {}
+
+    # Foreign values, and null for what is not finite.
     for metric, value in row.items():
         if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
             row[metric] = math.nan
-    return {} if math.isnan(row.get("step", math.nan)) else row
+    if math.isnan(row.get("step", math.nan)):
+        return {}
+    return row
 
 
-def _last_row(
-    file: BinaryIO, name: str = "step", most: float = math.inf, reach: float = math.inf
-) -> tuple[int, dict[str, Any]]:
+def _last_row(file: BinaryIO, name: str = "step", most: float = math.inf) -> tuple[int, dict[str, Any]]:
     """The offset of the end of the last complete row that has a metric and a step up to `most`, and the row.
 
-    Returns (0, {}) if there is none. Reads from the end of the file, more and more until `reach` bytes.
+    Returns (0, {}) if there is none. Reads the end of the file, and all of it if the row is not there.
     """
-    size, window = file.seek(0, os.SEEK_END), _BLOCK
-    while True:
-        end, begin = size, max(0, size - window)
-        file.seek(begin)
-        lines = file.read(size - begin).splitlines(keepends=True)
-        for line in reversed(lines[begin > 0 :]):  # without the end of a line that begins earlier
-            row = _parse(line, name)
-            if row and row["step"] <= most:
-                return end, row
-            end -= len(line)
-        if begin == 0 or window >= reach:
-            return 0, {}
-        window *= 8
+    # In most cases it is among the last lines.
+    size = file.seek(0, os.SEEK_END)
+    if size > _END:
+        file.seek(size - _END)
+        _, *lines = file.read(_END).splitlines(keepends=True)  # the first may be the end of a longer one
+        after, row = _last_row_of(lines, name, most)
+        if row:
+            return size - after, row
+
+    file.seek(0)
+    data = file.read(size)
+    after, row = _last_row_of(data.splitlines(keepends=True), name, most)
+    return size - after, row
+
+
+def _last_row_of(lines: list[bytes], name: str = "step", most: float = math.inf) -> tuple[int, dict[str, Any]]:
+    """The number of bytes after the last row that has a metric and a step up to `most`, and the row."""
+    after = 0
+    for line in reversed(lines):
+        row = _parse(line, name)
+        if row and row["step"] <= most:
+            return after, row
+        after += len(line)
+    return after, {}
 
 
 def write_hparams(run: Path | str, step: int, hparams: Mapping[str, Any], metrics: Mapping[str, float]) -> None:

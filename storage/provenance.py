@@ -27,13 +27,22 @@ MOST = 1 << 20
 
 def note_launch(run: Run, step: int) -> None:
     """Adds a line about this process, which now trains the run from a step; an incomplete last line is ended."""
-    launch = {"time": time.time(), "step": step, "command": _command(), "commit": _commit()}
-    launch |= {"python": platform.python_version(), "packages": _versions(), "machine": _machine()}
+    launch = {
+        "time": time.time(),
+        "step": step,
+        "command": _command(),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "packages": _versions(),
+        "machine": _machine(),
+    }
     with os.fdopen(open_regular(run.launches_file, os.O_RDWR | os.O_APPEND | os.O_CREAT), "r+b") as file:
+        # A line that a killed process left half-written is ended first.
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
-        torn = file.read(1) not in (b"", b"\n")
-        file.write(b"\n" * torn + json.dumps(launch).encode() + b"\n")
+        if file.read(1) not in (b"", b"\n"):
+            file.write(b"\n")
+        file.write(json.dumps(launch).encode() + b"\n")
 
 
 def read_launches(run: Run) -> list[dict[str, Any]]:
@@ -45,7 +54,8 @@ def read_launches(run: Run) -> list[dict[str, Any]]:
                 launch = json.loads(line)
                 if isinstance(launch, dict) and type(launch.get("time")) in (int, float):
                     found.append(launch)
-    return sorted((launch for launch in found if math.isfinite(launch["time"])), key=lambda launch: launch["time"])
+    found = [launch for launch in found if math.isfinite(launch["time"])]
+    return sorted(found, key=lambda launch: launch["time"])
 
 
 def training_time(times: np.ndarray, launches: list[dict[str, Any]]) -> np.ndarray:
@@ -54,27 +64,35 @@ def training_time(times: np.ndarray, launches: list[dict[str, Any]]) -> np.ndarr
     A launch lasts from its beginning to its last row. Rows before the first launch count from the first of them.
     `times` are those of the rows in seconds since 1970 [N], ascending, NaN where unknown.
     """
+    # Rows without a launch, as those of an exported run, have a first one of their own.
     known = np.isfinite(times)
     begins = np.array([launch["time"] for launch in launches])
     if known.any() and not (begins <= times[known][0]).any():
         begins = np.array([times[known][0], *begins])
-    seconds, before = np.full(len(times), np.nan), 0.0
-    for begin, end in zip(begins, [*begins[1:], math.inf]):
+    ends = [*begins[1:], math.inf]
+
+    seconds = np.full(len(times), np.nan)
+    before = 0.0  # seconds of the earlier launches
+    for begin, end in zip(begins, ends):
         rows = known & (times >= begin) & (times < end)
-        seconds[rows] = before + times[rows] - begin
-        before = float(seconds[rows].max()) if rows.any() else before
+        if rows.any():
+            seconds[rows] = before + times[rows] - begin
+            before = float(seconds[rows].max())
     return seconds
 
 
 def _command() -> str:
     """The command of this process, without passwords; empty in a worker of Ray, which the sweep's command started."""
     program = Path(sys.argv[0]).name.replace("__main__.py", "compressive")
-    return "" if program == "default_worker.py" else redact(shlex.join([program, *sys.argv[1:]]))
+    if program == "default_worker.py":
+        return ""
+    return redact(shlex.join([program, *sys.argv[1:]]))
 
 
 def _commit() -> str:
     """The commit of the code, with "-dirty" if it was changed since; empty if the code is no git repository."""
-    root, git = Path(__file__).parents[1], shutil.which("git")
+    root = Path(__file__).parents[1]
+    git = shutil.which("git")
     if not git or not (root / ".git").exists():
         return ""
     words = [git, "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
@@ -93,11 +111,13 @@ def _versions() -> dict[str, str]:
 
 def _machine() -> str:
     """Processor, cores and memory of this machine, and its GPUs."""
-    model, memory = platform.machine(), ""
+    model = platform.machine()
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    memory = ""
     with suppress(OSError, ValueError):
-        memory = f", {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"
+        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = f", {size / 2**30:.0f} GiB"
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return ", ".join([f"{model}, {os.cpu_count()} cores{memory}", *gpus])

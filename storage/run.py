@@ -61,13 +61,15 @@ class Run:
             OSError: if it does not exist or cannot be written to, or the lock is not a regular file.
         """
         os.stat(self.path)  # before filelock would make the folder
-        if os.path.lexists(self._lock_file):
+        if os.path.lexists(self._lock_file):  # filelock would follow a link
             os.close(open_regular(self._lock_file))
         lock = FileLock(self._lock_file, timeout=patience, poll_interval=0.2, thread_local=False)
         try:
             lock.acquire()
         except Timeout as error:
             raise UserError(f"{self.path} is in use by another process") from error
+
+        # While this process waited, the one before may have removed the folder with its lock.
         try:
             self._lock = os.stat(self._lock_file)
             self.require()
@@ -115,16 +117,18 @@ class Run:
             UserError: if the folder is in use, or not new.
             OSError: if it cannot be created or written to.
         """
-        made, begun = not self.path.exists(), self.config_file.exists()
+        made = not self.path.exists()
+        begun = self.config_file.exists()
         if new and not made:
             self._require_new()
         self.path.mkdir(parents=True, exist_ok=True)
         with self.lock(patience):
             if new:
-                self._require_new()
+                self._require_new()  # again: another process may have begun a run there in the meantime
             try:
                 yield
             finally:
+                # A folder that holds nothing to resume from is in the way of the next attempt.
                 resumable = (saved() or self.has_checkpoints) and self.config_file.exists()
                 if new and not begun and not resumable and not self.lost:
                     self._remove(made)
@@ -133,15 +137,19 @@ class Run:
         """Removes what a run has before its first checkpoint, and its folder if nothing else is in it."""
         for path in (*self._begun, self._lock_file):
             path.unlink(missing_ok=True)
-        for path in (self.checkpoints, self.path)[: 1 + folder]:
-            with suppress(OSError):  # not there, or not empty
-                path.rmdir()
+        with suppress(OSError):  # not there, or not empty
+            self.checkpoints.rmdir()
+        if folder:
+            with suppress(OSError):
+                self.path.rmdir()
 
     def _require_new(self) -> None:
         """Raises a UserError if there is more than what a run that was killed before its first checkpoint leaves."""
         begun = {path.name for path in (*self._begun, self._lock_file)}
-        begun |= {*(f"{name}.tmp" for name in begun), self.checkpoints.name}
-        if self.has_checkpoints or any(path.name not in begun for path in self.path.iterdir()):
+        begun |= {f"{name}.tmp" for name in begun}
+        begun.add(self.checkpoints.name)
+        others = [path for path in self.path.iterdir() if path.name not in begun]
+        if others or self.has_checkpoints:
             again = f"--resume {shlex.quote(str(self.path))}"
             raise UserError(f"{self.path} already exists and is not empty: expected a new folder, or {again}")
 
@@ -159,6 +167,8 @@ class Run:
         if not self.config_file.is_file():
             made = ", ".join(f"`{command}`" for command, _ in RUN_COMMANDS.values())
             raise FileNotFoundError(f"{self} is not a run: expected a folder with config.json, created by {made}")
+
+        # It may have been written by anybody.
         plain = read_json(self.config_file)
         if not isinstance(plain, dict):
             raise ValueError(f"{self.config_file}: expected an object, got {abbreviate(plain)}")
@@ -177,7 +187,9 @@ class Run:
 
     def evaluation_file(self, split: str | None = None) -> Path:
         """The summary of the evaluation at the end, of a later one on a split, or, "at-STEP", of an earlier end."""
-        return self.path / (f"evaluation-{split}.json" if split else "evaluation.json")
+        if split:
+            return self.path / f"evaluation-{split}.json"
+        return self.path / "evaluation.json"
 
     def not_finite_file(self, update: int) -> Path:
         """A batch that could not be learned from."""
@@ -208,7 +220,7 @@ class Run:
         """
         if self.in_use:
             return "running" if row else "running; nothing measured yet"
-        if not row.get(counter, math.nan) >= total:
+        if not row.get(counter, math.nan) >= total:  # also if it is NaN
             return "stopped"
         return "finished" if self.evaluation_file().is_file() else "trained, but not evaluated"
 

@@ -35,8 +35,11 @@ def serialize(step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, A
         # Copies, because safetensors refuses tensors that share memory.
         copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         data = format_safetensors(copies)
-        files[f"{part}.safetensors"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        yield f"{part}.safetensors", data
+        file = f"{part}.safetensors"
+        files[file] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        yield file, data
+
+    # The manifest has the digests of the others, and its own.
     content = {"format": FORMAT, "step": step, "time": time.time(), "files": files, "state": state}
     yield MANIFEST, json.dumps({**content, "sha256": digest(content)}, indent=1).encode()
 
@@ -51,16 +54,20 @@ def deserialize(read: Callable[[str, int], bytes]) -> tuple[int, dict[str, Any],
         ValueError: if a file is damaged or forged; every value is verified before its use.
     """
     content = _parse_manifest(read(MANIFEST, JSON_BYTES))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     parts = {}
     for file, expected in content["files"].items():
+        # A name with a path in it would lead out of the checkpoint.
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,200}\.safetensors", file):
             raise ValueError(f"{MANIFEST}: files: expected names such as weights.safetensors, got {abbreviate(file)}")
-        data = read(file, min(expected["size"], memory))
+
+        # Size and digest are those that were written.
+        data = read(file, min(expected["size"], machine_bytes))
         if len(data) != expected["size"]:
             raise ValueError(f"{file} has {len(data)} bytes instead of {expected['size']}")
         if hashlib.sha256(data).hexdigest() != expected["sha256"]:
             raise ValueError(f"{file} is not what was written (its SHA-256 differs)")
+
         try:
             parts[file.removesuffix(".safetensors")] = parse_safetensors(data)
         except Exception as error:  # safetensors and torch raise many kinds for forged data
@@ -75,6 +82,7 @@ def digest(content: Any) -> str:
 
 
 def _parse_manifest(data: bytes) -> dict[str, Any]:
+    # Damaged: it is no JSON, or its digest is not that of its content.
     try:
         content = json.loads(data)
         intact = content.pop("sha256") == digest(content)
@@ -82,6 +90,8 @@ def _parse_manifest(data: bytes) -> dict[str, Any]:
         raise ValueError(f"{MANIFEST} is damaged") from error
     if not intact:
         raise ValueError(f"{MANIFEST} is not what was written (its SHA-256 differs)")
+
+    # Of another version, or forged together with its digest.
     if content.get("format") != FORMAT:
         raise ValueError(f"{MANIFEST}: format: expected {FORMAT}, got {abbreviate(content.get('format'))}")
     require_schema(content, _SCHEMA, MANIFEST)
@@ -102,19 +112,22 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
     tensors: dict[str, Tensor] = {}
 
     def plain(node: Any, path: str) -> Any:
-        prefix = f"{path}/" if path else ""
+        # JSON has these as they are.
+        if node is None or isinstance(node, bool | int | float | str):
+            return node
         if isinstance(node, Tensor):
             if path in tensors:
                 raise ValueError(f"{path}: expected one tensor of this path, got two")
             tensors[path] = node
             return {"tensor": path}
+
+        # Dicts are lists of pairs, since JSON turns keys into strings; tuples would become lists.
+        prefix = f"{path}/" if path else ""
         if isinstance(node, dict):
             return {"dict": [[key, plain(value, f"{prefix}{key}")] for key, value in node.items()]}
         if isinstance(node, list | tuple):
-            kind = "list" if isinstance(node, list) else "tuple"
-            return {kind: [plain(value, f"{prefix}{index}") for index, value in enumerate(node)]}
-        if node is None or isinstance(node, bool | int | float | str):
-            return node
+            values = [plain(value, f"{prefix}{index}") for index, value in enumerate(node)]
+            return {"list": values} if isinstance(node, list) else {"tuple": values}
         raise TypeError(f"{path}: expected tensors, numbers, strings and nests of them, got {type(node).__name__}")
 
     return tensors, plain(tree, "")
@@ -127,11 +140,16 @@ def unflatten(tensors: dict[str, Tensor], plain: Any) -> Any:
         if not isinstance(node, dict):
             return node
         ((kind, content),) = node.items()
-        if kind == "tensor":
-            return tensors[content]
-        if kind == "dict":
-            return {key: tree(value) for key, value in content}
-        return {"list": list, "tuple": tuple}[kind](map(tree, content))
+        match kind:
+            case "tensor":
+                return tensors[content]
+            case "dict":
+                return {key: tree(value) for key, value in content}
+            case "list":
+                return [tree(value) for value in content]
+            case "tuple":
+                return tuple(tree(value) for value in content)
+        raise KeyError(kind)
 
     try:
         return tree(plain)
@@ -144,7 +162,10 @@ def rng_state() -> dict[str, Any]:
     """The states of the global random generators of Python, numpy and torch, GPUs included, as JSON can hold them."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    # Words of state are bytes in base64, which are shorter than numbers and exact.
+    gpus = []
+    if torch.cuda.is_available():
+        gpus = torch.cuda.get_rng_state_all()
     return {
         "python": [version, list(words), gauss],
         "numpy": [kind, _encode(np.asarray(keys, "<u4")), int(position), int(has_gauss), float(cached)],
@@ -159,24 +180,37 @@ def restore_rng(state: Any) -> None:
     Raises a ValueError if these are no such states, for example those of another version.
     """
     require_schema(state, {"python": list, "numpy": list, "torch": str, "cuda": [str]}, "rng")
-    generator = "python"
-    try:
-        version, words, gauss = state["python"]
-        random.setstate((version, tuple(words), None if gauss is None else float(gauss)))
-        generator = "numpy"
-        kind, keys, position, has_gauss, cached = state["numpy"]
-        words = np.frombuffer(base64.b64decode(keys), "<u4")
-        if not 0 <= position <= len(words):  # numpy does not check it and would read beyond its words
-            raise ValueError(f"position {position}")
-        np.random.set_state((kind, words, position, has_gauss, cached))  # noqa: NPY002
-        generator = "torch"
-        torch.set_rng_state(_decode(state["torch"]))
-        generator = "cuda"
-        if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all([_decode(gpu) for gpu in state["cuda"]])
-    except (ValueError, TypeError, OverflowError, RuntimeError, KeyError) as error:
-        got = abbreviate(state[generator])
-        raise ValueError(f"rng: {generator}: expected the state of a generator of this version, got {got}") from error
+    restore = {"python": _restore_python, "numpy": _restore_numpy, "torch": _restore_torch, "cuda": _restore_cuda}
+    for generator, set_state in restore.items():
+        try:
+            set_state(state[generator])
+        except (ValueError, TypeError, OverflowError, RuntimeError, KeyError) as error:
+            expected = "expected the state of a generator of this version"
+            raise ValueError(f"rng: {generator}: {expected}, got {abbreviate(state[generator])}") from error
+
+
+def _restore_python(state: Any) -> None:
+    version, words, gauss = state
+    if gauss is not None:
+        gauss = float(gauss)
+    random.setstate((version, tuple(words), gauss))
+
+
+def _restore_numpy(state: Any) -> None:
+    kind, keys, position, has_gauss, cached = state
+    words = np.frombuffer(base64.b64decode(keys), "<u4")
+    if not 0 <= position <= len(words):  # numpy does not check it and would read beyond its words
+        raise ValueError(f"position {position}")
+    np.random.set_state((kind, words, position, has_gauss, cached))  # noqa: NPY002
+
+
+def _restore_torch(state: str) -> None:
+    torch.set_rng_state(_decode(state))
+
+
+def _restore_cuda(states: list[str]) -> None:
+    if torch.cuda.is_available() and len(states) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([_decode(state) for state in states])
 
 
 def _encode(array: np.ndarray) -> str:

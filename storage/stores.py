@@ -34,7 +34,8 @@ class DiskStore:
     """
 
     def __init__(self, run: Path | str) -> None:
-        self.run, self.root = Path(run), Path(run) / "checkpoints"
+        self.run = Path(run)
+        self.root = self.run / "checkpoints"
 
     def locate(self, name: str) -> Path:
         return self.root / name
@@ -57,18 +58,21 @@ class DiskStore:
 
     def write(self, name: str, content: Iterable[tuple[str, bytes]]) -> str:
         """Writes a folder, in place of one of that name, and returns its name; removes what interrupted writes left."""
-        self.root.mkdir(exist_ok=True)  # not the run's folder: if that was moved away, it would exist twice
+        # What was left when a writer was killed is never read, and goes first.
+        self.root.mkdir(exist_ok=True)  # not the run's folder, which is there unless it was moved
         for left in self.root.glob("*.tmp"):
             files.remove(left)
+
         # A folder cannot replace another atomically. For a moment there are both.
-        first = f"{name}-1" if self.exists(name) else name
-        self.remove(first)
-        with files.new_folder(self.locate(first)) as folder:
+        replaces = self.exists(name)
+        new = f"{name}-1" if replaces else name
+        self.remove(new)
+        with files.new_folder(self.locate(new)) as folder:
             for file, data in content:
                 (folder / file).write_bytes(data)
                 files.flush(folder / file)
-        if first != name:
-            self._move(first, name)
+        if replaces:
+            self._move(new, name)
         return name
 
     def supersede(self, name: str) -> None:
@@ -82,6 +86,7 @@ class DiskStore:
 
     def remove(self, name: str) -> None:
         """Removes a folder if it exists; an interruption leaves none that looks complete."""
+        # Renamed first, because removing a folder is not atomic.
         removed = files.temporary_name(self.locate(name))
         with suppress(FileNotFoundError):
             self.locate(name).rename(removed)
@@ -120,16 +125,20 @@ class UrlStore:
     def read(self, name: str, file: str, most: int) -> bytes:
         path = f"{self._root}/{name}/{file}"
         info = self._retry(self._fs.info, path)
-        found = "a symbolic link" if info.get("islink") else info["type"]  # behind file:// there may be anything
-        if found != "file":
-            raise ValueError(f"{file}: expected a regular file, got {found}")
+        # Behind file:// there may be anything.
+        if info.get("islink"):
+            raise ValueError(f"{file}: expected a regular file, got a symbolic link")
+        if info["type"] != "file":
+            raise ValueError(f"{file}: expected a regular file, got {info['type']}")
         files.require_size(file, info["size"], most)
         return self._retry(self._fs.cat_file, path)
 
     def write(self, name: str, content: Iterable[tuple[str, bytes]]) -> str:
+        # A folder without a manifest was left when a writer was killed.
         for left, found in self._list().items():
             if left[:12].isdigit() and MANIFEST not in found:
                 self.remove(left)
+        # The manifest is the last of the files: with it the folder is complete.
         name = f"{name}-{secrets.token_hex(3)}"
         for file, data in content:
             self._put(f"{name}/{file}", data)
@@ -139,9 +148,11 @@ class UrlStore:
         self.remove(name)  # a network error is no damage, so nothing in it could be used later
 
     def remove(self, name: str) -> None:
-        for path in (f"{name}/{MANIFEST}", name):
-            with suppress(FileNotFoundError):
-                self._retry(self._fs.rm, f"{self._root}/{path}", recursive=path == name)
+        folder = f"{self._root}/{name}"
+        with suppress(FileNotFoundError):
+            self._retry(self._fs.rm, f"{folder}/{MANIFEST}")  # first, because without it there is no checkpoint
+        with suppress(FileNotFoundError):
+            self._retry(self._fs.rm, folder, recursive=True)
 
     def owner(self) -> str | None:
         """The last owner that was given to `claim`."""
@@ -155,7 +166,7 @@ class UrlStore:
 
     def _list(self) -> dict[str, list[str]]:
         """Names of files by folder; empty if there is nothing yet."""
-        self._fs.invalidate_cache()
+        self._fs.invalidate_cache()  # other machines write here, too
         found: dict[str, list[str]] = defaultdict(list)
         with suppress(FileNotFoundError):
             for path in self._retry(self._fs.find, self._root, withdirs=True):
@@ -174,7 +185,9 @@ class UrlStore:
             self._fs.pipe_file(path, data)
         except FileNotFoundError:
             # The store has folders. The URL's own and those in it are made; none above it, and no bucket.
-            for folder in (self._root.rpartition("/")[0], self._root, path.rpartition("/")[0]):
+            run, _, _ = self._root.rpartition("/")
+            checkpoint, _, _ = path.rpartition("/")
+            for folder in (run, self._root, checkpoint):
                 with suppress(FileExistsError):
                     self._fs.mkdir(folder, create_parents=False)
             self._fs.pipe_file(path, data)
@@ -186,7 +199,8 @@ class UrlStore:
             except FileNotFoundError:
                 raise
             except Exception as error:  # each package has its own exceptions
-                if pause is None or isinstance(error, PermissionError | NotImplementedError):  # not for now only
+                is_final = isinstance(error, PermissionError | NotImplementedError)
+                if pause is None or is_final:
                     raise StorageError(f"{self.url} cannot be read or written: {_describe(error)}") from error
                 logger.warning("%s: %s; retrying in %.0f s", self.url, _describe(error), pause)
                 time.sleep(pause)
@@ -194,7 +208,9 @@ class UrlStore:
 
 def open_store(run: Path | str) -> DiskStore | UrlStore:
     """The checkpoints of a run: in its folder, or behind a URL (`file://` is one, too)."""
-    return UrlStore(str(run)) if files.is_url(run) else DiskStore(run)
+    if files.is_url(run):
+        return UrlStore(str(run))
+    return DiskStore(run)
 
 
 def _describe(error: Exception) -> str:

@@ -25,7 +25,7 @@ from storage.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = ("agent", "envs", "actors", "learner", "text", "speech", "images", "training", "reports", "commands")
+PACKAGES = ("agent", "envs", "actors", "learner", "storage", "training", "sequences", "reports", "commands")
 RAY_SECONDS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """Environment variable of Ray: how long it waits for the head before it ends a process."""
 ANSWER_SECONDS = 10.0
@@ -58,22 +58,26 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
     from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
     logging.getLogger("ray").setLevel(logging.ERROR)
-    where: dict[str, Any] = {"address": address, "runtime_env": _runtime_env()}
+    where: dict[str, Any] = {"address": address}
     if address is None:
-        # "local" ignores a cluster that the environment names or that an earlier program left running.
-        where |= {"address": "local", "num_cpus": cpus, "object_store_memory": max(512 << 20, store)}
-        where["include_dashboard"] = False
+        where = {
+            "address": "local",  # not a cluster that the environment names or that an earlier program left running
+            "num_cpus": cpus,
+            "object_store_memory": max(512 << 20, store),
+            "include_dashboard": False,
+        }
     # Ray's processes inherit that hang-ups are ignored: the terminal may close, the last unrolls still arrive.
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with console.status("starting Ray" if address is None else f"joining {address}"):
             if address:
                 _require_head(address)
-            ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(**where, runtime_env=_runtime_env(), log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises this class, for example if the machine is too busy
         if address:
             raise UserError(f"ray-address: expected a Ray cluster, got {address}: {error}") from error
-        raise UserError(f"Ray did not start{f' ({remedy})' if remedy else ''}: {error}") from error
+        hint = f" ({remedy})" if remedy else ""
+        raise UserError(f"Ray did not start{hint}: {error}") from error
     finally:
         signal.signal(signal.SIGHUP, hang_up)
     try:
@@ -124,7 +128,8 @@ def _runtime_env() -> dict[str, Any]:
     Ray puts the working directory first in their path, so that they find the user's own environments. If that would
     hide a package, workers import all packages before. Otherwise the environment is empty: workers then start faster.
     """
-    folder, root = Path.cwd(), str(Path(__file__).parents[1])
+    folder = Path.cwd()
+    root = str(Path(__file__).parents[1])
     if root == str(folder) or not any((folder / name).exists() for name in PACKAGES):
         return {}
 
@@ -148,7 +153,9 @@ def _require_head(address: str) -> None:
     """
     from ray._private.services import get_ray_address_from_environment
 
-    found = get_ray_address_from_environment("auto", None) if address == "auto" else address
+    found = address
+    if address == "auto":
+        found = get_ray_address_from_environment("auto", None)
     if found == "local":
         raise OSError("local is no cluster that can be joined; without --ray-address one is started")
     protocol, _, server = found.rpartition("://")

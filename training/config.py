@@ -101,43 +101,76 @@ class RunConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         pairs("learner_labels", self.learner_labels)
-        if (url := self.checkpoint_url) is not None:
-            try:
-                require_no_secret(url)
-            except ValueError as error:
-                raise ValueError(f"checkpoint_url: {error}") from error
-            if not re.match(r"[a-z][a-z0-9+.-]*://.", url) or url.startswith("memory:"):
-                expected = "a URL that outlives this process, such as s3://bucket/run or file:///mnt/run"
-                raise ValueError(f"checkpoint_url: expected {expected}, got {url!r}")
-        segment, length = getattr(self.core_config, "segment_size", 1), self.actors.unroll_length
-        if length % segment:
-            raise ValueError(f"unroll_length: expected a multiple of the core's segment_size = {segment}, got {length}")
-        burn_in, unrolls = self.replay.burn_in, self.replay.unrolls
-        if burn_in % segment or burn_in >= length:
-            expected = f"less than unroll_length = {length} and a multiple of the core's segment_size = {segment}"
+        self._check_url()
+        self._check_unrolls()
+        self._check_replay()
+        self._check_learners()
+        environments = self.environments  # an error if a stage has another form
+        if self.resident:
+            self._check_resident_actors(environments)
+
+    def _check_url(self) -> None:
+        url = self.checkpoint_url
+        if url is None:
+            return
+        try:
+            require_no_secret(url)
+        except ValueError as error:
+            raise ValueError(f"checkpoint_url: {error}") from error
+        if not re.match(r"[a-z][a-z0-9+.-]*://.", url) or url.startswith("memory:"):
+            expected = "a URL that outlives this process, such as s3://bucket/run or file:///mnt/run"
+            raise ValueError(f"checkpoint_url: expected {expected}, got {url!r}")
+
+    @property
+    def _segment(self) -> int:
+        """Steps in a segment of the core; 1 for cores that have none."""
+        return getattr(self.core_config, "segment_size", 1)
+
+    def _check_unrolls(self) -> None:
+        """An unroll begins and ends with a segment of the core."""
+        length = self.actors.unroll_length
+        if length % self._segment:
+            expected = f"a multiple of the core's segment_size = {self._segment}"
+            raise ValueError(f"unroll_length: expected {expected}, got {length}")
+
+    def _check_replay(self) -> None:
+        length = self.actors.unroll_length
+        burn_in = self.replay.burn_in
+        if burn_in % self._segment or burn_in >= length:
+            expected = f"less than unroll_length = {length} and a multiple of the core's segment_size = {self._segment}"
             raise ValueError(f"replay.burn_in: expected {expected}, got {burn_in}")
-        if self.replay.share and (self.resident or self.learners > 1):
-            found = "resident actors" if self.resident else f"{self.learners} learners"
-            raise ValueError(f"replay.share: expected 0 with {found}, got {self.replay.share}")
+
+        # A batch is drawn from unrolls that are in the memory already.
         share = self.replay.share
-        replayed = math.ceil(round(share / (1 - share), 9))  # for each new unroll; 4 at 0.8, in spite of rounding
-        least = self.unrolls_per_update * max(1, replayed)  # of which a batch can be drawn
-        if share and unrolls < least:
-            raise ValueError(f"replay.unrolls: expected at least {least} for this share, got {unrolls}")
+        if share == 0:
+            return
+        if self.resident:
+            raise ValueError(f"replay.share: expected 0 with resident actors, got {share}")
+        if self.learners > 1:
+            raise ValueError(f"replay.share: expected 0 with {self.learners} learners, got {share}")
+        for_each_new = math.ceil(round(share / (1 - share), 9))  # replayed unrolls; 4 at 0.8, in spite of rounding
+        least = self.unrolls_per_update * max(1, for_each_new)  # of which a batch can be drawn
+        if self.replay.unrolls < least:
+            raise ValueError(f"replay.unrolls: expected at least {least} for this share, got {self.replay.unrolls}")
+
+    def _check_learners(self) -> None:
+        """Each learner has the same number of rows of a batch."""
         rows = self.unrolls_per_update * self.actors.envs_per_actor
         if rows % self.learners:
             expected = f"a divisor of the {rows} rows of a batch (unrolls_per_update x envs_per_actor)"
             raise ValueError(f"learners: expected {expected}, got {self.learners}")
-        environments = self.environments  # an error if a stage has another form
-        if self.resident:
-            if (most := max(env.count(":") for env in environments)) > 1:
-                raise ValueError(f"env: expected one task for resident actors, got {most}")
-            if self.actors.max_actors is not None:
-                raise ValueError(f"actors: expected one number for resident actors, got {self.actors.count}")
-            if self.actors.num_actors % self.unrolls_per_update:
-                expected = f"a multiple of unrolls_per_update = {self.unrolls_per_update} for resident actors"
-                raise ValueError(f"num_actors: expected {expected}, got {self.actors.count}")
         require_any_device(self.learner.device, self.learners)
+
+    def _check_resident_actors(self, environments: tuple[str, ...]) -> None:
+        """They act together in one task, and a batch has the unrolls of equally many of them."""
+        most_tasks = max(env.count(":") for env in environments)
+        if most_tasks > 1:
+            raise ValueError(f"env: expected one task for resident actors, got {most_tasks}")
+        if self.actors.max_actors is not None:
+            raise ValueError(f"actors: expected one number for resident actors, got {self.actors.count}")
+        if self.actors.num_actors % self.unrolls_per_update:
+            expected = f"a multiple of unrolls_per_update = {self.unrolls_per_update} for resident actors"
+            raise ValueError(f"num_actors: expected {expected}, got {self.actors.count}")
 
     @property
     def core_config(self) -> CoreConfig:
@@ -181,11 +214,16 @@ def to_plain(config: Any) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if not dataclasses.is_dataclass(value):
             return value
-        name = {"name": names[type(value)]} if type(value) in names else {}
-        fields = dataclasses.fields(value)
-        return name | {field.name: plain(getattr(value, field.name)) for field in fields}
+        fields: dict[str, Any] = {}
+        if type(value) in names:
+            fields["name"] = names[type(value)]
+        for each in dataclasses.fields(value):
+            fields[each.name] = plain(getattr(value, each.name))
+        return fields
 
-    return ({} if config.kind == RunConfig.kind else {"kind": config.kind}) | plain(config)
+    if config.kind == RunConfig.kind:
+        return plain(config)
+    return {"kind": config.kind, **plain(config)}
 
 
 def by_full_name(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -227,20 +265,30 @@ def checkpoint_place(config: Any, run: Run, *allowed: str | None) -> Path | str:
     docs/decisions.md.
     """
     url = getattr(config, "checkpoint_url", None)
-    if url and not any(url in (text, *text.split(",")) for text in allowed if text):
+    if not url:
+        return run.path
+    known = [name for names in allowed if names for name in (names, *names.split(","))]
+    if url not in known:
         raise ValueError(
             f"{run} has its checkpoints at a URL: expected one that is allowed; if you trust it, --allow {url}"
         )
-    return url or run.path
+    return url
 
 
 def permissions(*configs: Any) -> str:
     """The words behind a command that allow what runs name: the user's own code, and URLs; empty if there is none."""
     from envs import foreign_code  # here, because it imports the environments
 
-    names = [name for config in configs for env in getattr(config, "environments", ()) for name in foreign_code(env)]
-    names += [url for config in configs if (url := getattr(config, "checkpoint_url", None))]
-    return f" --allow {shlex.quote(','.join(dict.fromkeys(names)))}" if names else ""
+    code: dict[str, None] = {}  # in order, each name once
+    urls: dict[str, None] = {}
+    for config in configs:
+        for env in getattr(config, "environments", ()):
+            code |= dict.fromkeys(foreign_code(env))
+        if url := getattr(config, "checkpoint_url", None):
+            urls[url] = None
+    if not code and not urls:
+        return ""
+    return f" --allow {shlex.quote(','.join(code | urls))}"
 
 
 def read_url(url: str) -> RunConfig:
@@ -263,7 +311,8 @@ def read_config(run: Run, kind: Any = RunConfig) -> Any:
     """
     found, plain = run.read_kind()
     if found != kind.kind:
-        (made, use), (expected, _) = RUN_COMMANDS[found], RUN_COMMANDS[kind.kind]
+        made, use = RUN_COMMANDS[found]
+        expected, _ = RUN_COMMANDS[kind.kind]
         raise ValueError(f"{run} is a run of `{made}`, expected one of `{expected}`; use {use}, or status")
     try:
         return from_plain(kind, plain)
@@ -273,10 +322,11 @@ def read_config(run: Run, kind: Any = RunConfig) -> Any:
 
 def _build(kind: Any, plain: Any, where: str, cores: Mapping[str, type]) -> Any:
     """A value of a type, such as a dataclass of others, from what JSON can hold; `where` names it in errors."""
-    configs = {*cores.values()}
-    is_core = bool(configs & set(typing.get_args(kind)))
+    is_core = bool(set(cores.values()) & set(typing.get_args(kind)))
     if not is_core and not dataclasses.is_dataclass(kind):
-        return tuple(plain) if isinstance(plain, list) else plain  # JSON has no tuples
+        if isinstance(plain, list):  # JSON has no tuples
+            return tuple(plain)
+        return plain
     if not isinstance(plain, dict):
         raise ValueError(f"{where}: expected an object, got {abbreviate(plain)}")
     plain = {name: value for name, value in plain.items() if name != "kind"}
@@ -285,6 +335,8 @@ def _build(kind: Any, plain: Any, where: str, cores: Mapping[str, type]) -> Any:
         if name not in list(cores):  # a list, because JSON's values need not be hashable
             raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {abbreviate(name)}")
         kind = cores[name]
+
+    # Its fields, which may be configurations, too; it checks their values itself.
     hints = typing.get_type_hints(kind)
     fields = {name: _build(hints.get(name), value, f"{where}.{name}", cores) for name, value in plain.items()}
     try:

@@ -36,7 +36,9 @@ def duration(seconds: float) -> str:
         return "?"
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}"
 
 
 def program(name: str = "compressive") -> str:
@@ -45,7 +47,9 @@ def program(name: str = "compressive") -> str:
     It is the name where the shell finds that, else the path beside this program, such as .venv/bin/compressive.
     """
     beside = Path(sys.argv[0]).with_name(name)
-    return shlex.quote(str(beside)) if not shutil.which(name) and beside.is_file() else name
+    if beside.is_file() and not shutil.which(name):
+        return shlex.quote(str(beside))
+    return name
 
 
 class LiveLine:
@@ -56,10 +60,14 @@ class LiveLine:
     """
 
     def __init__(self, console: Console, activity: str, waiting: str) -> None:
-        self.console, self.activity = console, activity
+        self.console = console
+        self.activity = activity
         self.shown: tuple[float, str, Sequence[str]] = (0.0, f"waiting for {waiting}", ())
-        self.printed, self.started = -math.inf, time.monotonic()
-        self.live = Live(self, console=console, refresh_per_second=4) if console.is_terminal else None
+        self.started = time.monotonic()
+        self.printed = -math.inf
+        self.live: Live | None = None
+        if console.is_terminal:
+            self.live = Live(self, console=console, refresh_per_second=4)
 
     def __enter__(self) -> Self:
         if self.live:
@@ -72,30 +80,46 @@ class LiveLine:
 
     def update(self, progress: Progress) -> None:
         """Shows the progress of a training."""
-        left = max(0, progress.total - progress.done) / progress.per_second if progress.per_second else math.inf
+        left = math.inf
+        if progress.per_second:
+            left = max(0, progress.total - progress.done) / progress.per_second
         head = f"{quantity(progress.done)}/{quantity(progress.total)} {progress.unit}  left {duration(left)}"
         self.show(progress.done / progress.total, head, progress.texts)
 
     def show(self, share: float, head: str, fields: Sequence[str]) -> None:
         """Shows the share done of 1, the same in words, and other fields, the most important first."""
-        complete, now = share >= 1 > self.shown[0], time.monotonic()
-        self.shown = min(1.0, share), head, fields
-        if self.live or (now - self.printed < PLAIN_SECONDS and not complete):
+        share_before, _, _ = self.shown
+        is_complete = share >= 1 > share_before
+        share = min(1.0, share)
+        self.shown = share, head, fields
+        if self.live:
             return
-        self.printed = now
-        begin = f"{duration(now - self.started):>8}", f"{100 * min(1.0, share):5.1f} %"
-        say(self.console, "  ".join((*begin, head, *fields)))
+
+        now = time.monotonic()
+        if is_complete or now - self.printed >= PLAIN_SECONDS:
+            self.printed = now
+            parts = [f"{duration(now - self.started):>8}", f"{100 * share:5.1f} %", head, *fields]
+            say(self.console, "  ".join(parts))
 
     def __rich__(self) -> RenderableType:
         share, head, fields = self.shown
+        first: list[RenderableType] = []
         width = min(24, self.console.width - len(f"{self.activity}    {head}"))
-        bar: list[RenderableType] = (
-            [self.activity, ProgressBar(total=1.0, completed=share, width=width)] if width > 0 else []
-        )
+        if width > 0:
+            first = [self.activity, ProgressBar(total=1.0, completed=share, width=width)]
         rows = Table.grid(padding=(0, 2))
-        rows.add_row(*bar, Text(head, style="bold"))
-        fits = [field for end, field in enumerate(fields, 1) if len("  ".join(fields[:end])) <= self.console.width]
-        return Group(rows, Text("  ".join(fits))) if fits else rows
+        rows.add_row(*first, Text(head, style="bold"))
+
+        # As many fields as the second line has room for.
+        second = ""
+        for field in fields:
+            longer = f"{second}  {field}" if second else field
+            if len(longer) > self.console.width:
+                break
+            second = longer
+        if not second:
+            return rows
+        return Group(rows, Text(second))
 
 
 @contextmanager

@@ -39,8 +39,11 @@ def stop_on_signals() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    previous = {number: handler for number, handler in previous.items() if handler != signal.SIG_IGN}
+    previous = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        handler = signal.getsignal(number)
+        if handler != signal.SIG_IGN:
+            previous[number] = handler
     asked = math.inf
 
     def request(number: int, frame: Any) -> None:
@@ -53,7 +56,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
                 signal.signal(each, handler)
             signal.raise_signal(number)
             return
-        stop.signal, asked = number, now
+        stop.signal = number
+        asked = now
         if number == signal.SIGHUP:
             _leave_terminal()
         logger.warning("stopping after this update, with a checkpoint; once more to stop at once")

@@ -11,6 +11,7 @@ import os
 import re
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
@@ -74,12 +75,14 @@ def make_trials(
     Raises:
         UserError: if a name or value is impossible, or nothing differs.
     """
+    # Rates ask for the compressive core; without any, it is the only one.
     core_field = CORE_FIELDS[kind.kind]
     _require_grid(kind, cores, rates, seeds, vary, options)
     cores = list(cores) or ["compressive"]
     if rates and "compressive" not in cores:
         cores = ["compressive", *cores]
 
+    # Each core with every combination of the fields that it has, as words of the command that trains it.
     variants = []
     for core in cores:
         axes = [(name, values) for name, values in vary if _has(kind, core, name)]
@@ -91,6 +94,7 @@ def make_trials(
     if len(variants) < 2:
         raise UserError("expected something to compare: several --cores or --rates, or --vary FIELD VALUE VALUE")
 
+    # Names say in what the variants differ, and what they learn from if that differs.
     data = [_data(variant) for variant in variants]
     trials = {}
     for seed in seeds:
@@ -171,6 +175,7 @@ def label(configs: Sequence[Any]) -> list[str]:
         for name, value in own.items():
             if name in IGNORED:
                 continue
+            # A field of the core says nothing about another core.
             rivals = fields
             if name.startswith(f"{core}."):
                 rivals = [other for other in fields if other[f"{core}.name"] == own_core]
@@ -192,6 +197,7 @@ def begin(folder: Path, trials: Mapping[str, Any], command: str) -> str:
     """Creates the folder of a sweep, or finds the same sweep in it; returns the command that began it."""
     configs = {config.kind: type(config) for config in trials.values()}
     plain = {name: to_plain(config) for name, config in trials.items()}
+    # The same command again resumes the sweep.
     if (folder / FILE).is_file():
         old, first = read(folder, configs)
         if {name: to_plain(config) for name, config in old.items()} != plain:
@@ -300,30 +306,38 @@ def run_trials(
     cpus = bundles[0].get("CPU", 0)
     gpus = bundles[0].get("GPU", 0)
 
-    # Each trial has a new process. If that dies, Ray starts another one.
-    run_trial = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1, max_retries=DEATHS)(_run_trial)
-
-    # All ask for room at once and get it in this order, as others end.
+    # All trials ask for room at once and get it in this order, as others end.
     groups = {name: placement_group(bundles) for name in trials if name not in board.finished}
-    tasks: dict[Any, str] = {}
-    for name, group in groups.items():
-        place = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
-        trial = run_trial.options(scheduling_strategy=place)
-        task = trial.remote(folder, name, trials[name], train, max(1, int(cpus)), hparams[name])
-        tasks[task] = name
+    run_trial = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1, max_retries=0)(_run_trial)
 
+    def start(name: str) -> Any:
+        """Runs a trial in a new process as soon as there is room for it."""
+        place = PlacementGroupSchedulingStrategy(groups[name], 0, placement_group_capture_child_tasks=True)
+        trial = run_trial.options(scheduling_strategy=place)
+        return trial.remote(folder, name, trials[name], train, max(1, int(cpus)), hparams[name])
+
+    tasks = {start(name): name for name in groups}
+    deaths = Counter[str]()
     while tasks:
         ended, _ = ray.wait(list(tasks), timeout=SHOW_SECONDS)
         for task in ended:
             name = tasks.pop(task)
-            remove_placement_group(groups[name])
             try:
                 ray.get(task)
-            except ray.exceptions.RayError as error:
-                board.end(name, _one_line(str(error) or "its process died"))
-            else:
-                board.end(name, failure(Run(folder / name)))
+                reason = failure(Run(folder / name))
+            except ray.exceptions.RayTaskError as error:
+                reason = _one_line(str(error))
+            except ray.exceptions.RayError as error:  # the process died
+                reason = _one_line(str(error))
+                deaths[name] += 1
+                if deaths[name] <= DEATHS and not stop.requested:
+                    say(line.console, f"restarted {name}: {reason}", "yellow")
+                    tasks[start(name)] = name
+                    continue
+            remove_placement_group(groups[name])
+            board.end(name, reason)
 
+        # A trial runs, or is about to, if its group has room.
         table = placement_group_table()
         running = {name for name in tasks.values() if table[groups[name].id.hex()]["state"] == "CREATED"}
         if stop.requested and not (folder / STOP).exists():
@@ -401,6 +415,7 @@ class _Board:
             if name in running:
                 rate += row.get(f"speed/{unit}_per_second", 0.0)
 
+        # What is left takes as long as what was done since this command began.
         done = sum(shares) / max(1, len(shares))
         now = time.monotonic()
         if self.begin is None:

@@ -1,8 +1,9 @@
-"""Sweeps on Ray Tune: one that is killed and resumed, and one of sequence models.
+"""Sweeps on Ray: killed and resumed, stopped by Ctrl-C, with trials that fail, die or hang, and of sequence models.
 
-In processes of their own: after Tune, actors on another cluster of the same process die at once.
+In processes of their own: Ray mixes up clusters that one process is on after another.
 """
 
+import json
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from tests.commands.cli import ENVIRONMENT, PATIENCE, Commands, marked, run, start, wait_until
+from tests.commands.cli import ENVIRONMENT, PATIENCE, Commands, marked, run, saved_steps, start, wait_until
 from tests.commands.test_compare import table
 
 RECALL = "diagnostic:recall,delay=3"
@@ -70,6 +71,41 @@ def test_a_killed_sweep_is_resumed_and_a_failing_trial_fails_alone(tmp_path: Pat
     parameters, scalars = hparams(folder / good)
     assert parameters == {b"learner.learning_rate"}
     assert {"evaluation/return", "evaluation/oracle_normalised"} <= scalars
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_trial_that_is_killed_is_resumed_and_ctrl_c_stops_all(tmp_path: Path) -> None:
+    folder, mark = tmp_path / "sweep", uuid.uuid4().hex
+    words = ["compare", "--folder", folder, "--preset", "memory", "--cores", "lstm", "gru", "--env", RECALL, "--stages"]
+    words += ["--seeds", "0", "--frames", 10**7, "--actors.envs-per-actor=4", "--actors.unroll-length=16"]
+    words += ["--checkpoint-seconds=0", "--agent.core.model-size=16", "--agent.torso-size=16"]
+    trials = [folder / f"{core}-seed-0" for core in ("lstm", "gru")]
+
+    def last_steps() -> list[int]:
+        return [max(saved_steps(trial), default=0) for trial in trials]
+
+    def launches(trial: Path) -> list[int]:
+        return [json.loads(line)["step"] for line in (trial / "launches.jsonl").read_text().splitlines()]
+
+    with (tmp_path / "screen").open("w+") as screen:
+        process = start(*words, output=screen, start_new_session=True, env={**ENVIRONMENT, "MARK": mark})
+        wait_until(lambda: all(last_steps()) or process.poll() is not None)
+        before = last_steps()
+        for pid in marked(mark, "ray::_run_trial"):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: all(len(launches(trial)) == 2 for trial in trials) or process.poll() is not None)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 128 + signal.SIGINT
+        screen.seek(0)
+        said = screen.read()
+    assert said.count("restarted ") == 2
+    assert "stopped; resume with: " in said
+    for trial, step in zip(trials, before):
+        first, second = launches(trial)
+        assert first == 0
+        assert step <= second <= saved_steps(trial)[-1], "it went on from its last checkpoint"
+    wait_until(lambda: not marked(mark))
 
 
 @pytest.mark.ray

@@ -1,8 +1,5 @@
 """An environment with one fault at a chosen call: raise, exit, hang, or never end an episode."""
 
-import contextlib
-import hashlib
-import itertools
 import sys
 import time
 from typing import Any
@@ -30,16 +27,7 @@ FAULTS = {
     "exit": lambda: sys.exit(0),
     "sleep": lambda: time.sleep(10_000),
     "pause": lambda: (print("pause", flush=True), time.sleep(0.3)),
-    "stubborn": lambda: [swallow() for _ in itertools.count()],
-    "c": lambda: hashlib.pbkdf2_hmac("sha1", b"", b"", 2**31 - 1),  # releases Python's lock, but does not return
-    "lock": lambda: sum(itertools.repeat(0)),  # does neither
 }
-
-
-def swallow() -> None:
-    """Ignores interruptions."""
-    with contextlib.suppress(BaseException):
-        time.sleep(1000)
 
 
 class Faulty(gymnasium.Env):
