@@ -212,7 +212,7 @@ def option_names(kind: Any, prefix: str = "") -> Iterator[str]:
         name = given_names[0] if given_names else field
         if marks:
             hint = hint.__origin__
-        parts = (hint,)
+        parts: tuple[Any, ...] = (hint,)
         if typing.get_origin(hint) in (types.UnionType, typing.Union):
             parts = typing.get_args(hint)
         groups = [part for part in parts if dataclasses.is_dataclass(part)]

@@ -38,12 +38,8 @@ def require_output(path: Path) -> None:
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     """Opens a regular file as `os.open` does, and returns a descriptor; raises an OSError for what is not one."""
-    require_output(path)  # first, because opening a device may have effects
-    file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    if not stat.S_ISREG(os.fstat(file).st_mode):  # it was replaced meanwhile
-        os.close(file)
-        raise OSError(errno.EINVAL, "expected a regular file, got another", str(path))
-    return file
+    require_output(path)  # first, because opening a device may have effects, and a FIFO waits
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def read_regular(path: Path, most: int) -> bytes:

@@ -163,7 +163,7 @@ def rng_state() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
     # Words of state are bytes in base64, which are shorter than numbers and exact.
-    gpus = []
+    gpus: list[Tensor] = []
     if torch.cuda.is_available():
         gpus = torch.cuda.get_rng_state_all()
     return {
@@ -179,8 +179,13 @@ def restore_rng(state: Any) -> None:
 
     Raises a ValueError if these are no such states, for example those of another version.
     """
-    require_schema(state, {"python": list, "numpy": list, "torch": str, "cuda": [str]}, "rng")
-    restore = {"python": _restore_python, "numpy": _restore_numpy, "torch": _restore_torch, "cuda": _restore_cuda}
+    require_schema(state, {"python": object, "numpy": object, "torch": object, "cuda": object}, "rng")
+    restore: dict[str, Callable[[Any], None]] = {
+        "python": _restore_python,
+        "numpy": _restore_numpy,
+        "torch": _restore_torch,
+        "cuda": _restore_cuda,
+    }
     for generator, set_state in restore.items():
         try:
             set_state(state[generator])
