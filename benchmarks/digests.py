@@ -39,6 +39,8 @@ class Options:
 
     ray: bool = True
     """Whether to run what needs a Ray cluster, too."""
+    only: str = ""
+    """Only runs whose name contains this."""
 
 
 def commands(folder: Path, ray: bool) -> dict[str, list[str]]:
@@ -96,6 +98,8 @@ def measure(options: Options) -> dict[str, Any]:
         folder = Path(name)
         write_corpora(folder)
         for number, (title, words) in enumerate(commands(folder, options.ray).items()):
+            if options.only not in title:
+                continue
             run_folder = folder / str(number)
             call = [sys.executable, "-m", "commands", *words, f"--run={run_folder}"]
             process = subprocess.run(call, capture_output=True, text=True)

@@ -15,6 +15,8 @@ RAY = ("kill_driver", "peers", "scaling", "soak", "system", "text")
 SMALLEST = {
     "balanced": "bits --steps 4 --updates 1 --rows 2 --measured 2 --window 2",
     "core": "--seconds 0.01 --turns 1 --batch 1 --plot {folder}/core.svg",
+    "density": "storage",
+    "digests": "--no-ray --only lstm",
     "environment": "--seconds 0.01 --specs rooms:small gym:CartPole-v1 --levels small --episodes 8",
     "fidelity": "--traces {folder}/traces.csv",
     "kill_driver": "--kills 2",

@@ -41,7 +41,7 @@ def test_the_files_of_a_run(finished: tuple[Path, str]) -> None:
         assert path in printed
     assert "\x1b" not in printed
     assert "\r" not in printed
-    assert re.search(r"100\.0 %  \S+/\S+ frames  left 0:00  \S+ steps  \S+ frames/s .* 2 actors", printed)
+    assert re.search(r"100\.0 %  \S+/\S+ frames  left 0:00  \S+ steps  \S+ frames/s .* 1 actor", printed)
     assert re.search(r"100\.0 %  2/2 episodes  left 0:00", printed)
     with av.open(str(folder / "videos" / "final.mp4")) as video:
         stream = video.streams.video[0]

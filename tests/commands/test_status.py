@@ -37,7 +37,7 @@ def test_states_of_a_run(copied: Copied, cli: Commands, monkeypatch: pytest.Monk
     assert (rows["environment"], rows["core"]) == ("rooms:small", "compressive")
     assert rows["return"] == f"{last['episode/return']:.1f}"
     assert "(100.0 %)" in rows["frames"]
-    assert rows["actors"] == "2 alive, 0 restarts"
+    assert rows["actors"] == "1 alive, 0 restarts"
     assert f"{last['step']:012d}" in rows["checkpoint"]
 
     (run / "evaluation.json").unlink()
