@@ -68,7 +68,7 @@ def interface(env: str) -> Interface:
         space: Any = envs.single_observation_space
         vocabulary = 0
         if isinstance(space, gymnasium.spaces.Dict):
-            vocabulary = int(space["instruction"].high.max()) + 1
+            vocabulary = int(space["instruction"].high.max()) + 1  # type: ignore[attr-defined]
             space = space["image"]
         num_actions = int(envs.single_action_space.n)  # type: ignore[attr-defined]
         action_repeat = int(envs.metadata.get("action_repeat", 1))
