@@ -231,7 +231,7 @@ def test_a_guess_says_whether_the_agent_told_the_objects_apart(tab: Any, finishe
     never = "Probably it never told the two apart"
     assert f"{never}: {far} 0.1 away from what it was, at correct choices typically 1" in said
     assert f"it was more at {len(alone)} of {len(alone)} correct choices" in said
-    assert f"in 1 of 1 guesses, and in 0 of {len(alone)} choices that memory decided" in said
+    assert f"In 1 of 1 guesses, and in 0 of {len(alone)} choices that memory decided" in said
     tab.locator("#decisive").click()
     assert tab.evaluate(SHOWN)["step"] == 86
     assert "The choice at step 100 was wrong" in tab.locator("#choice").inner_text()
