@@ -152,6 +152,17 @@ def test_it_resumes_exactly_and_keeps_the_learners_weights() -> None:
         assert first.episodes() == second.episodes()
 
 
+def test_a_saved_state_stays_as_it_was() -> None:
+    agent = make_agent("compressive", RECALL)
+    actor = resident(agent, RECALL)
+    actor.unroll()
+    saved = actor.state_dict()
+    before = {name: tensor.clone() for name, tensor in saved.items()}
+    actor.unroll()
+    assert all(saved[name].equal(tensor) for name, tensor in before.items())
+    assert any(not tensor.equal(before[name]) for name, tensor in actor.state_dict().items())
+
+
 def test_it_resumes_after_any_step() -> None:
     """Also between the end of an episode, terminated or truncated, and the step that begins the next."""
     agent: Any = CountingAgent()

@@ -13,7 +13,7 @@ from learner.config import LearnerConfig
 from learner.errors import NotFinite
 from learner.impala import ImpalaLearner
 from learner.learner import Learner, resolve_device
-from learner.optimization import snapshot
+from learner.optimization import list_names, snapshot
 from tests.learner.conftest import TinyAgent
 from tests.learner.test_vtrace import literal
 
@@ -176,6 +176,13 @@ def test_weights_are_copies_in_storages_of_their_own(
         assert copies[name].untyped_storage().nbytes() == tensor.nbytes
         assert tensor.numel() == 0 or copies[name].data_ptr() != tensor.data_ptr()
     assert not copies["matrix"].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "none"), (2, "0, 1"), (5, "0, 1, 2, 3, 4"), (7, "0, 1, 2, 3, 4 and 2 more")]
+)
+def test_five_names_are_listed(count: int, text: str) -> None:
+    assert list_names(map(str, range(count))) == text
 
 
 @pytest.mark.parametrize(
