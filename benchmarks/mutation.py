@@ -74,14 +74,14 @@ TESTS: dict[str, list[str]] = {
     "learner/vtrace.py": ["tests/learner/test_vtrace.py"],
     "reports/statistics.py": ["tests/commands/test_statistics.py"],
     "sequences/learner.py": ["tests/sequences/test_learner.py", "tests/sequences/test_group.py"],
-    "training/curriculum.py": ["tests/training/test_curriculum.py", "tests/training/test_impala.py"],
+    "training/curriculum.py": ["tests/training/test_curriculum.py", "tests/training/test_trainer.py"],
     "training/feeds.py": [
         "tests/training/test_feeds.py",
         "tests/training/test_replay.py",
-        "tests/training/test_impala.py",
+        "tests/training/test_trainer.py",
     ],
     "training/resident.py": ["tests/training/test_resident.py", "tests/actors/test_resident.py"],
-    "training/schedules.py": ["tests/training/test_impala.py"],
+    "training/schedules.py": ["tests/training/test_trainer.py"],
 }
 """The test files of each source file, those first that notice most."""
 

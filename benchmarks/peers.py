@@ -39,8 +39,8 @@ from benchmarks.common import cpu_seconds, local_ray, ray_psutil, rounded, run
 from envs import prepare
 from storage.run import Run
 from training.config import RunConfig
-from training.impala import Trainer
 from training.presets import make_preset
+from training.trainer import Trainer
 
 Steps = Generator[int, None, None]
 """The number of steps learned from so far, after each update, until it is closed."""

@@ -30,7 +30,7 @@ from learner.loading import load
 from storage.run import Run
 from training.config import RunConfig
 from training.factories import interface, make_actor, make_agent, make_learner, unroll_bytes
-from training.impala import Trainer
+from training.trainer import Trainer
 
 
 @dataclass

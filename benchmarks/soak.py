@@ -29,8 +29,8 @@ from storage import checkpoints
 from storage.metrics import read_metrics
 from storage.run import Run
 from training.config import RunConfig
-from training.impala import Trainer
 from training.progress import Progress
+from training.trainer import Trainer
 
 SAMPLE_SECONDS = 10.0
 VICTIMS = {"actor": "RemoteActor", "learner": "RemoteLearner"}

@@ -28,7 +28,7 @@ from envs import make_vector
 from storage.run import Run
 from training.config import RunConfig
 from training.factories import interface, make_actor, make_agent, make_learner
-from training.impala import Trainer
+from training.trainer import Trainer
 
 
 @dataclass

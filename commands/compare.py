@@ -96,7 +96,7 @@ def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
 
 def _try_agents(trials: dict[str, Any], local: bool) -> None:
     """Makes the agent of each variant; raises a UserError if it cannot be trained."""
-    from training.impala import Trainer
+    from training.trainer import Trainer
 
     variants = dict.fromkeys(dataclasses.replace(config, seed=0) for config in trials.values())
     for config in variants:
@@ -158,12 +158,12 @@ def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
 
         return sequence.train_model(config, run, **options)
     from commands.launch import evaluate_and_film
-    from training import impala
+    from training import trainer as agents
 
-    def evaluate(trainer: impala.Trainer) -> dict[str, Any]:
+    def evaluate(trainer: agents.Trainer) -> dict[str, Any]:
         return evaluate_and_film(trainer, Console(quiet=True))[0]
 
-    return impala.train_agent(config, run, local=local, evaluate=evaluate, **options)
+    return agents.train_agent(config, run, local=local, evaluate=evaluate, **options)
 
 
 def _report(

@@ -26,8 +26,8 @@ from training.config import core_name, permissions
 from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.evaluation import evaluate, record, recording_title
 from training.factories import acting_device, interface, learning_device, unroll_bytes
-from training.impala import Trainer
 from training.signals import stop_on_signals
+from training.trainer import Trainer
 
 
 def launch(options: LaunchOptions) -> None:

@@ -1,6 +1,6 @@
 """The training loop that agents and sequence models share: updates, rows of metrics, checkpoints, errors.
 
-`impala.Trainer` and `sequence.SequenceTrainer` say what an update is, and what is shown and written of it.
+`agents.Trainer` and `sequence.SequenceTrainer` say what an update is, and what is shown and written of it.
 """
 
 import time

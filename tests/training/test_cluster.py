@@ -22,7 +22,7 @@ from storage.run import Run
 from tests.training.test_resident import CONFIG
 from training import cluster
 from training.cluster import HeadWatch, _require_head
-from training.impala import Trainer
+from training.trainer import Trainer
 
 
 @pytest.mark.parametrize(("seconds", "silent"), [(0.0, 4.0), (1.0, 8.0)], ids=["refused", "vanished"])

@@ -15,14 +15,14 @@ from storage import checkpoints
 from storage.metrics import read_metrics
 from storage.run import Run
 from tests.commands.cli import state
-from tests.training.test_impala import AGENT, CONFIG, timeless, train
+from tests.training.test_trainer import AGENT, CONFIG, timeless, train
 from training import curriculum
 from training.config import RunConfig, to_plain
 from training.curriculum import STAGES, Curriculum
 from training.factories import episode_stream
-from training.impala import Trainer
 from training.presets import level
 from training.stages import read_stage
+from training.trainer import Trainer
 
 STAGED = dataclasses.replace(
     CONFIG,

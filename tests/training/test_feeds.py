@@ -23,10 +23,10 @@ from storage.metrics import read_metrics
 from storage.run import Run
 from tests.agent import agents
 from tests.commands.cli import PATIENCE, wait_until
-from tests.training.test_impala import CONFIG, timeless
+from tests.training.test_trainer import CONFIG, timeless
 from training.background import Background, wait_for
 from training.feeds import Batch
-from training.impala import Trainer
+from training.trainer import Trainer
 
 
 def arrays(trajectory: Any) -> Any:

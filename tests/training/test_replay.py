@@ -15,10 +15,10 @@ from tests.agent.agents import make_trajectory
 from tests.commands.cli import state
 from tests.training.test_curriculum import STAGED
 from tests.training.test_feeds import train as train_beside
-from tests.training.test_impala import AGENT, CONFIG, CORES, timeless, train
+from tests.training.test_trainer import AGENT, CONFIG, CORES, timeless, train
 from training import curriculum
 from training.feeds import RayFeed
-from training.impala import Trainer
+from training.trainer import Trainer
 
 train_as_on_ray = train_beside
 ACTORS = dataclasses.replace(CONFIG.actors, unroll_length=24)

@@ -23,11 +23,11 @@ from storage.run import Run
 from tests.commands.cli import ENVIRONMENT, SMALL, state
 from tests.learner.test_group import together
 from tests.sequences.speech.tiny import TINY
-from tests.training.test_impala import timeless, train
+from tests.training.test_trainer import timeless, train
 from training.config import RunConfig
 from training.factories import make_agent, make_learner, make_pool
-from training.impala import Trainer
 from training.resident import ResidentLearner
+from training.trainer import Trainer
 
 CONFIG = RunConfig(
     env="rooms:small,episode_frames=120",

@@ -31,8 +31,8 @@ from tests.sequences.speech.tiny import TINY
 from training.config import RunConfig, to_plain
 from training.evaluation import make_evaluator
 from training.factories import episode_stream, make_actor, make_agent
-from training.impala import Trainer
 from training.signals import stop_on_signals
+from training.trainer import Trainer
 
 AGENT = AgentConfig(torso="small", torso_size=8, core=LSTMConfig(8))
 CONFIG = RunConfig(
