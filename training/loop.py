@@ -1,6 +1,6 @@
 """The training loop that agents and sequence models share: updates, rows of metrics, checkpoints, errors.
 
-`agents.Trainer` and `sequence.SequenceTrainer` say what an update is, and what is shown and written of it.
+`trainer.Trainer` and `sequences.trainer.SequenceTrainer` say what an update is, and what is shown and written of it.
 """
 
 import time
