@@ -140,7 +140,11 @@ class Victim:
         new, (step, written) = self.rows(self.begin), self.checkpoint()
         unfinished = [path for path in self.run.checkpoints.glob("*") if not path.name.isdigit()]
         writing = any(path.stat().st_mtime > self.begin for path in unfinished)
-        phase = "checkpoint" if writing else "learning" if new else "start"
+        phase = "start"
+        if writing:
+            phase = "checkpoint"
+        elif new:
+            phase = "learning"
         self.hit[phase] += 1
         self.failed += [f"unreadable: {reason}" for reason in unreadable(self.run.path)]
         self.check_resumption(new)
