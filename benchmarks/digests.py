@@ -51,7 +51,12 @@ def commands(folder: Path, ray: bool) -> dict[str, list[str]]:
     found = {f"agent {core}": [*launch, "--env=rooms:small", "--core", core] for core in CORES}
     found |= {
         "agent replay": [*launch, "--env=rooms:small", "--replay.share=0.5", "--replay.unrolls=4"],
-        "agent popart": [*launch, "--env=diagnostic:recall,delay=3,diagnostic:recall,delay=5", "--learner.popart"],
+        "agent popart": [
+            *launch,
+            "--env=diagnostic:recall,delay=3,diagnostic:recall,delay=5",
+            "--learner.popart",
+            "--actors.num-actors=2",
+        ],
         "agent resident": [*resident, "--env=diagnostic:recall,delay=3", "--actors.num-actors=4"],
         "text": text,
         "text microbatches": [*text, "--learner.microbatches=2"],
