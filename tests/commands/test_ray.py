@@ -29,7 +29,7 @@ def test_a_run_survives_its_actors_its_learners_and_itself(tmp_path: Path, capfd
 
     allowed = ["--allow", "dm:tests.envs.dm_tasks:Unhurried"]
     task = ["--env", "dm:tests.envs.dm_tasks:Unhurried,cells=99,limit=999", *TINY]
-    process = begin("--run", folder, "--learners", 2, "--frames", 10**9, *task)
+    process = begin("--run", folder, "--learners", 2, "--actors.num-actors", 2, "--frames", 10**9, *task)
     wait_until(lambda: last_metrics(folder).get("actors/alive") == 2, process)
     actors = marked(mark, "ray::RemoteActor")
     assert len(actors) == 2
