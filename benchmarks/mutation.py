@@ -78,6 +78,7 @@ TESTS: dict[str, list[str]] = {
     "training/feeds.py": [
         "tests/training/test_feeds.py",
         "tests/training/test_replay.py",
+        "tests/training/test_resident.py",
         "tests/training/test_trainer.py",
     ],
     "training/resident.py": ["tests/training/test_resident.py", "tests/actors/test_resident.py"],

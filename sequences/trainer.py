@@ -8,7 +8,7 @@ import functools
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -23,7 +23,7 @@ from sequences.speech.modality import Speech
 from sequences.text.modality import Text
 from storage.checkpoints import Checkpoint, load_weights
 from storage.errors import UserError, user_errors
-from storage.files import read_json, require_schema, write_json
+from storage.files import Json, read_json, require_schema, write_json
 from storage.run import RUN_COMMANDS, Run
 from training.console import program, quantity
 from training.loop import Training
@@ -159,7 +159,7 @@ def train_model(
     count: Counting = quiet,
     say: Callable[[str], None] = lambda line: None,
     patience: float = 0.0,
-) -> dict[str, Any] | None:
+) -> Json | None:
     """Trains a run to its end, or resumes it, and evaluates it on the test split.
 
     Args:
@@ -196,12 +196,12 @@ def train_model(
             return found
 
 
-def _evaluate(trainer: SequenceTrainer, count: Counting) -> dict[str, Any]:
+def _evaluate(trainer: SequenceTrainer, count: Counting) -> Json:
     """Measures the test split."""
     data, step = trainer.data, trainer.step
     device = trainer.config.learner.device if trainer.config.learners == 1 else "auto"  # the learners' may be elsewhere
     model = trainer.learner.model.to(resolve_device(device))
-    found: dict[str, Any] = {"step": step}
+    found: Json = {"step": step}
     for part in data.evaluate(model, count=count):
         found |= part
     found |= data.finish(model, trainer.run.path, step, count)

@@ -13,10 +13,10 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
-from storage.files import require_schema
-from storage.serialization import deserialize, flatten, serialize, unflatten
+from storage.files import Json, require_schema
+from storage.serialization import Parts, deserialize, flatten, serialize, unflatten
 from storage.stores import DiskStore, UrlStore, open_store
 
 logger = logging.getLogger(__name__)
@@ -36,16 +36,14 @@ class Checkpoint(NamedTuple):
     """
 
     step: int
-    parts: dict[str, dict[str, Tensor]]
-    state: dict[str, Any]
+    parts: Parts
+    state: Json
     time: float
     path: Path | str
     skipped: list[str]
 
 
-def save(
-    run: Path | str, step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, Any], keep: int = 3
-) -> Path | str:
+def save(run: Path | str, step: int, parts: Parts, state: Json, keep: int = 3) -> Path | str:
     """Writes a checkpoint atomically, in place of one of the same step, and then removes old ones.
 
     If the run was resumed from an earlier checkpoint because later ones were damaged, these are renamed to
@@ -145,7 +143,7 @@ def load_weights(network: nn.Module, place: Path | str, config_file: Path) -> Ch
     return checkpoint
 
 
-def pack_learner(state: dict[str, Any]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+def pack_learner(state: Json) -> tuple[Parts, Json]:
     """Splits a learner's `state_dict()` into parts, which are `weights`, `optimizer` and for sequence models `memory`,
     and a value that JSON can hold."""
     # Weights are tensors by name as they are; the optimizer's state is a tree of tensors and numbers.

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+Json = dict[str, Any]
+"""A JSON object: configurations, states of checkpoints, rows of metrics and summaries are written as such."""
 JSON_BYTES = 64 << 20
 """Larger JSON files are not read; the largest that is written, a vocabulary, has some megabytes."""
 REMAINS_SECONDS = 7 * 86_400

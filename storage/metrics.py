@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from torch.utils.tensorboard import SummaryWriter
 
-from storage.files import open_regular
+from storage.files import Json, open_regular
 
 FILE = "metrics.jsonl"
 SAMPLE = 4_000
@@ -73,7 +73,7 @@ class MetricsWriter:
         """Writes and flushes one row."""
         # A line for our own pages, which is readable at once; TensorBoard's thread writes its file later.
         now = time.time()
-        row: dict[str, Any] = {"step": step, "time": now}
+        row: Json = {"step": step, "time": now}
         for name, value in metrics.items():
             row[name] = float(value) if math.isfinite(value) else None
         self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
@@ -90,7 +90,7 @@ class MetricsWriter:
         self._stack.close()
 
 
-def read_metrics(run: Path | str, name: str = "step") -> list[dict[str, Any]]:
+def read_metrics(run: Path | str, name: str = "step") -> list[Json]:
     """The rows of a run that have a metric (all of them have "step"), in order; another process may be writing them.
 
     Incomplete and damaged rows are omitted; a metric that is not a finite number is NaN. Takes about 30 microseconds
@@ -103,7 +103,7 @@ def read_metrics(run: Path | str, name: str = "step") -> list[dict[str, Any]]:
     return [row for row in read_on(run)[0] if name in row]
 
 
-def read_on(run: Path | str, position: int = 0) -> tuple[list[dict[str, Any]], int]:
+def read_on(run: Path | str, position: int = 0) -> tuple[list[Json], int]:
     """The rows of a run from a byte of `metrics.jsonl` on, and where to read on later; errors as in `read_metrics`.
 
     All rows come again if the file has become shorter, as it does when a run is resumed; if it has also grown beyond
@@ -120,7 +120,7 @@ def read_on(run: Path | str, position: int = 0) -> tuple[list[dict[str, Any]], i
     return rows, position + sum(map(len, lines))
 
 
-def sample_metrics(run: Path | str, kept: str = "") -> list[dict[str, Any]]:
+def sample_metrics(run: Path | str, kept: str = "") -> list[Json]:
     """Like `read_metrics`, but about `SAMPLE` rows at equal distances, the first and the last included, and all rows
     that have the metric `kept`. Only these are parsed: less than a second for 100,000 rows."""
     with _open(run) as file:
@@ -141,7 +141,7 @@ def sample_metrics(run: Path | str, kept: str = "") -> list[dict[str, Any]]:
     return rows
 
 
-def last_metrics(run: Path | str, name: str = "step") -> dict[str, Any]:
+def last_metrics(run: Path | str, name: str = "step") -> Json:
     """The last complete row that has a metric, empty if there is none.
 
     Raises an OSError if `metrics.jsonl` is not a file or cannot be read.
@@ -157,7 +157,7 @@ def _open(run: Path | str) -> BinaryIO:
     return os.fdopen(open_regular(Path(run) / FILE), "rb")
 
 
-def _parse(line: bytes, name: str = "step") -> dict[str, Any]:
+def _parse(line: bytes, name: str = "step") -> Json:
     """The row of a line, with NaN for values that are not finite numbers; empty if it is not a complete row that has
     a metric."""
     if not line.endswith(b"\n") or json.dumps(name).encode() not in line:
@@ -178,7 +178,7 @@ def _parse(line: bytes, name: str = "step") -> dict[str, Any]:
     return row
 
 
-def _last_row(file: BinaryIO, name: str = "step", most: float = math.inf) -> tuple[int, dict[str, Any]]:
+def _last_row(file: BinaryIO, name: str = "step", most: float = math.inf) -> tuple[int, Json]:
     """The offset of the end of the last complete row that has a metric and a step up to `most`, and the row.
 
     Returns (0, {}) if there is none. Reads the end of the file, and all of it if the row is not there.
@@ -198,7 +198,7 @@ def _last_row(file: BinaryIO, name: str = "step", most: float = math.inf) -> tup
     return size - after, row
 
 
-def _last_row_of(lines: list[bytes], name: str = "step", most: float = math.inf) -> tuple[int, dict[str, Any]]:
+def _last_row_of(lines: list[bytes], name: str = "step", most: float = math.inf) -> tuple[int, Json]:
     """The number of bytes after the last row that has a metric and a step up to `most`, and the row."""
     after = 0
     for line in reversed(lines):

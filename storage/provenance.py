@@ -12,12 +12,11 @@ import time
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from storage.files import open_regular, read_regular, redact
+from storage.files import Json, open_regular, read_regular, redact
 from storage.run import Run
 
 PACKAGES = ("compressive-impala", "torch", "numpy", "ray", "gymnasium", "numba")
@@ -45,7 +44,7 @@ def note_launch(run: Run, step: int) -> None:
         file.write(json.dumps(launch).encode() + b"\n")
 
 
-def read_launches(run: Run) -> list[dict[str, Any]]:
+def read_launches(run: Run) -> list[Json]:
     """The launches of a run by time; empty if it has noted none. Damaged lines are left out."""
     found = []
     with suppress(OSError, ValueError):
@@ -58,7 +57,7 @@ def read_launches(run: Run) -> list[dict[str, Any]]:
     return sorted(found, key=lambda launch: launch["time"])
 
 
-def training_time(times: np.ndarray, launches: list[dict[str, Any]]) -> np.ndarray:
+def training_time(times: np.ndarray, launches: list[Json]) -> np.ndarray:
     """Seconds of training up to each row [N], over all launches; the pauses between them do not count.
 
     A launch lasts from its beginning to its last row. Rows before the first launch count from the first of them.

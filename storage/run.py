@@ -16,7 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from storage.errors import UserError
-from storage.files import abbreviate, open_regular, read_json, write_json
+from storage.files import Json, abbreviate, open_regular, read_json, write_json
 
 RUN_COMMANDS = {
     "launch": ("compressive launch", "compressive evaluate, visualize, report, compare --from or launch --resume"),
@@ -157,7 +157,7 @@ class Run:
         """Writes `config.json`: the resolved configuration, as `training.config.to_plain` gives it."""
         write_json(self.config_file, plain)
 
-    def read_kind(self) -> tuple[str, dict[str, Any]]:
+    def read_kind(self) -> tuple[str, Json]:
         """The kind of the run, one of `RUN_COMMANDS`, and the rest of its `config.json`.
 
         Raises:
@@ -207,7 +207,7 @@ class Run:
             return False
         return False
 
-    def last_row(self, metric: str = "step") -> dict[str, Any]:
+    def last_row(self, metric: str = "step") -> Json:
         """The last row of metrics that has a metric; empty if there is none."""
         from storage.metrics import last_metrics  # here, because it imports torch
 

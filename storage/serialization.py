@@ -20,15 +20,17 @@ from torch import Tensor
 
 from agent.core.state import leaves
 from agent.trajectory import Trajectory
-from storage.files import JSON_BYTES, abbreviate, require_schema
+from storage.files import JSON_BYTES, Json, abbreviate, require_schema
 from storage.stores import MANIFEST
 
+Parts = dict[str, dict[str, Tensor]]
+"""The tensors of a checkpoint by part (weights, optimizer, ...) and name; a part is a file."""
 FORMAT = 2
 """Version of the manifest."""
 _SCHEMA = {"step": int, "time": float, "files": {str: {"size": int, "sha256": str}}, "state": dict}
 
 
-def serialize(step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+def serialize(step: int, parts: Parts, state: Json) -> Iterator[tuple[str, bytes]]:
     """Names and bytes of a checkpoint's files, the manifest last; see `storage.checkpoints.save`."""
     files = {}
     for part, tensors in parts.items():
@@ -44,7 +46,7 @@ def serialize(step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, A
     yield MANIFEST, json.dumps({**content, "sha256": digest(content)}, indent=1).encode()
 
 
-def deserialize(read: Callable[[str, int], bytes]) -> tuple[int, dict[str, Any], dict[str, Any], float]:
+def deserialize(read: Callable[[str, int], bytes]) -> tuple[int, Json, Json, float]:
     """Step, parts, state and time of a checkpoint.
 
     Args:
@@ -81,7 +83,7 @@ def digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
-def _parse_manifest(data: bytes) -> dict[str, Any]:
+def _parse_manifest(data: bytes) -> Json:
     # Damaged: it is no JSON, or its digest is not that of its content.
     try:
         content = json.loads(data)
@@ -158,7 +160,7 @@ def unflatten(tensors: dict[str, Tensor], plain: Any) -> Any:
         raise ValueError(f"{expected}, got {abbreviate(plain)} ({error!r})") from error
 
 
-def rng_state() -> dict[str, Any]:
+def rng_state() -> Json:
     """The states of the global random generators of Python, numpy and torch, GPUs included, as JSON can hold them."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002

@@ -22,7 +22,7 @@ from agent import AgentConfig
 from agent.core import CORES, CoreConfig
 from agent.core.fields import AtLeast0, Checked, Count, Positive, Several
 from learner.config import LearnerConfig, ReplayConfig, require_any_device
-from storage.files import abbreviate, is_url, require_no_secret
+from storage.files import Json, abbreviate, is_url, require_no_secret
 from storage.run import RUN_COMMANDS, Run
 from training.stages import read_stage
 
@@ -207,14 +207,14 @@ def core_name(config: Any) -> str:
     return next(name for name, kind in config.cores.items() if type(config.core_config) is kind)
 
 
-def to_plain(config: Any) -> dict[str, Any]:
+def to_plain(config: Any) -> Json:
     """A configuration as JSON can hold it; the core's name is among the core's fields."""
     names = {kind: name for name, kind in config.cores.items()}
 
     def plain(value: Any) -> Any:
         if not dataclasses.is_dataclass(value):
             return value
-        fields: dict[str, Any] = {}
+        fields: Json = {}
         if type(value) in names:
             fields["name"] = names[type(value)]
         for each in dataclasses.fields(value):
@@ -226,9 +226,9 @@ def to_plain(config: Any) -> dict[str, Any]:
     return {"kind": config.kind, **plain(config)}
 
 
-def by_full_name(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def by_full_name(plain: Mapping[str, Any], prefix: str = "") -> Json:
     """The fields of a configuration as `to_plain` gives it, by full names such as "agent.core.memory_size"."""
-    fields: dict[str, Any] = {}
+    fields: Json = {}
     for name, value in plain.items():
         if isinstance(value, Mapping):
             fields |= by_full_name(value, f"{prefix}{name}.")

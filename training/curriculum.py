@@ -12,7 +12,7 @@ from actors.evaluation import correct_fraction
 from agent import Agent
 from envs import mean_normalised, require_consent, tasks
 from storage.checkpoints import load_weights
-from storage.files import abbreviate, require_schema
+from storage.files import Json, abbreviate, require_schema
 from storage.run import Run
 from training.config import RunConfig, checkpoint_place, differences, read_config, to_plain
 from training.factories import interface, require_interface
@@ -149,13 +149,13 @@ class Curriculum:
             row["stage"] = self.number + 1.0
         return row
 
-    def pack(self) -> dict[str, Any]:
+    def pack(self) -> Json:
         """The state for a checkpoint, which JSON can hold."""
         recent = [dataclasses.asdict(episode) for episodes in self.recent.values() for episode in episodes]
         stage = {"number": self.number, "begin": self.begin, "env": self.stages[self.number].env}
         return {"recent": recent, "stage": stage}
 
-    def unpack(self, state: dict[str, Any]) -> None:
+    def unpack(self, state: Json) -> None:
         """Restores what `pack` returned; a state without a stage is that of a run without several.
 
         Raises a ValueError if the stage or an episode is not one of this run.

@@ -18,6 +18,7 @@ from actors.recording import Recording, record_episodes
 from agent import Agent
 from envs import drawing, held_out, limit_calls, make_vector, mean_normalised, prepare, require_consent, tasks
 from storage.checkpoints import Checkpoint, load_weights
+from storage.files import Json
 from storage.run import Run
 from training.config import RunConfig, checkpoint_place, read_config
 from training.console import quantity
@@ -103,7 +104,7 @@ def play(
     return _play(make, env or held_out(config.env), episodes, config.actors.max_episode_steps, progress)
 
 
-def evaluate(config: RunConfig, agent: Agent, progress: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
+def evaluate(config: RunConfig, agent: Agent, progress: Callable[[int], None] = lambda done: None) -> Json:
     """The summary of the evaluation that a run's configuration asks for; the agent may be on any device."""
     copied = copy.deepcopy(agent).to("cpu")  # a copy is not compiled
     episodes = play(config, copied, config.eval_episodes, progress=progress)
@@ -176,7 +177,7 @@ def recording_title(run: Run, config: RunConfig, steps: int) -> str:
     return title
 
 
-def summarize(episodes: list[Episode], env: str) -> dict[str, Any]:
+def summarize(episodes: list[Episode], env: str) -> Json:
     """Scores of the episodes of all tasks, ready for JSON; intervals are 95 % over episodes (`actors.intervals`).
 
     A single episode has no interval. If there are several tasks, "tasks" has a summary of each, and scores are means
@@ -223,11 +224,11 @@ def as_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     return {f"evaluation/{name}": value for name, value in found.items()}
 
 
-def _summarize(episodes: list[Episode], env: str) -> dict[str, Any]:
+def _summarize(episodes: list[Episode], env: str) -> Json:
     """The summary of one task."""
     # The return, and what it is on the scales of people and of the oracle.
     mean, low, high = mean_interval(_scores(episodes))
-    summary: dict[str, Any] = {
+    summary: Json = {
         "environment": env,
         "episodes": len(episodes),
         "return": _known(mean, low, high),

@@ -18,6 +18,7 @@ from agent.core import concatenate_states
 from learner.errors import PeerLost
 from learner.loading import load
 from learner.replay import Replay
+from storage.serialization import Parts
 from training.background import Background, wait_for
 from training.config import RunConfig
 from training.factories import make_pool
@@ -102,7 +103,7 @@ class Feed(ABC):
         """Counts of actors and unrolls."""
         return self.pool.status()
 
-    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+    def state_dict(self) -> Parts:
         """What exact resumption needs, by part of a checkpoint; empty where the actors cannot resume exactly."""
         actors = self.pool.state_dict()
         if not actors:
@@ -112,7 +113,7 @@ class Feed(ABC):
             parts["replay"] = self.replay.state_dict()
         return parts
 
-    def load_state_dict(self, parts: dict[str, dict[str, Tensor]]) -> None:
+    def load_state_dict(self, parts: Parts) -> None:
         """Restores what `state_dict` returned. Raises a ValueError if the actors' state does not fit."""
         saved = parts["actors"]
         for name, tensor in self.pool.state_dict().items():

@@ -10,8 +10,6 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor
-
 from actors import ClusterError
 from envs import EnvironmentFailed, WrongOutput
 from learner.errors import LearnersLost, NotFinite
@@ -19,11 +17,11 @@ from learner.replica import Replica
 from storage import checkpoints
 from storage.checkpoints import Checkpoint, pack_learner, unpack_learner
 from storage.errors import StorageError, UserError, user_errors
-from storage.files import require_schema, write_json
+from storage.files import Json, require_schema, write_json
 from storage.metrics import MetricsWriter
 from storage.provenance import note_launch
 from storage.run import LOST, Run
-from storage.serialization import restore_rng, rng_state
+from storage.serialization import Parts, restore_rng, rng_state
 from training.config import to_plain
 from training.progress import Clock, Progress
 
@@ -304,11 +302,11 @@ class Training(ABC):
         self.saved = checkpoints.save(self.place, self.step, parts | more_parts, state, self.config.keep_checkpoints)
         self.saved_version = self.learner.version
 
-    def pack(self, rescue: bool) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    def pack(self, rescue: bool) -> tuple[Parts, Json]:
         """What a checkpoint has beside the learner: parts, and state for JSON. With `rescue`, what is at hand."""
         return {}, {}
 
-    def unpack(self, state: dict[str, Any]) -> None:  # noqa: B027
+    def unpack(self, state: Json) -> None:  # noqa: B027
         """Restores what `pack` returned as state."""
 
     def restore(self) -> None:

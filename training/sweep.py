@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from storage.errors import UserError
-from storage.files import read_json, replacing, require_schema, write_json
+from storage.files import Json, read_json, replacing, require_schema, write_json
 from storage.metrics import write_hparams
 from storage.run import Run
 from training.config import by_full_name, from_plain, to_plain
@@ -61,7 +61,7 @@ def make_trials(
     seeds: Sequence[int],
     vary: Sequence[Axis],
     options: Sequence[str],
-) -> dict[str, Any]:
+) -> Json:
     """The configurations of a grid by the trial's name, seeds outermost: all variants have one run before any has two.
 
     Args:
@@ -260,7 +260,7 @@ def _one_line(reason: str) -> str:
 def hyperparameters(trials: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The fields of each trial in which any two of them differ."""
     fields = {trial: by_full_name(to_plain(config)) for trial, config in trials.items()}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Json] = {}
     for trial, own in fields.items():
         found[trial] = {}
         for name, value in own.items():
@@ -348,9 +348,7 @@ def run_trials(
     return board.failed
 
 
-def _run_trial(
-    folder: Path, name: str, config: Any, train: Callable[..., Any], threads: int, hparams: dict[str, Any]
-) -> None:
+def _run_trial(folder: Path, name: str, config: Any, train: Callable[..., Any], threads: int, hparams: Json) -> None:
     """Runs one trial in a process of its own; see `run_trials`. An exception is written to the run's `error.txt`."""
     if not (folder / FILE).is_file():
         raise FileNotFoundError(f"{folder} does not exist on {os.uname().nodename}: expected a folder that nodes share")

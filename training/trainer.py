@@ -15,7 +15,6 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from actors import ClusterError
 from actors.config import pairs
@@ -26,8 +25,9 @@ from learner.errors import BatchLost, NotFinite
 from learner.learner import Learner, split
 from storage.checkpoints import LEARNER
 from storage.errors import UserError
+from storage.files import Json
 from storage.run import Run
-from storage.serialization import write_trajectory
+from storage.serialization import Parts, write_trajectory
 from storage.stores import UrlStore
 from training.charts import CHARTS
 from training.config import RunConfig, from_plain
@@ -258,14 +258,14 @@ class Trainer(Training):
             if jump := describe_jump(before, self.config, self.frames):
                 logger.warning("%s", jump)
 
-    def unpack(self, state: dict[str, Any]) -> None:
+    def unpack(self, state: Json) -> None:
         self.curriculum.unpack(state)
         self.episodes = state["episodes"]
         self.generation = state["generation"] + 1
         from_run = state["config"].get("from_run", self.config.from_run)
         self.config = dataclasses.replace(self.config, from_run=from_run)
 
-    def pack(self, rescue: bool) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    def pack(self, rescue: bool) -> tuple[Parts, Json]:
         """With the state of the actors, where the feed can give it.
 
         Raises a UserError, before anything is written, if the run's URL was claimed by another launch.

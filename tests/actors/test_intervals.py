@@ -157,3 +157,15 @@ def test_intervals_of_comparisons_hold_the_truth() -> None:
     ):
         low, high = bootstrap_interval(statistic, *samples, resamples=500)
         assert 0.91 <= np.mean((low <= truth) & (truth <= high)) <= 0.985
+
+
+@pytest.mark.parametrize("units", [2, 4, 8])
+def test_the_tail_is_beyond_students_quantile(units: int) -> None:
+    """By four terms of Abramowitz and Stegun (26.7.5): x + g1(x)/n + g2(x)/n^2 + g3(x)/n^3."""
+    x = NormalDist().inv_cdf(0.975)
+    n = units - 1
+    g1 = (x**3 + x) / 4
+    g2 = (5 * x**5 + 16 * x**3 + 3 * x) / 96
+    g3 = (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384
+    quantile = x + g1 / n + g2 / n**2 + g3 / n**3
+    assert tail(units) == pytest.approx(NormalDist().cdf(-quantile * (units / n) ** 0.5), rel=1e-9)

@@ -117,6 +117,8 @@ def test_scores_are_of_the_tasks_that_were_played() -> None:
     row = found.metrics()
     assert (row["tasks/seen"], row["tasks/count"], row[f"{both[1]}/return"]) == (1, 2, 7)
     assert f"{both[0]}/return" not in row
+    found.remember(episodes(1, score=2, task=both[0]))
+    assert found.mean_return() == found.metrics()["episode/return"] == 4.5
 
 
 def test_a_run_goes_through_its_stages(few: None, tmp_path: Path) -> None:
