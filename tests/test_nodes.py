@@ -25,7 +25,7 @@ from storage.metrics import last_metrics
 from tests.actors import counting
 from tests.actors.counting import make_counting_actor
 from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, refusal, saved_steps, start, wait_until
-from tests.learner import test_group
+from tests.learner import test_group, test_learner_group
 from tests.learner.test_group import CPU, assert_close, make_agent, make_batches
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -75,7 +75,7 @@ def bigger(times: int) -> Callable[[int, int], Actor]:
 def test_actors_and_learners_outlive_a_node_and_use_a_new_one(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster(_system_config=SOON)
     ray.init(address=cluster.address, **START)
-    for module in (counting, test_group):
+    for module in (counting, test_group, test_learner_group):
         ray.cloudpickle.register_pickle_by_value(module)
     actors_survive(cluster)
     learners_survive(cluster)
@@ -131,7 +131,7 @@ def learners_survive(cluster: Cluster) -> None:
 
     batches, alone = make_batches("lstm", 4), make()
     node = cluster.add_node()
-    with test_group.make_group(make(), placement="strict_spread") as group, ThreadPoolExecutor() as threads:
+    with test_learner_group.make_group(make(), placement="strict_spread") as group, ThreadPoolExecutor() as threads:
         for batch in batches[:2]:
             alone.update(batch)
             group.update(batch)
@@ -153,7 +153,7 @@ def test_processes_killed_for_lack_of_memory_are_replaced(
     """By Ray's memory monitor ends every process that works. The pauses are 2, 4, ... s."""
     monitor = {"memory_usage_threshold": 0.0, "min_memory_free_bytes": -1, "memory_monitor_refresh_ms": 100}
     ray.init(address=make_cluster(num_cpus=2, _system_config=monitor).address, **START)
-    for module in (counting, test_group):
+    for module in (counting, test_group, test_learner_group):
         ray.cloudpickle.register_pickle_by_value(module)
     for module in ("actors.ray_pool", "learner.group"):
         monkeypatch.setattr(f"{module}.MAX_FAILURES", 0)
@@ -166,7 +166,7 @@ def test_processes_killed_for_lack_of_memory_are_replaced(
             pool.get()
         assert time.monotonic() - begin >= 5
         assert 1 <= pool.status().restarts <= 3
-    with test_group.make_group(Learner(make_agent("lstm"), CPU, 10_000)) as group:
+    with test_learner_group.make_group(Learner(make_agent("lstm"), CPU, 10_000)) as group:
         begin = time.monotonic()
         with pytest.raises(LearnersLost, match=r"learners were lost \d times .*: learner .* running low on memory"):
             group.update(make_batches("lstm", 1)[0])
