@@ -88,6 +88,10 @@ TESTS: dict[str, list[str]] = {
 
 ARGUED: dict[tuple[str, str], str] = {
     ("actors/intervals.py", "1 -> 0"): "a block of one resample draws the same numbers, only slower",
+    (
+        "learner/impala.py",
+        "self._popart is not None and forward.task is not None -> self._popart is not None or forward.task is not None",
+    ): "an agent has both or neither",
     ("agent/popart.py", "self.weight.double() -> self.weight"): "the other factor is float64, so the product is, too",
 }
 """Reasons why nothing can notice a mutant, by its file and change (as in "survivors", without the line)."""

@@ -178,6 +178,19 @@ def test_weights_are_copies_in_storages_of_their_own(
     assert not copies["matrix"].requires_grad
 
 
+def test_a_batch_without_steps_is_finite(
+    tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory]
+) -> None:
+    """Every step begins an episode, so no action had an effect."""
+    batch = trajectory(2, 4)
+    batch = batch._replace(reset=torch.ones_like(batch.reset))
+    learner = Learner(tiny_agent(), LearnerConfig(reduction="mean"), total_steps=1000)
+    metrics = learner.update(batch)
+    assert (learner.version, learner.steps) == (1, 0)
+    assert metrics["loss/policy"] == metrics["loss/baseline"] == metrics["value/mean"] == 0
+    assert all(map(math.isfinite, metrics.values()))
+
+
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "none"), (2, "0, 1"), (5, "0, 1, 2, 3, 4"), (7, "0, 1, 2, 3, 4 and 2 more")]
 )

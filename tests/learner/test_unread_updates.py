@@ -88,6 +88,16 @@ def test_all_is_as_if_every_update_were_read(
     assert_same(learner, twin)
 
 
+def test_a_single_unread_update_is_settled(
+    tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory]
+) -> None:
+    learner, twin = make(tiny_agent()), make(tiny_agent())
+    batch = trajectory(3, 5)
+    assert learner.update(batch, read=False) == {}
+    assert learner.settle() == twin.update(batch)
+    assert_same(learner, twin)
+
+
 @pytest.mark.parametrize("skipped", [{0}, {1}, {3}, {1, 2}])
 @pytest.mark.parametrize("what", ["reward", "gradient", "compression"])
 def test_an_update_that_is_not_finite_is_skipped(
