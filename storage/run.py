@@ -168,7 +168,7 @@ class Run:
             made = ", ".join(f"`{command}`" for command, _ in RUN_COMMANDS.values())
             raise FileNotFoundError(f"{self} is not a run: expected a folder with config.json, created by {made}")
 
-        # It may have been written by anybody.
+        # It may be another person's, so nothing in it is trusted.
         plain = read_json(self.config_file)
         if not isinstance(plain, dict):
             raise ValueError(f"{self.config_file}: expected an object, got {abbreviate(plain)}")

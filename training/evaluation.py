@@ -56,7 +56,7 @@ def load_trained_agent(
         FileNotFoundError, ValueError, ImportError, StorageError: if the folder is not a run, has no readable
             checkpoint, or does not fit the environment; or if the run's environment needs a permission.
     """
-    # A run that somebody else made runs no code and reads no URL without permission.
+    # Another person's run runs no code and reads no URL without permission.
     config: RunConfig = read_config(run)
     require_consent(config.env, allow, env)
     place = checkpoint_place(config, run, allow)

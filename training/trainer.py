@@ -96,7 +96,7 @@ class Trainer(Training):
         self.replay = make_replay(config, self.learner, local)
         self._feed: Feed | None = None
 
-        # Counters. A generation is one launch of the run, or one of its stages.
+        # Counters. A generation is one launch of the run; each stage begins with 0.
         self.episodes = 0
         self.dropped = 0
         self.generation = 0
@@ -174,7 +174,7 @@ class Trainer(Training):
             logger.warning("%s; the batch is dropped", error)
             return None
         except NotFinite as error:
-            raise FloatingPointError(f"{error}{self._keep_batch(error.number, version)}") from error
+            raise error.extended(self._keep_batch(error.number, version)) from error
 
     def publish(self) -> None:
         """Gives the actors the weights."""
@@ -317,12 +317,12 @@ class Trainer(Training):
     def progress(self) -> Progress:
         status = self.feed.status()
         frames_per_second = self.clock.rate * self.action_repeat
-        # The most important text is the first: a narrow terminal cuts the others.
         actors = f"{status.alive} actor{'s' * (status.alive > 1)}"
         if status.restarts:
             actors += f", {status.restarts} restarted"
         steps = f"{quantity(self.learner.steps)} steps"
         speed = f"{quantity(frames_per_second)} frames/s"
+        # The most important text is the first: a narrow terminal cuts the others.
         texts = (steps, speed, *self.curriculum.texts(), actors)
         return Progress(self.frames, self.config.frames, "frames", frames_per_second, texts)
 
@@ -353,9 +353,9 @@ class Trainer(Training):
 
     def _attention(self) -> dict[str, float]:
         """See `attention_mass`: of one unroll of the batch, unless it was lost meanwhile, or the learners keep it."""
-        self.updater.follow()
         with suppress(ClusterError):
             for trajectory in self.batch.trajectories():
+                self.updater.follow()  # several learners have newer weights
                 return attention_mass(self.agent, trajectory)
         return {}
 

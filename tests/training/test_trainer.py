@@ -31,6 +31,7 @@ from tests.sequences.speech.tiny import TINY
 from training.config import RunConfig, to_plain
 from training.evaluation import make_evaluator
 from training.factories import episode_stream, make_actor, make_agent
+from training.feeds import LocalFeed
 from training.signals import stop_on_signals
 from training.trainer import Trainer
 
@@ -170,6 +171,22 @@ def test_a_smaller_rate_is_not_advised_for_what_environments_return(
     with pytest.raises(NotFinite, match="with: again") as caught, trainer.advising(lambda _: "again", print):
         raise error
     assert ("--learner.learning-rate" in str(caught.value)) == advised
+
+
+def test_a_batch_that_is_not_finite_says_whose_fault_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fields are known to who advises, also after the batch was kept in a file."""
+    next_batch = LocalFeed.next_batch
+
+    def spoiled(feed: LocalFeed, version: int, last: bool = False) -> Any:
+        batch = next_batch(feed, version, last)
+        reward = batch.payload.reward * float("nan")
+        return batch._replace(payload=batch.payload._replace(reward=reward))
+
+    monkeypatch.setattr(LocalFeed, "next_batch", spoiled)
+    with pytest.raises(NotFinite, match="The batch is kept in") as caught:
+        train(CONFIG, tmp_path, 1)
+    assert (caught.value.number, caught.value.from_environments) == (1, True)
+    assert Run(tmp_path).not_finite_file(1).is_file()
 
 
 def test_nothing_is_saved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
