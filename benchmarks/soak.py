@@ -115,7 +115,7 @@ class SoakTrainer(Trainer):
     """A trainer that enters its unrolls into a ledger, kills its own actors and learners, and takes samples.
 
     kills, restarts: by kind. pending: kind of the last victim, time of its death and restarts of its kind before,
-    until it is back. series: samples by name. seen: all descendants so far.
+    until it is back. series: samples by name. seen: all descendants so far. unrolls: those of the present batch.
     """
 
     def __init__(self, config: RunConfig, run: Run, options: Options) -> None:
@@ -127,9 +127,10 @@ class SoakTrainer(Trainer):
         self.began = self.last = self.longest_gap = self.next_sample = self.next_kill = 0.0
         self.series: dict[str, Series] = defaultdict(list)
         self.seen: set[Any] = set()
+        self.unrolls: list[Unroll] = []
 
     def _start_actors(self) -> None:
-        """Also enters the unrolls of each batch in the ledger."""
+        """Also keeps the unrolls of the batch that is learned from."""
         super()._start_actors()
         feed: Any = self.feed
         load = feed._load
@@ -138,14 +139,21 @@ class SoakTrainer(Trainer):
             loaded = [unroll._replace(trajectory=unroll.load(), fetch=None) for unroll in unrolls]
             take = load(unrolls)
 
-            def enter() -> Any:  # once the batch is learned from: the one ahead of it is not, when the run ends
-                for unroll in loaded:
-                    self.ledger.enter(unroll)
+            def remember() -> Any:  # in the learner's thread: meanwhile the next batch is loaded
+                self.unrolls = loaded
                 return take()
 
-            return enter
+            return remember
 
         feed._load = watched
+
+    def _learn(self) -> dict[str, float] | None:
+        """Enters the batch in the ledger once it is learned from: the end of the run may come just before that."""
+        metrics = super()._learn()
+        if metrics is not None:
+            for unroll in self.unrolls:
+                self.ledger.enter(unroll)
+        return metrics
 
     def watch(self, progress: Progress) -> None:
         """Called after each update."""
