@@ -12,19 +12,20 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 from torch import Tensor
 
+from actors.interface import read_interface
 from agent import Agent, AgentOutput, EnvOutput, Observation, Trajectory
 from agent.core import leaves, map_state, state_to
 from agent.core.fields import Precision
 from agent.precision import autocast, resolve_precision
+from agent.trajectory import Sensed
 from envs import guard
 
 Value = TypeVar("Value")
-Observed = np.ndarray | dict[str, np.ndarray]
-"""A vector environment's observation, of all rows: an array, or an image and instructions by name."""
+Observed = Any
+"""A vector environment's observation, of all rows: an array, a tuple of several, or a dict as in `actors.interface`."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Player:
     they return what they should not (see `envs.guard`).
 
     Args:
-        envs: a vector environment that resets on the next step, with Discrete actions.
+        envs: a vector environment that resets on the next step, with actions as in `actors.interface`.
         actor_id, task: as in `Episode`.
     """
 
@@ -125,7 +126,7 @@ class Player:
         guard.close(self.envs, self.name)
 
     def step_envs(self, action: np.ndarray) -> tuple[Observed, np.ndarray, np.ndarray, list[Episode]]:
-        """Steps every environment with `action` [B]; returns observation, reward, terminated and ended episodes."""
+        """Steps all environments with actions [B, ...]; returns observation, reward, terminated and ended episodes."""
         # The step after an episode's end only resets the environment: it does not count as a step of an episode.
         was_over = self.over
         self.last_action = action
@@ -160,7 +161,7 @@ class Actor(Player):
     """Environments, their memory states, and a copy of the agent's weights.
 
     Args:
-        envs: see `check_environment`.
+        envs: see `actors.interface`.
         agent: the network; only `set_weights` changes it.
         seed: of the environments and of sampled actions, together with `actor_id`.
         sample: sample actions from the policy; if False, take its most probable action.
@@ -179,7 +180,7 @@ class Actor(Player):
         device: str = "cpu",
         precision: Precision = "float32",
     ) -> None:
-        check_environment(envs)
+        read_interface(envs)  # raises an error if it is not supported
         super().__init__(envs, actor_id, task)
         self.agent = agent.eval().to(device)
         self.device = torch.device(device)
@@ -195,7 +196,7 @@ class Actor(Player):
         # An episode begins everywhere, with empty memory.
         self.env_output = EnvOutput(
             observation=to_tensors(observation),
-            last_action=torch.full((rows,), -1),
+            last_action=agent.distribution.none(rows),
             reward=torch.zeros(rows),
             discount=torch.ones(rows),
             reset=torch.ones(rows, dtype=torch.bool),
@@ -216,7 +217,7 @@ class Actor(Player):
             self.core_state = self.agent.core.without_cache(self.core_state)
 
     def act(self, return_attention: bool = False) -> tuple[Tensor, AgentOutput]:
-        """Chooses actions [B] for the present output of the environments; also returns the agent's output (T = 1).
+        """Chooses actions [B, ...] for the present output of the environments; also returns the agent's output (T = 1).
 
         Only within `acting`.
         """
@@ -224,21 +225,22 @@ class Actor(Player):
         now = map_state(lambda leaf: leaf[:, None].to(self.device), self.env_output)
         output = self.agent(now.observation, now.last_action, now.reward, now.reset, self.core_state, return_attention)
         self.core_state = output.state
-        logits = output.policy_logits[:, 0].cpu()
-        if self.sample:
-            action = sample_actions(logits, torch.rand(logits.shape, generator=self.generator))
-        else:
-            action = logits.argmax(dim=-1)
-        return action, output
+        parameters = output.policy_parameters[:, 0].cpu()
+        policy = self.agent.distribution
+        if not self.sample:
+            return policy.mode(parameters), output
+        uniform = torch.rand(len(parameters), policy.num_uniform, generator=self.generator)
+        return policy.sample(parameters, uniform), output
 
     def step(self, action: Tensor) -> list[Episode]:
-        """Steps every environment with `action` [B] int64 and returns the episodes that ended."""
+        """Steps every environment with what `act` chose, and returns the episodes that ended."""
         # Where an episode is over, the step resets the environment and ignores the action.
         resets = torch.from_numpy(self.over)
-        observation, reward, terminated, episodes = self.step_envs(action.numpy())
+        received = self.agent.distribution.effect(action)
+        observation, reward, terminated, episodes = self.step_envs(received.numpy())
         self.env_output = EnvOutput(
             observation=to_tensors(observation),
-            last_action=action.masked_fill(resets, -1),
+            last_action=self.agent.distribution.last_action(received, resets),
             reward=torch.from_numpy(np.asarray(reward, np.float32)),
             discount=torch.from_numpy(1 - np.asarray(terminated, np.float32)),
             reset=resets,
@@ -254,13 +256,13 @@ class Actor(Player):
         begin = self.core_state
         outputs = [self.env_output]
         actions: list[Tensor] = []
-        logits: list[Tensor] = []
+        parameters: list[Tensor] = []
         episodes: list[Episode] = []
         with self.acting():
             for _ in range(length):
                 action, output = self.act()
                 actions.append(action)
-                logits.append(output.policy_logits[:, 0])
+                parameters.append(output.policy_parameters[:, 0])
                 episodes += self.step(action)
                 outputs.append(self.env_output)
 
@@ -270,7 +272,7 @@ class Actor(Player):
         trajectory = Trajectory(
             **observed._asdict(),
             action=torch.stack(actions, dim=1),
-            policy_logits=torch.stack(logits, dim=1).cpu(),
+            policy_parameters=torch.stack(parameters, dim=1).cpu(),
             core_state=map_state(lambda leaf: leaf.cpu(), begin),
             actor_id=torch.full((rows,), self.actor_id),
             version=torch.full((rows,), self.version),
@@ -317,10 +319,21 @@ class Actor(Player):
 
     def _named_outputs(self) -> list[tuple[str, Tensor]]:
         """The tensors of `env_output` with their names, in the order of its leaves."""
-        names = list(EnvOutput._fields)
-        if isinstance(self.env_output.observation, Observation):
-            names[:1] = Observation._fields
-        return list(zip(names, leaves(self.env_output), strict=True))
+        observation, *others = EnvOutput._fields
+        given = self.env_output.observation
+        if isinstance(given, Observation):
+            seen, words = Observation._fields
+            names = [*_part_names(seen, given.image), words]
+        else:
+            names = _part_names(observation, given)
+        return list(zip([*names, *others], leaves(self.env_output), strict=True))
+
+
+def _part_names(name: str, sensed: Sensed) -> list[str]:
+    """Names for what is seen: one, or several with numbers."""
+    if isinstance(sensed, tuple):
+        return [f"{name}/{index}" for index in range(len(sensed))]
+    return [name]
 
 
 def select(arrays: dict[str, Value], prefix: str) -> dict[str, Value]:
@@ -328,48 +341,12 @@ def select(arrays: dict[str, Value], prefix: str) -> dict[str, Value]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
-def sample_actions(logits: Tensor, uniform: Tensor) -> Tensor:
-    """Samples [B] int64 of the softmax of logits [B, A], given numbers [B, A] uniform in 0..1: the Gumbel-max trick."""
-    exponential = -uniform.clamp_min(1e-20).log()
-    return (logits - exponential.log()).argmax(dim=-1)
-
-
-def check_environment(envs: VectorEnv) -> None:
-    """Raises a ValueError if an environment is not supported.
-
-    It resets on the next step and has Discrete actions from 0. Its observations are uint8 [height, width, channels] or
-    float32 [features], or a Dict of such an "image" and of an "instruction", int64 [words].
-    """
-    mode = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-    if mode != AutoresetMode.NEXT_STEP:
-        raise ValueError(f"autoreset_mode: expected {AutoresetMode.NEXT_STEP}, got {mode}")
-    actions = envs.single_action_space
-    if not isinstance(actions, spaces.Discrete) or actions.start != 0:
-        raise ValueError(f"action space: expected Discrete(n) from 0, got {actions}")
-
-    space = envs.single_observation_space
-    image = space
-    words_fit = True
-    if isinstance(space, spaces.Dict) and space.spaces.keys() == set(Observation._fields):
-        image = space["image"]
-        words_fit = _kind(space["instruction"]) == ("int64", 1)
-    # Words are optional, an image or a vector is not.
-    image_fits = _kind(image) in (("uint8", 3), ("float32", 1))
-    if not (image_fits and words_fit):
-        expected = "a Box of uint8 [height, width, channels] or float32 [features], or a Dict of one as image and of an"
-        raise ValueError(f"observation space: expected {expected} int64 [words] as instruction, got {space}")
-
-
-def _kind(space: spaces.Space[Any]) -> tuple[str, int]:
-    """The dtype and the number of axes of a space."""
-    return str(space.dtype), len(space.shape or ())
-
-
-def to_tensors(observation: Observed) -> Tensor | Observation:
+def to_tensors(observation: Observed) -> Sensed | Observation:
     """A vector environment's observation as tensors that share no memory with it."""
     if isinstance(observation, dict):
-        return Observation(
-            image=torch.from_numpy(np.array(observation["image"])),
-            instruction=torch.from_numpy(np.array(observation["instruction"])),
-        )
+        image = to_tensors(observation["image"])
+        instruction = to_tensors(observation["instruction"])
+        return Observation(image, instruction)  # type: ignore[arg-type]
+    if isinstance(observation, tuple):
+        return tuple(torch.from_numpy(np.array(part)) for part in observation)
     return torch.from_numpy(np.array(observation))

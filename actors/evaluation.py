@@ -22,6 +22,7 @@ class ScriptedActor(Player):
         self.policy = policy
         env_seed, action_seed = np.random.SeedSequence(seed).generate_state(2, np.uint64)
         self.generator = np.random.default_rng(action_seed)
+        envs.single_action_space.seed(int(action_seed % 2**31))
         self.reset_envs(int(env_seed % 2**31))
 
     def play(self) -> list[Episode]:
@@ -29,8 +30,10 @@ class ScriptedActor(Player):
             actions = self.envs.oracle_actions()  # type: ignore[attr-defined]
         else:
             space = self.envs.single_action_space
-            assert isinstance(space, spaces.Discrete)
-            actions = self.generator.integers(space.n, size=self.envs.num_envs)
+            if isinstance(space, spaces.Discrete):
+                actions = self.generator.integers(space.n, size=self.envs.num_envs)
+            else:
+                actions = np.stack([space.sample() for _ in range(self.envs.num_envs)])
         _, _, _, episodes = self.step_envs(actions)
         return episodes
 

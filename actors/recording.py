@@ -9,16 +9,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from PIL import Image
 
 from actors.actor import Actor, Episode
 from actors.config import MAX_EPISODE_STEPS
 from actors.evaluation import check_length
 from agent import AgentOutput, EnvOutput
-from agent.core import CompressiveTransformer, State, Transformer, map_state
+from agent.core import CompressiveTransformer, State, Transformer, leaves, map_state
 from agent.core.config import RoutedSizes
-from agent.trajectory import image_of
+from agent.policies import Shown
+from agent.trajectory import image_of, sensed_of
 from envs import guard
+from envs.actions import ActionVector, Part
 from envs.outputs import described, is_picture
 
 COUNTERS = ("correct_choices", "wrong_choices")
@@ -90,10 +93,15 @@ class Recording:
     """One episode. T steps, L layers, H heads.
 
     episode: its score and counters.
-    observations: before each action: [T, D] float32, or [T, height, width, channels] uint8.
-    actions, values, rewards: [T] the action, the value before it (in the learner's units) and the reward after it (in
-        the environment's).
-    probabilities: [T, A] of the actions, by the policy.
+    observations: before each action: [T, D] float32, or [T, height, width, channels] uint8; of several parts the first.
+    more_observations: of several parts the others, of the same form: images first, then a vector if there is one; else
+        none.
+    observation_names: of all parts, if there are several; else none.
+    actions: [T] int64 of Discrete spaces; else [T, K] float32, as the environment received them.
+    values, rewards: [T] the value before the action (in the learner's units) and the reward after it (in the
+        environment's).
+    probabilities: [T, A] of the actions, by the policy; of a vector, those of all values of all its choices.
+    means, scales: [T, N] of the numbers of a vector by the policy; see `agent.policies.Shown`.
     choices: [T] 1 where the action led to a correct choice, -1 to a wrong one, by the environment's counters; else 0.
     attention: one per layer; empty for cores without attention.
     mass: [T, L, H, 3] the attention on each of `kinds`.
@@ -105,7 +113,8 @@ class Recording:
         action; None if it was not made for that (see `envs.drawing`).
     otherwise: [T] the counterfactual probability of the action taken: with the example of the choice swapped for its
         other object. NaN outside of rooms of choices, and after the choice, whose reward would differ as well. None if
-        that was not asked for, or the environment has no `counterfactuals`.
+        that was not asked for, the environment has no `counterfactuals`, or its actions are vectors or its observations
+        several parts or words.
     apart: [T] in rooms of choices, how much the core's inputs since the previous choice differ from the counterfactual
         ones: root mean square over the steps whose views differ, in units of the distance between two steps of the
         episode; 0 if no view differs. NaN and None as `otherwise`.
@@ -115,7 +124,8 @@ class Recording:
     compressed: None if the first layer compressed nothing of the episode.
     reconstructions: [T, height, width, channels] uint8 the small images that the agent predicts from the inputs of
         its core; None if it was not trained to, or sees no images.
-    action_names: one for each action.
+    action_names: one for each action of a Discrete space; of a vector one for each column.
+    parts: those of an action that is a vector, in the order of its columns; else none. See `envs.actions`.
     fps: agent steps per second of real time.
     floor_plan: to draw `poses` on; see `envs.rooms.level.floor_plan`.
     rule: of the task, in words; empty if the environment's metadata have none.
@@ -123,10 +133,14 @@ class Recording:
 
     episode: Episode
     observations: np.ndarray
+    more_observations: tuple[np.ndarray, ...]
+    observation_names: tuple[str, ...]
     actions: np.ndarray
     values: np.ndarray
     rewards: np.ndarray
     probabilities: np.ndarray
+    means: np.ndarray
+    scales: np.ndarray
     choices: np.ndarray
     attention: tuple[Attention, ...]
     mass: np.ndarray
@@ -141,6 +155,7 @@ class Recording:
     compressed: Compressed | None
     reconstructions: np.ndarray | None
     action_names: tuple[str, ...]
+    parts: tuple[Part, ...]
     fps: float
     floor_plan: dict[str, Any] | None
     rule: str
@@ -171,6 +186,7 @@ class _Counterfactual(NamedTuple):
 class _Step(NamedTuple):
     """What is recorded of one step. Most fields are those of `Recording` at this step.
 
+    observation: of the first environment, of one or several parts.
     given: what the agent received, of all rows.
     state: of the environments before the action; None if it is not needed.
     counts: the counters of `COUNTERS` after the step.
@@ -178,13 +194,13 @@ class _Step(NamedTuple):
     compressed: the slots that this step's segment began with and their steps; see `_compressed`.
     """
 
-    observation: np.ndarray
+    observation: tuple[np.ndarray, ...]
     given: EnvOutput
     state: object
-    action: int
+    action: np.ndarray
     value: float
     reward: float
-    probabilities: np.ndarray
+    policy: Shown
     counts: list[float]
     attention: _StepAttention
     pose: np.ndarray | None
@@ -225,7 +241,9 @@ class _Recorder:
 
         envs = actor.envs
         self.counterfactuals: Counterfactuals | None = None
-        if in_detail:
+        is_one_choice = isinstance(envs.single_action_space, spaces.Discrete)
+        is_one_part = isinstance(actor.env_output.observation, torch.Tensor)
+        if in_detail and is_one_choice and is_one_part:
             self.counterfactuals = getattr(envs, "counterfactuals", None)
         self.every_frame = in_detail and envs.metadata.get("action_repeat", 1) <= MOST_FRAMES
 
@@ -257,24 +275,25 @@ class _Recorder:
         action, output = actor.act(return_attention=True)
         between = None
         if self.every_frame and early and not resets:
-            between = _ask(actor, "between", action.numpy())
+            between = _ask(actor, "between", actor.agent.distribution.effect(action).numpy())
         ended = actor.step(action)
         check_length(actor, np.arange(actor.envs.num_envs) == 0, self.max_steps)
         if resets:
             return None
 
         # What the agent made of it: the first row at the only step.
-        logits = output.policy_logits[0, 0].float()
+        policy = actor.agent.distribution
+        shown = policy.show(output.policy_parameters[0, 0].float().cpu())
         attention = _attention(core, before, output.attention, len(self.steps))
         self.steps.append(
             _Step(
-                observation=image_of(given.observation)[0].numpy(),
+                observation=tuple(part[0].numpy() for part in leaves(sensed_of(given.observation))),
                 given=given,
                 state=state,
-                action=int(action[0]),
+                action=policy.effect(action)[0].numpy(),
                 value=float(output.value[0, 0].flatten()[0]),  # of the first task
                 reward=float(actor.env_output.reward[0]),
-                probabilities=logits.softmax(dim=-1).cpu().numpy(),
+                policy=shown,
                 counts=self._counts(),
                 attention=attention,
                 pose=pose,
@@ -328,7 +347,7 @@ def _suppose(actor: Actor, counterfactuals: Counterfactuals, begin: State, steps
     first = map_state(lambda leaf: leaf[:1], begin)
 
     received = np.stack([step.input for step in steps])
-    seen = np.stack([step.observation for step in steps])
+    seen = np.stack([step.observation[0] for step in steps])
     unit = np.sqrt(2 * received.var(axis=0).sum())  # the root mean square distance of two steps
     chosen = np.diff([sum(step.counts) for step in steps], prepend=0.0) > 0
     since = 0  # the end of the room before
@@ -346,8 +365,8 @@ def _suppose(actor: Actor, counterfactuals: Counterfactuals, begin: State, steps
         )
 
         # The probabilities of the actions that were taken in this room.
-        taken = torch.tensor([step.action for step in steps[entered:until]])
-        chances = output.policy_logits[0, entered:].float().softmax(dim=-1).cpu()
+        taken = torch.tensor([int(step.action) for step in steps[entered:until]])
+        chances = actor.agent.distribution.show(output.policy_parameters[0, entered:].float().cpu()).probabilities
         otherwise[entered:until] = chances[torch.arange(len(taken)), taken].numpy()
 
         # How different the core's inputs are, over the steps before this room whose views differ.
@@ -427,13 +446,19 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
     if steps[0].situation is not None:
         situations = tuple(step.situation or {} for step in steps)
     choices = np.diff([step.counts for step in steps], axis=0, prepend=0.0)  # right and wrong ones
+    parts_of_steps = zip(*(step.observation for step in steps), strict=True)
+    first, *others = [np.stack(part) for part in parts_of_steps]
     return Recording(
         episode=episode,
-        observations=np.stack([step.observation for step in steps]),
-        actions=np.array([step.action for step in steps]),
+        observations=first,
+        more_observations=tuple(others),
+        observation_names=tuple(metadata.get("observation_names") or ()) if others else (),
+        actions=np.stack([step.action for step in steps]),
         values=np.array([step.value for step in steps], np.float32),
         rewards=np.array([step.reward for step in steps], np.float32),
-        probabilities=np.stack([step.probabilities for step in steps]),
+        probabilities=np.stack([step.policy.probabilities.numpy() for step in steps]),
+        means=np.stack([step.policy.means.numpy() for step in steps]),
+        scales=np.stack([step.policy.scales.numpy() for step in steps]),
         choices=(choices[:, 0] - choices[:, 1]).astype(int),
         attention=_join_attention(core, steps),
         mass=np.stack([step.attention.mass for step in steps]),
@@ -447,11 +472,23 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
         entered=counterfactual.entered,
         compressed=_join_compressed(steps),
         reconstructions=_stack(step.reconstruction for step in steps),
-        action_names=tuple(metadata.get("action_names") or map(str, range(actor.agent.num_actions))),
+        action_names=_action_names(actor),
+        parts=tuple(getattr(actor.envs.single_action_space, "parts", ())),
         fps=float(metadata.get("render_fps", 15)),
         floor_plan=metadata.get("floor_plan"),
         rule=str(metadata.get("rule") or ""),
     )
+
+
+def _action_names(actor: Actor) -> tuple[str, ...]:
+    """A name for each action of a Discrete space, or for each column of a vector.
+
+    If the environment has none, those are their numbers, and the names of the parts."""
+    names = actor.envs.metadata.get("action_names")
+    space = actor.envs.single_action_space
+    if isinstance(space, ActionVector):
+        return tuple(names or space.column_names)
+    return tuple(names or map(str, range(actor.agent.distribution.num_parameters)))
 
 
 def _join_attention(core: torch.nn.Module, steps: Sequence[_Step]) -> tuple[Attention, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.actor import Episode, Unroll, sample_actions, select
+from actors.actor import Episode, Unroll, select
 from actors.pool import Pool, PoolStatus
 from agent import Agent, EnvOutput, Trajectory
 from agent.core import leaves, map_state
@@ -99,7 +99,7 @@ class ResidentActor(Pool):
             discount=zeros(steps + 1).fill_(1),
             reset=zeros(steps + 1, dtype=torch.bool).fill_(True),
             action=zeros(steps, dtype=torch.int64),
-            policy_logits=zeros(steps, envs.num_actions),
+            policy_parameters=zeros(steps, envs.num_actions),
             core_state=map_state(torch.clone, self.core_state),
             actor_id=zeros(dtype=torch.int64),
             version=zeros(dtype=torch.int64),
@@ -152,10 +152,10 @@ class ResidentActor(Pool):
                 now = self._output_before(t)
                 output = self.agent(now.observation, now.last_action, now.reward, now.reset, state)
                 state = output.state
-                logits = output.policy_logits[:, 0]
-                action = sample_actions(logits, self.noise[t])
+                parameters = output.policy_parameters[:, 0]
+                action = self.agent.distribution.sample(parameters, self.noise[t])
                 self.trajectory.action[:, t] = action
-                self.trajectory.policy_logits[:, t] = logits
+                self.trajectory.policy_parameters[:, t] = parameters
                 self.envs.step(action)
                 self._write_output(t, action)
                 self._count_episodes(t)

@@ -4,12 +4,22 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from agent.config import AgentConfig
 from agent.core import Mean, State, make_core
-from agent.encoders import INSTRUCTION_SIZE, InstructionEncoder, Reconstruction, make_torso
+from agent.encoders import (
+    INSTRUCTION_SIZE,
+    InstructionEncoder,
+    Reconstruction,
+    Reconstructions,
+    Shape,
+    make_reconstruction,
+    make_torso,
+)
+from agent.policies import ActionSpace, Policy, make_policy
 from agent.popart import PopArt
-from agent.trajectory import Observation
+from agent.trajectory import Observation, Sensed, image_of, map_sensed
 
 WIDE = 256
 """Least model_size at which a core gains from bfloat16 on a CPU; narrower ones lose more by conversions."""
@@ -18,19 +28,39 @@ WIDE = 256
 class AgentOutput(NamedTuple):
     """The output for B rows and T steps; `state`, `losses` and `attention` are those of `agent.core.CoreOutput`.
 
-    policy_logits: [B, T, A].
+    policy_parameters: [B, T, P], of the agent's `distribution`: logits, if its actions are those of a Discrete space.
     value: [B, T], in units of the (clipped, scaled) reward that the learner trains on; with PopArt for K > 1 tasks,
         [B, T, K].
     losses: also "reconstruction", if the config asks for it.
     inputs: [B, T, D] of the core, from which the observation is reconstructed.
     """
 
-    policy_logits: Tensor
+    policy_parameters: Tensor
     value: Tensor
     state: State
     losses: dict[str, Mean]
     attention: tuple[Tensor, ...] | None
     inputs: Tensor
+
+
+class PolicyHead(nn.Linear):
+    """The parameters of a policy, linear in the features; those that are the same in all states are biases alone."""
+
+    varies: Tensor | None
+
+    def __init__(self, size: int, policy: Policy) -> None:
+        super().__init__(size, policy.num_parameters)
+        varies = None
+        if policy.fixed:
+            varies = torch.ones(policy.num_parameters, 1)
+            varies[list(policy.fixed)] = 0.0
+        self.register_buffer("varies", varies, persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Parameters [..., P] of features [..., size]."""
+        if self.varies is None:
+            return super().forward(features)
+        return F.linear(features, self.weight * self.varies, self.bias)
 
 
 class Agent(nn.Module):
@@ -39,7 +69,8 @@ class Agent(nn.Module):
     Under autocast the torso computes in bfloat16, and so does the core where that is faster; the heads do not.
 
     Args:
-        observation_shape: of an image [height, width, channels] or of a vector [features].
+        observation_shape: of an image [height, width, channels] or of a vector [features]; or a tuple of several.
+        actions: number of actions of a Discrete space, or the parts of another; see `agent.policies`.
         vocabulary: number of word ids of instructions, 0 if the environment has none.
         popart_tasks: number of tasks whose values are normalized, 0 for a plain value head (see `agent.popart`).
 
@@ -50,23 +81,23 @@ class Agent(nn.Module):
     def __init__(
         self,
         config: AgentConfig,
-        observation_shape: tuple[int, ...],
-        num_actions: int,
+        observation_shape: Shape | tuple[Shape, ...],
+        actions: ActionSpace,
         vocabulary: int = 0,
         popart_tasks: int = 0,
     ) -> None:
         super().__init__()
         has_instructions = vocabulary > 0
-        if config.instruction != has_instructions:
+        if config.instruction not in (None, has_instructions):
             kind = "an environment with instructions" if has_instructions else "an environment without instructions"
             raise ValueError(f"instruction: expected {has_instructions} in {kind}, got {config.instruction}")
         self.config = config
-        self.num_actions = num_actions
+        self.distribution = make_policy(actions, config.action_bounds, config.action_scale)
         model_size = config.core.model_size
 
         # Encoders of the observation; all that is known at a step is joined to the core's inputs.
         self.vision = make_torso(config.torso, observation_shape, config.torso_size)
-        joint_size = config.torso_size + num_actions + 1
+        joint_size = self.vision.num_features + self.distribution.num_features + 1
         self.instruction = None
         if has_instructions:
             self.instruction = InstructionEncoder(vocabulary)
@@ -75,11 +106,11 @@ class Agent(nn.Module):
 
         # Memory, and the heads.
         self.core = make_core(config.core)
-        self.policy = nn.Linear(model_size, num_actions)
+        self.policy = PolicyHead(model_size, self.distribution)
         self.value = PopArt(model_size, popart_tasks) if popart_tasks else nn.Linear(model_size, 1)
-        self.reconstruction = None
+        self.reconstruction: Reconstruction | Reconstructions | None = None
         if config.reconstruction_cost > 0:
-            self.reconstruction = Reconstruction(model_size, observation_shape, config.reconstruction_height)
+            self.reconstruction = make_reconstruction(model_size, observation_shape, config.reconstruction_height)
 
         # Near-uniform first policy and near-zero first values, whatever the core's scale.
         for head in (self.policy, self.value):
@@ -101,7 +132,7 @@ class Agent(nn.Module):
 
     def forward(
         self,
-        observation: Tensor | Observation,
+        observation: Sensed | Observation,
         last_action: Tensor,
         last_reward: Tensor,
         reset: Tensor,
@@ -111,9 +142,9 @@ class Agent(nn.Module):
         """Consumes T steps of B rows; `state` is the core's state before them.
 
         Args:
-            observation: [B, T, height, width, channels] uint8 or [B, T, features] float32; with instructions, an
-                `Observation` with axes [B, T].
-            last_action: [B, T] int64, -1 for none.
+            observation: [B, T, height, width, channels] uint8 or [B, T, features] float32, or a tuple of several; with
+                instructions, an `Observation` with axes [B, T].
+            last_action: [B, T] int64 or [B, T, K] float32, as the environment received it; see `agent.trajectory`.
             last_reward: [B, T], as returned by the environment; clipped to +-1 for the network (as in IMPALA).
             reset: [B, T] bool, true at episode starts.
             return_attention: also return attention weights (slower).
@@ -121,20 +152,20 @@ class Agent(nn.Module):
         Raises:
             ValueError: if the leading axes of the arguments differ; names the argument, the expected and actual shape.
         """
-        image, words = self._parts(observation)
-        leading = image.shape[:2]  # [B, T]
+        sensed, words = self._parts(observation)
+        leading = image_of(observation).shape[:2]  # [B, T]
         for name, value in (("last_action", last_action), ("last_reward", last_reward), ("reset", reset)):
-            if value.shape != leading:
+            if value.shape[:2] != leading:
                 raise ValueError(f"{name}: expected {list(leading)} as observation, got {list(value.shape)}")
 
-        # All that is known at each step: what is seen and read, the last action (one-hot) and the last reward.
+        # All that is known at each step: what is seen and read, the last action and the last reward.
         language = []
         if self.instruction is not None and words is not None:
             # First, because it waits for the GPU, which has no work yet.
             language.append(self.instruction(words.flatten(0, 1)).unflatten(0, leading))
-        seen = self.vision(image.flatten(0, 1)).unflatten(0, leading)
-        actions = torch.arange(self.num_actions, device=seen.device)
-        action = (last_action[..., None] == actions).to(seen.dtype)
+        flat = map_sensed(lambda part: part.flatten(0, 1), sensed)
+        seen = self.vision(flat).unflatten(0, leading)
+        action = self.distribution.encode(last_action).to(seen.dtype)
         reward = last_reward.clamp(-1, 1)[..., None].to(seen.dtype)
         inputs = self.joint(torch.cat([seen, action, reward, *language], dim=-1))
         inputs = inputs.to(self.value.weight.dtype)
@@ -145,16 +176,18 @@ class Agent(nn.Module):
         # The heads are not in mixed precision.
         with torch.autocast(inputs.device.type, enabled=False):
             features = features.to(inputs.dtype)
+            if self.config.skip:
+                features = features + inputs
             if self.reconstruction is not None and torch.is_grad_enabled():
-                error = self.reconstruction(inputs.flatten(0, 1), image.flatten(0, 1))
+                error = self.reconstruction(inputs.flatten(0, 1), flat)
                 weighted = Mean(self.config.reconstruction_cost * error.total, error.count)
                 losses = {**losses, "reconstruction": weighted}
             value = self.value(features).squeeze(-1)
-            policy_logits = self.policy(features)
-        return AgentOutput(policy_logits, value, state, losses, attention, inputs)
+            policy_parameters = self.policy(features)
+        return AgentOutput(policy_parameters, value, state, losses, attention, inputs)
 
-    def _parts(self, observation: Tensor | Observation) -> tuple[Tensor, Tensor | None]:
-        """The image or vector, and the words of the instruction if there are any.
+    def _parts(self, observation: Sensed | Observation) -> tuple[Sensed, Tensor | None]:
+        """What is seen, and the words of the instruction if there are any.
 
         Raises:
             ValueError: if there are instructions and the agent expects none, or the other way round.

@@ -1,6 +1,7 @@
 """The configuration of the agent's network. Nothing here imports torch."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from agent.core.config import CompressiveTransformerConfig, CoreConfig
 from agent.core.fields import AtLeast0, Checked, Size
@@ -8,7 +9,7 @@ from agent.core.fields import AtLeast0, Checked, Size
 
 @dataclass(frozen=True)
 class AgentConfig(Checked):
-    """The network; the environment determines observation shape, number of actions and vocabulary."""
+    """The network; the environment determines shapes of observations, actions and vocabulary."""
 
     torso: str = "deep"
     """Network for images: deep or shallow (IMPALA's two) or small. Vectors always use two linear layers."""
@@ -16,11 +17,17 @@ class AgentConfig(Checked):
     """Features of the torso."""
     core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
     """The recurrent core."""
+    skip: bool = False
+    """Add the core's inputs to its features, so that the heads see the observation whatever the core does with it."""
     reconstruction_cost: AtLeast0 = 0.0
     """Weight of an auxiliary loss: to predict the observation from the core's inputs; 0 for none. The error is a mean
     over the pixels of a small image, and a sum over the elements of a vector; a mean over steps for both reductions of
     the learner."""
     reconstruction_height: Size = 6
     """Pixels from top to bottom of the small image, whose width follows from the observation's shape."""
-    instruction: bool = False
-    """Encode the environment's instructions with IMPALA's LSTM; set if and only if the environment has instructions."""
+    instruction: bool | None = None
+    """Encode the environment's instructions with IMPALA's LSTM; none: if it has any."""
+    action_bounds: Literal["squash", "clip"] = "squash"
+    """How a sampled number comes within the bounds of a continuous action: through tanh, or cut off."""
+    action_scale: Literal["independent", "state"] = "independent"
+    """Whether the standard deviation of continuous actions is the same in all states, or depends on the state."""

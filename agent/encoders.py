@@ -5,7 +5,8 @@ function and one line in `TORSOS`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+import typing
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from torch.nn import functional as F
 
 from agent.core import Mean
 
+Shape = tuple[int, ...]
+"""Of an image, [height, width, channels], or of a vector, [features]."""
 EMBEDDING_SIZE = 20
 """Features of a word of an instruction."""
 INSTRUCTION_SIZE = 64
@@ -61,8 +64,14 @@ class Convolution(nn.Conv2d):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [N, channels, height, width] to the same of other channels and sizes."""
-        # See the class: such images are computed in float32.
+        # Images of a pixel or two may be smaller than the kernel, even with the padding.
         height, width = images.shape[2:]
+        lacking_height = self.kernel_size[0] - (height + 2 * int(self.padding[0]))
+        lacking_width = self.kernel_size[1] - (width + 2 * int(self.padding[1]))
+        if lacking_height > 0 or lacking_width > 0:
+            images = F.pad(images, (0, max(0, lacking_width), 0, max(0, lacking_height)))
+
+        # See the class: such images are computed in float32.
         smaller = height < self.kernel_size[0] or width < self.kernel_size[1]
         if images.device.type == "cpu" and smaller:
             with torch.autocast("cpu", enabled=False):
@@ -133,9 +142,10 @@ class Vision(nn.Module):
 
     def __init__(self, name: str, image_shape: Sequence[int], size: int) -> None:
         super().__init__()
-        if len(image_shape) != 3 or min(image_shape[:2]) < 2:
-            raise ValueError(f"image_shape: expected [height >= 2, width >= 2, channels], got {list(image_shape)}")
+        if len(image_shape) != 3 or min(image_shape) < 1:
+            raise ValueError(f"image_shape: expected [height, width, channels], got {list(image_shape)}")
         self.image_shape = tuple(image_shape)
+        self.num_features = size
         height, width, channels = image_shape
         # Channels last is the faster layout.
         self.convolutions = nn.Sequential(*TORSOS[name](channels))
@@ -168,6 +178,7 @@ class VectorTorso(nn.Module):
     def __init__(self, vector_size: int, size: int) -> None:
         super().__init__()
         self.vector_size = vector_size
+        self.num_features = size
         self.layers = nn.Sequential(
             nn.Linear(vector_size, size),
             nn.ReLU(),
@@ -195,17 +206,43 @@ def _check_observation(observation: Tensor, dtype: torch.dtype, shape: tuple[int
         raise ValueError(f"observation: expected {name} [N, {sizes}], got {got}")
 
 
-def make_torso(name: str, observation_shape: Sequence[int], size: int) -> nn.Module:
-    """The torso for an observation shape: `VectorTorso` for vectors, the one of `TORSOS` for images.
+class Torsos(nn.ModuleList):
+    """One torso for each part of an observation; their features are joined."""
+
+    def __init__(self, parts: Sequence[Vision | VectorTorso]) -> None:
+        super().__init__(parts)
+        self.num_features = sum(part.num_features for part in parts)
+
+    def forward(self, observation: tuple[Tensor, ...]) -> Tensor:
+        """Parts [N, ...] to features [N, num_features]."""
+        if len(observation) != len(self):
+            raise ValueError(f"observation: expected {len(self)} parts, got {len(observation)}")
+        return torch.cat([torso(part) for torso, part in zip(self, observation)], dim=-1)
+
+
+def make_torso(name: str, observation_shape: Shape | tuple[Shape, ...], size: int) -> Vision | VectorTorso | Torsos:
+    """The torso for an observation shape: `VectorTorso` for vectors, the one of `TORSOS` for images; several for parts.
 
     Raises:
         ValueError: if there is no such torso, or the shape is neither that of a vector nor that of an image.
     """
     if name not in TORSOS:
         raise ValueError(f"torso: expected one of {', '.join(TORSOS)}, got {name!r}")
-    if len(observation_shape) == 1:
-        return VectorTorso(observation_shape[0], size)
-    return Vision(name, observation_shape, size)
+    parts = parts_of(observation_shape)
+    if parts:
+        return Torsos([_torso_of_part(name, shape, size) for shape in parts])
+    return _torso_of_part(name, typing.cast(Shape, observation_shape), size)
+
+
+def _torso_of_part(name: str, shape: Shape, size: int) -> Vision | VectorTorso:
+    if len(shape) == 1:
+        return VectorTorso(shape[0], size)
+    return Vision(name, shape, size)
+
+
+def parts_of(observation_shape: Shape | tuple[Shape, ...]) -> tuple[Shape, ...]:
+    """The shapes of an observation's parts; none if it has no parts."""
+    return tuple(shape for shape in observation_shape if isinstance(shape, tuple))
 
 
 class InstructionEncoder(nn.Module):
@@ -279,3 +316,30 @@ class Reconstruction(nn.Module):
         scaled = self.decoder(inputs).unflatten(1, (self.channels, *self.size))
         pixels = scaled.permute(0, 2, 3, 1).float().mul(UNIT).add(MIDDLE)
         return pixels.round().clamp(0, 255).to(torch.uint8)
+
+
+class Reconstructions(nn.ModuleList):
+    """A `Reconstruction` of each part of an observation; the loss is the mean over the parts."""
+
+    def __init__(self, parts: Iterable[Reconstruction]) -> None:
+        super().__init__(parts)
+
+    def forward(self, inputs: Tensor, observation: tuple[Tensor, ...]) -> Mean:
+        """As `Reconstruction`, with a total and a count of each part."""
+        errors = [part(inputs, seen) for part, seen in zip(self, observation, strict=True)]
+        return Mean(torch.cat([error.total for error in errors]), torch.cat([error.count for error in errors]))
+
+    def picture(self, inputs: Tensor) -> Tensor:
+        """As `Reconstruction`, of the first part."""
+        first = typing.cast(Reconstruction, self[0])
+        return first.picture(inputs)
+
+
+def make_reconstruction(
+    model_size: int, observation_shape: Shape | tuple[Shape, ...], height: int
+) -> Reconstruction | Reconstructions:
+    """The auxiliary loss for an observation shape."""
+    parts = parts_of(observation_shape)
+    if parts:
+        return Reconstructions(Reconstruction(model_size, shape, height) for shape in parts)
+    return Reconstruction(model_size, typing.cast(Shape, observation_shape), height)

@@ -1,21 +1,25 @@
 """Trajectories: the data that actors send to learners.
 
-B rows (environments), T steps, A actions; every tensor is batch first. Outputs of the environment have T + 1 entries:
-the last is the bootstrap, and also the first of the next trajectory of the same environment.
+B rows (environments), T steps, P parameters of the policy, K columns of an action that is a vector; every tensor is
+batch first. Outputs of the environment have T + 1 entries: the last is the bootstrap, and also the first of the next
+trajectory of the same environment.
 
-| field         | shape [dtype]                  | meaning |
-|---------------|--------------------------------|---------------------------------------------------------------------|
-| observation   | [B, T+1, ...] uint8 or float32 | at step t; an `Observation` if there are instructions |
-| last_action   | [B, T+1] int64                 | the action that led to it; -1 at an episode start |
-| reward        | [B, T+1] float32               | the reward that came with it, as the environment returned it |
-| discount      | [B, T+1] float32               | 0 where the environment terminated at step t, else 1  |
-| reset         | [B, T+1] bool                  | true at an episode start |
-| action        | [B, T] int64                   | the action that the behaviour policy chose |
-| policy_logits | [B, T, A] float32              | the behaviour policy's logits |
-| core_state    | state of B rows                | the recurrent state before step 0: once, never per step |
-| actor_id      | [B] int64                      | the actor |
-| version       | [B] int64                      | learner version of the acting weights |
-| replayed      | [B] bool, or None for no row   | whether the row was learned from before: its steps count once |
+| field             | shape [dtype]                  | meaning |
+|-------------------|--------------------------------|-----------------------------------------------------------------|
+| observation       | [B, T+1, ...] uint8 or float32 | at step t; a tuple of several, or an `Observation` |
+| last_action       | [B, T+1] or [B, T+1, K]        | as the environment received it before step t; see below |
+| reward            | [B, T+1] float32               | the reward that came with it, as the environment returned it |
+| discount          | [B, T+1] float32               | 0 where the environment terminated at step t, else 1  |
+| reset             | [B, T+1] bool                  | true at an episode start |
+| action            | [B, T] int64, [B, T, K] float32 | sampled by the behaviour policy: a number, or a vector |
+| policy_parameters | [B, T, P] float32              | the behaviour policy's, logits for example; see `policies` |
+| core_state        | state of B rows                | the recurrent state before step 0: once, never per step |
+| actor_id          | [B] int64                      | the actor |
+| version           | [B] int64                      | learner version of the acting weights |
+| replayed          | [B] bool, or None for no row   | whether the row was learned from before: its steps count once |
+
+The last action has the dtype of `action`. It differs from it where numbers were brought within their bounds. At an
+episode start it is -1, and 0 in columns of numbers.
 
 Episodes reset on the *next* step (gymnasium's `AutoresetMode.NEXT_STEP`): the step after an episode's last observation
 ignores its action and returns the first observation of the next episode. So where `reset[t + 1]` is true, step t is the
@@ -23,6 +27,7 @@ last observation of an episode; its action has no effect, `reward[t + 1]` is 0, 
 any loss (see `loss_mask`). A truncated episode bootstraps from the value of that last observation.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -30,29 +35,47 @@ from torch import Tensor
 
 from agent.core.state import State, leaves
 
+Sensed = Tensor | tuple[Tensor, ...]
+"""An image or a vector of each step; or several, images first."""
+
 
 class Observation(NamedTuple):
     """The observation of an environment with instructions.
 
-    image: [..., height, width, channels] uint8.
+    image: [..., height, width, channels] uint8, [..., features] float32, or a tuple of these.
     instruction: [..., W] int64, ids of words, padded with 0.
     """
 
-    image: Tensor
+    image: Sensed
     instruction: Tensor
 
 
-def image_of(observation: Tensor | Observation) -> Tensor:
+def sensed_of(observation: Sensed | Observation) -> Sensed:
     """An observation without its instruction."""
     if isinstance(observation, Observation):
         return observation.image
     return observation
 
 
+def image_of(observation: Sensed | Observation) -> Tensor:
+    """The image or vector of an observation without its instruction; the first of several."""
+    sensed = sensed_of(observation)
+    if isinstance(sensed, tuple):
+        return sensed[0]
+    return sensed
+
+
+def map_sensed(function: Callable[[Tensor], Tensor], sensed: Sensed) -> Sensed:
+    """Applies `function` to an image or vector, or to each of several."""
+    if isinstance(sensed, tuple):
+        return tuple(function(part) for part in sensed)
+    return function(sensed)
+
+
 class EnvOutput(NamedTuple):
     """What environments return: at one step [B, ...], or at several [B, T, ...]; fields as in the module's table."""
 
-    observation: Tensor | Observation
+    observation: Sensed | Observation
     last_action: Tensor
     reward: Tensor
     discount: Tensor
@@ -65,13 +88,13 @@ class Trajectory(NamedTuple):
 
     The first fields are those of `EnvOutput`, in its order."""
 
-    observation: Tensor | Observation
+    observation: Sensed | Observation
     last_action: Tensor
     reward: Tensor
     discount: Tensor
     reset: Tensor
     action: Tensor
-    policy_logits: Tensor
+    policy_parameters: Tensor
     core_state: State
     actor_id: Tensor
     version: Tensor
@@ -94,26 +117,28 @@ def validate(trajectory: Trajectory) -> tuple[int, int]:
     Raises:
         ValueError: names the field, the expected and the actual shape and dtype.
     """
-    if trajectory.action.ndim != 2 or trajectory.action.shape[1] < 1:
-        raise ValueError(f"action: expected [B, T >= 1], got {list(trajectory.action.shape)}")
-    rows, steps = trajectory.action.shape
+    action = trajectory.action
+    if action.ndim not in (2, 3) or action.shape[1] < 1:
+        raise ValueError(f"action: expected [B, T >= 1] or [B, T >= 1, K], got {list(action.shape)}")
+    rows, steps, *columns = action.shape
     outputs = (rows, steps + 1)
-    image = image_of(trajectory.observation)
-    logits = trajectory.policy_logits
-    pixels = torch.uint8 if image.dtype == torch.uint8 else torch.float32
+    parameters = trajectory.policy_parameters
+    actions = torch.float32 if columns else torch.int64
 
     # Each tensor with the shape and dtype that it should have. Sizes that are free are those that it has.
     expected = [
-        ("observation", image, (*outputs, *image.shape[2:]), pixels),
-        ("last_action", trajectory.last_action, outputs, torch.int64),
+        ("last_action", trajectory.last_action, (*outputs, *columns), actions),
         ("reward", trajectory.reward, outputs, torch.float32),
         ("discount", trajectory.discount, outputs, torch.float32),
         ("reset", trajectory.reset, outputs, torch.bool),
-        ("action", trajectory.action, (rows, steps), torch.int64),
-        ("policy_logits", logits, (rows, steps, logits.shape[-1]), torch.float32),
+        ("action", action, (rows, steps, *columns), actions),
+        ("policy_parameters", parameters, (rows, steps, parameters.shape[-1]), torch.float32),
         ("actor_id", trajectory.actor_id, (rows,), torch.int64),
         ("version", trajectory.version, (rows,), torch.int64),
     ]
+    for part in leaves(sensed_of(trajectory.observation)):
+        numbers = torch.uint8 if part.dtype == torch.uint8 else torch.float32
+        expected.append(("observation", part, (*outputs, *part.shape[2:]), numbers))
     for leaf in leaves(trajectory.core_state):
         expected.append(("core_state", leaf, (rows, *leaf.shape[1:]), leaf.dtype))
     if isinstance(trajectory.observation, Observation):

@@ -205,7 +205,7 @@ def _flops(learner: Learner, trajectory: Any) -> tuple[float, float]:
 
     def forward() -> Tensor:
         output = agent(*inputs, row.core_state)
-        return output.policy_logits.sum() + output.value.sum() + sum(loss.value for loss in output.losses.values())
+        return output.policy_parameters.sum() + output.value.sum() + sum(loss.value for loss in output.losses.values())
 
     def act() -> None:
         with torch.no_grad():

@@ -59,7 +59,7 @@ def part_rates(config: RunConfig, learners: dict[str, Any], options: Options) ->
     envs, actor = make_vector(config.env, rows), make_actor(config, 0, 0, 0)
     batch = concatenate_states([actor.unroll(length).trajectory for _ in range(config.unrolls_per_update)])
     envs.reset(seed=0)
-    random, actions = np.random.default_rng(0), interface(config.env).num_actions
+    random, actions = np.random.default_rng(0), interface(config.env).actions
 
     def act_at_random() -> int:
         for _ in range(length):

@@ -48,9 +48,8 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
                 for env in getattr(config, "environments", ()):
                     require_consent(env, options.allow)
     else:
-        name = options.preset if options.kind == "launch" else f"{options.kind}-{options.preset}"
-        folder = (options.folder or Path(f"runs/compare-{name}")).absolute()
         trials = _plan(options, words)
+        folder = (options.folder or _folder(options.kind, trials)).absolute()
         command = sweep.begin(folder, trials, command)
     failed = _train(folder, trials, options, console)
     finished, missing = [], {}
@@ -65,6 +64,13 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
     _report(folder, finished, options.threshold, missing, command, console)
     if missing:
         sys.exit(1)
+
+
+def _folder(kind: str, trials: dict[str, Any]) -> Path:
+    """Where a new sweep goes, by the preset of its runs."""
+    preset = next(iter(trials.values())).preset
+    name = preset if kind == "launch" else f"{kind}-{preset}"
+    return Path(f"runs/compare-{name}")
 
 
 def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:

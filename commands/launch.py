@@ -26,6 +26,7 @@ from training.config import core_name, permissions
 from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.evaluation import evaluate, record, recording_title
 from training.factories import acting_device, interface, learning_device, unroll_bytes
+from training.presets import describe_preset
 from training.signals import stop_on_signals
 from training.trainer import Trainer
 
@@ -83,7 +84,12 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
         learning = f"{config.learners} learners on Ray (device: {config.learner.device})"
     learning_in = describe_precision(config.learner.precision, learning_device(config))
     acting_in = describe_precision(config.actors.precision, acting_device(config))
-    image, count = " x ".join(map(str, seen.observation_shape)), len(tasks(config.env))
+    count = len(tasks(config.env))
+    parts = f"{count} tasks, " if count > 1 else ""
+    shapes = seen.observation_shape
+    if not isinstance(shapes[0], tuple):
+        shapes = (shapes,)
+    observed = " and ".join(" x ".join(map(str, shape)) for shape in shapes)
     repeat = f"{seen.action_repeat} frame{'s' * (seen.action_repeat > 1)} a step"
     actors = f"{config.actors.count} x {config.actors.envs_per_actor} environments"
     where = "in this process" if options.local else "on Ray"
@@ -93,7 +99,8 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
         "run": str(run),
         **({"from": config.from_run} if config.from_run else {}),
         **{f"stage {number}": stage for number, stage in enumerate(config.stages, 1)},
-        "environment": f"{config.env} ({f'{count} tasks, ' if count > 1 else ''}{image}), {repeat}",
+        "preset": describe_preset(config.preset),
+        "environment": f"{config.env} ({parts}{observed}), {repeat}",
         "agent": f"{core_name(config)} core, {quantity(parameters)} parameters, {learning}",
         "actors": f"{actors} {where}",
         "precision": f"learning in {learning_in}, acting in {acting_in}",

@@ -256,8 +256,8 @@ class CompareOptions(Checked):
 
     kind: Literal["launch", "text", "speech", "images"] = "launch"
     """Which command trains a run: launch (agents), or train of text, speech or images."""
-    preset: str = "cpu"
-    """Where all other defaults come from; see --help of the command that trains."""
+    preset: str | None = None
+    """Where all other defaults come from; see --help of the command that trains. None: as that command chooses."""
     cores: Annotated[Words, tyro.conf.arg(metavar="CORE [CORE ...]")] = ()
     """Cores to compare; if not given, the compressive one."""
     rates: Annotated[Words, tyro.conf.arg(metavar="RATE [RATE ...]")] = ()

@@ -20,6 +20,7 @@ from storage.errors import UserError, user_errors
 from storage.files import is_url
 from storage.run import Run
 from training.config import RunConfig, checkpoint_place, core_name, differences, read_config, read_url, to_plain
+from training.presets import preset_of
 
 HELP = ("-h", "--help", "help")
 _types = tyro.constructors.ConstructorRegistry()
@@ -86,14 +87,17 @@ def parse_train(kind: str, words: Sequence[str]) -> Any:
     known = [word for word in words if word not in ("-h", "--help")]
     start_kind = _LaunchStart if is_agent else TrainingOptions
     start, _ = parse(start_kind, prog, known, return_unknown_args=True)
+    preset = start.preset
+    if is_agent and not _is_given("preset", known):
+        preset = preset_of(start.env)
     origin = None
     if is_agent and not start.resume:
         origin = start.from_run
     with user_errors():
         if origin:
-            default = _with_network(start.preset, read_config(Run(origin)))
+            default = _with_network(preset, read_config(Run(origin)))
         elif not start.resume:
-            default = PRESETS[kind](start.preset, start.core)
+            default = PRESETS[kind](preset, start.core)
         elif is_agent and is_url(start.resume):
             default = read_url(start.resume)
         else:
@@ -117,7 +121,13 @@ def parse_train(kind: str, words: Sequence[str]) -> Any:
 class _LaunchStart(TrainingOptions):
     """What decides the defaults of `launch`."""
 
+    env: str | None = None
     from_run: str | None = None
+
+
+def _is_given(name: str, words: Sequence[str]) -> bool:
+    """Whether an option is among the words of a command."""
+    return any(word.partition("=")[0] == f"--{name}" for word in words)
 
 
 def _with_network(preset: str, other: RunConfig) -> RunConfig:

@@ -14,7 +14,6 @@ from storage.errors import StorageError, user_errors
 from storage.run import Run
 from training.config import checkpoint_place, core_name, read_config
 from training.console import quantity, say_all
-from training.sweep import goal
 
 
 def status(options: StatusOptions) -> None:
@@ -24,7 +23,7 @@ def status(options: StatusOptions) -> None:
         kind, _ = run.read_kind()
         config = read_config(run, CONFIGS[kind])
         row = run.last_row()
-        lines = {"state": run.state(row, *goal(config))}
+        lines = {"state": run.state(row, *config.goal)}
         if kind == "launch":
             lines |= {"environment": config.env, "core": core_name(config)} | progress_rows(config, row)
         else:

@@ -43,6 +43,7 @@ class DmEnv(gymnasium.Env[Any, Any]):
         self._environment = make()
         self.observation_space = to_space(self._environment.observation_spec())
         self.action_space = to_space(self._environment.action_spec())
+        self.metadata = {**self.metadata, "action_names": _column_names(self._environment.action_spec())}
         self._conform_first = conformer(self.observation_space, "reset: observation")
         self._conform = conformer(self.observation_space, "step: observation")
         self._conform_action = conformer(self.action_space, "step: action")
@@ -80,6 +81,14 @@ def _timestep(call: str, answer: Any) -> Any:
     if not all(hasattr(answer, name) for name in ("first", "last", "reward", "discount", "observation")):
         raise OutputError(f"{call}: expected a dm_env.TimeStep, got {described(answer)}")
     return answer
+
+
+def _column_names(spec: Any) -> tuple[str, ...]:
+    """Names of the numbers of an action, which dm_control joins by tabs; empty if the spec has none."""
+    name = getattr(spec, "name", None)
+    if isinstance(spec, specs.DiscreteArray) or not isinstance(name, str):
+        return ()
+    return tuple(name.split("\t"))
 
 
 def to_space(spec: Any) -> spaces.Space[Any]:
@@ -128,6 +137,24 @@ class RoomsDmEnv(dm_env.Environment):
     def action_spec(self) -> specs.DiscreteArray:
         """Indices of `lab_interface.NINE`."""
         return specs.DiscreteArray(int(self._env.action_space.n), name="action")  # type: ignore[attr-defined]
+
+
+def control_suite(domain: str, task: str, seed: int | None = None) -> dm_env.Environment:
+    """A task of dm_control's suite: dm:envs.dm:control_suite,domain=cartpole,task=swingup.
+
+    Raises:
+        ImportError: if dm_control is not installed.
+        ValueError: if there is no such task.
+    """
+    try:
+        from dm_control import suite
+    except ModuleNotFoundError as error:
+        raise ImportError(f"dm_control's suite needs {error.name}: pip install dm_control") from None
+    if (domain, task) not in suite.ALL_TASKS:
+        known = ", ".join(sorted(" ".join(pair) for pair in suite.ALL_TASKS))
+        raise ValueError(f"no task {task!r} in the domain {domain!r}; there are: {known}")
+    made: dm_env.Environment = suite.load(domain, task, task_kwargs={"random": seed})
+    return made
 
 
 def make_env(name: str, /, **fields: Any) -> gymnasium.Env[Any, Any]:

@@ -17,9 +17,10 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from envs.dmlab30 import BY_NAME, PATH
-from envs.lab_interface import FIFTEEN, INSTRUCTION_WORDS, NINE, VOCABULARY, action_rows, hash_words
+from envs.lab_interface import FIFTEEN, INSTRUCTION_WORDS, NINE, action_rows
 from envs.level_cache import LevelCache, default_folder
 from envs.processes import batch
+from envs.words import VOCABULARY, hash_words
 
 FRAMES_PER_SECOND = 60
 #: The level whose rewards identify correct and wrong choices.
@@ -55,7 +56,7 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         image_height, image_width: rows and columns of the view, pixels.
         action_repeat: frames an action is held. Where it does not divide an episode, Lab counts frames beyond its end.
         actions: a name in `ACTION_SETS`.
-        instruction: observe the level's instruction, too: `INSTRUCTION_WORDS` int64, see `hash_words`.
+        instruction: observe the level's instruction, too: `INSTRUCTION_WORDS` int64, see `envs.words`.
         test: allow levels that are held out for tests, with the mixer seed of DeepMind's evaluations.
         stream: which of the disjoint sets of episodes to train on; None for mixer seed 0. Not used with `test`.
         stride: between the seeds of successive episodes; the number of environments that share a stream.
@@ -180,7 +181,9 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
     def _observe(self) -> Observation:
         seen = self._lab.observations()
         image = np.array(seen[_IMAGE])
-        return {"image": image, "instruction": hash_words(seen[_INSTRUCTION])} if self.instruction else image
+        if not self.instruction:
+            return image
+        return {"image": image, "instruction": hash_words(seen[_INSTRUCTION].split(), INSTRUCTION_WORDS)}
 
     def close(self) -> None:
         """Closes the engine."""

@@ -1,4 +1,4 @@
-"""Any gymnasium id as an environment that shows images or vectors and has numbered actions.
+"""Any gymnasium id as an environment whose observations and actions have one of the few forms that agents know.
 
 `adapt` converts a single environment of any origin. `PACKAGES` lists packages that register ids when imported.
 """
@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from gymnasium import spaces
 from gymnasium.wrappers import TransformObservation
 from numpy.typing import NDArray
 
-from envs.outputs import NUMERIC, checked, leaves
-from envs.vectors import flattener
+from envs.actions import adapt_actions
+from envs.observations import adapt_observations
+from envs.outputs import checked
 
 Env = gymnasium.Env[Any, Any]
 EXTRA = "pip install -e '.[envs]'"
@@ -39,8 +41,8 @@ PACKAGES: dict[str, tuple[str, str]] = {
 }
 #: One-hot bits of a cell of MiniGrid's view: its kind (11), colour (6) and state (3).
 MINIGRID_BITS = (11, 6, 3)
-MOST_NUMBERS = 1_000_000
-"""Most numbers of an observation that is a vector, and most actions."""
+MISSION_CHARACTERS = 1000
+"""More than a mission of BabyAI has."""
 
 
 def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: Any) -> Env:
@@ -66,6 +68,14 @@ def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: An
             env = checked(gymnasium.make(identity, disable_env_checker=True, **fields))
     except gymnasium.error.DependencyNotInstalled as error:
         raise ImportError(f"gym:{name}: {error}") from None
+    except ModuleNotFoundError as error:
+        found = gymnasium.registry.get(identity)
+        entry = str(found.entry_point) if found else ""
+        if not entry.startswith("gymnasium.envs."):
+            raise
+        # Gymnasium's own environments name some of the packages that are missing, but not all.
+        family = entry.split(".")[2]
+        raise ImportError(f"gym:{name} needs {error.name}: pip install 'gymnasium[{family}]'") from None
     except gymnasium.error.Error as error:
         raise ValueError(str(error)) from error
     if "minigrid" in sys.modules and isinstance(env.unwrapped, sys.modules["minigrid"].minigrid_env.MiniGridEnv):
@@ -111,77 +121,46 @@ def _import_installed(module: str, name: str, installation: str) -> None:
 
 
 def adapt(env: Env) -> Env:
-    """The environment with images as they are and all other observations as vectors.
+    """The environment with observations and actions of the few forms that agents know.
 
-    An image is a Box of uint8 [height, width, channels], or [height, width], to which an axis of channels is added.
-    Every other Box, Discrete, MultiDiscrete, MultiBinary, and Tuples and Dicts of these become one float32 vector, in
-    which whole numbers are one-hot (gymnasium's `flatten`). `metadata["flattened_images"]` says which parts of such a
-    vector look like images: they do not reach the torso for images.
+    Observations are images, vectors, several of these, or one of all that beside words; see `envs.observations`.
+    Actions are a number or a vector; see `envs.actions`.
 
     Args:
         env: returns what its spaces say; see `envs.outputs.checked`.
 
     Raises:
-        ValueError: for observations of another kind, and actions other than Discrete from 0; and for more than
-            `MOST_NUMBERS` numbers in a vector, or actions.
+        ValueError: for spaces that have no such form; see `shown_as` and `action_vector`.
     """
-    actions, space = env.action_space, env.observation_space
-    if not isinstance(actions, spaces.Discrete) or actions.start != 0:
-        raise ValueError(f"action space: expected Discrete(n) from 0, got {_line(actions)}")
-    if actions.n > MOST_NUMBERS:
-        raise ValueError(f"action space: expected at most {MOST_NUMBERS:,} actions, got {_line(actions)}")
-    if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3):
-        if min(space.shape[:2]) < 2:
-            raise ValueError(f"expected images of at least 2 x 2 pixels, got {list(space.shape)}")
-        if len(space.shape) == 2:
-            grey = spaces.Box(0, 255, (*space.shape, 1), np.uint8)
-            return TransformObservation(env, lambda image: image[..., None], grey)
-        if space.shape[2] > min(space.shape[:2]):
-            raise ValueError(f"expected images [height, width, channels], got {list(space.shape)}")
-        return env
-    parts = dict(leaves(space))
-    for name, part in parts.items():
-        if not isinstance(part, NUMERIC):
-            kinds = "Box, Discrete, MultiDiscrete, MultiBinary, or a Tuple or Dict of them"
-            raise ValueError(f"observation space: expected {kinds}, got {_line(part)} as {name}")
-    size = spaces.flatdim(space)
-    if not 1 <= size <= MOST_NUMBERS:
-        expected = f"1 to {MOST_NUMBERS:,} numbers (whole numbers are one-hot)"
-        raise ValueError(f"observation space: expected {expected}, got {size:,} in {_line(space)}")
-    flat: Any = spaces.flatten_space(space)
-    vector = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
-    shown = TransformObservation(env, flattener(space), vector)
-    images = [f"{name} ({part.dtype} {list(part.shape or ())})" for name, part in parts.items() if _is_image(part)]
-    shown.metadata = {**env.metadata, "flattened_images": tuple(images)}
-    return shown
-
-
-def _is_image(space: spaces.Space[Any]) -> bool:
-    """Whether a part of a vector looks like an image, or like several."""
-    axes = len(space.shape or ())
-    return isinstance(space, spaces.Box) and (axes > 2 or (axes == 2 and space.dtype == np.uint8))
+    return adapt_observations(adapt_actions(env))
 
 
 def _minigrid(env: Env, view: str, tile: int) -> Env:
-    """MiniGrid without compass and mission: only the agent's view, [7, 7] cells or [7 tile, 7 tile, 3] pixels."""
-    from minigrid.wrappers import ImgObsWrapper
+    """MiniGrid's view of the agent without the compass: [7, 7] cells, or [7 tile, 7 tile, 3] pixels.
 
+    With the mission as text, if it differs by episode.
+    """
     if view not in ("symbols", "pixels"):
         raise ValueError(f"view: expected symbols or pixels, got {view!r}")
     if type(tile) is not int or not 1 <= tile <= 64:
         raise ValueError(f"tile: expected an integer from 1 to 64, got {tile!r}")
-    mission = env.observation_space["mission"]  # type: ignore[index]
+    given: Any = env.observation_space
     names = [action.name for action in env.unwrapped.actions]  # type: ignore[attr-defined]
     env.metadata = {**env.metadata, "action_names": names}
-    if mission.ordered_placeholders or mission.contains(""):  # BabyAI's missions may be any string
-        raise ValueError("its mission differs by episode, and missions are not shown")
-    env = ImgObsWrapper(env)
-    width, height = env.observation_space.shape[:2]  # type: ignore[index]
+
+    width, height = given["image"].shape[:2]
     if view == "pixels":
-        shape = (tile * height, tile * width, 3)
-        return TransformObservation(env, functools.partial(draw_cells, tile=tile), spaces.Box(0, 255, shape, np.uint8))
-    bits = width * height * sum(MINIGRID_BITS)
-    return TransformObservation(env, one_hot_cells, spaces.Box(0, 1, (bits,), np.float32))
+        look: Callable[[Any], Any] = functools.partial(draw_cells, tile=tile)
+        seen: spaces.Box[Any] = spaces.Box(0, 255, (tile * height, tile * width, 3), np.uint8)
+    else:
+        look = one_hot_cells
+        seen = spaces.Box(0, 1, (width * height * sum(MINIGRID_BITS),), np.float32)
+
+    mission = given["mission"]
+    if mission.ordered_placeholders or mission.contains(""):  # BabyAI's missions may be any string
+        both = spaces.Dict(image=seen, mission=spaces.Text(MISSION_CHARACTERS))
+        return TransformObservation(env, lambda all: {"image": look(all["image"]), "mission": all["mission"]}, both)
+    return TransformObservation(env, lambda all: look(all["image"]), seen)
 
 
 def draw_cells(cells: NDArray[np.uint8], tile: int) -> NDArray[np.uint8]:
@@ -215,7 +194,3 @@ def one_hot_cells(cells: NDArray[np.uint8]) -> NDArray[np.float32]:
     """MiniGrid's symbols [W, H, 3], (kind, colour, state), as a float32 vector with `MINIGRID_BITS` bits a cell."""
     bits = (cells[..., index, None] == np.arange(size) for index, size in enumerate(MINIGRID_BITS))
     return np.concatenate(list(bits), axis=-1).ravel().astype(np.float32)
-
-
-def _line(space: spaces.Space[Any]) -> str:
-    return " ".join(str(space).split())

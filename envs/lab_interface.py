@@ -1,9 +1,7 @@
-"""DeepMind Lab's interface without the engine: sets of actions and the numbering of an instruction's words.
+"""DeepMind Lab's interface without the engine: sets of actions and the length of instructions.
 
 Both the adapter of the engine (`dmlab.py`) and the re-created level (`rooms/`) read it.
 """
-
-import zlib
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,11 +53,3 @@ def action_rows(names: tuple[str, ...], look_pixels: int, far_pixels: int = 60) 
 
 #: Number of words of an instruction that are kept; all instructions of DMLab-30 are shorter.
 INSTRUCTION_WORDS = 16
-#: Number of word ids: 1 to 1000, as many hash buckets as in IMPALA's code, and 0 for no word.
-VOCABULARY = 1001
-
-
-def hash_words(text: str) -> NDArray[np.int64]:
-    """The first `INSTRUCTION_WORDS` words as ids 1..`VOCABULARY` - 1, the same on every machine, padded with zeros."""
-    ids = [zlib.crc32(word.encode()) % (VOCABULARY - 1) + 1 for word in text.split()[:INSTRUCTION_WORDS]]
-    return np.array(ids + [0] * (INSTRUCTION_WORDS - len(ids)), np.int64)

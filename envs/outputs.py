@@ -21,10 +21,14 @@ from envs.guard import OutputError
 Env = gymnasium.Env[Any, Any]
 NUMERIC = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces whose values are arrays of numbers."""
+Place = tuple[Any, ...]
+"""Keys and indices that lead to a part of a nest."""
 NUMBERS = (float, int)
 LISTS = (tuple, list)
 LARGEST = float(np.finfo(np.float32).max)
 """The greatest magnitude of numbers that are learned from, which are float32."""
+MOST_NUMBERS = 1_000_000
+"""Most numbers of an observation that is a vector, and most actions."""
 SHOWN = 6
 """Most numbers of an array that an error shows; of longer ones it shows the range."""
 RESET = ("observation", "info")
@@ -100,13 +104,14 @@ def conformer(space: spaces.Space[Any], name: str) -> Callable[[Any], Any]:
     """A function that returns a value as a space says, with an array of its shape and dtype at every leaf.
 
     Numbers of another dtype are converted if their values allow it: floats are rounded, whole numbers must stay as they
-    are (a Python int for Discrete stays one). The limits of a Box do not count, as many environments exceed them.
-    Further keys of dicts are left out, and values of spaces that have no numbers are returned as they are. The function
+    are (a Python int for Discrete stays one). The limits of a Box and of a Text do not count, as many environments
+    exceed them. Further keys of dicts are left out, and values of other spaces are returned as they are. The function
     is called at every step of every environment, so everything that depends on the space alone is done here.
 
     Raises:
-        OutputError: by the function, for another shape, a missing part, floats that are not finite in float32, and
-            values outside of Discrete, MultiDiscrete and MultiBinary; begins with `name` and the place in the value.
+        OutputError: by the function, for another shape, a missing part, floats that are not finite in float32, what is
+            no text in place of one, and values outside of Discrete, MultiDiscrete and MultiBinary; begins with `name`
+            and the place in the value.
     """
     if isinstance(space, spaces.Dict):
         return _dict_conformer(space, name)
@@ -114,6 +119,8 @@ def conformer(space: spaces.Space[Any], name: str) -> Callable[[Any], Any]:
         return _tuple_conformer(space, name)
     if isinstance(space, spaces.Discrete):
         return _discrete_conformer(space, name)
+    if isinstance(space, spaces.Text):
+        return _text_conformer(name)
     if not isinstance(space, NUMERIC):
         return lambda value: value
     return _array_conformer(space, name)
@@ -150,8 +157,17 @@ def _discrete_conformer(space: spaces.Discrete, name: str) -> Callable[[Any], An
     def conform(value: Any) -> Any:
         whole = value if type(value) is int else _converted(space, value, name)
         if not first <= whole <= last:
-            raise OutputError(f"{name}: expected a value of {_line(space)}, got {described(value)}")
+            raise OutputError(f"{name}: expected a value of {line(space)}, got {described(value)}")
         return whole
+
+    return conform
+
+
+def _text_conformer(name: str) -> Callable[[Any], Any]:
+    def conform(value: Any) -> Any:
+        if not isinstance(value, str):
+            raise OutputError(f"{name}: expected a text, got {described(value)}")
+        return value
 
     return conform
 
@@ -172,7 +188,7 @@ def _array_conformer(space: Any, name: str) -> Callable[[Any], NDArray[Any]]:
         if floats and not float(np.vdot(array, array)) <= LARGEST:
             _require_finite(array, name)
         if limits and not ((array >= limits[0]) & (array < limits[1])).all():
-            raise OutputError(f"{name}: expected a value of {_line(space)}, got {described(array)}")
+            raise OutputError(f"{name}: expected a value of {line(space)}, got {described(array)}")
         return array
 
     return conform
@@ -221,16 +237,32 @@ def flag(value: Any, name: str) -> bool:
     return bool(array)
 
 
-def leaves(space: spaces.Space[Any], name: str = "observation") -> Iterator[tuple[str, spaces.Space[Any]]]:
+def leaves(space: spaces.Space[Any], place: Place = ()) -> Iterator[tuple[Place, spaces.Space[Any]]]:
     """The spaces in a nest of Dicts and Tuples, each with its place in it; empty Dicts and Tuples are leaves, too."""
     if isinstance(space, spaces.Dict) and space.spaces:
         for key, part in space.spaces.items():
-            yield from leaves(part, f"{name}[{key!r}]")
+            yield from leaves(part, (*place, key))
     elif isinstance(space, spaces.Tuple) and space.spaces:
         for index, part in enumerate(space.spaces):
-            yield from leaves(part, f"{name}[{index}]")
+            yield from leaves(part, (*place, index))
     else:
-        yield name, space
+        yield place, space
+
+
+def expression(place: Place, root: str) -> str:
+    """A place in a nest as in Python, for errors: observation['eyes'][0]."""
+    return root + "".join(f"[{key!r}]" for key in place)
+
+
+def label(place: Place, root: str) -> str:
+    """A place in a nest as a short name: "eyes[0]", "arm.hand"; `root` if there is no nest, or for "root[0]"."""
+    if not place:
+        return root
+    first, *others = place
+    text = f"{root}[{first}]" if isinstance(first, int) else str(first)
+    for key in others:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}"
+    return text
 
 
 def is_picture(value: Any) -> bool:
@@ -257,7 +289,8 @@ def described(value: Any) -> str:
     return f"{array.dtype} {list(array.shape)}{numbers}"
 
 
-def _line(space: spaces.Space[Any]) -> str:
+def line(space: spaces.Space[Any]) -> str:
+    """A space as text on one line, for errors."""
     return " ".join(str(space).split())
 
 

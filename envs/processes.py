@@ -2,7 +2,8 @@
 
 Gymnasium's `AsyncVectorEnv` starts a process for every environment; an actor steps dozens. Here each process steps its
 share as a `SerialVectorEnv`, so a step costs one message per process. Actors are processes already: this is for
-environments so slow that one actor's need more than one core, and for engines that may end their process.
+environments so slow that one actor's need more than one core (`fitting_processes` measures it), and for engines that
+may end their process.
 
 Of the infos only the counters that `metadata["episode_metrics"]` names are read, since no others are used:
 environments may return there what they like.
@@ -10,12 +11,15 @@ environments may return there what they like.
 
 import multiprocessing
 import os
+import random
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -30,6 +34,12 @@ from envs.outputs import number
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 JOIN_SECONDS = 5.0
 """Time for a process to close its environments before it is killed."""
+SLOW_STEP = 0.0005
+"""Seconds: messages cost more than a second core gains where a step of one environment is faster. With 16 to 32
+environments on two cores both take as long at 0.1 to 0.5 ms with vectors, at about 0.5 ms with images of 84 x 84 x 4."""
+MEASURED_SECONDS = 0.1
+MEASURED_STEPS = 100
+"""A measurement ends after this time or this many steps."""
 
 
 def batch(make: MakeEnv, num_envs: int, processes: int = 0, quiet: bool = False) -> VectorEnv:
@@ -45,6 +55,73 @@ def batch(make: MakeEnv, num_envs: int, processes: int = 0, quiet: bool = False)
     if processes:
         return ProcessVectorEnv(make, num_envs, min(processes, num_envs), quiet)
     return SerialVectorEnv(make, num_envs)
+
+
+def fitting_batch(make: MakeEnv, num_envs: int, actors: int = 1) -> VectorEnv:
+    """`num_envs` environments in as many processes as `fitting_processes` says, with the same episodes in any number.
+
+    In this process if others cannot make them: they do not know what the program's main module has registered.
+
+    Args:
+        make: makes one environment.
+        actors: how many actors share the cores of this machine.
+    """
+    processes = fitting_processes(make, num_envs, actors)
+    if processes:
+        with suppress(Exception):
+            return ProcessVectorEnv(make, num_envs, processes, import_main=False)
+    return SerialVectorEnv(make, num_envs)
+
+
+def fitting_processes(make: MakeEnv, num_envs: int, actors: int = 1) -> int:
+    """How many processes make a batch faster: an actor's share of the cores if steps are slow, else 0.
+
+    A single environment is never measured, and is always in this process.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processes = min(cores // actors, num_envs)
+    if processes < 2 or step_seconds(make) < SLOW_STEP:
+        return 0
+    return processes
+
+
+def step_seconds(make: MakeEnv) -> float:
+    """Mean duration of a step of an environment, with the resets after ends of episodes; 0 if it raises or hangs.
+
+    It is measured on an environment that is thrown away, with random actions, and leaves Python's and numpy's global
+    random generators as they were.
+    """
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002 (environments may draw from it)
+    env = None
+    try:
+        env = make()
+        env.action_space.seed(0)
+        env.reset(seed=0)
+        _step_or_reset(env)  # the first step may compile something
+        begin = time.perf_counter()
+        seconds = 0.0
+        steps = 0
+        while seconds < MEASURED_SECONDS and steps < MEASURED_STEPS:
+            _step_or_reset(env)
+            steps += 1
+            seconds = time.perf_counter() - begin
+        return seconds / steps
+    except (Exception, SystemExit, Interrupted):  # the environments that are used will do it again
+        return 0.0
+    finally:
+        if env is not None:
+            with suppress(Exception, SystemExit, Interrupted):
+                env.close()
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+def _step_or_reset(env: gymnasium.Env[Any, Any]) -> None:
+    """A random step and, if it ends the episode, a reset."""
+    _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+    if terminated or truncated:
+        env.reset()
 
 
 class SerialVectorEnv(VectorEnv):
@@ -92,7 +169,7 @@ class SerialVectorEnv(VectorEnv):
         return observations, self._counters(infos, self._over)
 
     def step(
-        self, actions: NDArray[np.integer]
+        self, actions: NDArray[Any]
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """One step everywhere."""
         observations = self._empty()
@@ -153,6 +230,9 @@ def _write(batch: Any, row: int, observation: Any) -> None:
     if isinstance(batch, dict):
         for name, part in batch.items():
             _write(part, row, observation[name])
+    elif isinstance(batch, tuple):
+        for part, value in zip(batch, observation, strict=True):
+            _write(part, row, value)
     else:
         batch[row] = observation
 
@@ -173,6 +253,11 @@ class ProcessVectorEnv(VectorEnv):
     The processes end with the one that made them, also if that is killed; signals to the terminal's group, such as
     Ctrl-C, do not reach them. They are killed where a call takes too long (see `envs.guard`).
 
+    Args:
+        make, num_envs, processes, quiet: as of `batch`.
+        import_main: whether they import the program's main module, as `multiprocessing` does by default. A script
+            without `if __name__ == "__main__":` would then begin again in each of them.
+
     Raises:
         OutputError: as `SerialVectorEnv`.
         ForeignError: from any call, with the text and the place of an error or exit in a process.
@@ -180,7 +265,9 @@ class ProcessVectorEnv(VectorEnv):
         ValueError, ImportError: if the environments cannot be made with the user's options.
     """
 
-    def __init__(self, make: MakeEnv, num_envs: int, processes: int, quiet: bool = False) -> None:
+    def __init__(
+        self, make: MakeEnv, num_envs: int, processes: int, quiet: bool = False, import_main: bool = True
+    ) -> None:
         # Not forked: a fork of a process with threads may hang, and would keep the other processes' pipes open.
         context = multiprocessing.get_context("spawn")
         self.num_envs = num_envs
@@ -193,7 +280,8 @@ class ProcessVectorEnv(VectorEnv):
         for share in shares:
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, make, share, errors), daemon=True)
-            process.start()
+            with nullcontext() if import_main else _without_main():
+                process.start()
             theirs.close()
             self._pipes.append(ours)
             self.processes.append(process)
@@ -216,7 +304,7 @@ class ProcessVectorEnv(VectorEnv):
         return observation, infos
 
     def step(
-        self, actions: NDArray[np.integer]
+        self, actions: NDArray[Any]
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """One step everywhere, in all processes at once."""
         observation, reward, terminated, truncated, infos = self._call("step", np.asarray(actions))
@@ -271,10 +359,23 @@ class ProcessVectorEnv(VectorEnv):
                 process.join()
 
 
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Processes that start in this block do not import the program's main module."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def _joined(parts: Sequence[Any]) -> Any:
-    """The processes' arrays, or their dicts of arrays, one after the other."""
+    """The processes' arrays, or their dicts and tuples of arrays, one after the other."""
     if isinstance(parts[0], dict):
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+    if isinstance(parts[0], tuple):
+        return tuple([_joined(column) for column in zip(*parts, strict=True)])
     return np.concatenate(parts)
 
 

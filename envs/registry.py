@@ -7,7 +7,6 @@ import ast
 import dataclasses
 import functools
 import inspect
-import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,14 +20,12 @@ from envs.diagnostic import TASKS
 from envs.dmlab30 import LEVELS, find
 from envs.guard import EnvironmentFailed, calling, close
 from envs.outputs import is_picture
-from envs.processes import batch
+from envs.processes import batch, fitting_batch
 from envs.rooms import RoomsConfig, RoomsVectorEnv
 from envs.rooms.config import resolve
 
 if TYPE_CHECKING:
     from envs.device import DeviceEnv
-
-logger = logging.getLogger(__name__)
 
 
 class Spec(NamedTuple):
@@ -107,21 +104,29 @@ def _diagnostic(name: str, overrides: dict[str, str], num_envs: int) -> VectorEn
     return task(num_envs, **fields)
 
 
-def _copies(make: Callable[..., Any], name: str, num_envs: int, /, *, processes: int = 0, **fields: Any) -> VectorEnv:
-    return batch(functools.partial(make, name, **fields), num_envs, processes)
+def _copies(kind: str, name: str, overrides: dict[str, str], num_envs: int, actors: int = 1) -> VectorEnv:
+    """Environments of a kind in `COPIED`, in as many processes as the user says, or as fit them."""
+    fields = _literals(overrides)
+    processes = fields.pop("processes", None)
+    make = functools.partial(COPIED[kind], name, **fields)
+    if processes is None:
+        return fitting_batch(make, num_envs, actors)
+    return batch(make, num_envs, processes)
 
 
+#: Kind -> function (name, **fields) that makes one environment, of which a batch has copies.
+COPIED: dict[str, Callable[..., Any]] = {"gym": gym.make_env, "dm": dm.make_env}
 #: Kind -> function (name, overrides, num_envs) that makes a batch of environments.
 KINDS: dict[str, Callable[[str, dict[str, str], int], VectorEnv]] = {
     "rooms": lambda name, overrides, num_envs: RoomsVectorEnv(num_envs, rooms_config(name, overrides)),
     "dmlab": _dmlab,
-    "gym": lambda name, overrides, num_envs: _copies(gym.make_env, name, num_envs, **_literals(overrides)),
-    "dm": lambda name, overrides, num_envs: _copies(dm.make_env, name, num_envs, **_literals(overrides)),
+    "gym": functools.partial(_copies, "gym"),
+    "dm": functools.partial(_copies, "dm"),
     "diagnostic": _diagnostic,
 }
 
 
-def make_vector(spec: str, num_envs: int, stream: int | None = None) -> VectorEnv:
+def make_vector(spec: str, num_envs: int, stream: int | None = None, actors: int = 1) -> VectorEnv:
     """A batch of `num_envs` environments, e.g. of "rooms:full" or "rooms:small,object_scale=2.0".
 
     All kinds reset as gymnasium's NEXT_STEP and name in `metadata["episode_metrics"]` the counters in their infos.
@@ -129,6 +134,9 @@ def make_vector(spec: str, num_envs: int, stream: int | None = None) -> VectorEn
     Args:
         spec: of one task.
         stream: 0 to 2^31 - 1; separates episodes from those of other streams where seeds (Lab's have 31 bits) cannot.
+        actors: how many actors share the cores of this machine. Several copies of a slow environment of gymnasium or
+            dm_env are divided among as many processes as there are cores for each actor, unless the spec says
+            `processes=N`. Episodes are the same.
 
     Raises:
         ValueError: for unknown kinds, names and fields (lists those that exist), and for several tasks.
@@ -141,6 +149,8 @@ def make_vector(spec: str, num_envs: int, stream: int | None = None) -> VectorEn
     if stream is not None and kind == "dmlab":
         overrides["stream"] = str(stream)
     with calling(spec, "while it was made"):
+        if kind in COPIED:
+            return _copies(kind, name, overrides, num_envs, actors)
         return KINDS[kind](name, overrides, num_envs)
 
 
@@ -265,9 +275,8 @@ def drawing(task: str) -> str:
 def prepare(spec: str, skip_missing: bool = False) -> str:
     """Does once what a machine's first environment costs (compiling, caching), before many processes need it.
 
-    Logs a warning if images in observations are not seen as images. Of several tasks it first tries all levels of
-    DeepMind Lab, whose data may be missing. Returns the spec, or with `skip_missing` that of the tasks that can be
-    played.
+    Of several tasks it first tries all levels of DeepMind Lab, whose data may be missing. Returns the spec, or with
+    `skip_missing` that of the tasks that can be played.
 
     Raises:
         ValueError: as `make_vector`, and naming all levels that cannot be played.
@@ -278,11 +287,10 @@ def prepare(spec: str, skip_missing: bool = False) -> str:
     missing: dict[str, str] = {}
     for task in names:
         try:
-            action = np.zeros(1, np.int64)
             with _begun(task) as envs:
+                action = np.zeros(envs.action_space.shape or (), envs.action_space.dtype)
                 with calling(task, "in step", action):
                     envs.step(action)
-                _warn_of_flattened_images(envs, task)
         except (ValueError, EnvironmentFailed) as error:
             if len(names) == 1 or not task.startswith("dmlab:"):
                 raise
@@ -295,15 +303,6 @@ def prepare(spec: str, skip_missing: bool = False) -> str:
             f"{next(iter(missing.values()))}; expected their data, or --skip-missing-levels to train on the others"
         )
     return ",".join(task for task in names if task not in missing)
-
-
-def _warn_of_flattened_images(envs: VectorEnv, task: str) -> None:
-    if images := envs.metadata.get("flattened_images"):
-        numbers = (envs.single_observation_space.shape or (0,))[0]
-        logger.warning(
-            f"environment {task}: the observation becomes one vector of {numbers:,} numbers, in which "
-            f"{', '.join(images)} is not seen as an image: only a Box of uint8 [height, width, channels] alone is"
-        )
 
 
 @contextmanager

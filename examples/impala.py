@@ -2,11 +2,12 @@
 
     python examples/impala.py                     the Compressive Transformer on a small level, some minutes
     python examples/impala.py --core lstm --env diagnostic:recall
+    python examples/impala.py --env gym:Pendulum-v1       actions of all kinds: the agent knows their distribution
 
 The actor keeps the weights of some updates ago, as actors on other machines do; V-trace corrects for that. A test shows
 that `update` changes the weights exactly as `learner.learner.Learner` does.
 
-Axes: B environments, T steps, A actions. Source: Espeholt et al. 2018, arXiv:1802.01561.
+Axes: B environments, T steps, P parameters of the policy. Source: Espeholt et al. 2018, arXiv:1802.01561.
 """
 
 import argparse
@@ -18,6 +19,8 @@ import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
+from actors.actor import to_tensors
+from actors.interface import read_interface
 from agent import Agent, AgentConfig, EnvOutput, Trajectory
 from agent.core import State, detach_state, map_state, matched_cores
 from envs import make_vector
@@ -51,8 +54,8 @@ class Actor:
         self.finished: list[float] = []
         observation, _ = envs.reset(seed=seed)
         self.output = EnvOutput(
-            observation=torch.from_numpy(observation.copy()),
-            last_action=torch.full((rows,), -1),
+            observation=to_tensors(observation),
+            last_action=agent.distribution.none(rows),
             reward=torch.zeros(rows),
             discount=torch.ones(rows),
             reset=torch.ones(rows, dtype=torch.bool),
@@ -64,14 +67,14 @@ class Actor:
         begin = self.state
         outputs = [self.output]
         actions: list[Tensor] = []
-        logits: list[Tensor] = []
+        parameters: list[Tensor] = []
         state = self.agent.core.with_cache(begin)  # memory is projected once, not at every step
         for _ in range(length):
             now = map_state(lambda part: part[:, None], self.output)
             step = self.agent(now.observation, now.last_action, now.reward, now.reset, state)
             state = step.state
-            logits.append(step.policy_logits[:, 0])
-            actions.append(self.sample(logits[-1]))
+            parameters.append(step.policy_parameters[:, 0])
+            actions.append(self.sample(parameters[-1]))
             self.step(actions[-1])
             outputs.append(self.output)
         self.state = self.agent.core.without_cache(state)
@@ -81,31 +84,33 @@ class Actor:
         return Trajectory(
             **observed._asdict(),
             action=torch.stack(actions, dim=1),
-            policy_logits=torch.stack(logits, dim=1),
+            policy_parameters=torch.stack(parameters, dim=1),
             core_state=begin,
             actor_id=rows,
             version=rows,
         )
 
-    def sample(self, logits: Tensor) -> Tensor:
-        """Actions [B] from logits [B, A]: the largest of logits plus Gumbel noise."""
-        uniform = torch.rand(logits.shape, generator=self.generator).clamp_min(1e-20)
-        return (logits - (-uniform.log()).log()).argmax(dim=-1)
+    def sample(self, parameters: Tensor) -> Tensor:
+        """Actions [B, ...] of the policy with parameters [B, P]."""
+        policy = self.agent.distribution
+        uniform = torch.rand(len(parameters), policy.num_uniform, generator=self.generator)
+        return policy.sample(parameters, uniform)
 
     def step(self, action: Tensor) -> None:
         """Steps the environments. After the end of an episode the next step ignores its action and resets."""
-        resets = self.over
-        observation, reward, terminated, truncated, _ = self.envs.step(action.numpy())
+        resets = torch.from_numpy(self.over)
+        received = self.agent.distribution.effect(action)  # numbers come within their bounds
+        observation, reward, terminated, truncated, _ = self.envs.step(received.numpy())
         self.over = terminated | truncated
         self.scores += reward
         self.finished += self.scores[self.over].tolist()
         self.scores[self.over] = 0
         self.output = EnvOutput(
-            observation=torch.from_numpy(observation.copy()),
-            last_action=action.masked_fill(torch.from_numpy(resets), -1),
+            observation=to_tensors(observation),
+            last_action=self.agent.distribution.last_action(received, resets),
             reward=torch.from_numpy(reward.astype(np.float32)),
             discount=torch.from_numpy(1 - terminated.astype(np.float32)),
-            reset=torch.from_numpy(resets),
+            reset=resets,
         )
 
 
@@ -146,10 +151,10 @@ def losses(agent: Agent, trajectory: Trajectory, settings: Settings) -> dict[str
         trajectory.reset,
         detach_state(trajectory.core_state),
     )
-    log_policy = output.policy_logits[:, :-1].log_softmax(dim=-1)
-    chosen = trajectory.action[..., None]
-    log_probs = log_policy.gather(-1, chosen).squeeze(-1)
-    behaviour = trajectory.policy_logits.log_softmax(dim=-1).gather(-1, chosen).squeeze(-1)
+    policy = agent.distribution
+    parameters = output.policy_parameters[:, :-1]
+    log_probs = policy.log_prob(parameters, trajectory.action)
+    behaviour = policy.log_prob(trajectory.policy_parameters, trajectory.action)
     mask = ~trajectory.reset[:, 1:]
     with torch.no_grad():
         targets, advantages = vtrace(
@@ -164,11 +169,10 @@ def losses(agent: Agent, trajectory: Trajectory, settings: Settings) -> dict[str
     def mean(values: Tensor) -> Tensor:
         return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
 
-    entropy = -(log_policy.exp() * log_policy).sum(dim=-1)
     return {
         "policy": mean(-log_probs * advantages),
         "baseline": settings.baseline_cost * mean(0.5 * (targets - output.value[:, :-1]).square()),
-        "entropy": settings.entropy_cost * mean(-entropy),
+        "entropy": settings.entropy_cost * mean(-policy.entropy(parameters)),
         **{name: loss.value for name, loss in output.losses.items()},
     }
 
@@ -220,7 +224,8 @@ def main() -> None:
     sizes = {"model_size": 64, "num_layers": 2, "num_heads": 4, "mlp_size": 128, "segment_size": 16, "norm": "pre"}
     core = matched_cores(sizes, memory=16, compressed=16)[options.core]
     config = AgentConfig(torso="small", core=core, reconstruction_cost=1.0)
-    agent = Agent(config, envs.single_observation_space.shape, int(envs.single_action_space.n))
+    seen = read_interface(envs)
+    agent = Agent(config, seen.observation_shape, seen.actions, seen.vocabulary)
     optimizer = make_optimizer(agent, settings)
     actor = Actor(envs, copy.deepcopy(agent).eval(), options.seed)
     for number in range(1, options.updates + 1):

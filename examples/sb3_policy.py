@@ -60,7 +60,7 @@ class MemoryPolicy(RecurrentActorCriticPolicy):
     def __init__(self, *spaces_and_schedule: Any, core: CoreConfig, **options: Any) -> None:
         super().__init__(*spaces_and_schedule, lstm_hidden_size=core.model_size, **options)
         self.lstm_actor = Memory(self.features_dim, core)
-        if self.lstm_critic is not None:
+        if self.lstm_critic is not None:  # type: ignore[has-type]
             self.lstm_critic = Memory(self.features_dim, core)
         self.lstm_hidden_state_shape = (1, 1, self.lstm_actor.hidden_size)
         self.optimizer = self.optimizer_class(self.parameters(), lr=spaces_and_schedule[2](1), **self.optimizer_kwargs)
@@ -78,7 +78,8 @@ class SequenceBuffer(RecurrentRolloutBuffer):
     """A rollout buffer that stores states once a rollout, and yields minibatches of whole sequences, one a row."""
 
     def reset(self) -> None:
-        self.hidden_state_shape = (0, *self.hidden_state_shape[1:])  # what the library would store every step
+        shape = self.hidden_state_shape  # type: ignore[has-type]
+        self.hidden_state_shape = (0, *shape[1:])  # what the library would store every step
         super().reset()
 
     def add(self, *args: Any, lstm_states: RNNStates, **kwargs: Any) -> None:

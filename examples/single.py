@@ -20,7 +20,8 @@ class Single(gymnasium.Env):
         """The first observation of an episode."""
         return self.envs.reset(seed=seed)[0][0], {}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         """Observation, reward, terminated, truncated and no infos."""
-        observation, reward, terminated, truncated, _ = self.envs.step(np.array([int(action)]))
+        batch = np.asarray(action)[None]
+        observation, reward, terminated, truncated, _ = self.envs.step(batch)
         return observation[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}

@@ -53,6 +53,13 @@ class LearnerConfig(Checked):
     """How rewards are clipped for learning. The returns that the run reports are never clipped."""
     reward_scale: Above0 = 1.0
     """Factor of the rewards after clipping."""
+    normalize_advantages: bool = False
+    """Divide the advantages of each update by their root mean square: the entropy cost then means the same whatever the
+    size of rewards."""
+    trust: Above0 | None = None
+    """The policy gradient makes no action still likelier that has become likelier by more than this share since it was
+    taken, and none still rarer that has become as much rarer, as in PPO (Schulman et al. 2017). For learning from
+    rows several times; none for no limit."""
     popart: bool = False
     """PopArt: normalize values by task, so that tasks whose rewards differ in size are learned equally. For use with
     reward_clipping none."""

@@ -3,10 +3,11 @@
 The algorithm is that of Espeholt et al. 2018, arXiv:1802.01561, section 4; its formulas are in `vtrace` and `losses`.
 `learner.Learner` adds what runs need beside it: batches of several updates, and updates that wait for no device.
 
-B rows, T steps, A actions, K tasks.
+B rows, T steps, P parameters of the policy, K tasks.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from agent.core import Mean
 from agent.core.state import detach_state, leaves, state_to
+from agent.policies import Policy
 from agent.popart import PopArt
 from agent.precision import autocast, resolve_precision
 from agent.trajectory import Trajectory, loss_mask, validate
@@ -23,20 +25,25 @@ from learner.communicator import Communicator
 from learner.config import LearnerConfig
 from learner.optimization import Optimization, ParameterGroup, snapshot
 from learner.replica import StateDict
-from learner.vtrace import VTraceReturns, action_log_probs, vtrace
+from learner.vtrace import VTraceReturns, vtrace
+
+LEAST_ADVANTAGE = 1e-6
+"""Root mean square of advantages below which they are not enlarged to 1."""
 
 
 class ForwardPass(NamedTuple):
     """What the network computes for a trajectory, with gradients.
 
-    logits: [B, T, A] of the target policy.
+    policy: [B, T, P] parameters of the target policy.
+    log_probs: [B, T] of the actions that were taken.
     values: [B, T + 1], in units of the reward; the last is the bootstrap.
     losses: the network's own losses, such as those of the compression.
     task: [B] int64, the task of each row; None without PopArt.
     scale: [B, 1], the standard deviation of the value targets of the row's task; 1 without PopArt.
     """
 
-    logits: Tensor
+    policy: Tensor
+    log_probs: Tensor
     values: Tensor
     losses: dict[str, Mean]
     task: Tensor | None = None
@@ -66,8 +73,8 @@ class ImpalaLearner:
     therefore their gradients are clipped separately.
 
     Args:
-        agent: called as `agent(observation, last_action, last_reward, reset, state)`; has `compression_parameters()`.
-            It is moved to the device.
+        agent: called as `agent(observation, last_action, last_reward, reset, state)`; has a `distribution` of
+            actions (see `agent.policies`) and `compression_parameters()`. It is moved to the device.
         total_steps: agent steps at which the schedules end.
         comm: the learners that share each batch. They must have equal weights and get shards of equally many rows;
             their updates then equal those of one learner on all rows.
@@ -107,6 +114,7 @@ class ImpalaLearner:
 
         make = functools.partial(make_optimizer, config, device.type == "cuda", fused)
         self._optimization = Optimization(self.agent, make, config.max_gradient_norm, self._comm)
+        self._distribution: Policy = agent.distribution  # type: ignore[assignment]
         head = getattr(agent, "value", None)
         self._popart = head if isinstance(head, PopArt) else None
 
@@ -210,20 +218,20 @@ class ImpalaLearner:
     def _losses(self, trajectory: Trajectory) -> tuple[dict[str, Tensor], Tensor | None]:
         """Losses and other scalar metrics, see `BackwardPass.sums`, and the sums of the value targets for PopArt."""
         config = self.config
-        actions = trajectory.action
 
         # What the present policy and value function say of the steps, and how V-trace corrects for the old policy.
         forward = self._forward(trajectory)
-        logits = forward.logits
+        entropy = self._distribution.entropy(forward.policy)
         values = forward.values[:, :-1]
         scale = forward.scale
         mask = loss_mask(trajectory)
-        returns = self._returns(trajectory, logits, forward.values, mask)
+        returns = self._returns(trajectory, forward, mask)
+        advantages = self._advantages(trajectory, forward, returns, mask)
 
         # The three losses of section 4.2. PopArt's are in units of the standard deviation of the task's value targets.
-        policy = losses.policy_gradient_loss(logits, actions, returns.pg_advantages / scale, mask, config.reduction)
+        policy = losses.policy_gradient_loss(forward.log_probs, advantages, mask, config.reduction)
         baseline = losses.baseline_loss(values / scale, returns.vs / scale, mask, config.reduction)
-        entropy = losses.entropy_loss(logits, mask, config.reduction)
+        exploration = losses.entropy_loss(entropy, mask, config.reduction)
         auxiliary = losses.reduce_losses(forward.losses, self._comm.sum)
 
         # Turns a mean over the masked steps of the shard into its share of the mean over those of the batch.
@@ -234,7 +242,7 @@ class ImpalaLearner:
         sums = {
             "loss/policy": weight * policy,
             "loss/baseline": weight * (config.baseline_cost * baseline),
-            "loss/entropy": weight * (self.entropy_cost * entropy),
+            "loss/entropy": weight * (self.entropy_cost * exploration),
         }
         for name, loss in auxiliary.items():
             sums[f"loss/{name}"] = loss
@@ -249,7 +257,7 @@ class ImpalaLearner:
         with torch.no_grad():
             fresh = _fresh(trajectory)
             sums["steps"] = (mask & fresh[:, None]).sum()
-            sums["policy/entropy"] = share * losses.reduce(losses.entropy(logits), mask, "mean")
+            sums["policy/entropy"] = share * losses.reduce(entropy, mask, "mean")
             sums["value/mean"] = share * losses.reduce(values, mask, "mean")
             sums["value/target_mean"] = share * losses.reduce(returns.vs, mask, "mean")
             sums["importance/mean_rho"] = share * returns.mean_rho
@@ -268,12 +276,13 @@ class ImpalaLearner:
                 detach_state(trajectory.core_state),
             )
         # The last output is for the bootstrap: no action was chosen there.
-        logits = output.policy_logits[:, :-1]
-        if logits.shape != trajectory.policy_logits.shape:
-            expected = list(trajectory.policy_logits.shape)
-            got = list(logits.shape)
-            raise ValueError(f"policy_logits of the agent: expected {expected} as the trajectory's, got {got}")
-        forward = ForwardPass(logits, output.value, output.losses)
+        policy = output.policy_parameters[:, :-1]
+        if policy.shape != trajectory.policy_parameters.shape:
+            expected = list(trajectory.policy_parameters.shape)
+            got = list(policy.shape)
+            raise ValueError(f"policy_parameters of the agent: expected {expected} as the trajectory's, got {got}")
+        log_probs = self._distribution.log_prob(policy, trajectory.action)
+        forward = ForwardPass(policy, log_probs, output.value, output.losses)
 
         # PopArt has a column of values for each task.
         head = self._popart
@@ -281,7 +290,7 @@ class ImpalaLearner:
             task = trajectory.actor_id % head.out_features  # actor i plays task i modulo their number
             values = head.of_task(output.value, task)
             scale = head.scale[task][:, None].to(values.dtype)
-            forward = ForwardPass(logits, values, output.losses, task, scale)
+            forward = forward._replace(values=values, task=task, scale=scale)
 
         if forward.values.shape != trajectory.reward.shape:
             expected = list(trajectory.reward.shape)
@@ -289,26 +298,40 @@ class ImpalaLearner:
             raise ValueError(f"value of the agent: expected {expected}, got {got}")
         return forward
 
-    def _returns(self, trajectory: Trajectory, logits: Tensor, values: Tensor, mask: Tensor) -> VTraceReturns:
-        """V-trace of logits [B, T, A] and values [B, T + 1]."""
+    def _returns(self, trajectory: Trajectory, forward: ForwardPass, mask: Tensor) -> VTraceReturns:
+        """V-trace with the present policy and values."""
         config = self.config
         clip_rewards = losses.REWARD_CLIPPING[config.reward_clipping]
         with torch.no_grad():
             # The log of the importance weights: how much likelier the action is now than it was for the actor.
-            target = action_log_probs(logits, trajectory.action)
-            behaviour = action_log_probs(trajectory.policy_logits, trajectory.action)
+            behaviour = self._distribution.log_prob(trajectory.policy_parameters, trajectory.action)
             return vtrace(
-                log_rhos=target - behaviour,
+                log_rhos=forward.log_probs - behaviour,
                 discounts=config.discount * trajectory.discount[:, 1:],
                 rewards=config.reward_scale * clip_rewards(trajectory.reward[:, 1:]),
-                values=values[:, :-1],
-                bootstrap_value=values[:, -1],
+                values=forward.values[:, :-1],
+                bootstrap_value=forward.values[:, -1],
                 mask=mask,
                 clip_rho_threshold=config.clip_rho,
                 clip_c_threshold=config.clip_c,
                 clip_pg_rho_threshold=config.clip_pg_rho,
                 lambda_=config.lambda_,
             )
+
+    @torch.no_grad()
+    def _advantages(self, trajectory: Trajectory, forward: ForwardPass, returns: VTraceReturns, mask: Tensor) -> Tensor:
+        """The advantages [B, T] that weight the policy gradient."""
+        advantages = returns.pg_advantages / forward.scale
+        if self.config.normalize_advantages:
+            square = self._comm.sum(torch.where(mask, advantages, 0.0).square().sum())
+            steps = self._comm.sum(mask.sum()).clamp(min=1)
+            advantages = advantages / (square / steps).sqrt().clamp(min=LEAST_ADVANTAGE)
+        if self.config.trust is not None:
+            behaviour = self._distribution.log_prob(trajectory.policy_parameters, trajectory.action)
+            # How far the policy has gone in the direction in which the gradient would move it further.
+            gone = (forward.log_probs - behaviour) * advantages.sign()
+            advantages = torch.where(gone > math.log1p(self.config.trust), 0.0, advantages)
+        return advantages
 
     def _lags(self, trajectory: Trajectory, fresh: Tensor) -> dict[str, Tensor]:
         """The mean age, in versions, of the weights that acted: in the rows `fresh` [B] bool, and in replayed ones."""

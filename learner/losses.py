@@ -3,7 +3,7 @@
 The gradients are those of the IMPALA paper, section 4.2. No gradient passes through targets and advantages. `learner`
 weights and adds the losses.
 
-B batch, T time, A actions. Steps where `mask` [B, T] bool is false (the action had no effect) enter no loss. See
+B batch, T time. Steps where `mask` [B, T] bool is false (the action had no effect) enter no loss. See
 `reduce` for `reduction` and errors.
 """
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from agent.core import Mean
-from learner.vtrace import action_log_probs
 
 Reduction = Literal["sum", "mean"]
 
@@ -61,15 +60,12 @@ def reduce(values: Tensor, mask: Tensor, reduction: Reduction) -> Tensor:
     return total / mask.sum().clamp(min=1)
 
 
-def policy_gradient_loss(
-    policy_logits: Tensor, actions: Tensor, advantages: Tensor, mask: Tensor, reduction: Reduction = "sum"
-) -> Tensor:
+def policy_gradient_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor, reduction: Reduction = "sum") -> Tensor:
     """-log pi(a) * advantage, whose gradient is the negative policy gradient of section 4.2.
 
-    Logits [B, T, A] are those of the target policy, actions [B, T] int64 those of the behaviour policy; advantages
-    [B, T] include the importance weights.
+    Log-probabilities [B, T] are those of the behaviour policy's actions under the target policy; advantages [B, T]
+    include the importance weights.
     """
-    log_probs = action_log_probs(policy_logits, actions)
     return reduce(-log_probs * advantages.detach(), mask, reduction)
 
 
@@ -79,13 +75,6 @@ def baseline_loss(values: Tensor, targets: Tensor, mask: Tensor, reduction: Redu
     return reduce(0.5 * errors.square(), mask, reduction)
 
 
-def entropy(policy_logits: Tensor) -> Tensor:
-    """Entropy [...] in nats of the policies with logits [..., A]."""
-    # The expectation of -log pi under the policy itself.
-    log_probabilities = torch.log_softmax(policy_logits, dim=-1)
-    return -(log_probabilities.exp() * log_probabilities).sum(dim=-1)
-
-
-def entropy_loss(policy_logits: Tensor, mask: Tensor, reduction: Reduction = "sum") -> Tensor:
-    """The negative entropy of the policy, section 4.2."""
-    return reduce(-entropy(policy_logits), mask, reduction)
+def entropy_loss(entropy: Tensor, mask: Tensor, reduction: Reduction = "sum") -> Tensor:
+    """The negative entropy [B, T] of the policy, section 4.2."""
+    return reduce(-entropy, mask, reduction)

@@ -174,7 +174,7 @@ def burn_in(learner: ImpalaLearner, trajectory: Trajectory, steps: int) -> Traje
     return trajectory._replace(
         **moved._asdict(),
         action=roll(trajectory.action, -steps),
-        policy_logits=roll(trajectory.policy_logits, -steps),
+        policy_parameters=roll(trajectory.policy_parameters, -steps),
         core_state=output.state,
     )
 

@@ -30,18 +30,6 @@ class VTraceReturns(NamedTuple):
     clipped_fraction: Tensor
 
 
-def action_log_probs(policy_logits: Tensor, actions: Tensor) -> Tensor:
-    """Log-probabilities [...] of int64 actions [...] under unnormalized logits [..., A], differentiable in the logits.
-
-    Raises:
-        ValueError: if the shapes do not fit.
-    """
-    if policy_logits.shape[:-1] != actions.shape:
-        raise ValueError(f"actions: expected {list(policy_logits.shape[:-1])}, got {list(actions.shape)}")
-    log_probs = torch.log_softmax(policy_logits, dim=-1)
-    return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-
-
 def vtrace(
     log_rhos: Tensor,
     discounts: Tensor,

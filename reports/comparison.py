@@ -31,7 +31,7 @@ from storage.files import read_json, require_schema
 from storage.metrics import sample_metrics
 from storage.run import RUN_COMMANDS, Run
 from training.config import by_full_name, read_config
-from training.sweep import goal, label
+from training.sweep import label
 
 
 class Scale(NamedTuple):
@@ -55,7 +55,7 @@ class Kind(NamedTuple):
     over: what the points of curves are means over. scales: the preferred one first; each evaluation has the last one.
     details: other numbers for the table of runs, and their names in `evaluation.json`.
     references: scores of predictors without a network, to compare with, and their names in `evaluation.json`.
-    unit: in which `training.sweep.goal` counts. speed: the unit of the speed. data: what is learned from.
+    unit: in which the `goal` of a configuration counts. speed: the unit of the speed. data: what is learned from.
     """
 
     over: str
@@ -127,7 +127,7 @@ class FinishedRun:
 
     def curve(self, scale: Scale) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Frames or steps [N], and the scores measured there [N]; of an agent's run in stages, in the last of them."""
-        names, last = (goal(self.config)[0], scale.curve), len(getattr(self.config, "stages", ())) + 1
+        names, last = (self.config.goal[0], scale.curve), len(getattr(self.config, "stages", ())) + 1
         rows = [row for row in self.rows if row.get("stage", last) == last]
         points = np.array([[row.get(name, math.nan) for name in names] for row in rows], np.float64)
         x, scores = points.reshape(-1, 2)[~np.isnan(points).any(axis=-1)].T
@@ -181,7 +181,7 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     again = f"resume with: {RUN_COMMANDS[kind][0]} --resume {shlex.quote(str(path))}"
-    counter, total = goal(config)
+    counter, total = config.goal
     done = rows[-1].get(counter, 0) if rows else 0
     if live and not (done >= total and run.evaluation_file().is_file()):
         measured = {

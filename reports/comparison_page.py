@@ -24,7 +24,7 @@ from storage.files import replacing
 from storage.run import Run
 from training.config import by_full_name, to_plain
 from training.console import quantity
-from training.sweep import CORE_FIELDS, IGNORED, goal
+from training.sweep import IGNORED
 
 FOLDER = "report"
 INTERVAL, RANGE = "its 95 % bootstrap interval", "the range of the runs, which are too few for an interval"
@@ -83,7 +83,7 @@ def tables(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
         size = {"state_bytes": variant.state_bytes, "reach": variant.reach}
         for run, x in zip(variant.runs, variant.reached):
             which = {"variant": variant.name, kind.data: run.data, "seed": run.config.seed}
-            row = which | {kind.unit: run.rows[-1][goal(run.config)[0]], scale.name: run.summary[scale.final]}
+            row = which | {kind.unit: run.rows[-1][run.config.goal[0]], scale.name: run.summary[scale.final]}
             row |= {name: run.summary.get(path) for name, path in kind.details.items()}
             found["runs"].append(row | {reached: x, speed: run.speed} | size | {"run": str(run.path)})
             found["curves"] += [which | {kind.unit: x, scale.name: score} for x, score in zip(*run.curve(scale))]
@@ -118,7 +118,7 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
     """What `pages/comparison.html` reads."""
     kind, scale, fewest = comparison.kind, comparison.scale, comparison.fewest
     seeds = sorted({run.config.seed for run in comparison.runs})
-    totals = sorted({goal(run.config)[1] for run in comparison.runs})
+    totals = sorted({run.config.goal[1] for run in comparison.runs})
     lines = [{"name": name, "value": value} for name, value in comparison.references.items()]
     if comparison.threshold is not None:
         lines.append({"name": "threshold", "value": comparison.threshold})
@@ -195,7 +195,7 @@ def filters(comparison: Comparison) -> dict[str, list[str]]:
     Fields of a core count if variants of the same core differ in them; see `training.sweep.label`.
     """
     flats = [[by_full_name(to_plain(run.config)) for run in variant.runs] for variant in comparison.variants]
-    core, found = CORE_FIELDS[comparison.runs[0].config.kind], dict[str, list[str]]()
+    core, found = comparison.runs[0].config.core_field, dict[str, list[str]]()
     cores = [runs[0][f"{core}.name"] for runs in flats]
     for name in dict.fromkeys(name for runs in flats for flat in runs for name in flat if name not in IGNORED):
         values = [{str(flat.get(name, "-")) for flat in runs} for runs in flats]

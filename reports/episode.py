@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from actors.recording import Recording
+from reports.actions import Column, columns, means, received
 from reports.compression import what_is_kept
 from reports.pages import packed, rounded, write_page
 from reports.report import pages_about
 from reports.video import film
-from reports.views import views, webp, what_is_seen
+from reports.views import panels, views, webp, what_is_seen
 
 PAGE_BYTES = 15_000_000
 """Largest size of a page, so that it opens quickly; what does not fit is left out, and the page says so."""
@@ -66,9 +67,11 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
         "note": note,
         "attends": bool(first.attention),
         "without": f"This agent's core ({core}) has no attention, so its memory cannot be traced to steps.",
-        "actions": first.action_names,
+        "actions": [] if first.parts else first.action_names,
+        "columns": [_column(column) for column in columns(first)],
         "fps": first.fps,
         "seen": what_is_seen(first),
+        "panels": [panel._asdict() for panel in panels(first)],
         "drawn": None if first.reconstructions is None else first.reconstructions.shape[1:],
         "plan": first.floor_plan if first.poses is not None else None,
         "rule": first.rule,
@@ -97,7 +100,8 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
         "score": recording.episode.score,
         "sheets": _sheets(pictures),
         "drawn": None if recording.reconstructions is None else packed(recording.reconstructions[:steps]),
-        "actions": recording.actions[:steps].tolist(),
+        "actions": None if recording.parts else recording.actions[:steps].tolist(),
+        "numbers": _numbers(recording, steps) if recording.parts else None,
         "values": rounded(recording.values[:steps]),
         "rewards": rounded(recording.rewards[:steps]),
         "probabilities": packed(np.rint(255 * recording.probabilities[:steps]).astype(np.uint8)),
@@ -112,6 +116,23 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
         "poses": None if recording.poses is None else [rounded(pose) for pose in recording.poses[:steps]],
     }
     return episode, len(json.dumps(episode))
+
+
+def _column(column: Column) -> dict[str, Any]:
+    """A column of an action as the page reads it: without bounds these are None, which JSON can hold."""
+    bounds: dict[str, float | None] = {"low": None, "high": None}
+    if column.is_bounded:
+        bounds = {"low": column.low, "high": column.high}
+    return {"name": column.name, "size": column.size, **bounds}
+
+
+def _numbers(recording: Recording, steps: int) -> dict[str, str]:
+    """Actions that are vectors: what the environment received, in its units, and the policy's means and scales.
+
+    Float32 [steps, K], [steps, N] and [steps, N], packed. Scales are those before numbers are brought within bounds.
+    """
+    known = {"received": received(recording), "means": means(recording), "scales": recording.scales}
+    return {name: packed(values[:steps].astype(np.float32)) for name, values in known.items()}
 
 
 def _evidence(recording: Recording, otherwise: np.ndarray) -> np.ndarray:

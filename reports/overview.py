@@ -15,7 +15,6 @@ from storage.files import read_json
 from storage.run import Run
 from training.config import core_name, read_config
 from training.console import quantity
-from training.sweep import goal
 
 DEPTH = 3
 """Folders in folders that are searched for runs."""
@@ -68,7 +67,7 @@ def describe(name: str, run: Run) -> Entry:
     try:
         kind, _ = run.read_kind()
         config = read_config(run, CONFIGS[kind])
-        row, (counter, total) = run.last_row(), goal(config)
+        row, (counter, total) = run.last_row(), config.goal
         state = run.state(row, counter, total)
     except (OSError, ValueError) as error:
         return Entry(run, name, "damaged", score=str(error))

@@ -34,7 +34,6 @@ from storage.run import Run
 from training.config import RunConfig, core_name, differences, read_config, to_plain
 from training.console import duration, quantity
 from training.evaluation import SCALES
-from training.sweep import goal
 
 BUCKETS = 6
 """Buckets of each kind of memory, as in Figure 2 of the paper."""
@@ -93,7 +92,7 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """
     kind, _ = run.read_kind()
     config = read_config(run, CONFIGS[kind])
-    counter, total = goal(config)
+    counter, total = config.goal
     evaluation, summary = dict[str, str](), dict[str, Any]()
     with contextlib.suppress(*DAMAGE):  # it does not exist, or is damaged
         found = read_json(run.evaluation_file())

@@ -1,5 +1,6 @@
 """Video: recorded episodes as MP4, with what the agent did, expected and attended to beside its view."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -10,13 +11,16 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from actors.recording import Recording
-from reports.views import BACKGROUND, Look, coloured, looks, views
+from reports.actions import columns, received, value_in_words
+from reports.views import BACKGROUND, Look, Panel, coloured, looks, panels, views
 from storage.files import replacing
 
 VIEW, PANEL, STRIP = (640, 480), 280, 120
 """Pixels: width and height of the view, width of the panel beside it, height of the remembered views below it."""
 LOOKS = 5
 """Remembered views below the view."""
+ACTION_LINES, ACTION_WIDTH = 4, 20
+"""Most lines of what is said of an action, and most characters of a line."""
 REWARD_SECONDS = 0.7
 """A reward is shown so long."""
 TEXT, FAINT, BAND = (235, 237, 240), (130, 136, 148), (44, 48, 58)
@@ -50,13 +54,17 @@ def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
     for number, recording in enumerate(recordings, 1):
         returns, chosen = recording.returns, [(recording.choices == sign).cumsum() for sign in (1, -1)]
         shown = views(recording)
+        actions = action_lines(recording)
+        labels = panels(recording)
         kept = max(1, round(REWARD_SECONDS * recording.fps))
         for step, (view, remembered) in enumerate(zip(shown, looks(recording, LOOKS))):
             frame = Frame(bool(recording.attention))
             frame.picture(view, (0, 0, *VIEW))
+            frame.labels(labels, view.shape[:2])
             frame.line("episode", f"{number} of {len(recordings)}")
             frame.line("step", f"{step}")
-            frame.line("action", recording.action_names[recording.actions[step]])
+            for name, value in actions[step]:
+                frame.line(name, value)
             frame.line("value", f"{recording.values[step]:+.2f}")
             reward = recording.rewards[max(0, step - kept) : step].sum()
             frame.line(
@@ -74,6 +82,40 @@ def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
             for view in () if recording.between is None else recording.between[step]:
                 frame.picture(coloured(view), (0, 0, *VIEW))
                 yield np.asarray(frame.image)
+
+
+def action_lines(recording: Recording) -> list[list[tuple[str, str]]]:
+    """What the film says of the action of each step: lines of a name and of what is beside it.
+
+    Of a vector of few columns each is in a line; of others all values in few lines, which may end before the last one.
+    """
+    names = recording.action_names
+    if not recording.parts:
+        return [[("action", names[action])] for action in recording.actions]
+    known = columns(recording)
+    found: list[list[tuple[str, str]]] = []
+    for row in received(recording):
+        values = [value_in_words(column, value) for column, value in zip(known, row.tolist(), strict=True)]
+        if len(known) <= ACTION_LINES:
+            lines = [f"{shortened(name)} {value}" for name, value in zip(names, values, strict=True)]
+            if names == ("action",):  # as the line itself is called
+                lines = values
+        else:
+            lines = textwrap.wrap("  ".join(values), ACTION_WIDTH, max_lines=ACTION_LINES, placeholder=" …")
+        titles = ["action", *[""] * (len(lines) - 1)]
+        found.append(list(zip(titles, lines, strict=True)))
+
+    # As many lines at every step, so that what is below them stays in its place.
+    most = max(map(len, found))
+    return [lines + [("", "")] * (most - len(lines)) for lines in found]
+
+
+def shortened(name: str) -> str:
+    """A name of a column that leaves room for its value; the end of a long one, which tells it from others."""
+    most = ACTION_WIDTH - 9
+    if len(name) <= most:
+        return name
+    return "…" + name[1 - most :]
 
 
 class Frame:
@@ -95,6 +137,22 @@ class Frame:
         filter = Image.Resampling.NEAREST if scale > 4 else Image.Resampling.BICUBIC
         picture = Image.fromarray(view).resize(size, filter)
         self.image.paste(picture, (left + (width - size[0]) // 2, top + (height - size[1]) // 2))
+
+    def labels(self, panels: Sequence[Panel], size: tuple[int, int]) -> None:
+        """The names of several images that are beside each other in a picture of `size`, height and width, in the view.
+
+        They are at the top of the view: below it the pictures of steps that are attended to may follow.
+        """
+        scale = min(VIEW[0] / size[1], VIEW[1] / size[0])
+        begin = (VIEW[0] - size[1] * scale) / 2
+        for panel in panels:
+            left = begin + panel.left * scale + 4
+            room = int(panel.width * scale) - 8
+            name = panel.name
+            while name and self.font.getlength(name) > room:
+                name = name[:-1]
+            self.brush.rectangle((left - 2, 2, left + self.font.getlength(name) + 2, 22), fill=BACKGROUND)
+            self.text(left, 3, name)
 
     def line(self, name: str, value: str, more: str = "", colour: Any = TEXT) -> None:
         self.text(self.left, self.top, name, FAINT)

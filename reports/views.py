@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,6 +13,8 @@ from actors.recording import RENDERED_STEPS, Recording
 
 BARS, WIDTH = 65, 300
 """Pixels: height of a vector's picture (odd, so that 0 has a line), and its width if nothing is drawn above it."""
+GAP = 4
+"""Pixels between images that are beside each other."""
 BACKGROUND = (18, 20, 26)
 COLOURS = np.array([BACKGROUND, (205, 210, 216), (226, 122, 63)], np.uint8)
 """Of the background, positive and negative elements."""
@@ -29,14 +32,75 @@ class Look(NamedTuple):
 def views(recording: Recording) -> np.ndarray:
     """Pictures of the first RENDERED_STEPS steps at most, [steps, height, width, 3] uint8.
 
-    That is what the agent saw, if it saw images. Else it is how the environment draws itself, if it does, and below it
-    the vector that the agent saw (see `bars`).
+    That is what the agent saw, if it saw images: several are beside each other, at the places of `panels`, and a vector
+    is below them (see `bars`). Else it is how the environment draws itself, if it does, and below it the vector that
+    the agent saw.
     """
     seen, own = recording.observations[:RENDERED_STEPS], recording.renderings
+    if recording.more_observations:
+        return _several(recording)
     if seen.ndim == 4:
         return coloured(seen)
     below = bars(seen, WIDTH if own is None else own.shape[2])
     return below if own is None else np.concatenate([own, below], axis=1)
+
+
+class Panel(NamedTuple):
+    """An image in the pictures of `views`: its name, and the columns of pixels from `left` to `left + width`."""
+
+    name: str
+    left: int
+    width: int
+
+
+def panels(recording: Recording) -> list[Panel]:
+    """Where the images are in `views`, if the agent saw several parts; none if it saw one."""
+    images, scale = _layout(recording)
+    found: list[Panel] = []
+    left = 0
+    for name, width in images:
+        found.append(Panel(name, left, scale * width))
+        left += scale * width + GAP
+    return found
+
+
+def _layout(recording: Recording) -> tuple[list[tuple[str, int]], int]:
+    """The name and the width of each image, all as high as the highest; and how many times as large they are shown.
+
+    Small ones are shown larger above a vector, whose bars need room.
+    """
+    if not recording.more_observations:
+        return [], 1
+    shapes = [part.shape[1:] for part in (recording.observations, *recording.more_observations)]
+    height = max(shape[0] for shape in shapes if len(shape) == 3)
+    images: list[tuple[str, int]] = []
+    for name, shape in zip(recording.observation_names, shapes, strict=True):
+        if len(shape) == 3:
+            images.append((name, max(1, round(shape[1] * height / shape[0]))))
+    if len(images) == len(shapes):
+        return images, 1
+    room = max(1, WIDTH - GAP * (len(images) - 1))
+    return images, math.ceil(room / sum(width for _, width in images))
+
+
+def _several(recording: Recording) -> np.ndarray:
+    """The pictures of an agent that sees several parts."""
+    parts = [part[:RENDERED_STEPS] for part in (recording.observations, *recording.more_observations)]
+    images = [coloured(part) for part in parts if part.ndim == 4]
+    height = max(image.shape[1] for image in images)
+    shown = panels(recording)
+    _, scale = _layout(recording)
+
+    # Images beside each other, enlarged to the same height without blurring them.
+    width = shown[-1].left + shown[-1].width
+    together = np.full((len(images[0]), scale * height, width, 3), BACKGROUND, np.uint8)
+    for image, panel in zip(images, shown, strict=True):
+        rows = np.arange(scale * height) * image.shape[1] // (scale * height)
+        columns = np.arange(panel.width) * image.shape[2] // panel.width
+        together[:, :, panel.left : panel.left + panel.width] = image[:, rows][:, :, columns]
+    if parts[-1].ndim == 4:
+        return together
+    return np.concatenate([together, bars(parts[-1], width)], axis=1)
 
 
 def coloured(pictures: np.ndarray) -> np.ndarray:
@@ -48,9 +112,12 @@ def coloured(pictures: np.ndarray) -> np.ndarray:
 
 def what_is_seen(recording: Recording) -> str:
     """A caption of `views`; empty if they are simply what the agent saw."""
-    if recording.observations.ndim == 4:
+    parts = (recording.observations, *recording.more_observations)
+    if parts[-1].ndim == 4:
         return ""
     vector = "the vector that the agent observes, each element over its largest value in the episode"
+    if len(parts) > 1:
+        return f"Below: {vector}."
     drawn = recording.renderings is not None
     return f"Drawn by the environment; below it {vector}." if drawn else f"{vector[0].upper()}{vector[1:]}."
 

@@ -1,9 +1,12 @@
-"""Configurations of the learner and of the training of sequence models. Nothing here imports torch."""
+"""Configurations of the learner and of the training of sequence models, and what their presets share. Nothing here
+imports torch."""
 
+import dataclasses
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from agent.core.fields import (
     Above0,
@@ -15,8 +18,11 @@ from agent.core.fields import (
     Range,
     Several,
     Size,
+    Slots,
 )
 from learner.config import require_any_device
+
+Config = TypeVar("Config")
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,6 @@ class SequenceLearnerConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("least_learning_rate", self.least_learning_rate <= self.learning_rate, "0 to learning_rate")
-        self._require("microbatches", self.batch_size % self.microbatches == 0, f"a divisor of {self.batch_size} rows")
 
     def _require(self, name: str, condition: bool, expected: str) -> None:
         if not condition:
@@ -98,13 +103,16 @@ class SequenceLearnerConfig(Checked):
 class SequenceConfig(Checked):
     """The training of a sequence model. Impossible values raise a ValueError that names the field.
 
-    A subclass has the class attributes `kind` and `cores` of `training.config`. `fixed` has prefixes of the names of
-    fields that a resumed run cannot change, because its checkpoints depend on them.
+    See `training.config.Configuration` for the class attributes, of which a subclass sets `kind` and `cores`.
     """
 
-    kind = ""
-    fixed: ClassVar[tuple[str, ...]] = ("preset", "seed", "reset_at_starts", "model")
-    fixed += ("learner.batch_size", "learner.sequence_length")
+    kind: ClassVar[str] = ""
+    cores: ClassVar[Mapping[str, type[Checked]]] = {}
+    core_field: ClassVar[str] = "model"
+    fixed: ClassVar[tuple[str, ...]] = (
+        *("preset", "seed", "reset_at_starts", "model"),
+        *("learner.batch_size", "learner.sequence_length"),
+    )
 
     preset: str = "cpu"
     """Where all other defaults come from; a wrong name lists those that exist."""
@@ -139,8 +147,50 @@ class SequenceConfig(Checked):
     @property
     def core_config(self) -> Any:
         """The configuration of the core."""
-        raise NotImplementedError
+        return operator.attrgetter(self.core_field)(self)
+
+    @property
+    def goal(self) -> tuple[str, int]:
+        """See `training.config.Configuration`."""
+        return "step", self.learner.steps
 
     def located(self, absolute: Callable[[str], str], path: str | None = None) -> Self:
         """The same configuration with data at another path, or at its own, made absolute."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySizes(Checked):
+    """Sizes of memory in an evaluation, where they may be others than in training."""
+
+    memory_size: Slots | None = None
+    """Another size of the memory than the model was trained with."""
+    compressed_size: Slots | None = None
+    """Another size of the compressed memory than the model was trained with."""
+
+
+def short_training(
+    rows: int, length: int, steps: int, learning_rate: float, least_learning_rate: float = 1e-5
+) -> SequenceLearnerConfig:
+    """The recipe of presets for minutes on a CPU: 100 steps of warm-up, a cosine to the end, one step an update."""
+    return SequenceLearnerConfig(
+        batch_size=rows,
+        sequence_length=length,
+        steps=steps,
+        learning_rate=learning_rate,
+        least_learning_rate=least_learning_rate,
+        warmup_steps=100,
+        decay_steps=steps - 100,
+        max_gradient_norm=1.0,
+        late_start=None,
+    )
+
+
+def with_corpus_at(config: Config, path: str | None, absolute: Callable[[str], str], generated: str) -> Config:
+    """A configuration with its `corpus` at another path, or at its own, made absolute unless it is `generated`."""
+    corpus = config.corpus  # type: ignore[attr-defined]
+    path = corpus.path if path is None else path
+    if path != generated:
+        path = absolute(path)
+    corpus = dataclasses.replace(corpus, path=path)
+    return dataclasses.replace(config, corpus=corpus)  # type: ignore[type-var]

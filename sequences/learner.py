@@ -7,7 +7,7 @@ learners share batches through `communicator`.
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from learner.optimization import Optimization, copy_to_cpu, snapshot
 from sequences.config import SequenceLearnerConfig
 from sequences.model import IGNORE, SequenceModel, SequenceOutput
 from sequences.streams import Batch, Streams
+
+Result = TypeVar("Result")
 
 
 class SequenceLearner:
@@ -41,7 +43,7 @@ class SequenceLearner:
         tokens: targets learned from, over all learners.
 
     Raises:
-        ValueError: if the rows cannot be divided, or a compression parameter is not a parameter of the model.
+        ValueError: if a compression parameter is not a parameter of the model.
     """
 
     has_whole_state = False  # each has the memory of its rows only
@@ -56,11 +58,7 @@ class SequenceLearner:
         self.device = resolve_device(config.device)
         self.model = model.to(self.device)
 
-        # The rows of each batch are shared by the learners, and each computes its rows in several parts.
-        parts = self.comm.size * config.microbatches
-        if config.batch_size % parts:
-            expected = f"a multiple of {parts} (learners x microbatches)"
-            raise ValueError(f"batch_size: expected {expected}, got {config.batch_size}")
+        # The rows of each batch are shared by the learners. `SequenceConfig` has checked that they can be.
         self.rows = config.batch_size // self.comm.size
         self.state: State = model.initial_state(self.rows)
         self.step = 0
@@ -165,6 +163,10 @@ class SequenceLearner:
                 for name, mean in found.items():
                     _add(terms, name, mean.count)
         return terms
+
+    def call(self, function: Callable[[Any], Result]) -> Result:
+        """The result of `function(self)`; a group of learners has the same method, which calls it on one of them."""
+        return function(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to resume exactly: copies, on the CPU, of weights, optimizer state and the memory of all

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from sequences.config import MemorySizes
 from sequences.model import IGNORE, SequenceModel
 from sequences.streams import Batch, Streams, one_pass
 
@@ -149,16 +150,13 @@ class Modality(ABC):
         return part.starts if self.config.reset_at_starts else None
 
 
-def resized(model: SequenceModel, options: Any) -> tuple[SequenceModel, dict[str, int]]:
+def resized(model: SequenceModel, options: MemorySizes) -> tuple[SequenceModel, dict[str, int]]:
     """The model with the `memory_size` and `compressed_size` of the options, and those of the two that are not None.
 
     Raises a ValueError if the model has no memory.
     """
-    sizes = {}
-    for name in ("memory_size", "compressed_size"):
-        size = getattr(options, name)
-        if size is not None:
-            sizes[name] = size
+    wanted = {"memory_size": options.memory_size, "compressed_size": options.compressed_size}
+    sizes = {name: size for name, size in wanted.items() if size is not None}
     if sizes:
         model = model.resized(**sizes)
     return model, sizes

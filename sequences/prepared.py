@@ -1,16 +1,59 @@
 """Prepared data: folders with a memory-mapped file of tokens for each split, described by `corpus.json`.
 
-They are written once, as a whole, with `storage.files.build_once`.
+They are written once, as a whole, with `storage.files.build_once`. Corpora of files are here as far as those of sound
+and of images are alike: their files are listed, read one by one and, if the user wants that, left out.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from storage.files import flush, read_json
+from sequences.splits import is_hidden, warn_of_splits
+from storage.files import flush, read_json, write_json
+
+Reader = Callable[[], Iterable[np.ndarray]]
+"""Reads a file: the contents that are documents of their own, such as one waveform."""
+
+
+class Unreadable(ValueError):
+    """A file that cannot be used; the message names it."""
+
+
+def leave_out(error: Unreadable, allowed: bool) -> None:
+    """Warns of a file that is left out; raises the error instead if the user does not allow that."""
+    if not allowed:
+        raise type(error)(f"{error} (skip_unreadable leaves such files out)") from error
+    # Names of files need not be UTF-8.
+    warnings.warn(f"left out {error}".encode(errors="backslashreplace").decode(), stacklevel=3)
+
+
+def named_files(path: str, pattern: str, suffixes: tuple[str, ...], expected: str) -> dict[str, Path]:
+    """The files of a corpus below a folder by name, which is their path in it as text; warns if some look like splits.
+
+    Raises a FileNotFoundError if there is no such folder; `expected` says what should have been given.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise FileNotFoundError(f"corpus: expected {expected}; there is no folder {root}")
+    files = [file for file in visible_files(root, pattern) if file.suffix.lower() in suffixes]
+    warn_of_splits(root, files)
+    # Names of files need not be UTF-8, but those in JSON have to be.
+    return {os.fsencode(file.relative_to(root)).decode(errors="backslashreplace"): file for file in files}
+
+
+def identity_of(path: str, files: Mapping[str, Path]) -> dict[str, Any]:
+    """What tells whether the files of a corpus have changed, as JSON can hold it."""
+    listing = []
+    for name, file in files.items():
+        found = file.stat()
+        listing.append([name, found.st_size, found.st_mtime_ns])
+    return {"root": str(Path(path).resolve()), "files": listing}
 
 
 def divide(sizes: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, list[str]]:
@@ -37,15 +80,6 @@ def visible_files(root: Path, pattern: str = "*") -> list[Path]:
     return [path for path in files if not any(map(is_hidden, path.relative_to(root).parts))]
 
 
-def is_hidden(name: str) -> bool:
-    """Whether a file or folder of this name is not data.
-
-    Names with a dot at the front are those of trash, of version control, and of what macOS keeps beside each file
-    (`._a.wav`; in archives, below `__MACOSX`). A tilde at the end marks an editor's copy of an older version.
-    """
-    return name.startswith(".") or name.endswith("~") or name == "__MACOSX"
-
-
 def digest_of(name: str) -> str:
     """SHA-256 of a name."""
     return hashlib.sha256(name.encode()).hexdigest()
@@ -61,6 +95,62 @@ def write_split(folder: Path, split: str, parts: Iterable[np.ndarray], vocabular
             length += len(part)
     flush(folder / f"{split}.tokens")
     return {"tokens": length, "dtype": dtype.name, "starts": starts}
+
+
+def write_corpus(
+    folder: Path,
+    described: Mapping[str, object],
+    parts: Mapping[str, Mapping[str, Reader]],
+    vocabulary: int,
+    skip_unreadable: bool,
+    show: Callable[[int, int], None],
+    encode: Callable[[np.ndarray], np.ndarray] = lambda content: content,
+) -> None:
+    """Writes the splits of a corpus of files and its `corpus.json`. Of equal contents only the first is written.
+
+    Args:
+        described: what `corpus.json` has beside the splits and the digest of all contents.
+        parts: files by split and name.
+        vocabulary: tokens are less than that.
+        skip_unreadable: whether files that raise `Unreadable` are left out with a warning.
+        show: is called with the number of files done, and of all.
+        encode: the tokens of a content.
+
+    Raises:
+        Unreadable: if a file cannot be used.
+        ValueError: if nothing is left of a split.
+    """
+    done = itertools.count(1)
+    total = sum(map(len, parts.values()))
+    digest = hashlib.sha256()
+    known: set[bytes] = set()
+
+    def documents(split: str, files: list[str]) -> Iterator[np.ndarray]:
+        for name, read in parts[split].items():
+            try:
+                contents = read()
+            except Unreadable as error:
+                leave_out(error, skip_unreadable)
+                continue
+            show(next(done), total)
+            for content in contents:
+                # The same content under two names might be in two splits.
+                data = content.tobytes()
+                hashed = hashlib.sha256(data).digest()
+                if hashed not in known:
+                    known.add(hashed)
+                    digest.update(data)
+                    files.append(name)
+                    yield encode(content)
+
+    splits = {}
+    for split in parts:
+        files: list[str] = []
+        places = write_split(folder, split, documents(split, files), vocabulary)
+        if places["tokens"] < 2:
+            raise ValueError(f"corpus: expected data in the {split} split, got {places['tokens']} tokens that differ")
+        splits[split] = {**places, "files": files}
+    write_json(folder / "corpus.json", {**described, "digest": digest.hexdigest(), "splits": splits})
 
 
 def open_splits(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[np.ndarray, np.ndarray]]]:

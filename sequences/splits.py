@@ -4,8 +4,6 @@ import re
 import warnings
 from pathlib import Path
 
-from sequences.prepared import is_hidden
-
 SPLITS = ("train", "valid", "test")
 _NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -22,6 +20,15 @@ _PROGRAMS = frozenset(
     )
 )
 """Suffixes of programs and their settings. Those that are languages, too (train.pl, train.cs), are taken for text."""
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is not data.
+
+    Names with a dot at the front are those of trash, of version control, and of what macOS keeps beside each file
+    (`._a.wav`; in archives, below `__MACOSX`). A tilde at the end marks an editor's copy of an older version.
+    """
+    return name.startswith(".") or name.endswith("~") or name == "__MACOSX"
 
 
 def named_splits(folder: Path) -> dict[str, list[Path]]:

@@ -14,7 +14,7 @@ import torch
 
 from learner.communicator import Communicator
 from learner.learner import resolve_device
-from sequences.config import SequenceConfig
+from sequences.config import SequenceConfig, SequenceLearnerConfig
 from sequences.images.modality import Images
 from sequences.learner import SequenceLearner
 from sequences.modality import Counting, Modality, quiet
@@ -69,6 +69,21 @@ def load_model(run: Run, model: SequenceModel, device: str) -> Checkpoint:
     return load_weights(model, run.path, run.config_file)
 
 
+class ModalityLearner(SequenceLearner):
+    """A learner with the data of a modality, its rows of the training split and the validation split."""
+
+    def __init__(
+        self, data: Modality, model: SequenceModel, config: SequenceLearnerConfig, comm: Communicator | None = None
+    ) -> None:
+        comm = comm or Communicator()
+        super().__init__(model, data.source(comm.rank, comm.size), config, comm)
+        self.data = data
+
+    def validate(self) -> dict[str, float]:
+        """See `Modality.validate`."""
+        return self.data.validate(self.model)
+
+
 class SequenceTrainer(Training):
     """A run of a sequence model in progress. Raises a ValueError if network, device or batches are impossible."""
 
@@ -76,15 +91,21 @@ class SequenceTrainer(Training):
         "learner": {"step": int, "updates": int, "tokens": int, "optimizer": dict, "memory": object},
         "rng": dict,
     }
-    learner: SequenceLearner
+    config: SequenceConfig
+    learner: ModalityLearner
 
     def __init__(self, data: Modality, run: Run) -> None:
-        config, several = data.config, data.config.learners > 1
-        learning = dataclasses.replace(config.learner, device="cpu") if several else config.learner
+        config = data.config
+        several = config.learners > 1
+        learning = config.learner
+        if several:
+            learning = dataclasses.replace(learning, device="cpu")
         torch.manual_seed(config.seed)
-        super().__init__(config, run, SequenceLearner(data.make_model(), data.source(), learning), on_ray=several)
+        super().__init__(config, run, ModalityLearner(data, data.make_model(), learning), on_ray=several)
         self.data = data
-        self.loss = self.weight = 0.0
+        # The loss that is shown is a mean over the last updates, weighted by their age.
+        self.loss = 0.0
+        self.weight = 0.0
         self.valid: dict[str, float] = {}
 
     def make_replica(self) -> "MakeReplica":
@@ -112,17 +133,13 @@ class SequenceTrainer(Training):
         every = self.config.evaluate_every
         if every and (self.done or self.step // every > before // every):
             with self.clock.paused():
-                self.valid = self._validate()
+                self.valid = self.updater.call(ModalityLearner.validate)
             metrics |= self.valid
         return metrics
 
-    def _validate(self) -> dict[str, float]:
-        if self.updater is self.learner:
-            return self.data.validate(self.learner.model)
-        return self.updater.call(functools.partial(_validate_replica, self.config, self.data.folder.resolve()))
-
     def progress(self) -> Progress:
-        learning, rate = self.config.learner, self.clock.rate
+        learning = self.config.learner
+        rate = self.clock.rate
         texts = [f"{quantity(rate)} tokens/s", f"train {self.data.unit(self.loss / self.weight)}"]
         if self.valid:
             texts.append(f"valid {self.data.unit(self.valid['valid/nll'])}")
@@ -137,14 +154,10 @@ class SequenceTrainer(Training):
 
 def _replica(
     config: SequenceConfig, folder: Path, model: SequenceModel, comm: Communicator, device: str
-) -> SequenceLearner:
+) -> ModalityLearner:
     """One of several learners, in its own process."""
-    source = MODALITIES[config.kind](config, folder).source(comm.rank, comm.size)
-    return SequenceLearner(model, source, dataclasses.replace(config.learner, device=device), comm)
-
-
-def _validate_replica(config: SequenceConfig, folder: Path, learner: SequenceLearner) -> dict[str, float]:
-    return MODALITIES[config.kind](config, folder).validate(learner.model)
+    data = MODALITIES[config.kind](config, folder)
+    return ModalityLearner(data, model, dataclasses.replace(config.learner, device=device), comm)
 
 
 def train_model(

@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
@@ -68,12 +68,13 @@ def save(run: Path | str, step: int, parts: Parts, state: Json, keep: int = 3) -
     # Old ones go only now, so that there is always one that can be read.
     others = [entry for entry in _entries(store) if entry.name != new]
     earlier = [entry for entry in others if entry.current and entry.step < step]
-    kept = earlier[: keep - 1]
+    kept = earlier[: keep - 1]  # the best are first
     for entry in others:
-        if entry.step <= step and entry not in kept:
+        is_later = entry.step > step
+        if not is_later and entry not in kept:
             store.remove(entry.name)
-        elif entry.step > step and entry.current:
-            # Later than this one: the run was resumed from an earlier one, since these could not be read.
+        elif is_later and entry.current:
+            # The run was resumed from an earlier checkpoint, since this one could not be read.
             logger.warning("%s: superseded, because the run was resumed from an earlier one", store.locate(entry.name))
             store.supersede(entry.name)
     return store.locate(new)
@@ -91,7 +92,8 @@ def load_latest(run: Path | str) -> Checkpoint:
     while names := [entry.name for entry in _entries(store) if entry.name not in reasons]:
         for name in names:
             try:
-                return read(store, name)._replace(skipped=list(reasons.values()))
+                checkpoint = read(store, name)
+                return checkpoint._replace(skipped=list(reasons.values()))
             except (OSError, ValueError, MemoryError, RecursionError) as error:
                 if not store.exists(name):
                     break  # another process, which trains this run, removed it and has written newer ones
@@ -123,8 +125,10 @@ def _entries(store: DiskStore | UrlStore) -> list[_Entry]:
     entries = []
     for name in store.names():
         match = _NAME.fullmatch(name)
+        # Other folders are not ours.
         if match:
-            entries.append(_Entry(current=not match["superseded"], step=int(match["step"]), name=name))
+            current = not match["superseded"]
+            entries.append(_Entry(current, int(match["step"]), name))
     return sorted(entries, reverse=True)
 
 
@@ -151,22 +155,24 @@ def pack_learner(state: Json) -> tuple[Parts, Json]:
     plain = {name: value for name, value in state.items() if name != "weights"}
     for name in _NESTED:
         if name in state:
-            parts[name], plain[name] = flatten(state[name])
+            tensors, tree = flatten(state[name])
+            parts[name] = tensors
+            plain[name] = tree
     return parts, plain
 
 
-def unpack_learner(checkpoint: Checkpoint, schema: dict[str, Any] = LEARNER) -> dict[str, Any]:
-    """The `state_dict()` from a checkpoint with `pack_learner`'s value as `state["learner"]`.
+def unpack_learner(checkpoint: Checkpoint) -> Json:
+    """The `state_dict()` from a checkpoint with `pack_learner`'s value as `state["learner"]`, which has been checked.
 
     Raises:
-        ValueError: if the checkpoint has no such learner in it; `schema` says what that is.
+        ValueError: if the checkpoint lacks tensors of the learner.
     """
-    # The file may be damaged or forged, so that nothing in it is taken for granted.
-    nested = [name for name in _NESTED if name in schema]
-    require_schema(checkpoint.state, {"learner": schema}, "state")
+    plain = checkpoint.state["learner"]
+    nested = [name for name in _NESTED if name in plain]
+    # The state's schema says nothing of the files of tensors, some of which may be missing.
     require_schema(checkpoint.parts, dict.fromkeys(["weights", *nested], dict), "parts")
 
-    state = {**checkpoint.state["learner"], "weights": checkpoint.parts["weights"]}
+    state = {**plain, "weights": checkpoint.parts["weights"]}
     for name in nested:
-        state[name] = unflatten(checkpoint.parts[name], state[name])
+        state[name] = unflatten(checkpoint.parts[name], plain[name])
     return state

@@ -8,18 +8,20 @@ import re
 import secrets
 import shutil
 import stat
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 Json = dict[str, Any]
 """A JSON object: configurations, states of checkpoints, rows of metrics and summaries are written as such."""
+Schema = type | Sequence["Schema"] | Mapping[Any, "Schema"]
+"""What a value that was read as JSON has to be like: a type (int means 0 to 2^63 - 1, float any number, object
+anything); a dict of the schemas of required keys (more keys are allowed); or {str: schema} for objects, [schema] for
+lists, of such values."""
 JSON_BYTES = 64 << 20
 """Larger JSON files are not read; the largest that is written, a vocabulary, has some megabytes."""
-REMAINS_SECONDS = 7 * 86_400
-"""Age of an unfinished folder after which `build_once` removes it; no build takes as long."""
 _FILE_TYPES = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFDIR: "a folder",
@@ -128,26 +130,24 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path}: expected JSON, got: {error}") from error
 
 
-def format_json(value: Any, **options: Any) -> str:
+def format_json(value: object, indent: int | None = None) -> str:
     """A value as JSON, with null for numbers that are not finite, which JSON cannot express."""
     # Python writes NaN and Infinity as such, which other readers refuse.
     finite = json.loads(json.dumps(value), parse_constant=lambda number: None)
-    return json.dumps(finite, **options)
+    return json.dumps(finite, indent=indent)
 
 
-def write_json(path: Path | str, value: Any) -> None:
+def write_json(path: Path | str, value: object) -> None:
     """Writes a value as a JSON file atomically; see `format_json`. If it raises a TypeError, nothing was written."""
     text = format_json(value, indent=2)
     with replacing(Path(path)) as temporary:
         temporary.write_text(text + "\n")
 
 
-def require_schema(value: Any, schema: Any, where: str) -> None:
+def require_schema(value: Any, schema: Schema, where: str) -> None:
     """Raises a ValueError, which names the wrong part, if a value that was read as JSON is not as expected.
 
-    A schema is a type (int means 0 to 2^63 - 1, float any number, object anything); a dict of the schemas of required
-    keys (more keys are allowed); or {str: schema} for objects, [schema] for lists, of such values. `where` is the name
-    of the value in errors.
+    `where` is the name of the value in errors.
     """
     kind = schema if isinstance(schema, type) else type(schema)
     if not _is_of(kind, value):
@@ -158,15 +158,17 @@ def require_schema(value: Any, schema: Any, where: str) -> None:
         for index, item in enumerate(value):
             require_schema(item, schema[0], f"{where}: {index}")
     elif isinstance(schema, dict):
+        parts = schema
         if str in schema:
-            schema = dict.fromkeys(value, schema[str])
-        if missing := [name for name in schema if name not in value]:
+            parts = dict.fromkeys(value, schema[str])
+        missing = [name for name in parts if name not in value]
+        if missing:
             raise ValueError(f"{where}: expected {', '.join(missing)} in it, got {abbreviate(list(value))}")
-        for name, part in schema.items():
+        for name, part in parts.items():
             require_schema(value[name], part, f"{where}: {name}")
 
 
-def _is_of(kind: type, value: Any) -> bool:
+def _is_of(kind: type, value: object) -> bool:
     """Whether a value is of a type of a schema; True and False are no numbers."""
     if kind is int:
         return type(value) is int and 0 <= value < 1 << 63
@@ -177,7 +179,7 @@ def _is_of(kind: type, value: Any) -> bool:
     return isinstance(value, kind)
 
 
-def abbreviate(value: Any) -> str:
+def abbreviate(value: object) -> str:
     """The `repr` of a value, cut to the length of an error message, without passwords of URLs."""
     try:
         text = redact(repr(value))
@@ -225,11 +227,6 @@ def build_once(target: Path, build: Callable[[Path], None]) -> None:
         return
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    for remains in target.parent.glob("*.tmp"):  # of processes that were killed
-        with suppress(OSError):
-            if time.time() - remains.stat().st_mtime > REMAINS_SECONDS:
-                remove(remains)
-
     try:
         with new_folder(target) as folder:
             build(folder)
@@ -238,7 +235,7 @@ def build_once(target: Path, build: Callable[[Path], None]) -> None:
             raise
 
 
-def import_extra(package: str, extra: str, purpose: str) -> Any:
+def import_extra(package: str, extra: str, purpose: str) -> ModuleType:
     """A package of one of the project's extras. Raises an ImportError that says how to install it, and for what."""
     try:
         return importlib.import_module(package)

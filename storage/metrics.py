@@ -8,16 +8,18 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from torch.utils.tensorboard import SummaryWriter
 
 from storage.files import Json, open_regular
 
 FILE = "metrics.jsonl"
+Layout = dict[str, dict[str, list[Sequence[str]]]]
+"""Charts of TensorBoard, as `SummaryWriter.add_custom_scalars` takes them."""
 SAMPLE = 4_000
 """Number of rows that `sample_metrics` reads."""
 _END = 1 << 16
@@ -34,10 +36,9 @@ class MetricsWriter:
     Args:
         run: the run's folder; it is made if it does not exist.
         resumed_step: the step from which the run is resumed (0 for a new run): rows of later steps, which an
-            interrupted run wrote after its last checkpoint, are deleted, and hidden in TensorBoard. None keeps all. An
-            incomplete last line is always deleted.
+            interrupted run wrote after its last checkpoint, are deleted, and hidden in TensorBoard.
         gauges: is called with the metrics of every row.
-        layout: charts for `SummaryWriter.add_custom_scalars`.
+        layout: TensorBoard's custom charts.
 
     Raises:
         OSError: if the folder or its file cannot be written, or `metrics.jsonl` is not a file.
@@ -46,24 +47,19 @@ class MetricsWriter:
     def __init__(
         self,
         run: Path | str,
-        resumed_step: int | None = None,
+        resumed_step: int = 0,
         gauges: Callable[[Mapping[str, float]], None] | None = None,
-        layout: dict[str, dict[str, list[Any]]] | None = None,
+        layout: Layout | None = None,
     ) -> None:
         run = Path(run)
         run.mkdir(parents=True, exist_ok=True)
         self._stack = ExitStack()
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         self._file = self._stack.enter_context(os.fdopen(open_regular(run / FILE, flags), "r+b"))
-        if resumed_step is None:
-            end, _ = _last_row(self._file)
-            purge_step = None
-        else:
-            end, _ = _last_row(self._file, most=resumed_step)
-            purge_step = resumed_step + 1
+        end, _ = _last_row(self._file, most=resumed_step)
         self._file.truncate(end)
 
-        self._events = SummaryWriter(str(run), purge_step=purge_step, flush_secs=10)
+        self._events = SummaryWriter(str(run), purge_step=resumed_step + 1, flush_secs=10)
         self._stack.callback(self._events.close)
         self._gauges = gauges
         if layout:
@@ -75,6 +71,7 @@ class MetricsWriter:
         now = time.time()
         row: Json = {"step": step, "time": now}
         for name, value in metrics.items():
+            # JSON has no NaN and no infinity.
             row[name] = float(value) if math.isfinite(value) else None
         self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._file.flush()
@@ -90,8 +87,8 @@ class MetricsWriter:
         self._stack.close()
 
 
-def read_metrics(run: Path | str, name: str = "step") -> list[Json]:
-    """The rows of a run that have a metric (all of them have "step"), in order; another process may be writing them.
+def read_metrics(run: Path | str) -> list[Json]:
+    """The rows of a run, in order; another process may be writing them.
 
     Incomplete and damaged rows are omitted; a metric that is not a finite number is NaN. Takes about 30 microseconds
     and 5 kB per row; `sample_metrics` is for runs of any length.
@@ -100,7 +97,8 @@ def read_metrics(run: Path | str, name: str = "step") -> list[Json]:
         FileNotFoundError: if the folder has no metrics.
         OSError: if `metrics.jsonl` is not a file or cannot be read.
     """
-    return [row for row in read_on(run)[0] if name in row]
+    rows, _ = read_on(run)
+    return rows
 
 
 def read_on(run: Path | str, position: int = 0) -> tuple[list[Json], int]:
@@ -110,14 +108,22 @@ def read_on(run: Path | str, position: int = 0) -> tuple[list[Json], int]:
     `position` since, that is not noticed.
     """
     with _open(run) as file:
-        if position > os.fstat(file.fileno()).st_size:
+        size = os.fstat(file.fileno()).st_size
+        if position > size:
             position = 0
         file.seek(position)
         lines = file.read().splitlines(keepends=True)
-    if lines and not lines[-1].endswith(b"\n"):  # it is being written
+
+    # The last line may be in the middle of being written; it is read the next time.
+    if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
-    rows = [row for line in lines if (row := _parse(line))]
-    return rows, position + sum(map(len, lines))
+    rows = []
+    for line in lines:
+        position += len(line)
+        row = _parse(line)
+        if row:
+            rows.append(row)
+    return rows, position
 
 
 def sample_metrics(run: Path | str, kept: str = "") -> list[Json]:
@@ -133,8 +139,11 @@ def sample_metrics(run: Path | str, kept: str = "") -> list[Json]:
     for index, line in enumerate(lines):
         is_kept = bool(kept) and key in line
         if index % stride == 0 or is_kept:
-            rows.append(_parse(line))
-    rows = [row for row in rows if row]
+            row = _parse(line)
+            if row:
+                rows.append(row)
+
+    # Readers ask the last row how far the run is.
     _, last = _last_row_of(lines)
     if last and last not in rows[-1:]:
         rows.append(last)
@@ -160,7 +169,9 @@ def _open(run: Path | str) -> BinaryIO:
 def _parse(line: bytes, name: str = "step") -> Json:
     """The row of a line, with NaN for values that are not finite numbers; empty if it is not a complete row that has
     a metric."""
-    if not line.endswith(b"\n") or json.dumps(name).encode() not in line:
+    # Most lines are told apart without parsing them, which would take most of the time.
+    is_complete = line.endswith(b"\n")
+    if not is_complete or json.dumps(name).encode() not in line:
         return {}
     try:
         row = json.loads(line)
@@ -171,7 +182,8 @@ def _parse(line: bytes, name: str = "step") -> Json:
 
     # Foreign values, and null for what is not finite.
     for metric, value in row.items():
-        if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+        is_number = type(value) in (int, float)
+        if not is_number or not abs(value) <= sys.float_info.max:
             row[metric] = math.nan
     if math.isnan(row.get("step", math.nan)):
         return {}
@@ -187,7 +199,8 @@ def _last_row(file: BinaryIO, name: str = "step", most: float = math.inf) -> tup
     size = file.seek(0, os.SEEK_END)
     if size > _END:
         file.seek(size - _END)
-        _, *lines = file.read(_END).splitlines(keepends=True)  # the first may be the end of a longer one
+        lines = file.read(_END).splitlines(keepends=True)
+        lines = lines[1:]  # the first may be the end of a longer one
         after, row = _last_row_of(lines, name, most)
         if row:
             return size - after, row
@@ -209,12 +222,15 @@ def _last_row_of(lines: list[bytes], name: str = "step", most: float = math.inf)
     return after, {}
 
 
-def write_hparams(run: Path | str, step: int, hparams: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+def write_hparams(run: Path | str, step: int, hparams: Mapping[str, object], metrics: Mapping[str, float]) -> None:
     """Adds a run to TensorBoard's table of hyperparameters, with its final metrics, which become scalars at `step`.
 
     Values of `hparams` that are not numbers, strings or booleans are shown as strings.
     """
-    kinds = bool | int | float | str
-    plain = {name: value if isinstance(value, kinds) else str(value) for name, value in hparams.items()}
+    plain = {}
+    for name, value in hparams.items():
+        is_plain = isinstance(value, bool | int | float | str)
+        plain[name] = value if is_plain else str(value)
+    # The run's own folder, not one beside it, so that there is no second entry for it.
     with SummaryWriter(str(run)) as events:
         events.add_hparams(plain, dict(metrics), run_name=".", global_step=step)

@@ -46,15 +46,21 @@ def note_launch(run: Run, step: int) -> None:
 
 def read_launches(run: Run) -> list[Json]:
     """The launches of a run by time; empty if it has noted none. Damaged lines are left out."""
+    lines: list[bytes] = []
+    with suppress(OSError, ValueError):  # it is missing or too large
+        lines = read_regular(run.launches_file, MOST).splitlines()
     found = []
-    with suppress(OSError, ValueError):
-        for line in read_regular(run.launches_file, MOST).splitlines():
-            with suppress(ValueError, RecursionError):
-                launch = json.loads(line)
-                if isinstance(launch, dict) and type(launch.get("time")) in (int, float):
-                    found.append(launch)
-    found = [launch for launch in found if math.isfinite(launch["time"])]
+    for line in lines:
+        with suppress(ValueError, RecursionError):
+            launch = json.loads(line)
+            if isinstance(launch, dict) and _is_time(launch.get("time")):
+                found.append(launch)
     return sorted(found, key=lambda launch: launch["time"])
+
+
+def _is_time(value: object) -> bool:
+    """Whether a value is a finite number; True and False are none."""
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def training_time(times: np.ndarray, launches: list[Json]) -> np.ndarray:
@@ -66,8 +72,11 @@ def training_time(times: np.ndarray, launches: list[Json]) -> np.ndarray:
     # Rows without a launch, as those of an exported run, have a first one of their own.
     known = np.isfinite(times)
     begins = np.array([launch["time"] for launch in launches])
-    if known.any() and not (begins <= times[known][0]).any():
-        begins = np.array([times[known][0], *begins])
+    if known.any():
+        first_row = times[known][0]
+        if not (begins <= first_row).any():
+            begins = np.array([first_row, *begins])
+    # A launch ends, at the latest, where the next one begins.
     ends = [*begins[1:], math.inf]
 
     seconds = np.full(len(times), np.nan)

@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -153,7 +152,7 @@ class Run:
             again = f"--resume {shlex.quote(str(self.path))}"
             raise UserError(f"{self.path} already exists and is not empty: expected a new folder, or {again}")
 
-    def write_config(self, plain: Mapping[str, Any]) -> None:
+    def write_config(self, plain: Mapping[str, object]) -> None:
         """Writes `config.json`: the resolved configuration, as `training.config.to_plain` gives it."""
         write_json(self.config_file, plain)
 
@@ -213,7 +212,7 @@ class Run:
 
         return last_metrics(self.path, metric)
 
-    def state(self, row: Mapping[str, Any], counter: str, total: int) -> str:
+    def state(self, row: Mapping[str, float], counter: str, total: int) -> str:
         """Whether the run is running, stopped, trained, or finished, that is evaluated as well.
 
         `counter` counts in its last row of metrics what was learned, and is `total` at the end of training.

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from agent.core.state import leaves
 from agent.trajectory import Trajectory
-from storage.files import JSON_BYTES, Json, abbreviate, require_schema
+from storage.files import JSON_BYTES, Json, Schema, abbreviate, require_schema
 from storage.stores import MANIFEST
 
 Parts = dict[str, dict[str, Tensor]]
 """The tensors of a checkpoint by part (weights, optimizer, ...) and name; a part is a file."""
 FORMAT = 2
 """Version of the manifest."""
-_SCHEMA = {"step": int, "time": float, "files": {str: {"size": int, "sha256": str}}, "state": dict}
+_SCHEMA: Schema = {"step": int, "time": float, "files": {str: {"size": int, "sha256": str}}, "state": dict}
 
 
 def serialize(step: int, parts: Parts, state: Json) -> Iterator[tuple[str, bytes]]:
@@ -35,7 +35,9 @@ def serialize(step: int, parts: Parts, state: Json) -> Iterator[tuple[str, bytes
     files = {}
     for part, tensors in parts.items():
         # Copies, because safetensors refuses tensors that share memory.
-        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        copies = {}
+        for name, tensor in tensors.items():
+            copies[name] = tensor.detach().cpu().contiguous().clone()
         data = format_safetensors(copies)
         file = f"{part}.safetensors"
         files[file] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -43,7 +45,8 @@ def serialize(step: int, parts: Parts, state: Json) -> Iterator[tuple[str, bytes
 
     # The manifest has the digests of the others, and its own.
     content = {"format": FORMAT, "step": step, "time": time.time(), "files": files, "state": state}
-    yield MANIFEST, json.dumps({**content, "sha256": digest(content)}, indent=1).encode()
+    manifest = {**content, "sha256": digest(content)}
+    yield MANIFEST, json.dumps(manifest, indent=1).encode()
 
 
 def deserialize(read: Callable[[str, int], bytes]) -> tuple[int, Json, Json, float]:
@@ -56,6 +59,7 @@ def deserialize(read: Callable[[str, int], bytes]) -> tuple[int, Json, Json, flo
         ValueError: if a file is damaged or forged; every value is verified before its use.
     """
     content = _parse_manifest(read(MANIFEST, JSON_BYTES))
+    # A file that claims to be larger than the memory of the machine is not read.
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     parts = {}
     for file, expected in content["files"].items():
@@ -70,14 +74,15 @@ def deserialize(read: Callable[[str, int], bytes]) -> tuple[int, Json, Json, flo
         if hashlib.sha256(data).hexdigest() != expected["sha256"]:
             raise ValueError(f"{file} is not what was written (its SHA-256 differs)")
 
+        part = file.removesuffix(".safetensors")
         try:
-            parts[file.removesuffix(".safetensors")] = parse_safetensors(data)
+            parts[part] = parse_safetensors(data)
         except Exception as error:  # safetensors and torch raise many kinds for forged data
             raise ValueError(f"{file} holds no tensors: {error!r}") from error
     return content["step"], parts, content["state"], content["time"]
 
 
-def digest(content: Any) -> str:
+def digest(content: object) -> str:
     """SHA-256 of a value as JSON, independent of the layout of the file."""
     plain = json.loads(json.dumps(content))
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
@@ -100,7 +105,7 @@ def _parse_manifest(data: bytes) -> Json:
     return content
 
 
-def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
+def flatten(tree: object) -> tuple[dict[str, Tensor], object]:
     """Splits nested dicts, lists and tuples, such as an optimizer's `state_dict()`, into tensors and JSON.
 
     Returns:
@@ -113,7 +118,7 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
     """
     tensors: dict[str, Tensor] = {}
 
-    def plain(node: Any, path: str) -> Any:
+    def plain(node: object, path: str) -> object:
         # JSON has these as they are.
         if node is None or isinstance(node, bool | int | float | str):
             return node
@@ -126,19 +131,25 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
         # Dicts are lists of pairs, since JSON turns keys into strings; tuples would become lists.
         prefix = f"{path}/" if path else ""
         if isinstance(node, dict):
-            return {"dict": [[key, plain(value, f"{prefix}{key}")] for key, value in node.items()]}
+            pairs = []
+            for key, value in node.items():
+                pairs.append([key, plain(value, f"{prefix}{key}")])
+            return {"dict": pairs}
         if isinstance(node, list | tuple):
-            values = [plain(value, f"{prefix}{index}") for index, value in enumerate(node)]
-            return {"list": values} if isinstance(node, list) else {"tuple": values}
+            kind = "list" if isinstance(node, list) else "tuple"
+            values = []
+            for index, value in enumerate(node):
+                values.append(plain(value, f"{prefix}{index}"))
+            return {kind: values}
         raise TypeError(f"{path}: expected tensors, numbers, strings and nests of them, got {type(node).__name__}")
 
     return tensors, plain(tree, "")
 
 
-def unflatten(tensors: dict[str, Tensor], plain: Any) -> Any:
+def unflatten(tensors: dict[str, Tensor], plain: object) -> Any:
     """The tree that `flatten` split; raises a ValueError if `flatten` did not make these tensors or `plain`."""
 
-    def tree(node: Any) -> Any:
+    def tree(node: object) -> Any:
         if not isinstance(node, dict):
             return node
         ((kind, content),) = node.items()
@@ -164,19 +175,20 @@ def rng_state() -> Json:
     """The states of the global random generators of Python, numpy and torch, GPUs included, as JSON can hold them."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
-    # Words of state are bytes in base64, which are shorter than numbers and exact.
     gpus: list[Tensor] = []
     if torch.cuda.is_available():
         gpus = torch.cuda.get_rng_state_all()
+    # Words of state are bytes in base64, which are shorter than numbers and exact.
+    encoded_keys = _encode(np.asarray(keys, "<u4"))
     return {
         "python": [version, list(words), gauss],
-        "numpy": [kind, _encode(np.asarray(keys, "<u4")), int(position), int(has_gauss), float(cached)],
+        "numpy": [kind, encoded_keys, int(position), int(has_gauss), float(cached)],
         "torch": _encode(torch.get_rng_state().numpy()),
         "cuda": [_encode(state.cpu().numpy()) for state in gpus],
     }
 
 
-def restore_rng(state: Any) -> None:
+def restore_rng(state: Json) -> None:
     """Restores the states that `rng_state` returned; those of GPUs only if there are as many GPUs as before.
 
     Raises a ValueError if these are no such states, for example those of another version.
@@ -233,7 +245,8 @@ def write_trajectory(trajectory: Trajectory, path: Path) -> None:
     tensors: dict[str, Tensor] = {}
     for name, value in trajectory._asdict().items():
         if isinstance(value, Tensor):
-            tensors[name] = value
-        else:
-            tensors |= {f"{name}/{index}": leaf for index, leaf in enumerate(leaves(value))}
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+            tensors[name] = value.contiguous()
+            continue
+        for index, leaf in enumerate(leaves(value)):
+            tensors[f"{name}/{index}"] = leaf.contiguous()
+    save_file(tensors, path)

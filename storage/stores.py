@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 from fsspec.core import url_to_fs
 
@@ -19,6 +19,8 @@ from storage import files
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 MANIFEST = "state.json"
 """The file that is written last and removed first."""
@@ -136,7 +138,8 @@ class UrlStore:
     def write(self, name: str, content: Iterable[tuple[str, bytes]]) -> str:
         # A folder without a manifest was left when a writer was killed.
         for left, found in self._list().items():
-            if left[:12].isdigit() and MANIFEST not in found:
+            is_ours = left[:12].isdigit()
+            if is_ours and MANIFEST not in found:
                 self.remove(left)
         # The manifest is the last of the files: with it the folder is complete.
         name = f"{name}-{secrets.token_hex(3)}"
@@ -170,7 +173,8 @@ class UrlStore:
         found: dict[str, list[str]] = defaultdict(list)
         with suppress(FileNotFoundError):
             for path in self._retry(self._fs.find, self._root, withdirs=True):
-                name, _, file = path.removeprefix(self._root).strip("/").partition("/")
+                below = path.removeprefix(self._root).strip("/")
+                name, _, file = below.partition("/")
                 found[name].append(file)
         return found
 
@@ -192,18 +196,21 @@ class UrlStore:
                     self._fs.mkdir(folder, create_parents=False)
             self._fs.pipe_file(path, data)
 
-    def _retry(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        for pause in (*PAUSES, None):
+    def _retry(
+        self, operation: Callable[Arguments, Result], *given: Arguments.args, **options: Arguments.kwargs
+    ) -> Result:
+        pauses = list(PAUSES)
+        while True:
             try:
-                return operation(*arguments, **options)
+                return operation(*given, **options)
             except FileNotFoundError:
                 raise
             except Exception as error:  # each package has its own exceptions
                 is_final = isinstance(error, PermissionError | NotImplementedError)
-                if pause is None or is_final:
+                if not pauses or is_final:
                     raise StorageError(f"{self.url} cannot be read or written: {_describe(error)}") from error
-                logger.warning("%s: %s; retrying in %.0f s", self.url, _describe(error), pause)
-                time.sleep(pause)
+                logger.warning("%s: %s; retrying in %.0f s", self.url, _describe(error), pauses[0])
+                time.sleep(pauses.pop(0))
 
 
 def open_store(run: Path | str) -> DiskStore | UrlStore:

@@ -66,7 +66,7 @@ def bigger(times: int) -> Callable[[int, int], Actor]:
             observation = found.trajectory.observation.repeat(1, 1, times)
             return found._replace(trajectory=found.trajectory._replace(observation=observation))
 
-        actor.unroll = unroll_bigger
+        actor.unroll = unroll_bigger  # type: ignore[method-assign]
         return actor
 
     return make
@@ -98,7 +98,7 @@ def actors_survive(cluster: Cluster) -> None:
                     return
                 trajectory = pool.get().load()
                 version += 1
-                assert not trajectory.policy_logits.any(), "an environment got a state that is not its own"
+                assert not trajectory.policy_parameters.any(), "an environment got a state that is not its own"
                 steps = set(map(tuple, trajectory.observation[:, :-1, :3].flatten(0, 1).long().tolist()))
                 assert len(steps) == ENVS * 8
                 assert not steps & seen, "a step is learned from twice"

@@ -15,13 +15,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from actors import ClusterError
 from envs.caches import is_writable
 from storage.errors import UserError
+
+if TYPE_CHECKING:
+    from ray.util.metrics import Gauge
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +52,12 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
         UserError: if Ray does not start, or there is no cluster at the address.
         MemoryError: if Ray's object store is full, and the disk that it moves objects to as well.
     """
+    # Nothing is sent to Ray's makers unasked.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")  # the pool reports that itself
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls with two results, of which one is read
+    # The pool reports that itself.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
+    # Of calls with two results, of which one is read.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if address is None:
         _prepare_own_cluster()
     import ray
@@ -60,8 +66,9 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
     logging.getLogger("ray").setLevel(logging.ERROR)
     where: dict[str, Any] = {"address": address}
     if address is None:
+        # Not a cluster that the environment names, or that an earlier program left running.
         where = {
-            "address": "local",  # not a cluster that the environment names or that an earlier program left running
+            "address": "local",
             "num_cpus": cpus,
             "object_store_memory": max(512 << 20, store),
             "include_dashboard": False,
@@ -70,6 +77,7 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with console.status("starting Ray" if address is None else f"joining {address}"):
+            # Ray itself would wait for minutes.
             if address:
                 _require_head(address)
             ray.init(**where, runtime_env=_runtime_env(), log_to_driver=False, logging_level=logging.ERROR)
@@ -122,7 +130,7 @@ def _require_short_paths() -> None:
         os.environ["RAY_TMPDIR"] = "/tmp"
 
 
-def _runtime_env() -> dict[str, Any]:
+def _runtime_env() -> dict[str, object]:
     """Keeps a user's folder such as `agent/` from hiding the package of that name in Ray's workers.
 
     Ray puts the working directory first in their path, so that they find the user's own environments. If that would
@@ -130,7 +138,8 @@ def _runtime_env() -> dict[str, Any]:
     """
     folder = Path.cwd()
     root = str(Path(__file__).parents[1])
-    if root == str(folder) or not any((folder / name).exists() for name in PACKAGES):
+    hides_some = any((folder / name).exists() for name in PACKAGES)
+    if root == str(folder) or not hides_some:
         return {}
 
     def import_packages() -> None:  # a nested function, so that Ray pickles it by value
@@ -222,7 +231,9 @@ class HeadWatch:
         import ray
         from ray.util.client import ray as ray_client
 
-        self.address = None if ray_client.is_connected() else ray.get_runtime_context().gcs_address
+        self.address: str | None = None
+        if not ray_client.is_connected():
+            self.address = ray.get_runtime_context().gcs_address
         self.silent = 0.0
         self.patience = float(os.environ.get(RAY_SECONDS, 60)) / 2
         self._warned = False
@@ -247,6 +258,7 @@ class HeadWatch:
                 logger.warning("the head of the Ray cluster (%s) answers again", self.address)
             self._warned = False
             return
+        # The checkpoint is written at once: later, Ray may end this process.
         if not self._warned:
             self._warned = True
             message = "the head of the Ray cluster (%s) does not answer, waiting %.0f s for it; last checkpoint: %s"
@@ -273,7 +285,7 @@ class RayGauges:
 
     def __init__(self, run: str) -> None:
         self.run = run
-        self.gauges: dict[str, Any] = {}
+        self.gauges: dict[str, Gauge] = {}
 
     def set(self, metrics: Mapping[str, float]) -> None:
         """Shows the finite numbers of a row of metrics."""

@@ -1,9 +1,8 @@
 """The configuration of an agent's run, and the way of every configuration into `config.json` and back.
 
-A configuration is a frozen dataclass with the class attributes `kind` (a name in `storage.run.RUN_COMMANDS`) and
-`cores` (its table of cores) and the property `core_config`. What each part means is documented beside what it
-configures (`agent`, `actors`, `learner`, `envs`); presets are in `presets`. What the configuration of another person's
-run may not name without permission is checked here (URLs) and in `envs.require_consent` (code).
+`Configuration` says what the configurations of all kinds of runs have in common. What each part means is documented
+beside what it configures (`agent`, `actors`, `learner`, `envs`); presets are in `presets`. What the configuration of
+another person's run may not name without permission is checked here (URLs) and in `envs.require_consent` (code).
 """
 
 import dataclasses
@@ -14,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, overload
 
 from actors import ActorsConfig
 from actors.config import pairs
@@ -26,19 +25,86 @@ from storage.files import Json, abbreviate, is_url, require_no_secret
 from storage.run import RUN_COMMANDS, Run
 from training.stages import read_stage
 
-Config = TypeVar("Config")
+
+class Learning(Protocol):
+    """What the training loop needs to know of the configuration of any learner."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's learning rate, before any schedule."""
+
+    @property
+    def device(self) -> str:
+        """Where to learn: auto, cpu, cuda, cuda:1, ..."""
+
+
+class Configuration(Protocol):
+    """What the configuration of every kind of run has. It is a frozen dataclass.
+
+    Attributes:
+        kind: the kind of the run, a name in `storage.run.RUN_COMMANDS`.
+        cores: the cores that such a run can have: the class of the configuration by the name of the core.
+        core_field: where in the configuration that of the core is, such as "agent.core".
+        fixed: prefixes of the names of fields that a resumed run cannot change, because its checkpoints depend on them.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    kind: ClassVar[str]
+    cores: ClassVar[Mapping[str, type[Checked]]]
+    core_field: ClassVar[str]
+    fixed: ClassVar[tuple[str, ...]]
+
+    @property
+    def preset(self) -> str:
+        """The name of the preset from which all other defaults come."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+
+    @property
+    def learners(self) -> int:
+        """How many learners share each batch."""
+
+    @property
+    def checkpoint_seconds(self) -> float:
+        """Time between two checkpoints."""
+
+    @property
+    def keep_checkpoints(self) -> int:
+        """How many of the newest checkpoints are kept."""
+
+    @property
+    def learner(self) -> Learning:
+        """The configuration of the learner."""
+
+    @property
+    def core_config(self) -> Checked:
+        """The configuration of the core."""
+
+    @property
+    def goal(self) -> tuple[str, int]:
+        """The metric that counts what a run has learned from, and its value at the end of the training."""
+
+
+Config = TypeVar("Config", bound=Configuration)
 
 
 @dataclass(frozen=True)
 class RunConfig(Checked):
     """The training of an agent; `compressive launch` writes it, resolved, to the run's `config.json`."""
 
-    kind = "launch"
-    cores = CORES
-    fixed = ("preset", "env", "from_run", "seed", "agent.", "learner.optimizer", "learner.popart", "checkpoint_url")
+    kind: ClassVar[str] = "launch"
+    cores: ClassVar[Mapping[str, type[Checked]]] = CORES
+    core_field: ClassVar[str] = "agent.core"
+    fixed: ClassVar[tuple[str, ...]] = (
+        *("preset", "env", "from_run", "seed", "agent."),
+        *("learner.optimizer", "learner.popart", "checkpoint_url"),
+    )
 
     preset: str = "cpu"
-    """Where all other defaults come from: cpu (a small level, two CPU cores), level (the level itself, in stages),
+    """Where all other defaults come from: cpu (a small level, two CPU cores), general (any other environment, chosen
+    by itself for gym: and dm:), level (the level itself, in stages),
     memory (a task that asks for a longer memory, for `compare`), paper (section 5.7, DeepMind Lab), paper-recall (the
     same agent, where it needs memory for 192 steps), dmlab30 (on DMLab-30), minigrid and minigrid-pixels
     (MiniGrid-Memory by its symbols or as CleanRL's ppo_trxl sees it) or popgym (POPGym)."""
@@ -105,7 +171,8 @@ class RunConfig(Checked):
         self._check_unrolls()
         self._check_replay()
         self._check_learners()
-        environments = self.environments  # an error if a stage has another form
+        # An error here if a stage is not written as it should be.
+        environments = self.environments
         if self.resident:
             self._check_resident_actors(environments)
 
@@ -117,6 +184,7 @@ class RunConfig(Checked):
             require_no_secret(url)
         except ValueError as error:
             raise ValueError(f"checkpoint_url: {error}") from error
+        # What is in this process's memory is lost with it.
         if not re.match(r"[a-z][a-z0-9+.-]*://.", url) or url.startswith("memory:"):
             expected = "a URL that outlives this process, such as s3://bucket/run or file:///mnt/run"
             raise ValueError(f"checkpoint_url: expected {expected}, got {url!r}")
@@ -129,6 +197,7 @@ class RunConfig(Checked):
     def _check_unrolls(self) -> None:
         """An unroll begins and ends with a segment of the core."""
         length = self.actors.unroll_length
+        # So every state that reaches the learner has phase 0, and states of several actors make one batch.
         if length % self._segment:
             expected = f"a multiple of the core's segment_size = {self._segment}"
             raise ValueError(f"unroll_length: expected {expected}, got {length}")
@@ -144,6 +213,7 @@ class RunConfig(Checked):
         share = self.replay.share
         if share == 0:
             return
+        # The memory is in the process of the only learner.
         if self.resident:
             raise ValueError(f"replay.share: expected 0 with resident actors, got {share}")
         if self.learners > 1:
@@ -163,6 +233,7 @@ class RunConfig(Checked):
 
     def _check_resident_actors(self, environments: tuple[str, ...]) -> None:
         """They act together in one task, and a batch has the unrolls of equally many of them."""
+        # Each task has the name of its kind before a colon.
         most_tasks = max(env.count(":") for env in environments)
         if most_tasks > 1:
             raise ValueError(f"env: expected one task for resident actors, got {most_tasks}")
@@ -178,6 +249,11 @@ class RunConfig(Checked):
         return self.agent.core
 
     @property
+    def goal(self) -> tuple[str, int]:
+        """See `Configuration`."""
+        return "learner/frames", self.frames
+
+    @property
     def schedule_end(self) -> int:
         """Frames after which learning rate and entropy cost stay."""
         return self.schedule_frames or self.frames
@@ -189,6 +265,7 @@ class RunConfig(Checked):
 
     def located(self, absolute: Callable[[str], str]) -> Self:
         """The same with an absolute path of the run to start from."""
+        # A run is resumed from any working directory.
         if self.from_run is None or is_url(self.from_run):
             return self
         return dataclasses.replace(self, from_run=absolute(self.from_run))
@@ -202,42 +279,49 @@ def find_preset(presets: Mapping[str, Callable[[str], Config]], cores: Iterable[
     return presets[preset](core)
 
 
-def core_name(config: Any) -> str:
+def core_name(config: Configuration) -> str:
     """The name of a configuration's core in its table."""
     return next(name for name, kind in config.cores.items() if type(config.core_config) is kind)
 
 
-def to_plain(config: Any) -> Json:
+def to_plain(config: Configuration) -> Json:
     """A configuration as JSON can hold it; the core's name is among the core's fields."""
-    names = {kind: name for name, kind in config.cores.items()}
+    names: dict[type, str] = {kind: name for name, kind in config.cores.items()}
 
-    def plain(value: Any) -> Any:
+    def plain(value: object) -> object:
         if not dataclasses.is_dataclass(value):
             return value
+        return plain_fields(value)
+
+    def plain_fields(value: object) -> Json:
         fields: Json = {}
+        # Classes of cores may have equal fields, so that only the name tells which it is.
         if type(value) in names:
             fields["name"] = names[type(value)]
-        for each in dataclasses.fields(value):
+        for each in dataclasses.fields(value):  # type: ignore[arg-type]
             fields[each.name] = plain(getattr(value, each.name))
         return fields
 
+    fields = plain_fields(config)
+    # Files of agents' runs name no kind: there was none when the first of them were written.
     if config.kind == RunConfig.kind:
-        return plain(config)
-    return {"kind": config.kind, **plain(config)}
+        return fields
+    return {"kind": config.kind, **fields}
 
 
-def by_full_name(plain: Mapping[str, Any], prefix: str = "") -> Json:
+def by_full_name(plain: Mapping[str, object], prefix: str = "") -> Json:
     """The fields of a configuration as `to_plain` gives it, by full names such as "agent.core.memory_size"."""
     fields: Json = {}
     for name, value in plain.items():
+        full_name = f"{prefix}{name}"
         if isinstance(value, Mapping):
-            fields |= by_full_name(value, f"{prefix}{name}.")
+            fields |= by_full_name(value, f"{full_name}.")
         else:
-            fields[f"{prefix}{name}"] = value
+            fields[full_name] = value
     return fields
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], part: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differences(old: Json, new: Json, part: str = "") -> Iterator[tuple[str, object, object]]:
     """Full name, old and new value of every field that differs between two configurations, as `to_plain` gives them.
 
     `part`: their name, if they are parts of other configurations, such as "agent".
@@ -250,7 +334,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], part: str = "") 
             yield name, before.get(name), after.get(name)
 
 
-def from_plain(kind: Any, plain: Any) -> Any:
+def from_plain(kind: type[Config], plain: object) -> Config:
     """The configuration of a class that `to_plain` took apart.
 
     Raises a ValueError if a field is unknown or impossible, or the core's name is unknown.
@@ -258,7 +342,7 @@ def from_plain(kind: Any, plain: Any) -> Any:
     return _build(kind, plain, "config", kind.cores)
 
 
-def checkpoint_place(config: Any, run: Run, *allowed: str | None) -> Path | str:
+def checkpoint_place(config: Configuration, run: Run, *allowed: str | None) -> Path | str:
     """Where the checkpoints of a run with a configuration are: in its folder, or at a URL.
 
     Raises a ValueError for a URL that is not among those that the user has typed, joined by commas; see `Trust` in
@@ -267,7 +351,11 @@ def checkpoint_place(config: Any, run: Run, *allowed: str | None) -> Path | str:
     url = getattr(config, "checkpoint_url", None)
     if not url:
         return run.path
-    known = [name for names in allowed if names for name in (names, *names.split(","))]
+    known: set[str] = set()
+    for names in allowed:
+        if names:
+            # A URL may have commas in it, so that the whole text may also be one.
+            known |= {names, *names.split(",")}
     if url not in known:
         raise ValueError(
             f"{run} has its checkpoints at a URL: expected one that is allowed; if you trust it, --allow {url}"
@@ -275,7 +363,7 @@ def checkpoint_place(config: Any, run: Run, *allowed: str | None) -> Path | str:
     return url
 
 
-def permissions(*configs: Any) -> str:
+def permissions(*configs: Configuration) -> str:
     """The words behind a command that allow what runs name: the user's own code, and URLs; empty if there is none."""
     from envs import foreign_code  # here, because it imports the environments
 
@@ -302,7 +390,15 @@ def read_url(url: str) -> RunConfig:
         raise ValueError(f"{checkpoint.path}: {error}") from error
 
 
-def read_config(run: Run, kind: Any = RunConfig) -> Any:
+@overload
+def read_config(run: Run) -> RunConfig: ...
+
+
+@overload
+def read_config(run: Run, kind: type[Config]) -> Config: ...
+
+
+def read_config(run: Run, kind: Any = RunConfig) -> Configuration:
     """The configuration of a run, of a class such as `RunConfig`.
 
     Raises:
@@ -320,7 +416,7 @@ def read_config(run: Run, kind: Any = RunConfig) -> Any:
         raise ValueError(f"{run.config_file}: {error}") from error
 
 
-def _build(kind: Any, plain: Any, where: str, cores: Mapping[str, type]) -> Any:
+def _build(kind: Any, plain: object, where: str, cores: Mapping[str, type]) -> Any:
     """A value of a type, such as a dataclass of others, from what JSON can hold; `where` names it in errors."""
     is_core = bool(set(cores.values()) & set(typing.get_args(kind)))
     if not is_core and not dataclasses.is_dataclass(kind):
@@ -329,16 +425,20 @@ def _build(kind: Any, plain: Any, where: str, cores: Mapping[str, type]) -> Any:
         return plain
     if not isinstance(plain, dict):
         raise ValueError(f"{where}: expected an object, got {abbreviate(plain)}")
+
+    # The names of the run's kind and of its core are in the file, and are no fields.
     plain = {name: value for name, value in plain.items() if name != "kind"}
     if is_core:
         name = plain.pop("name", None)
-        if name not in list(cores):  # a list, because JSON's values need not be hashable
+        if not isinstance(name, str) or name not in cores:
             raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {abbreviate(name)}")
         kind = cores[name]
 
     # Its fields, which may be configurations, too; it checks their values itself.
     hints = typing.get_type_hints(kind)
-    fields = {name: _build(hints.get(name), value, f"{where}.{name}", cores) for name, value in plain.items()}
+    fields = {}
+    for name, value in plain.items():
+        fields[name] = _build(hints.get(name), value, f"{where}.{name}", cores)
     try:
         return kind(**fields)
     except TypeError as error:  # an unknown or a missing field

@@ -46,6 +46,7 @@ def program(name: str = "compressive") -> str:
 
     It is the name where the shell finds that, else the path beside this program, such as .venv/bin/compressive.
     """
+    # A virtual environment need not be activated.
     beside = Path(sys.argv[0]).with_name(name)
     if beside.is_file() and not shutil.which(name):
         return shlex.quote(str(beside))
@@ -89,6 +90,7 @@ class LiveLine:
     def show(self, share: float, head: str, fields: Sequence[str]) -> None:
         """Shows the share done of 1, the same in words, and other fields, the most important first."""
         share_before, _, _ = self.shown
+        # The end is printed even if it is soon after the line before.
         is_complete = share >= 1 > share_before
         share = min(1.0, share)
         self.shown = share, head, fields
@@ -103,6 +105,7 @@ class LiveLine:
 
     def __rich__(self) -> RenderableType:
         share, head, fields = self.shown
+        # The bar has what the first line leaves; in a narrow terminal there is none.
         first: list[RenderableType] = []
         width = min(24, self.console.width - len(f"{self.activity}    {head}"))
         if width > 0:

@@ -1,9 +1,9 @@
 """What a run learns one after the other: its stages, the episodes of the present one, and the run it starts from."""
 
 import dataclasses
+import itertools
 import math
 from collections import deque
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from actors.evaluation import correct_fraction
 from agent import Agent
 from envs import mean_normalised, require_consent, tasks
 from storage.checkpoints import load_weights
-from storage.files import Json, abbreviate, require_schema
+from storage.files import Json, Schema, abbreviate, require_schema
 from storage.run import Run
 from training.config import RunConfig, checkpoint_place, differences, read_config, to_plain
 from training.factories import interface, require_interface
@@ -23,7 +23,7 @@ EPISODES = 200
 STAGES = 32
 """Most environments of a run, the last one included."""
 NUMBERS = dict.fromkeys(("steps", "environment", "actor_id", "version"), int)
-EPISODE: dict[str, Any] = {"score": float, **NUMBERS, "metrics": {str: float}, "task": str}
+EPISODE: dict[str, Schema] = {"score": float, **NUMBERS, "metrics": {str: float}, "task": str}
 STAGE = {"number": int, "begin": int, "env": str}
 
 
@@ -48,7 +48,7 @@ class Curriculum:
             raise ValueError(f"stages: expected at most {STAGES - 1}, got {len(config.stages)}")
         # One network plays all stages, so they need the same interface.
         last = interface(config.env)
-        columns = len(tasks(config.env))
+        columns = len(tasks(config.env))  # of PopArt
         for env in config.environments:
             count = len(tasks(env))
             if config.actors.num_actors < count:
@@ -84,8 +84,11 @@ class Curriculum:
         if all(len(episodes) == EPISODES for episodes in self.recent.values()):
             measured["correct"] = self.correct()
             measured["return"] = self.mean_return()
-        limits = self.stages[self.number].limits
-        return any(name in measured and measured[name] >= limit for name, limit in limits.items())
+        # One limit that is reached ends the stage.
+        for name, limit in self.stages[self.number].limits.items():
+            if name in measured and measured[name] >= limit:
+                return True
+        return False
 
     def stream(self, generation: int) -> int:
         """What separates the episodes of stages and resumptions; see `factories.make_actor`."""
@@ -93,13 +96,18 @@ class Curriculum:
 
     def remember(self, episodes: list[Episode]) -> None:
         """Keeps episodes by task; those without a task belong to the first."""
+        # Environments of one task need not name it.
         first = next(iter(self.recent))
         for episode in episodes:
             self.recent[episode.task or first].append(episode)
 
     def scores(self) -> dict[str, float]:
         """Mean return over the last episodes of each task that has had any."""
-        return {task: float(np.mean([e.score for e in episodes])) for task, episodes in self.recent.items() if episodes}
+        scores = {}
+        for task, episodes in self.recent.items():
+            if episodes:
+                scores[task] = float(np.mean([episode.score for episode in episodes]))
+        return scores
 
     def mean_return(self) -> float:
         """Mean over tasks of their scores; NaN without episodes."""
@@ -110,7 +118,11 @@ class Curriculum:
 
     def correct(self) -> float:
         """Share of correct choices over the last episodes of all tasks; NaN without choices."""
-        return correct_fraction([episode for episodes in self.recent.values() for episode in episodes])
+        return correct_fraction(self._episodes())
+
+    def _episodes(self) -> list[Episode]:
+        """The last episodes of all tasks."""
+        return list(itertools.chain(*self.recent.values()))
 
     def texts(self) -> tuple[str, ...]:
         """Scores, and the stage if there are several, for a display."""
@@ -136,7 +148,8 @@ class Curriculum:
         # Over all tasks.
         scores = self.scores()
         row = {"episode/return": self.mean_return(), "episode/correct_choices": self.correct()}
-        row |= {f"episode/{name}": value for name, value in mean_normalised(scores).items()}
+        for name, value in mean_normalised(scores).items():
+            row[f"episode/{name}"] = value
         # Of each task.
         if len(self.recent) > 1:
             row["tasks/seen"] = float(len(scores))
@@ -144,14 +157,15 @@ class Curriculum:
             for task, score in scores.items():
                 row[f"{task}/return"] = score
                 row[f"{task}/correct_choices"] = correct_fraction(list(self.recent[task]))
-                row |= {f"{task}/{name}": value for name, value in mean_normalised({task: score}).items()}
+                for name, value in mean_normalised({task: score}).items():
+                    row[f"{task}/{name}"] = value
         if len(self.stages) > 1:
             row["stage"] = self.number + 1.0
         return row
 
     def pack(self) -> Json:
         """The state for a checkpoint, which JSON can hold."""
-        recent = [dataclasses.asdict(episode) for episodes in self.recent.values() for episode in episodes]
+        recent = [dataclasses.asdict(episode) for episode in self._episodes()]
         stage = {"number": self.number, "begin": self.begin, "env": self.stages[self.number].env}
         return {"recent": recent, "stage": stage}
 
@@ -170,8 +184,14 @@ class Curriculum:
         if own != stage["env"]:
             raise ValueError(f"stages: expected number {number + 1} to be {abbreviate(stage['env'])}, got {own}")
         self.enter(number, stage["begin"])
-        episodes = [Episode(**{name: episode[name] for name in EPISODE}) for episode in state["recent"]]
-        others = {episode.task for episode in episodes} - {"", *self.recent}
+
+        # And so must the tasks of its episodes. A file may have more fields than are known here.
+        episodes = []
+        for fields in state["recent"]:
+            known = {name: fields[name] for name in EPISODE}
+            episodes.append(Episode(**known))
+        tasks_played = {episode.task for episode in episodes}
+        others = tasks_played - {"", *self.recent}
         if others:
             expected = ", ".join(self.recent)
             got = abbreviate(min(others))
@@ -196,8 +216,13 @@ def inherit(config: RunConfig, agent: Agent, allow: str | None = None) -> RunCon
         return config
     source = Run(config.from_run)
     other = read_config(source)
-    for name, expected, got in differences(to_plain(other)["agent"], to_plain(config)["agent"], "agent"):
+    # Its weights fit only the same network.
+    theirs = to_plain(other)["agent"]
+    ours = to_plain(config)["agent"]
+    for name, expected, got in differences(theirs, ours, "agent"):
         raise ValueError(f"{name}: expected {expected} as in {source}, got {got}")
+
+    # It may be another person's, so that its environments and its URL need a permission.
     require_consent(other.env, allow, *config.environments)
     place = checkpoint_place(other, source, allow)
     require_interface(config.env, other.env)

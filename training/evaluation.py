@@ -6,12 +6,13 @@ Seeds are never shared with training, and those of filmed episodes not with eval
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from actors import Actor, ActorsConfig, Episode
+from actors.actor import Player
 from actors.evaluation import ScriptedActor, play_episodes
 from actors.intervals import mean_interval, share_interval
 from actors.recording import Recording, record_episodes
@@ -73,6 +74,7 @@ def load_trained_agent(
 
 def make_evaluator(config: RunConfig, agent: Agent, rows: int, seed: int, sample: bool, env: str, film: bool) -> Actor:
     """An actor whose seed depends on the run's seed, its own, and whether it is filmed."""
+    # What people see in a film is not what was measured.
     branch = [config.seed, EVALUATION_SEED, seed, int(film)]
     own_seed = int(np.random.SeedSequence(branch).generate_state(1)[0])
     envs = make_vector(env, rows)
@@ -96,6 +98,7 @@ def play(
         env: by default the tasks on which the run is tested.
         progress: called with the number of episodes so far, over all tasks.
     """
+    # More environments than episodes would play in vain.
     rows = min(64, config.actors.envs_per_actor, episodes)
 
     def make(task: str) -> Actor:
@@ -106,7 +109,8 @@ def play(
 
 def evaluate(config: RunConfig, agent: Agent, progress: Callable[[int], None] = lambda done: None) -> Json:
     """The summary of the evaluation that a run's configuration asks for; the agent may be on any device."""
-    copied = copy.deepcopy(agent).to("cpu")  # a copy is not compiled
+    # The agent goes on learning where it is. A copy is not compiled, so that other shapes cost nothing.
+    copied = copy.deepcopy(agent).to("cpu")
     episodes = play(config, copied, config.eval_episodes, progress=progress)
     return summarize(episodes, held_out(config.env))
 
@@ -125,7 +129,7 @@ def play_script(
 
 
 def _play(
-    make: Callable[[str], Any], env: str, episodes: int, max_steps: int, progress: Callable[[int], None]
+    make: Callable[[str], Player], env: str, episodes: int, max_steps: int, progress: Callable[[int], None]
 ) -> list[Episode]:
     """Plays episodes of each task of an environment by the actor that `make` makes for it."""
     played: list[Episode] = []
@@ -158,6 +162,7 @@ def record(
     `record_episodes`.
     """
     shown = tasks(env or held_out(config.env))[0]
+    # People see nothing in a vector.
     has_images = len(interface(shown).observation_shape) == 3
     if not has_images:
         shown = drawing(shown)
@@ -186,10 +191,17 @@ def summarize(episodes: list[Episode], env: str) -> Json:
     names = tasks(env)
     if len(names) == 1:
         return _summarize(episodes, env)
-    by_task = {task: [episode for episode in episodes if episode.task == task] for task in names}
-    parts = [_summarize(played, task) for task, played in by_task.items()]
-    mean_scores = {part["environment"]: part["return"]["mean"] for part in parts}
-    interval = mean_interval(*(_scores(played) for played in by_task.values()))
+    parts = []
+    scores = []
+    mean_scores = {}
+    for task in names:
+        played = [episode for episode in episodes if episode.task == task]
+        part = _summarize(played, task)
+        parts.append(part)
+        scores.append(_scores(played))
+        mean_scores[task] = part["return"]["mean"]
+    # Episodes are drawn within their task, so that each task keeps its weight.
+    interval = mean_interval(*scores)
     return {
         "environment": env,
         "episodes": len(episodes),
@@ -210,18 +222,24 @@ def _known(mean: float, low: float, high: float) -> dict[str, float]:
     return {"mean": mean, "low": low, "high": high}
 
 
-def as_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+def as_metrics(summary: Json) -> dict[str, float]:
     """The scores of a summary and the ends of their intervals as metrics, "evaluation/return" and alike."""
-    found = {"episodes": float(summary["episodes"])}
+    found = {"evaluation/episodes": float(summary["episodes"])}
     for name, value in summary.items():
+        metric = f"evaluation/{name}"
         if isinstance(value, dict):
-            found[name] = value["mean"]
-            found |= {f"{name}_{end}": value[end] for end in ("low", "high") if end in value}
+            found[metric] = value["mean"]
+            # A single episode has no interval.
+            for end in ("low", "high"):
+                if end in value:
+                    found[f"{metric}_{end}"] = value[end]
         elif name in SCALES:
-            found[name] = value
+            found[metric] = value
             if f"{name}_interval" in summary:
-                found[f"{name}_low"], found[f"{name}_high"] = summary[f"{name}_interval"]
-    return {f"evaluation/{name}": value for name, value in found.items()}
+                low, high = summary[f"{name}_interval"]
+                found[f"{metric}_low"] = low
+                found[f"{metric}_high"] = high
+    return found
 
 
 def _summarize(episodes: list[Episode], env: str) -> Json:

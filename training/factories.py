@@ -3,16 +3,16 @@
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import gymnasium
 import numpy as np
 import torch
 
 from actors import Actor, LocalPool, Pool
-from actors.actor import check_environment
+from actors.interface import Interface, read_interface
 from agent import Agent
 from agent.core import state_bytes
+from agent.encoders import parts_of
 from agent.memory_check import build_network
 from agent.precision import resolve_precision
 from envs import limit_calls, make_vector, tasks
@@ -27,22 +27,6 @@ if TYPE_CHECKING:
 
 REPLAY_BYTES = 2_000_000_000
 """Most bytes of replayed unrolls in a checkpoint."""
-
-
-class Interface(NamedTuple):
-    """What an agent must know of an environment: shapes, frames per agent step, and the number of word ids (0: no
-    instructions)."""
-
-    observation_shape: tuple[int, ...]
-    num_actions: int
-    action_repeat: int
-    vocabulary: int = 0
-
-    def __str__(self) -> str:
-        seen = f"observations {list(self.observation_shape)}"
-        if self.vocabulary:
-            seen += f", instructions of {self.vocabulary} words"
-        return f"{seen}, {self.num_actions} actions and {self.action_repeat} frames a step"
 
 
 @functools.cache
@@ -64,15 +48,7 @@ def interface(env: str) -> Interface:
         return first
     envs = make_vector(env, 1)
     try:
-        check_environment(envs)
-        space: Any = envs.single_observation_space
-        vocabulary = 0
-        if isinstance(space, gymnasium.spaces.Dict):
-            vocabulary = int(space["instruction"].high.max()) + 1  # type: ignore[attr-defined]
-            space = space["image"]
-        num_actions = int(envs.single_action_space.n)  # type: ignore[attr-defined]
-        action_repeat = int(envs.metadata.get("action_repeat", 1))
-        return Interface(space.shape or (), num_actions, action_repeat, vocabulary)
+        return read_interface(envs)
     finally:
         close(envs, env)
 
@@ -88,9 +64,9 @@ def require_interface(env: str, like: str) -> None:
 def make_agent(config: RunConfig) -> Agent:
     """The run's network with new weights, drawn from torch's global generator."""
     names = tasks(config.env)
-    shape, num_actions, _, vocabulary = interface(names[0])  # the trainer compares all tasks, once
+    shape, actions, _, vocabulary = interface(names[0])  # the trainer compares all tasks, once
     popart_tasks = len(names) if config.learner.popart else 0
-    build = functools.partial(Agent, config.agent, shape, num_actions, vocabulary, popart_tasks)
+    build = functools.partial(Agent, config.agent, shape, actions, vocabulary, popart_tasks)
     return build_network(build, config.agent, config.actors.envs_per_actor)
 
 
@@ -108,7 +84,8 @@ def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: i
     limit_calls(config.actors.step_seconds)
     names = tasks(env or config.env)
     task = names[actor_id % len(names)]
-    envs = make_vector(task, config.actors.envs_per_actor, episode_stream(generation, actor_id, incarnation))
+    stream = episode_stream(generation, actor_id, incarnation)
+    envs = make_vector(task, config.actors.envs_per_actor, stream, actors=config.actors.num_actors)
     agent = make_agent(config)
     actors = config.actors
     return Actor(envs, agent, actor_id, seed, task=task, device=actors.device, precision=actors.precision)
@@ -207,8 +184,10 @@ def unroll_bytes(config: RunConfig, agent: Any) -> int:
     """Size of an actor's unroll."""
     actors = config.actors
     shape = interface(config.env).observation_shape
-    is_image = len(shape) == 3
-    bytes_a_value = 1 if is_image else 4
-    observation = math.prod(shape) * bytes_a_value
+    observation = 0
+    for part in parts_of(shape) or (shape,):
+        is_image = len(part) == 3
+        bytes_a_value = 1 if is_image else 4
+        observation += math.prod(part) * bytes_a_value
     state = state_bytes(agent.initial_state(1))
     return actors.envs_per_actor * ((actors.unroll_length + 1) * observation + state)

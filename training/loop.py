@@ -17,16 +17,17 @@ from learner.replica import Replica
 from storage import checkpoints
 from storage.checkpoints import Checkpoint, pack_learner, unpack_learner
 from storage.errors import StorageError, UserError, user_errors
-from storage.files import Json, require_schema, write_json
-from storage.metrics import MetricsWriter
+from storage.files import Json, Schema, require_schema, write_json
+from storage.metrics import Layout, MetricsWriter
 from storage.provenance import note_launch
 from storage.run import LOST, Run
 from storage.serialization import Parts, restore_rng, rng_state
-from training.config import to_plain
+from training.config import Configuration, to_plain
 from training.progress import Clock, Progress
 
 if TYPE_CHECKING:
     from learner.group import MakeReplica
+    from training.cluster import HeadWatch
 
 
 class Stopped(Exception):
@@ -44,12 +45,12 @@ class Training(ABC):
         restored: the checkpoint from which the run was resumed.
     """
 
-    state_schema: ClassVar[dict[str, Any]]
-    """Schema of a checkpoint's state; see `require_schema`."""
-    charts: ClassVar[dict[str, dict[str, list[Any]]] | None] = None
+    state_schema: ClassVar[Schema]
+    """Of what checkpoints of such a run have as state."""
+    charts: ClassVar[Layout | None] = None
     """TensorBoard's custom charts."""
 
-    def __init__(self, config: Any, run: Run, learner: Replica, on_ray: bool) -> None:
+    def __init__(self, config: Configuration, run: Run, learner: Replica, on_ray: bool) -> None:
         self.config = config
         self.run = run
         self.learner = learner
@@ -96,12 +97,14 @@ class Training(ABC):
         """Starts what `update` needs; it is closed with the stack. `placing`: further arguments of `LearnerGroup`."""
         stack.callback(setattr, self, "updater", self.learner)
         if self.config.learners > 1:
+            # Only here, because it imports Ray.
             from learner.group import LearnerGroup
 
-            count, device, seed = self.config.learners, self.config.learner.device, self.config.seed
+            config = self.config
+            make = self.make_replica()
             try:
                 group = LearnerGroup(
-                    self.learner, self.make_replica(), count, device, seed, check=self.check, **placing
+                    self.learner, make, config.learners, config.learner.device, config.seed, check=self.check, **placing
                 )
             except ValueError as error:
                 raise UserError(str(error)) from error
@@ -144,13 +147,14 @@ class Training(ABC):
                         self.save_new()
                 self.save_new()
             except (FloatingPointError, StorageError):
+                # The weights cannot be used, or there is no place to write them to.
                 raise
             except Exception:
                 self._rescue()
                 raise
         self.run.require()
 
-    def _watch_head(self, stack: ExitStack) -> Any:
+    def _watch_head(self, stack: ExitStack) -> "HeadWatch | None":
         """Watches the head of the Ray cluster that the run is on; None if it is on none."""
         if not self.on_ray:
             return None
@@ -192,7 +196,7 @@ class Training(ABC):
         if not new:
             self.restore()
 
-    def finish(self, evaluation: Mapping[str, Any]) -> None:
+    def finish(self, evaluation: Mapping[str, object]) -> None:
         """Writes the evaluation of the trained run: last, because it marks the run as finished."""
         write_json(self.run.evaluation_file(), evaluation)
 
@@ -241,6 +245,7 @@ class Training(ABC):
         from_environments = isinstance(cause, NotFinite) and cause.from_environments
         if not isinstance(cause, FloatingPointError) or from_environments:
             return ""
+        # The least rate of a schedule may not be above its largest.
         rate = self.config.learner.learning_rate / 4
         options = f" --learner.learning-rate {rate:.3g}"
         if rate < getattr(self.config.learner, "least_learning_rate", 0):
@@ -249,20 +254,25 @@ class Training(ABC):
 
     def _begin(self, stack: ExitStack) -> None:
         self.start(stack)
+        # After `start`, which draws random numbers.
         if self.restored:
-            restore_rng(self.restored.state["rng"])  # after `start`, which draws random numbers
+            restore_rng(self.restored.state["rng"])
+        # A new run can be resumed from now on.
         if self.saved is None:
             self.run.path.mkdir(parents=True, exist_ok=True)
             self.save()
         note_launch(self.run, self.step)
-        with suppress(FileNotFoundError):  # of fewer steps than the run will have
+        # An evaluation marks a run as finished. This one is of fewer steps than the run will have.
+        with suppress(FileNotFoundError):
             self.run.evaluation_file().rename(self.run.evaluation_file(f"at-{self.step}"))
+        # Nodes of a cluster show the metrics as well.
         gauges = None
         if self.on_ray:
             from training.cluster import RayGauges
 
             gauges = RayGauges(self.run.name).set
         self.writer = stack.enter_context(MetricsWriter(self.run.path, self.step, gauges, self.charts))
+        # Time until here is no training.
         self.clock = Clock(self.clocked)
         self.publish()
 
@@ -274,27 +284,33 @@ class Training(ABC):
             metrics = self.update()
             show(self.progress())
             self.log(metrics)
+            # After the row of metrics, which the checkpoint's step includes.
             if time.monotonic() - saved > self.config.checkpoint_seconds:
                 self.save_new()
                 saved = time.monotonic()
 
     def save_new(self) -> Path | str | None:
         """Writes a checkpoint if there is something new to save; returns where the newest is."""
+        # A stop may come at once after a checkpoint.
         if self.saved_version != self.learner.version:
             self.save()
         return self.saved
 
     def _rescue(self) -> None:
         """Saves what was learned before an error, and if need be without the learners on Ray."""
-        for updater in (self.updater, self.learner):  # the optimizer of the second may be that of the last checkpoint
+        # The group of learners may be lost. The copy has their weights, but maybe the optimizer of the last checkpoint.
+        for updater in (self.updater, self.learner):
             if self.saved is not None and self.saved_version != self.learner.version:
+                # The error that is raised already says more than one of the rescue.
                 with suppress(Exception):
                     self.save(updater, rescue=True)
 
     def save(self, updater: Any = None, rescue: bool = False) -> None:
         """Writes a checkpoint of an updater, `self.updater` unless given; see `pack` for `rescue`."""
+        # Nothing is written into a folder that has taken the place of this run's.
         if self.place == self.run.path:
             self.run.require()
+
         # Of all that the run has learned, the learner's part is the same for every kind of model.
         parts, counters = pack_learner((updater or self.updater).state_dict())
         more_parts, more_state = self.pack(rescue)
@@ -322,7 +338,7 @@ class Training(ABC):
             require_schema(checkpoint.state, self.state_schema, "state")
             restore_rng(checkpoint.state["rng"])  # an error before any work, if it cannot be
             self.unpack(checkpoint.state)
-            self.learner.load_state_dict(unpack_learner(checkpoint, self.state_schema["learner"]))
+            self.learner.load_state_dict(unpack_learner(checkpoint))
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"{checkpoint.path} does not fit {self.run.config_file}: {error}") from error
         self.restored = checkpoint

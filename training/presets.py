@@ -58,6 +58,36 @@ def cpu(core: str = "compressive") -> RunConfig:
     )
 
 
+def general(core: str = "compressive") -> RunConfig:
+    """Any environment with any observations, actions and rewards, on a CPU core; the preset of `gym:` and `dm:`.
+
+    Values are normalized by PopArt, so that neither the size of rewards nor the length of episodes matters. Every
+    unroll is learned from four times, since steps of other people's environments cost more than updates.
+    """
+    config = small_network(core)
+    return dataclasses.replace(
+        config,
+        preset="general",
+        env="gym:CartPole-v1",
+        frames=1_000_000,
+        agent=dataclasses.replace(config.agent, torso_size=128, reconstruction_cost=0.0),
+        learner=dataclasses.replace(
+            config.learner,
+            learning_rate_schedule="linear",
+            schedule_start=0.4,
+            adam_beta2=0.99,
+            discount=0.99,
+            lambda_=0.95,
+            entropy_cost=1e-2,
+            reward_clipping="none",
+            popart=True,
+            max_gradient_norm=0.5,
+        ),
+        replay=ReplayConfig(share=0.75, unrolls=16),
+        actors=dataclasses.replace(config.actors, num_actors=1, envs_per_actor=32),
+    )
+
+
 def level(core: str = "compressive") -> RunConfig:
     """The level itself, halved to 36 x 48 pixels, on two CPU cores in an hour or two.
 
@@ -223,6 +253,7 @@ def popgym(core: str = "compressive") -> RunConfig:
 
 PRESETS: dict[str, Callable[[str], RunConfig]] = {
     "cpu": cpu,
+    "general": general,
     "level": level,
     "memory": memory,
     "paper": paper,
@@ -232,6 +263,24 @@ PRESETS: dict[str, Callable[[str], RunConfig]] = {
     "minigrid-pixels": minigrid_pixels,
     "popgym": popgym,
 }
+
+
+GENERAL = ("gym:", "dm:", "envpool:")
+"""How the names of environments begin whose runs have the preset `general` unless another is named."""
+
+
+def preset_of(env: str | None) -> str:
+    """The name of the preset of an environment's runs, if none was named; `env` is None for the preset's own."""
+    if env is not None and env.startswith(GENERAL):
+        return "general"
+    return "cpu"
+
+
+def describe_preset(name: str) -> str:
+    """A preset's name, and why it may have been chosen."""
+    if name == "general":
+        return "general, for any environment of gym: and dm: (--preset names another)"
+    return name
 
 
 make_preset = functools.partial(find_preset, PRESETS, CORES)

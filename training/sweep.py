@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
 
 import torch
 
@@ -23,7 +22,7 @@ from storage.errors import UserError
 from storage.files import Json, read_json, replacing, require_schema, write_json
 from storage.metrics import write_hparams
 from storage.run import Run
-from training.config import by_full_name, from_plain, to_plain
+from training.config import Config, Configuration, RunConfig, by_full_name, from_plain, to_plain
 from training.console import LiveLine, duration, quantity, say
 from training.signals import StopRequest
 
@@ -32,8 +31,6 @@ STOP = ".stop"
 """File in the sweep's folder: trials write a checkpoint and end as soon as it exists."""
 OWN = ("--core", "--seed", "--run", "--resume", "--local", "--ray-address", "--threads", "--checkpoint-url")
 """Options of training commands that a sweep decides itself."""
-CORE_FIELDS = {"launch": "agent.core", "text": "model.core", "speech": "model", "images": "model"}
-"""The field of the core in a configuration, by kind of run."""
 DATA = {"env", "corpus", "path", "corpus.path"}
 """Fields that say what is learned; variants are compared on equal data."""
 IGNORED = {"kind", "preset", "seed", "log_every", "checkpoint_seconds", "keep_checkpoints", "checkpoint_url"}
@@ -50,23 +47,27 @@ LOCK_SECONDS = 60.0
 """How long to wait for the process of a trial whose driver was killed: Ray ends it within half a minute."""
 Axis = tuple[str, tuple[str, ...]]
 """A field of the configuration, such as "agent.core.compression_rate", and its values as words."""
+Train = Callable[..., object]
+"""Trains or resumes a run, and evaluates it: `train(config, run, *, stop, show, patience)`, in a process of its own;
+returns something true if the run is finished."""
 
 
 def make_trials(
-    kind: Any,
-    parse: Callable[[list[str]], Any],
-    preset: str,
+    kind: type[Config],
+    parse: Callable[[list[str]], Config],
+    preset: str | None,
     cores: Sequence[str],
     rates: Sequence[str],
     seeds: Sequence[int],
     vary: Sequence[Axis],
     options: Sequence[str],
-) -> Json:
+) -> dict[str, Config]:
     """The configurations of a grid by the trial's name, seeds outermost: all variants have one run before any has two.
 
     Args:
         kind: class of the configurations, such as `RunConfig`.
         parse: the configuration of the words of a command line.
+        preset: where all other values come from; None for that which `parse` chooses.
         cores: names in `kind.cores`; the compressive core is added if there are rates, and the default is that alone.
         rates: compression rates of the compressive core; none for the preset's.
         vary: other fields with their values; a field that only some cores have is varied for those alone.
@@ -76,7 +77,6 @@ def make_trials(
         UserError: if a name or value is impossible, or nothing differs.
     """
     # Rates ask for the compressive core; without any, it is the only one.
-    core_field = CORE_FIELDS[kind.kind]
     _require_grid(kind, cores, rates, seeds, vary, options)
     cores = list(cores) or ["compressive"]
     if rates and "compressive" not in cores:
@@ -85,30 +85,39 @@ def make_trials(
     # Each core with every combination of the fields that it has, as words of the command that trains it.
     variants = []
     for core in cores:
-        axes = [(name, values) for name, values in vary if _has(kind, core, name)]
+        axes = [axis for axis in vary if _has(kind, core, axis[0])]
         if rates and core == "compressive":
-            axes = [(f"{core_field}.compression_rate", tuple(rates)), *axes]
-        words = ["--preset", preset, "--core", core, *_options_of(kind, core, options)]
-        choices = [[f"--{name}={value}" for value in values] for name, values in axes]
-        variants += [parse([*words, *chosen]) for chosen in itertools.product(*choices)]
+            axes.insert(0, (f"{kind.core_field}.compression_rate", tuple(rates)))
+        words = ["--core", core, *_options_of(kind, core, options)]
+        if preset is not None:
+            words += ["--preset", preset]
+        choices = []
+        for name, values in axes:
+            choices.append([f"--{name}={value}" for value in values])
+        for chosen in itertools.product(*choices):
+            variants.append(parse([*words, *chosen]))
     if len(variants) < 2:
         raise UserError("expected something to compare: several --cores or --rates, or --vary FIELD VALUE VALUE")
 
     # Names say in what the variants differ, and what they learn from if that differs.
     data = [_data(variant) for variant in variants]
+    titles = label(variants)
+    if len(set(data)) > 1:
+        titles = [f"{title}-{learned_from}" for title, learned_from in zip(titles, data)]
     trials = {}
     for seed in seeds:
-        for text, variant, learned_from in zip(label(variants), variants, data):
-            where = f"-{learned_from}" if len(set(data)) > 1 else ""
-            name = re.sub(r"[^a-z0-9.]+", "-", f"{text}{where}-seed-{seed}".lower())
+        for title, variant in zip(titles, variants):
+            # Names are those of folders.
+            name = re.sub(r"[^a-z0-9.]+", "-", f"{title}-seed-{seed}".lower())
             trials[name] = dataclasses.replace(variant, seed=seed)
+    # Two variants of one name differ in nothing that a variant can differ in.
     if len(trials) < len(variants) * len(seeds):
         raise UserError("vary: expected fields that make a difference; two variants are the same run")
     return trials
 
 
 def _require_grid(
-    kind: Any,
+    kind: type[Configuration],
     cores: Sequence[str],
     rates: Sequence[str],
     seeds: Sequence[int],
@@ -126,43 +135,50 @@ def _require_grid(
         known = any(_has(kind, core, name) for core in kind.cores)
         if not values or not known or name in ("preset", "seed", "core"):
             expected = "a field of the configuration other than preset, core and seed, and its values, as in "
-            example = f"{CORE_FIELDS[kind.kind]}.compression mean max"
+            example = f"{kind.core_field}.compression mean max"
             raise UserError(f"vary: expected {expected}{example}, got {' '.join((name, *values))}")
 
 
-def _data(config: Any) -> str:
+def _data(config: Configuration) -> str:
     """What a run learns from, in one text."""
     fields = by_full_name(to_plain(config))
-    return " ".join(str(fields.get(name) or "") for name in sorted(DATA)).strip()
+    # A configuration has some of these fields, and some of those may be None.
+    values = [str(fields.get(name) or "") for name in sorted(DATA)]
+    return " ".join(values).strip()
 
 
-def _has(kind: Any, core: str, name: str) -> bool:
+def _has(kind: type[Configuration], core: str, name: str) -> bool:
     """Whether a field has a meaning for a core; fields outside of the core's configuration always have."""
-    own = name.removeprefix(f"{CORE_FIELDS[kind.kind]}.")
-    if own == name or core not in kind.cores:
+    own = name.removeprefix(f"{kind.core_field}.")
+    is_of_a_core = own != name
+    if not is_of_a_core or core not in kind.cores:
         return True
-    names = {each.name for each in dataclasses.fields(kind.cores[core])}
-    return own in names and (core == "compressive" or not own.startswith("compress"))
+    names = {each.name for each in dataclasses.fields(kind.cores[core])}  # type: ignore[arg-type]
+    # Configurations of Transformer-XL inherit fields about compression, which it has not.
+    compresses = core == "compressive" or not own.startswith("compress")
+    return own in names and compresses
 
 
-def _options_of(kind: Any, core: str, options: Sequence[str]) -> Iterator[str]:
+def _options_of(kind: type[Configuration], core: str, options: Sequence[str]) -> Iterator[str]:
     """The options without those of other cores; what no core has remains, so that the parser refuses it."""
     keep = True
     for word in options:
         if word.startswith("--"):
             name = word.removeprefix("--").partition("=")[0].replace("-", "_")
-            keep = _has(kind, core, name) or not any(_has(kind, other, name) for other in kind.cores)
+            is_of_others = any(_has(kind, other, name) for other in kind.cores)
+            keep = _has(kind, core, name) or not is_of_others
+        # The values of an option follow it, and go with it.
         if keep:
             yield word
 
 
-def label(configs: Sequence[Any]) -> list[str]:
+def label(configs: Sequence[Configuration]) -> list[str]:
     """A name for each configuration of one kind: its core and the fields in which it differs from another.
 
     Runs of one label are runs of one variant. Fields of a core are compared between configurations of that core only.
     Transformer-XL without memory is `local`.
     """
-    core = CORE_FIELDS[configs[0].kind]
+    core = configs[0].core_field
     fields = [by_full_name(to_plain(config)) for config in configs]
     for own in fields:
         if own[f"{core}.name"] == "transformer-xl" and own.get(f"{core}.memory_size") == 0:
@@ -175,17 +191,22 @@ def label(configs: Sequence[Any]) -> list[str]:
         for name, value in own.items():
             if name in IGNORED:
                 continue
+
             # A field of the core says nothing about another core.
             rivals = fields
             if name.startswith(f"{core}."):
                 rivals = [other for other in fields if other[f"{core}.name"] == own_core]
             if any(other.get(name) != value for other in rivals):
                 parts.append(_difference(name, value))
-        labels.append(f"{own_core} ({', '.join(parts)})" if parts else own_core)
+        # The core alone is enough if it is the only variant with that core.
+        title = own_core
+        if parts:
+            title += f" ({', '.join(parts)})"
+        labels.append(title)
     return labels
 
 
-def _difference(name: str, value: Any) -> str:
+def _difference(name: str, value: object) -> str:
     """A field and its value in a label, as in "rate 4"."""
     own_name = name.rpartition(".")[2]
     shown = SHORT.get(own_name, own_name.replace("_", " "))
@@ -193,16 +214,17 @@ def _difference(name: str, value: Any) -> str:
     return " ".join([shown, *map(str, values)]).strip()
 
 
-def begin(folder: Path, trials: Mapping[str, Any], command: str) -> str:
+def begin(folder: Path, trials: Mapping[str, Configuration], command: str) -> str:
     """Creates the folder of a sweep, or finds the same sweep in it; returns the command that began it."""
     configs = {config.kind: type(config) for config in trials.values()}
-    plain = {name: to_plain(config) for name, config in trials.items()}
+    plain = _plain(trials)
     # The same command again resumes the sweep.
     if (folder / FILE).is_file():
         old, first = read(folder, configs)
-        if {name: to_plain(config) for name, config in old.items()} != plain:
+        if _plain(old) != plain:
             raise UserError(f"{folder} holds another sweep ({first}): expected a new folder, --folder DIR")
         return first
+    # The file of the lock is there before anything else.
     folder.mkdir(parents=True, exist_ok=True)
     if any(path.name != ".lock" for path in folder.iterdir()):
         raise UserError(f"{folder} is not empty and holds no sweep: expected a new folder, --folder DIR")
@@ -210,7 +232,11 @@ def begin(folder: Path, trials: Mapping[str, Any], command: str) -> str:
     return command
 
 
-def read(folder: Path, configs: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _plain(trials: Mapping[str, Configuration]) -> dict[str, Json]:
+    return {name: to_plain(config) for name, config in trials.items()}
+
+
+def read(folder: Path, configs: Mapping[str, type[Config]]) -> tuple[dict[str, Config], str]:
     """The trials of a sweep's folder and the command that began it. `configs`: classes of configurations by kind.
 
     Raises a UserError if the folder is not that of a sweep, or its file cannot be read.
@@ -221,24 +247,22 @@ def read(folder: Path, configs: Mapping[str, Any]) -> tuple[dict[str, Any], str]
     try:
         plain = read_json(path)
         require_schema(plain, {"trials": {str: dict}, "command": str}, "sweep")
+        # All trials of a sweep are of one kind.
         (kind,) = {str(config.get("kind", "launch")) for config in plain["trials"].values()}
         if kind not in configs:
             raise ValueError(f"kind: expected {' or '.join(configs)}, got {kind!r}")
-        return {name: from_plain(configs[kind], config) for name, config in plain["trials"].items()}, plain["command"]
+        trials = {name: from_plain(configs[kind], config) for name, config in plain["trials"].items()}
+        return trials, plain["command"]
     except (ValueError, KeyError, OSError) as error:
         raise UserError(f"{path}: expected a sweep as `compressive compare` writes it, got: {error}") from error
 
 
-def goal(config: Any) -> tuple[str, int]:
-    """The metric that counts what a run has learned from, and its value at the end."""
-    return ("learner/frames", config.frames) if config.kind == "launch" else ("step", config.learner.steps)
-
-
-def is_finished(run: Run, config: Any) -> bool:
+def is_finished(run: Run, config: Configuration) -> bool:
     """Whether a trial has been trained to its end and evaluated."""
-    counter, total = goal(config)
+    counter, total = config.goal
     try:
-        return isinstance(read_json(run.evaluation_file()), dict) and run.last_row().get(counter, 0) >= total
+        is_evaluated = isinstance(read_json(run.evaluation_file()), dict)
+        return is_evaluated and run.last_row().get(counter, 0) >= total
     except (OSError, ValueError):  # there is no evaluation, or a damaged one: the trial is evaluated again
         return False
 
@@ -247,8 +271,10 @@ def failure(run: Run) -> str | None:
     """Why a trial failed, in one line; None if it did not."""
     if not run.error_file.is_file():
         return None
+    # In a traceback, quoted code is indented, and what was raised is not.
     lines = run.error_file.read_text().splitlines()
-    return _one_line("\n".join(line for line in lines if line[:1].strip()))  # without the quoted code
+    said = [line for line in lines if line[:1].strip()]
+    return _one_line("\n".join(said))
 
 
 def _one_line(reason: str) -> str:
@@ -257,30 +283,38 @@ def _one_line(reason: str) -> str:
     return shorten(lines[-1], 240, placeholder=" ...")
 
 
-def hyperparameters(trials: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def hyperparameters(trials: Mapping[str, Configuration]) -> dict[str, Json]:
     """The fields of each trial in which any two of them differ."""
-    fields = {trial: by_full_name(to_plain(config)) for trial, config in trials.items()}
+    fields = {trial: by_full_name(plain) for trial, plain in _plain(trials).items()}
     found: dict[str, Json] = {}
     for trial, own in fields.items():
         found[trial] = {}
         for name, value in own.items():
-            if any(other.get(name) != value for other in fields.values()):
+            varies = any(other.get(name) != value for other in fields.values())
+            if varies:
                 found[trial][name] = value
     return found
 
 
-def bundles_of(config: Any, cpus: float, gpus: float, remote_actors: bool) -> list[dict[str, float]]:
+def bundles_of(config: Configuration, cpus: float, gpus: float, remote_actors: bool) -> list[dict[str, float]]:
     """The bundles of a trial's placement group: one for its own process, and one for each actor outside of it."""
-    bundles = [{"CPU": cpus, "GPU": gpus}]
-    if remote_actors:
-        bundles += [{"CPU": config.actors.cpus, "GPU": config.actors.gpus}] * config.actors.num_actors
-    return [{name: number for name, number in bundle.items() if number} for bundle in bundles]
+    bundles = [_bundle(cpus, gpus)]
+    if remote_actors and isinstance(config, RunConfig):
+        actors = config.actors
+        bundles += [_bundle(actors.cpus, actors.gpus)] * actors.num_actors
+    return bundles
+
+
+def _bundle(cpus: float, gpus: float) -> dict[str, float]:
+    """A bundle without resources of which it has none, as Ray wants it."""
+    resources = {"CPU": cpus, "GPU": gpus}
+    return {name: number for name, number in resources.items() if number}
 
 
 def run_trials(
     folder: Path,
-    trials: Mapping[str, Any],
-    train: Callable[..., Any],
+    trials: Mapping[str, Configuration],
+    train: Train,
     bundles: list[dict[str, float]],
     line: LiveLine,
     stop: StopRequest,
@@ -288,8 +322,7 @@ def run_trials(
     """Runs the trials that are not finished on the connected Ray cluster, as many at a time as it has room for.
 
     Args:
-        train: `train(config, run, *, stop, show, patience)` trains or resumes a run and evaluates it, in a process of
-            its own; it returns something true if the run is finished.
+        train: see `Train`.
         bundles: resources of each trial; see `bundles_of`.
         stop: whether the user asked to stop; then all running trials write a checkpoint.
 
@@ -300,6 +333,7 @@ def run_trials(
     from ray.util import placement_group, placement_group_table, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+    # Left by a sweep that was stopped.
     (folder / STOP).unlink(missing_ok=True)
     board = _Board(folder, trials, line)
     hparams = hyperparameters(trials)
@@ -310,7 +344,7 @@ def run_trials(
     groups = {name: placement_group(bundles) for name in trials if name not in board.finished}
     run_trial = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1, max_retries=0)(_run_trial)
 
-    def start(name: str) -> Any:
+    def start(name: str) -> ray.ObjectRef:
         """Runs a trial in a new process as soon as there is room for it."""
         place = PlacementGroupSchedulingStrategy(groups[name], 0, placement_group_capture_child_tasks=True)
         trial = run_trial.options(scheduling_strategy=place)
@@ -339,7 +373,11 @@ def run_trials(
 
         # A trial runs, or is about to, if its group has room.
         table = placement_group_table()
-        running = {name for name in tasks.values() if table[groups[name].id.hex()]["state"] == "CREATED"}
+        running = set()
+        for name in tasks.values():
+            group = table[groups[name].id.hex()]
+            if group["state"] == "CREATED":
+                running.add(name)
         if stop.requested and not (folder / STOP).exists():
             # Those that have no room yet are not waited for. The others write a checkpoint and end.
             (folder / STOP).touch()
@@ -348,7 +386,7 @@ def run_trials(
     return board.failed
 
 
-def _run_trial(folder: Path, name: str, config: Any, train: Callable[..., Any], threads: int, hparams: Json) -> None:
+def _run_trial(folder: Path, name: str, config: Configuration, train: Train, threads: int, hparams: Json) -> None:
     """Runs one trial in a process of its own; see `run_trials`. An exception is written to the run's `error.txt`."""
     if not (folder / FILE).is_file():
         raise FileNotFoundError(f"{folder} does not exist on {os.uname().nodename}: expected a folder that nodes share")
@@ -356,12 +394,14 @@ def _run_trial(folder: Path, name: str, config: Any, train: Callable[..., Any], 
     if stop.exists():
         return
     run = Run(folder / name)
+    # What is there at the end is of this attempt.
     run.error_file.unlink(missing_ok=True)
     torch.set_num_threads(threads)
     try:
         if train(config, run, stop=stop.exists, show=lambda progress: None, patience=LOCK_SECONDS):
             write_hparams(run.path, run.last_row()["step"], hparams, _scores(run))
     except Exception:
+        # The run may not have begun, and a folder without checkpoints is removed.
         run.path.mkdir(exist_ok=True)
         with replacing(run.error_file) as temporary:
             temporary.write_text(traceback.format_exc())
@@ -381,11 +421,14 @@ def _scores(run: Run) -> dict[str, float]:
 class _Board:
     """Which trials are finished and which have failed; shows how far all are, by the metrics that they write."""
 
-    def __init__(self, folder: Path, trials: Mapping[str, Any], line: LiveLine) -> None:
+    def __init__(self, folder: Path, trials: Mapping[str, Configuration], line: LiveLine) -> None:
         self.folder = folder
         self.trials = trials
         self.line = line
-        self.finished = {name for name, config in trials.items() if is_finished(Run(folder / name), config)}
+        self.finished = set()
+        for name, config in trials.items():
+            if is_finished(Run(folder / name), config):
+                self.finished.add(name)
         self.failed: dict[str, str] = {}
         self.begin: tuple[float, float] | None = None
 
@@ -408,7 +451,7 @@ class _Board:
             row = Run(self.folder / name).last_row()
             unit = "frames" if config.kind == "launch" else "tokens"
             # Shares, because runs may differ in what they learn from: frames, or steps with more or less in a batch.
-            counter, total = goal(config)
+            counter, total = config.goal
             shares.append(min(1.0, row.get(counter, 0) / total))
             if name in running:
                 rate += row.get(f"speed/{unit}_per_second", 0.0)

@@ -76,6 +76,7 @@ class Trainer(Training):
         "config": {"actors": ACTORS},
     }
     charts = CHARTS
+    config: RunConfig
     learner: Learner
     batch: Batch
 

@@ -142,6 +142,12 @@ def _row(height: float, first: int, last: int) -> int:
     return min(max(-int((0.5 - height) // 1.0), first), last)
 
 
+@register_jitable(forceinline=True)
+def _put(image: NDArray[np.uint8], row: int, column: int, channel: int, value: float) -> None:
+    """Writes a value of 0 or more, at most 255 of it, into a channel of a pixel."""
+    image[row, column, channel] = np.uint8(min(value, 255.0))
+
+
 class Body(NamedTuple):
     """An object of a view. Its own frame spins and is measured in units of the shape."""
 
@@ -237,7 +243,7 @@ def draw_object(
                 value = body.glow[c] * (body.pulse * (style.ambient + (1.0 - style.ambient) * light))
             else:
                 value = body.metal * (0.6 + 0.4 * light) * style.metal
-            image[row, column, c] = np.uint8(min(value, 255.0))
+            _put(image, row, column, c, value)
 
 
 @register_jitable
@@ -290,7 +296,7 @@ def draw_pad(
                 share = 1.0
         for c in range(3):
             value = step * (base + share * (PAD_GLOW[kind][c] - base)) + mean * PAD_MEAN[kind][c]
-            image[row, column, c] = np.uint8(min(value, 255.0))
+            _put(image, row, column, c, value)
 
 
 @register_jitable
@@ -320,7 +326,7 @@ def draw_ring(
     for row in range(_row(middle - 0.6 * pixels, 0, height), _row(middle + 0.6 * pixels, 0, height)):
         for c in range(3):
             value = image[row, column, c] + RING_GLOW[c] * (1.0 - age / RING_FRAMES)
-            image[row, column, c] = np.uint8(min(value, 255.0))
+            _put(image, row, column, c, value)
 
 
 @register_jitable

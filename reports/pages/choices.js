@@ -56,7 +56,7 @@ function numbers(of, at) {
   const { entered, stay, seen, decided, total } = before(of, at);
   const found = [["value before the choice", of.values[at] ?? NaN, signed]];
   if (of.poses && DATA.plan) found.push([VALUE, of.values[entered] ?? NaN, signed]);
-  found.push(["probability of the last action", of.probabilities[at * DATA.actions.length + of.actions[at]] / 255, percent]);
+  if (!DATA.columns?.length) found.push(["probability of the last action", of.probabilities[at * DATA.actions.length + of.actions[at]] / 255, percent]);
   if (stay) found.push([`steps since the ${DATA.plan.rooms[0]}`, at - stay[1], readable]);
   if (seen) found.push([SEEN, seen.length, readable]);
   if (total !== undefined && of.apart) found.push([APART, of.apart[at] ?? NaN, readable]);

@@ -82,6 +82,7 @@ const unpack = (of) => of.unpacking ??= (async () => {
     layer.most = layer.steps.reduce((most, last, index) => (index % 2 ? Math.max(most, last - layer.steps[index - 1] + 1) : most), 1);  // steps in a slot
   }
   of.probabilities = await unpacked(of.probabilities, Uint8Array);
+  for (const name of of.numbers ? ["received", "means", "scales"] : []) of.numbers[name] = await unpacked(of.numbers[name], Float32Array);
   of.drawn = of.drawn && await unpacked(of.drawn, Uint8Array);
 })();
 
@@ -140,18 +141,25 @@ function facts() {
   const chosen = episode.choices[step] ? [["choice", episode.choices[step] > 0 ? "right" : "wrong"]] : [];
   const room = DATA.plan && episode.poses ? [["place", DATA.plan.rooms[episode.poses[step][3]]]] : [];
   const known = Object.entries(episode.situations?.[step] ?? {}).map(([name, words]) => [name, [].concat(words)[0]]);
+  const vector = DATA.columns.length > 0;
   const rows = [
-    ["step", `${step} of ${episode.values.length - 1}`], ["action", DATA.actions[episode.actions[step]]],
+    ["step", `${step} of ${episode.values.length - 1}`], ["action", vector ? briefly(episode, step) : DATA.actions[episode.actions[step]]],
     ["value", signed(episode.values[step])], ["score so far", signed(episode.scores[step])], ...room, ...known, ...chosen,
   ];
+  if (vector) showColumns(episode, step);
+  else probabilities();
+  get("here").setAttribute("href", `#${Number(get("episode").value) + 1}.${step}`);
+  get("facts").replaceChildren(...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
+}
+
+// Bars of the actions of a Discrete space.
+function probabilities() {
   const count = DATA.actions.length, chances = episode.probabilities.subarray(step * count, (step + 1) * count);
   get("policy").replaceChildren(...DATA.actions.flatMap((name, action) => {
     const taken = action === episode.actions[step] ? { class: "chosen" } : {};
     const share = chances[action] / 255;
     return [element("span", taken, name), element("i", { style: `width: ${100 * share}%` }), element("b", taken, percent(share))];
   }));
-  get("here").setAttribute("href", `#${Number(get("episode").value) + 1}.${step}`);
-  get("facts").replaceChildren(...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
 function go(to) {
@@ -340,7 +348,8 @@ function clusters(slots) {
 function thumbnail(slot, largest) {
   const { kind, first, last, weight } = slot, cluster = inCluster(slot);
   const count = last - first + 1, columns = Math.ceil(Math.sqrt(count)), rows = Math.ceil(count / columns);
-  const height = Math.max(SMALLEST, LARGEST * Math.sqrt(weight / largest));
+  const widest = get("strip").clientWidth - 2 * INSET, most = (widest * DATA.sheet.height) / DATA.sheet.width;
+  const height = Math.min(most, Math.max(SMALLEST, LARGEST * Math.sqrt(weight / largest)));
   const width = (height * DATA.sheet.width) / DATA.sheet.height;
   const now = last === step && first === step;
   const canvas = element("canvas", { "aria-hidden": "true" });
@@ -437,7 +446,7 @@ const KEYS = {
 document.addEventListener("keydown", (event) => {
   if (!(event.key in KEYS) || event.ctrlKey || event.metaKey || event.altKey) return;
   const on = event.target.tagName;
-  if (on === "SELECT" || (on === "BUTTON" && event.key === " ")) return;
+  if (on === "SELECT" || (["BUTTON", "SUMMARY"].includes(on) && event.key === " ")) return;
   event.preventDefault();
   if (event.key !== " ") stop();
   KEYS[event.key]();

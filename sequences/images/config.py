@@ -1,14 +1,13 @@
 """The configuration of an image model's run, and its presets."""
 
-import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from agent.core.config import CORES, CompressiveTransformerConfig, CoreConfig, matched_cores
-from agent.core.fields import AtLeast0, Checked, Count, Positive, Range, Several, Slots
-from sequences.config import SequenceConfig, SequenceLearnerConfig
+from agent.core.fields import AtLeast0, Checked, Count, Positive, Range, Several
+from sequences.config import MemorySizes, SequenceConfig, short_training, with_corpus_at
 from training.config import find_preset
 
 ROOMS = "rooms"
@@ -39,9 +38,12 @@ class CorpusConfig(Checked):
 class ImagesConfig(SequenceConfig):
     """An image model's run; `compressive images train` writes it, resolved, to the run's `config.json`."""
 
-    kind = "images"
-    cores = CORES
-    fixed = (*SequenceConfig.fixed, *(f"corpus.{name}" for name in ("height", "width", "skip_unreadable")))
+    kind: ClassVar[str] = "images"
+    cores: ClassVar[Mapping[str, type[Checked]]] = CORES
+    fixed: ClassVar[tuple[str, ...]] = (
+        *SequenceConfig.fixed,
+        *("corpus.height", "corpus.width", "corpus.skip_unreadable"),
+    )
 
     reset_at_starts: bool = True
     """Reset the memory where an image starts; otherwise it also holds the images before, such as frames of a video."""
@@ -52,14 +54,8 @@ class ImagesConfig(SequenceConfig):
     samples: Annotated[int, Range(0, 1024)] = 8
     """Images that are drawn at the end; 0 for none."""
 
-    @property
-    def core_config(self) -> CoreConfig:
-        return self.model
-
     def located(self, absolute: Callable[[str], str], path: str | None = None) -> Self:
-        path = self.corpus.path if path is None else path
-        path = path if path == ROOMS else absolute(path)
-        return dataclasses.replace(self, corpus=dataclasses.replace(self.corpus, path=path))
+        return with_corpus_at(self, path, absolute, generated=ROOMS)
 
 
 def cpu(core: str) -> ImagesConfig:
@@ -76,17 +72,7 @@ def cpu(core: str) -> ImagesConfig:
         evaluate_every=500,
         evaluate_tokens=30_000,
         keep_checkpoints=2,
-        learner=SequenceLearnerConfig(
-            batch_size=8,
-            sequence_length=192,
-            steps=1_500,
-            learning_rate=3e-3,
-            least_learning_rate=1e-5,
-            warmup_steps=100,
-            decay_steps=1_400,
-            max_gradient_norm=1.0,
-            late_start=None,
-        ),
+        learner=short_training(rows=8, length=192, steps=1_500, learning_rate=3e-3),
     )
 
 
@@ -97,17 +83,13 @@ make_preset = functools.partial(find_preset, PRESETS, CORES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImagesEvaluation(Checked):
+class ImagesEvaluation(MemorySizes):
     """What to measure on held-out images."""
 
     split: Literal["train", "valid", "test"] = "test"
     """Which images."""
     images: Positive | None = None
     """At most so many images, spread over the split; None for all."""
-    memory_size: Slots | None = None
-    """Another size of the memory than the model was trained with."""
-    compressed_size: Slots | None = None
-    """Another size of the compressed memory than the model was trained with."""
 
 
 @dataclass(frozen=True, kw_only=True)

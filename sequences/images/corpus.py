@@ -6,11 +6,9 @@ Files, or episodes of the level, are in one split as a whole; of equal images on
 
 import functools
 import hashlib
-import itertools
 import json
-import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +16,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from sequences.images.config import ROOMS, CorpusConfig
-from sequences.prepared import divide, open_splits, visible_files, write_split
-from sequences.splits import warn_of_splits
-from storage.files import build_once, write_json
+from sequences.prepared import Reader, Unreadable, divide, identity_of, named_files, open_splits, write_corpus
+from storage.files import build_once
 
 START = 256
 """The token before an image."""
@@ -34,7 +31,7 @@ EPISODES, FRAMES, EVERY = 120, 24, 6
 _FORMAT = 1
 
 
-class ImageError(ValueError):
+class ImageError(Unreadable):
     """A file that cannot be used."""
 
 
@@ -57,10 +54,6 @@ class Split(NamedTuple):
         return Split(chosen.ravel(), np.arange(images) * chosen.shape[1])
 
 
-_Sources = dict[str, Callable[[], np.ndarray]]
-"""Files or episodes by name in the corpus: functions that return their images [K, rows, columns, 3] uint8."""
-
-
 def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] = lambda done, total: None) -> Path:
     """Builds a corpus unless it exists, and returns its folder, for `open_built`.
 
@@ -74,36 +67,21 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
     sources, identity = _episodes(config) if config.path == ROOMS else _files(config)
     identity |= {"format": _FORMAT, "shape": config.shape}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-    name, done, digest, known = Path(config.path).name, itertools.count(1), hashlib.sha256(), set[bytes]()
+    name = Path(config.path).name
     target = cache / f"{name}-{config.height}x{config.width}-{key}"
 
-    def encoded(names: list[str]) -> Iterator[np.ndarray]:
-        for each in names:
-            try:
-                images = sources[each]()
-            except ImageError as error:
-                if not config.skip_unreadable:
-                    raise ImageError(f"{error} (skip_unreadable leaves such files out)") from error
-                warnings.warn(f"left out {error}".encode(errors="backslashreplace").decode(), stacklevel=2)
-                continue
-            show(next(done), len(sources))
-            for image in images:
-                content = image.tobytes()
-                if (hashed := hashlib.sha256(content).digest()) not in known:
-                    known.add(hashed)
-                    digest.update(content)
-                    yield np.append(np.uint16(START), image.ravel())
-
     def build(folder: Path) -> None:
-        parts, splits = divide(dict.fromkeys(sources, 1.0), SHARES), {}
-        for split in SPLITS:
-            splits[split] = write_split(folder, split, encoded(parts[split]), START + 1)
-            if not splits[split]["starts"]:
-                raise ValueError(f"corpus: expected images in the {split} split of {config.path}, got none that differ")
-        write_json(folder / "corpus.json", {"name": name, "digest": digest.hexdigest(), "splits": splits})
+        names = divide(dict.fromkeys(sources, 1.0), SHARES)
+        parts = {split: {each: sources[each] for each in names[split]} for split in SPLITS}
+        write_corpus(folder, {"name": name}, parts, START + 1, config.skip_unreadable, show, _encode)
 
     build_once(target, build)
     return target
+
+
+def _encode(image: np.ndarray) -> np.ndarray:
+    """The tokens of an image."""
+    return np.append(np.uint16(START), image.ravel())
 
 
 def open_built(folder: Path) -> tuple[str, dict[str, Split], str]:
@@ -112,23 +90,20 @@ def open_built(folder: Path) -> tuple[str, dict[str, Split], str]:
     return described["name"], {split: Split(*parts) for split, parts in arrays.items()}, described["digest"]
 
 
-def _files(config: CorpusConfig) -> tuple[_Sources, dict[str, Any]]:
+def _files(config: CorpusConfig) -> tuple[dict[str, Reader], dict[str, Any]]:
     """The folder's files by name, and their identity for the cache."""
-    root = Path(config.path)
-    if not root.is_dir():
-        expected = f"a folder of PNG or JPEG files, or {ROOMS!r}"
-        raise FileNotFoundError(f"corpus: expected {expected}; there is no folder {root}")
-    sources, listing = _Sources(), []
-    paths = [path for path in visible_files(root) if path.suffix.lower() in SUFFIXES]
-    warn_of_splits(root, paths)
-    for path in paths:
-        name = os.fsencode(path.relative_to(root)).decode(errors="backslashreplace")  # it need not be UTF-8
-        sources[name] = lambda path=path: read_image(path, config.shape)[None]  # type: ignore[misc]
-        listing.append([name, path.stat().st_size, path.stat().st_mtime_ns])
-    if len(sources) < len(SPLITS):
-        expected = f"at least {len(SPLITS)} PNG or JPEG files in {root} for training, validation and test"
-        raise ValueError(f"corpus: expected {expected}, got {len(sources)}")
-    return sources, {"root": str(root.resolve()), "files": listing, "skip": config.skip_unreadable}
+    files = named_files(config.path, "*", SUFFIXES, f"a folder of PNG or JPEG files, or {ROOMS!r}")
+    if len(files) < len(SPLITS):
+        expected = f"at least {len(SPLITS)} PNG or JPEG files in {config.path} for training, validation and test"
+        raise ValueError(f"corpus: expected {expected}, got {len(files)}")
+    sources: dict[str, Reader] = {}
+    for name, path in files.items():
+        sources[name] = functools.partial(_read_file, path, config.shape)
+    return sources, identity_of(config.path, files) | {"skip": config.skip_unreadable}
+
+
+def _read_file(path: Path, shape: tuple[int, int, int]) -> list[np.ndarray]:
+    return [read_image(path, shape)]
 
 
 def read_image(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
@@ -155,8 +130,8 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
         raise ImageError(f"{expected}, got: {str(error).replace(str(path), path.name)}") from error
 
 
-def _episodes(config: CorpusConfig) -> tuple[_Sources, dict[str, Any]]:
-    sources: _Sources = {
+def _episodes(config: CorpusConfig) -> tuple[dict[str, Reader], dict[str, Any]]:
+    sources: dict[str, Reader] = {
         f"episode-{seed:04d}": functools.partial(_frames, seed, config.height, config.width) for seed in range(EPISODES)
     }
     return sources, {"rooms": [EPISODES, FRAMES, EVERY]}

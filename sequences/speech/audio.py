@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sequences.prepared import Unreadable
 from storage.files import import_extra, replacing
 
 LEVELS = 256
@@ -18,7 +19,7 @@ _UNKNOWN = 0x7FFFF000
 """Length in the header of a WAV file whose writer did not know it: this (as sox writes it) or more."""
 
 
-class AudioError(ValueError):
+class AudioError(Unreadable):
     """A file that cannot be used as sound; the message names it."""
 
 

@@ -6,17 +6,23 @@ says 80), 32 rows, memory that is kept from chunk to chunk.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from agent.core.config import CompressiveTransformerConfig, LSTMConfig, TransformerXLConfig, WaveNetConfig
-from agent.core.fields import Checked, Count, Range, Several, Slots
-from sequences.config import SequenceConfig, SequenceLearnerConfig
+from agent.core.config import (
+    CompressiveTransformerConfig,
+    LSTMConfig,
+    TransformerXLConfig,
+    WaveNetConfig,
+    matched_cores,
+)
+from agent.core.fields import Checked, Count, Range, Several
+from sequences.config import MemorySizes, SequenceConfig, SequenceLearnerConfig, short_training, with_corpus_at
 from sequences.speech.corpus import SYNTHETIC, CorpusConfig
 from training.config import find_preset
 
-SPEECH_CORES: dict[str, type] = {
+SPEECH_CORES: dict[str, type[Checked]] = {
     "compressive": CompressiveTransformerConfig,
     "transformer-xl": TransformerXLConfig,
     "lstm": LSTMConfig,
@@ -31,9 +37,9 @@ SpeechCoreConfig = CompressiveTransformerConfig | TransformerXLConfig | LSTMConf
 class SpeechConfig(SequenceConfig):
     """A waveform model's run; `compressive speech train` writes it, resolved, to the run's `config.json`."""
 
-    kind = "speech"
-    cores = SPEECH_CORES
-    fixed = (
+    kind: ClassVar[str] = "speech"
+    cores: ClassVar[Mapping[str, type[Checked]]] = SPEECH_CORES
+    fixed: ClassVar[tuple[str, ...]] = (
         *SequenceConfig.fixed,
         *(f"corpus.{part.name}" for part in dataclasses.fields(CorpusConfig) if part.name != "path"),
     )
@@ -45,25 +51,19 @@ class SpeechConfig(SequenceConfig):
     sample_seconds: Annotated[float, Range(0, 3600.0)] = 0.5
     """Length of the samples that are drawn at the end, after as much of a real clip; 0 for none."""
 
-    @property
-    def core_config(self) -> SpeechCoreConfig:
-        return self.model
-
     def located(self, absolute: Callable[[str], str], path: str | None = None) -> Self:
-        path = self.corpus.path if path is None else path
-        path = path if path == SYNTHETIC else absolute(path)
-        return dataclasses.replace(self, corpus=dataclasses.replace(self.corpus, path=path))
+        return with_corpus_at(self, path, absolute, generated=SYNTHETIC)
 
 
 def _cores(
     transformer: dict[str, Any], mlp_sizes: tuple[int, int], lstm: LSTMConfig, wavenet: WaveNetConfig
-) -> dict[str, SpeechCoreConfig]:
+) -> dict[str, Any]:
     """Transformer-XL has the compressed slots as memory, and a larger MLP instead of the compression."""
-    slots, (mlp_size, larger) = transformer["segment_size"], mlp_sizes
-    memory = {"memory_size": slots, "compressed_size": slots, "compression_rate": 4}
+    slots = transformer["segment_size"]
+    smaller, larger = (matched_cores({**transformer, "mlp_size": size}, slots, slots) for size in mlp_sizes)
     return {
-        "compressive": CompressiveTransformerConfig(**transformer, **memory, mlp_size=mlp_size),
-        "transformer-xl": TransformerXLConfig(**transformer, memory_size=2 * slots, mlp_size=larger),
+        "compressive": smaller["compressive"],
+        "transformer-xl": larger["transformer-xl"],
         "lstm": lstm,
         "wavenet": wavenet,
     }
@@ -80,17 +80,7 @@ def cpu(core: str) -> SpeechConfig:
         evaluate_tokens=40_000,
         keep_checkpoints=2,
         model=_cores(transformer, (128, 256), LSTMConfig(127, 1), wavenet)[core],
-        learner=SequenceLearnerConfig(
-            batch_size=8,
-            sequence_length=256,
-            steps=3_000,
-            learning_rate=4e-3,
-            least_learning_rate=1e-4,
-            warmup_steps=100,
-            decay_steps=2_900,
-            max_gradient_norm=1.0,
-            late_start=None,
-        ),
+        learner=short_training(rows=8, length=256, steps=3_000, learning_rate=4e-3, least_learning_rate=1e-4),
     )
 
 
@@ -131,17 +121,13 @@ Seconds = Annotated[float, Range(0, 3600.0, above=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeechEvaluation(Checked):
+class SpeechEvaluation(MemorySizes):
     """What to measure on held-out sound."""
 
     split: Literal["train", "validation", "test"] = "test"
     """Which sound."""
     samples: Annotated[int, Range(2, 2**63 - 1)] | None = None
     """At most so many samples, in pieces spread over the split; None for all."""
-    memory_size: Slots | None = None
-    """Another size of the memory than the model was trained with."""
-    compressed_size: Slots | None = None
-    """Another size of the compressed memory than the model was trained with."""
 
 
 @dataclass(frozen=True, kw_only=True)

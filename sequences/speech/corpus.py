@@ -5,13 +5,10 @@ A corpus is split into training, validation and test by whole files or whole spe
 
 import functools
 import hashlib
-import itertools
 import json
 import math
-import os
 import re
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, NamedTuple
@@ -19,10 +16,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from agent.core.fields import Checked, Range
-from sequences.prepared import digest_of, divide, open_splits, visible_files, write_split
+from sequences.prepared import digest_of, divide, identity_of, leave_out, named_files, open_splits, write_corpus
 from sequences.speech import audio, synthetic
-from sequences.splits import warn_of_splits
-from storage.files import build_once, write_json
+from storage.files import build_once
 
 SYNTHETIC = "synthetic"
 """The corpus that needs no files."""
@@ -112,36 +108,20 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
     identity |= {"format": _FORMAT, "config": asdict(config)}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
     target = cache / f"{Path(config.path).name}-{rate}-{key}"
-    done, digest = itertools.count(1), hashlib.sha256()
-    known: set[bytes] = set()
 
-    def encoded(part: list[_Source], files: list[str]) -> Iterator[np.ndarray]:
-        for source in part:
-            try:
-                waveform = source.waveform(rate)
-            except audio.AudioError as error:
-                _skip(config, error)
-                continue
-            tokens = audio.encode(waveform - waveform.mean() if config.remove_offset else waveform)
-            show(next(done), len(sources))
-            # The same sound under two names might be in two splits.
-            content = hashlib.sha256(tokens.tobytes()).digest()
-            if content not in known:
-                known.add(content)
-                digest.update(tokens.tobytes())
-                files.append(source.name)
-                yield tokens
+    def read(source: _Source) -> list[np.ndarray]:
+        waveform = source.waveform(rate)
+        if config.remove_offset:
+            waveform = waveform - waveform.mean()
+        return [audio.encode(waveform)]
 
     def build(folder: Path) -> None:
-        parts, splits = _divide(sources, config), {}
-        for split in SPLITS:
-            files: list[str] = []
-            splits[split] = write_split(folder, split, encoded(parts[split], files), audio.LEVELS) | {"files": files}
-            if (samples := splits[split]["tokens"]) < 2:
-                raise ValueError(f"corpus: expected sound in the {split} split of {config.path}, got {samples} samples")
+        parts = {}
+        for split, part in _divide(sources, config).items():
+            parts[split] = {source.name: functools.partial(read, source) for source in part}
         name = "synthetic voices" if config.path == SYNTHETIC else Path(config.path).name
-        described = {"name": name, "sample_rate": rate, "digest": digest.hexdigest(), "splits": splits}
-        write_json(folder / "corpus.json", described)
+        described = {"name": name, "sample_rate": rate}
+        write_corpus(folder, described, parts, audio.LEVELS, config.skip_unreadable, show)
 
     build_once(target, build)
     return target
@@ -177,40 +157,29 @@ def _utterance(voice: int, index: int, rate: int) -> np.ndarray:
 
 def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict[str, Any]]:
     """The folder's files by name, the rate of the corpus, and an identity of the files for the cache."""
-    root = Path(config.path)
-    if not root.is_dir():
-        expected = f"a folder of WAV or FLAC files, or {SYNTHETIC!r}"
-        raise FileNotFoundError(f"corpus: expected {expected}; there is no folder {root}")
-    sources, listing = [], []
+    expected = f"a folder of WAV or FLAC files, or {SYNTHETIC!r}"
+    files = named_files(config.path, config.include, audio.SUFFIXES, expected)
+    sources = []
     rates: dict[int, str] = {}
-    paths = [path for path in visible_files(root, config.include) if path.suffix.lower() in audio.SUFFIXES]
-    warn_of_splits(root, paths)
-    for path in paths:
+    for name, path in files.items():
         try:
             rate, samples = audio.info(path)
         except audio.AudioError as error:
-            _skip(config, error)
+            leave_out(error, config.skip_unreadable)
             continue
-        name = os.fsencode(path.relative_to(root)).decode(errors="backslashreplace")  # it need not be UTF-8
         speaker = re.search(config.speaker_pattern, PurePosixPath(name).stem)
         if config.split_by == "speaker" and not speaker:
             raise ValueError(f"speaker_pattern: {config.speaker_pattern!r} matches nothing in {path.name}")
         rates.setdefault(rate, name)
         who = speaker[0] if speaker else ""
         sources.append(_Source(name, who, samples / rate, functools.partial(audio.read, path)))
-        listing.append([name, path.stat().st_size, path.stat().st_mtime_ns])
     if not sources:
-        raise ValueError(f"corpus: expected WAV or FLAC files named {config.include} in {root}, got none")
+        raise ValueError(f"corpus: expected WAV or FLAC files named {config.include} in {config.path}, got none")
     if config.sample_rate is None and len(rates) > 1:
         found = ", ".join(f"{rate} in {name}" for rate, name in rates.items())
         raise ValueError(f"sample_rate: expected a number, for rates differ: {found}")
-    return sources, config.sample_rate or next(iter(rates)), {"root": str(root.resolve()), "files": listing}
-
-
-def _skip(config: CorpusConfig, error: audio.AudioError) -> None:
-    if not config.skip_unreadable:
-        raise audio.AudioError(f"{error} (skip_unreadable leaves such files out)") from error
-    warnings.warn(f"left out {error}".encode(errors="backslashreplace").decode(), stacklevel=3)
+    used = {source.name: files[source.name] for source in sources}
+    return sources, config.sample_rate or next(iter(rates)), identity_of(config.path, used)
 
 
 def open_built(folder: Path) -> Corpus:

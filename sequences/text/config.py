@@ -6,13 +6,13 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from agent.core.config import CORES, CompressiveTransformerConfig, CoreConfig, TransformerXLConfig, matched_cores
 from agent.core.fields import Above0, AtLeast0, Checked, Count, Decay, Positive, Range, Several, Size
-from sequences.config import SequenceConfig, SequenceLearnerConfig
+from sequences.config import SequenceConfig, SequenceLearnerConfig, short_training
 from sequences.text.corpora import CORPORA
 from training.config import find_preset
 
@@ -38,9 +38,10 @@ class TextModelConfig(Checked):
 class TextConfig(SequenceConfig):
     """A language model's run; `compressive text train` writes it, resolved, to the run's `config.json`."""
 
-    kind = "text"
-    cores = CORES
-    fixed = (*SequenceConfig.fixed, "corpus", "tokens", "vocabulary")
+    kind: ClassVar[str] = "text"
+    cores: ClassVar[Mapping[str, type[Checked]]] = CORES
+    core_field: ClassVar[str] = "model.core"
+    fixed: ClassVar[tuple[str, ...]] = (*SequenceConfig.fixed, "corpus", "tokens", "vocabulary")
 
     corpus: str = "python"
     """Text: python (the standard library's source, which every machine has), enwik8, wikitext103, pg19, or folder."""
@@ -63,10 +64,6 @@ class TextConfig(SequenceConfig):
             expected = "None for bytes, 3 or more words, or 258 or more subwords"
             raise ValueError(f"vocabulary: expected {expected}, got {self.vocabulary} {self.tokens}")
 
-    @property
-    def core_config(self) -> CoreConfig:
-        return self.model.core
-
     def located(self, absolute: Callable[[str], str], path: str | None = None) -> Self:
         path = self.path if path is None else path
         return self if path is None else dataclasses.replace(self, path=absolute(path))
@@ -87,17 +84,7 @@ def cpu(core: str) -> TextConfig:
     return TextConfig(
         model=TextModelConfig(core=_cores(sizes, 64, 64, 4)[core], tied=False),
         evaluate_every=500,
-        learner=SequenceLearnerConfig(
-            batch_size=16,
-            sequence_length=64,
-            steps=1_800,
-            learning_rate=6e-3,
-            least_learning_rate=1e-5,
-            warmup_steps=100,
-            decay_steps=1_700,
-            max_gradient_norm=1.0,
-            late_start=None,
-        ),
+        learner=short_training(rows=16, length=64, steps=1_800, learning_rate=6e-3),
     )
 
 

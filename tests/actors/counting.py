@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from actors import Actor, Unroll
 from agent import AgentOutput
 from agent.core.contract import Core
+from agent.policies import Categorical
 from envs.batched import Step, draw, stream
 from envs.device import DeviceEnv
 from envs.diagnostic import DiagnosticEnv
@@ -94,6 +95,7 @@ class CountingAgent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.core = CountingCore()
+        self.distribution = Categorical(2)
         self.initial_state, self.with_cache = self.core.initial_state, self.core.with_cache
         self.marker = nn.Parameter(torch.zeros(1))
 

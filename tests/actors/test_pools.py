@@ -73,7 +73,7 @@ def weights(marker: float) -> dict[str, torch.Tensor]:
 def no_wrong_state(unroll: Unroll) -> None:
     trajectory = unroll.load()
     validate(trajectory)
-    assert not trajectory.policy_logits.any(), "an environment got another's state"
+    assert not trajectory.policy_parameters.any(), "an environment got another's state"
 
 
 def test_no_environment_receives_the_state_of_another(make_pool: Callable[..., Any]) -> None:
@@ -90,7 +90,7 @@ def test_no_environment_receives_the_state_of_another(make_pool: Callable[..., A
             seen = unroll.load()
             # The learner replays from the state at the trajectory's first step, which must agree, too.
             replay = CountingAgent()(seen.observation, seen.last_action, seen.reward, seen.reset, seen.core_state)
-            assert not replay.policy_logits.any()
+            assert not replay.policy_parameters.any()
             actor = int(seen.actor_id[0])
             if actor in last:
                 torch.testing.assert_close(seen.observation[:, 0], last[actor])
@@ -103,7 +103,7 @@ def test_a_shuffled_state_is_noticed() -> None:
     actor = make_counting_actor(ENVS, 0, 0)
     actor.unroll(LENGTH)
     actor.core_state = actor.core_state._replace(last=actor.core_state.last.flip(0))
-    assert actor.unroll(LENGTH).trajectory.policy_logits.any()
+    assert actor.unroll(LENGTH).trajectory.policy_parameters.any()
 
 
 def test_a_trajectory_has_its_episodes_and_version(make_pool: Callable[..., Any]) -> None:
@@ -233,7 +233,7 @@ def test_a_bug_in_an_actor_is_raised_and_not_retried(
         if when == "made":
             fail()
         actor = make_counting_actor(ENVS, actor_id, incarnation)
-        actor.envs.step = fail
+        actor.envs.step = fail  # type: ignore[method-assign]
         return actor
 
     with RayPool(broken, small(num_actors=1)) as pool:
@@ -325,7 +325,7 @@ def test_without_an_environment_state_an_actor_resumes_with_new_episodes() -> No
         ({"metadata": {"autoreset_mode": AutoresetMode.SAME_STEP}}, "autoreset_mode: expected"),
         ({"single_action_space": Counting(1).single_observation_space}, "action space: expected Discrete"),
         ({"single_observation_space": Counting(1).single_action_space}, "observation space: expected a Box"),
-        ({"single_observation_space": Dict(image=Counting(1).single_observation_space)}, "a Dict of one as image and"),
+        ({"single_observation_space": Dict(image=Counting(1).single_observation_space)}, "a Dict of one of these"),
     ],
 )
 def test_unsupported_environments_are_refused(change: dict[str, Any], message: str) -> None:

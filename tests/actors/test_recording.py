@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -63,7 +64,7 @@ def test_a_recording_repeats_observations_and_rewards(recordings: list[Recording
             np.testing.assert_array_equal(recording.observations[step], actor.env_output.observation[0])
             np.testing.assert_array_equal(recording.poses[step], actor.envs.poses()[0])
             assert recording.situations[step] == actor.envs.situations()[0]
-            (ended,) = actor.step(torch.tensor([recording.actions[step]])) or [None]
+            (ended,) = actor.step(torch.tensor([recording.actions[step]])) or [None]  # type: ignore[list-item]
             assert recording.rewards[step] == actor.env_output.reward[0]
         assert ended is not None
         assert ended.score == recording.episode.score == recording.rewards.sum()
@@ -136,8 +137,11 @@ def test_a_supposed_example_brings_the_rewards_that_the_agent_is_given(
 
     def play(**options: Any) -> tuple[Tensor, Any]:
         """The oracle's actions, but for each third choice, which is wrong."""
-        made = actor.envs.state.correct + actor.envs.state.wrong
-        return torch.from_numpy(oracle_actions(actor.envs, made % 3 == 1)), act(**options)[1]
+        state = actor.envs.state
+        is_wrong = (state.correct + state.wrong) % 3 == 1
+        sides = np.where(is_wrong, 1 - state.match_side, state.match_side)
+        supposing = SimpleNamespace(state=state._replace(match_side=sides), level=actor.envs.level)
+        return torch.from_numpy(oracle_actions(supposing)), act(**options)[1]
 
     def remember(envs: Any, state: Any) -> Any:
         if envs.num_envs > 1:
@@ -296,7 +300,7 @@ def test_attention_sums_to_1_over_valid_slots(recordings: list[Recording]) -> No
 def test_acting_builds_no_graph(act: Any) -> None:
     actor, cached = make_actor(compressive()), []
     with_cache = actor.agent.core.with_cache
-    actor.agent.core.with_cache = lambda state: cached.append(with_cache(state)) or cached[-1]
+    actor.agent.core.with_cache = lambda state: cached.append(with_cache(state)) or cached[-1]  # type: ignore[method-assign]
     act(actor, 4)
     assert cached
     assert not any(leaf.requires_grad for leaf in leaves(cached[0].cache))

@@ -39,7 +39,7 @@ def emulated(actor: ResidentActor) -> None:
     def capture(function: Callable[[], None]) -> Callable[[], None]:
         graph, launch = EmulatedGraph(), actor.envs.launch
         if not actor.task.startswith("diagnostic"):
-            actor.envs.launch = lambda: graph.call(launch)
+            actor.envs.launch = lambda: graph.call(launch)  # type: ignore[method-assign]
         before = [leaf.clone() for leaf in tensors_of(actor)]
         with graph:
             function()
@@ -98,7 +98,7 @@ def test_it_acts_in_an_actors_precision(core: str) -> None:
         pool = resident(make_agent(core, RECALL), RECALL, precision=precision)
         ours, theirs = pool.get().trajectory, local.unroll(LENGTH).trajectory
         assert same(ours, theirs)
-        logits[precision] = ours.policy_logits
+        logits[precision] = ours.policy_parameters
     assert not same(logits["float32"], logits["bfloat16"])
 
 
@@ -176,5 +176,5 @@ def test_it_resumes_after_any_step() -> None:
         second.unroll()
         assert same(first.trajectory, second.trajectory)
         assert first.episodes() == second.episodes()
-        assert not second.trajectory.policy_logits.any(), "a wrong state"
+        assert not second.trajectory.policy_parameters.any(), "a wrong state"
     assert ends == {(False, False), (True, False), (False, True)}

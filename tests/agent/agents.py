@@ -15,7 +15,7 @@ from agent.core import (
 )
 
 IMAGE, ACTIONS, VOCABULARY, WORDS = (12, 16, 3), 5, 11, 6
-CORES = {
+CORES: dict[str, Any] = {
     "compressive": CompressiveTransformerConfig(16, 2, 2, 16, segment_size=4, memory_size=4, compressed_size=4),
     "transformer-xl": TransformerXLConfig(16, 2, 2, 16, segment_size=4, memory_size=4, norm="pre", gate="gru"),
     "routing": RoutingTransformerConfig(16, 2, 2, 16, segment_size=4, memory_size=4, window=4, clusters=3, groups=2),
@@ -62,7 +62,7 @@ def make_trajectory(
         discount=torch.ones(rows, steps + 1),
         reset=inputs["reset"],
         action=torch.randint(0, ACTIONS, (rows, steps), generator=generator),
-        policy_logits=torch.randn(rows, steps, ACTIONS, generator=generator),
+        policy_parameters=torch.randn(rows, steps, ACTIONS, generator=generator),
         core_state=make_agent(core, instruction).initial_state(rows),
         actor_id=torch.arange(rows),
         version=torch.full((rows,), seed),

@@ -34,11 +34,11 @@ def test_acting_step_by_step_equals_the_unroll(core: Any, instruction: bool) -> 
             step = {name: map_state(lambda leaf, t=t: leaf[:, t : t + 1], value) for name, value in inputs.items()}
             output = agent(**step, state=state)
             state = output.state
-            logits.append(output.policy_logits)
+            logits.append(output.policy_parameters)
             values.append(output.value)
-    assert whole.policy_logits.shape == (2, 18, ACTIONS)
+    assert whole.policy_parameters.shape == (2, 18, ACTIONS)
     assert whole.value.shape == (2, 18)
-    torch.testing.assert_close(torch.cat(logits, dim=1), whole.policy_logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.cat(logits, dim=1), whole.policy_parameters, rtol=0, atol=1e-5)
     torch.testing.assert_close(torch.cat(values, dim=1), whole.value, rtol=0, atol=1e-5)
     for actual, expected in zip(leaves(agent.core.without_cache(state)), leaves(whole.state), strict=True):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
@@ -69,7 +69,7 @@ def test_first_policy_is_nearly_uniform_and_first_value_nearly_zero() -> None:
     for core in CORES.values():
         agent = make_agent(core)
         output = agent(**agent_inputs(4, 8), state=agent.initial_state(4))
-        assert output.policy_logits.abs().max() < 0.3
+        assert output.policy_parameters.abs().max() < 0.3
         assert output.value.abs().max() < 0.3
 
 
@@ -136,7 +136,7 @@ def test_arguments_and_configs_that_do_not_fit_are_named() -> None:
         (partial(words, **inputs, state=None), "observation: expected an Observation with instructions, got Tensor"),
         (partial(agent, **both, state=()), "observation: expected images without instructions, got Observation"),
         (partial(make, AgentConfig(instruction=True, **lstm), 0), "instruction: expected False in an .*, got True"),
-        (partial(make, AgentConfig(**lstm), VOCABULARY), "instruction: expected True in an .*, got False"),
+        (partial(make, AgentConfig(instruction=False, **lstm), VOCABULARY), "instruction: expected True .*, got False"),
         (partial(AgentConfig, reconstruction_cost=-1.0), "reconstruction_cost: expected 0 or more, got -1.0"),
     ]:
         with pytest.raises(ValueError, match=message):

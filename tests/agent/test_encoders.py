@@ -107,8 +107,8 @@ def test_scaling_in_parts_changes_no_bit(rows: int, monkeypatch: pytest.MonkeyPa
         ("small", (3,), torch.zeros(2, 4), "observation: expected float32 [N, 3], got torch.float32 [2, 4]"),
         ("small", (3,), torch.zeros(2, 3).int(), "observation: expected float32 [N, 3], got torch.int32 [2, 3]"),
         ("huge", IMAGE, None, "torso: expected one of deep, shallow, small, got 'huge'"),
-        ("small", (12, 16), None, "image_shape: expected [height >= 2, width >= 2, channels], got [12, 16]"),
-        ("small", (1, 16, 3), None, "image_shape: expected [height >= 2, width >= 2, channels], got [1, 16, 3]"),
+        ("small", (12, 16), None, "image_shape: expected [height, width, channels], got [12, 16]"),
+        ("small", (0, 16, 3), None, "image_shape: expected [height, width, channels], got [0, 16, 3]"),
     ],
 )
 def test_bad_torsos_and_observations_are_named(name: str, shape: Any, observation: Any, message: str) -> None:

@@ -114,7 +114,7 @@ def test_the_task_reaches_nothing_but_its_column(tasks: list[int]) -> None:
     assert set(missing) == {"value.weight", "value.bias", "value.mean", "value.second_moment", "value.batches"}
     inputs, task = agents.agent_inputs(2, 6), torch.tensor([0, tasks - 1])
     output, expected = (each(**inputs, state=each.initial_state(2)) for each in (agent, plain))
-    assert output.policy_logits.equal(expected.policy_logits)
+    assert output.policy_parameters.equal(expected.policy_parameters)
     assert output.value.shape == ((2, 6, tasks) if tasks > 1 else (2, 6))
     values = agent.value.of_task(output.value, task)
     assert values[1].equal(output.value[1].reshape(6, tasks)[:, -1])

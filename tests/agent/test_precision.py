@@ -9,6 +9,7 @@ import torch
 from actors import Actor
 from agent import actor_critic
 from agent.core import leaves
+from agent.policies import Categorical
 from agent.precision import autocast, bfloat16_hardware, describe_precision, resolve_precision
 from envs import make_vector
 from learner.config import LearnerConfig
@@ -60,7 +61,9 @@ def test_an_agent_in_bfloat16_is_near_the_same_in_float32(
         seen.clear()
         with autocast(CPU, precision):
             output = agent(**inputs, state=agent.initial_state(3))
-        (output.policy_logits.square().sum() + output.value.sum() + output.losses["reconstruction"].value).backward()
+        (
+            output.policy_parameters.square().sum() + output.value.sum() + output.losses["reconstruction"].value
+        ).backward()
         return output, torch.cat([p.grad.flatten() for p in agent.parameters() if p.grad is not None])
 
     expected, expected_gradient = learn("float32")
@@ -70,7 +73,7 @@ def test_an_agent_in_bfloat16_is_near_the_same_in_float32(
     mixed = torch.bfloat16 if wide or core in ("lstm", "memoryless") else torch.float32
     assert seen.get("core", torch.bfloat16) == mixed
     losses = [part for mean in output.losses.values() for part in mean]
-    floats = [output.policy_logits, output.value, gradient, *losses, *leaves(output.state)]
+    floats = [output.policy_parameters, output.value, gradient, *losses, *leaves(output.state)]
     assert {leaf.dtype for leaf in floats} <= {torch.float32, torch.int64}
     torch.testing.assert_close(output.value, expected.value, rtol=0, atol=2e-3)
     assert (gradient - expected_gradient).norm() < 0.05 * expected_gradient.norm()
@@ -125,14 +128,14 @@ def test_an_actor_in_bfloat16_acts_like_one_in_float32() -> None:
     unrolls = []
     for precision in ("float32", "bfloat16"):
         agent = agents.make_agent(shape=(24, 32, 3))
-        agent.policy, agent.num_actions = torch.nn.Linear(16, 9), 9
+        agent.policy, agent.distribution = torch.nn.Linear(16, 9), Categorical(9)
         agent.joint = torch.nn.Linear(16 + 9 + 1, 16)
         torch.manual_seed(1)
         torch.nn.init.normal_(agent.policy.weight, std=0.1)
         torch.nn.init.normal_(agent.joint.weight, std=0.1)
         actor = Actor(make_vector("rooms:small", 3), agent, 0, seed=0, precision=precision)
         unrolls.append(actor.unroll(4).trajectory)
-    first, second = (unroll.policy_logits for unroll in unrolls)
+    first, second = (unroll.policy_parameters for unroll in unrolls)
     assert second.dtype == torch.float32
     assert not first.equal(second)
     torch.testing.assert_close(second[:, 0], first[:, 0], rtol=0, atol=0.02)

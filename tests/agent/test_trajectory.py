@@ -20,13 +20,13 @@ def test_the_last_observation_of_an_episode_has_no_loss() -> None:
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("action", lambda x: x[:, :0], "[B, T >= 1], got [3, 0]"),
+        ("action", lambda x: x[:, :0], "[B, T >= 1] or [B, T >= 1, K], got [3, 0]"),
         ("action", lambda x: x.int(), "torch.int64 [3, 4], got torch.int32 [3, 4]"),
         ("observation", lambda x: x[:, :-1], "torch.uint8 [3, 5, 12, 16, 3], got torch.uint8 [3, 4, 12, 16, 3]"),
         ("observation", lambda x: x.double(), "torch.float32 [3, 5, 12, 16, 3], got torch.float64 [3, 5, 12, 16, 3]"),
         ("reward", lambda x: x.T, "torch.float32 [3, 5], got torch.float32 [5, 3]"),
         ("discount", lambda x: x.bool(), "torch.float32 [3, 5], got torch.bool [3, 5]"),
-        ("policy_logits", lambda x: x[..., 0], "torch.float32 [3, 4, 4], got torch.float32 [3, 4]"),
+        ("policy_parameters", lambda x: x[..., 0], "torch.float32 [3, 4, 4], got torch.float32 [3, 4]"),
         ("core_state", lambda x: index_state(x, [0]), "torch.float32 [3, 4, 16], got torch.float32 [1, 4, 16]"),
         ("actor_id", lambda x: x[:, None], "torch.int64 [3], got torch.int64 [3, 1]"),
         ("instruction", lambda x: x[:, :-1], "torch.int64 [3, 5, 6], got torch.int64 [3, 4, 6]"),

@@ -50,4 +50,4 @@ def shown_frames(data: dict[str, Any], episode: dict[str, Any]) -> np.ndarray:
         for top in range(0, picture.shape[0], sheet["height"]):
             row = picture[top : top + sheet["height"]]
             found += [row[:, left : left + sheet["width"]] for left in range(0, picture.shape[1], sheet["width"])]
-    return np.stack(found)[: len(episode["actions"])]
+    return np.stack(found)[: len(episode["values"])]

@@ -15,6 +15,9 @@ import pytest
 from PIL import Image
 
 from commands import main
+from reports.episode import page_data
+from reports.pages import write_page
+from tests.actors.test_recording_parts import record_robot
 from tests.commands.pages import embedded, shown_frames, unpacked
 from tests.commands.test_watch import serving
 
@@ -375,3 +378,23 @@ def test_a_watched_run_is_updated(tab: Any, finished: tuple[Path, str], tmp_path
         assert tab.locator("video").get_attribute("src") == "videos/final.mp4"
         tab.click("text=final.html")
         tab.wait_for_selector("body[data-ready]", timeout=60_000)
+
+
+def test_vectors_of_actions_fit_on_a_narrow_screen(tab: Any, tmp_path: Path) -> None:
+    """The keys of a choice fold it, and do not play the episode."""
+    page = write_page(tmp_path / "robot.html", "episode", page_data([record_robot()], "Robot", "lstm"))
+    tab.set_viewport_size({"width": 390, "height": 860})
+    show(tab, page)
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390
+    assert tab.evaluate("get('columns').scrollWidth - get('columns').clientWidth") == 0
+    texts = tab.locator("#columns > *").evaluate_all("(nodes) => nodes.map((node) => node.lastChild.textContent)")
+    assert texts[1:3] == ["5.85", "−3"]
+    dot = tab.locator(".track em").bounding_box()
+    track = tab.locator(".track").bounding_box()
+    middle = dot["x"] + dot["width"] / 2 - track["x"]
+    assert middle / track["width"] == pytest.approx((4 + 4 * np.tanh(0.5)) / 8, abs=0.01)
+
+    tab.locator("summary").first.focus()
+    tab.keyboard.press(" ")
+    tab.keyboard.press("ArrowRight")
+    assert tab.evaluate("[document.querySelector('details').open, timer, step]") == [False, None, 1]

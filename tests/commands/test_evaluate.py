@@ -52,7 +52,7 @@ def test_greedy_actions(
 
     def watched(actor: Actor, *arguments: Any, **options: Any) -> Any:
         action, output = act(actor, *arguments, **options)
-        best.setdefault(len(action), []).append(torch.equal(action, output.policy_logits[:, 0].argmax(dim=-1)))
+        best.setdefault(len(action), []).append(torch.equal(action, output.policy_parameters[:, 0].argmax(dim=-1)))
         return action, output
 
     monkeypatch.setattr(Actor, "act", watched)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import envs
-from commands import main
 from storage.metrics import last_metrics
 from storage.run import Run
 from tests.commands.cli import SMALL, Commands, run, saved_steps
@@ -60,16 +59,6 @@ def test_a_wrong_value_is_noticed_before_training(tmp_path: Path, cli: Commands)
         env = f"gym:tests.envs.odd:Odd-v0,{fields}"
         cli.refuse("launch", "--local", "--run", tmp_path / "run", "--env", env, words=f"environment {env}, ")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_image_in_a_dict_is_said_to_be_part_of_a_vector(tmp_path: Path, cli: Commands) -> None:
-    env, place = "gym:tests.envs.odd:Camera-v0", "observation['camera'] (uint8 [8, 9, 3])"
-    launch = ["launch", "--local", "--run", tmp_path / "run", "--env", env, *SMALL, "--frames=16"]
-    cli.capfd.readouterr()
-    main([str(word) for word in launch])
-    told = [line for line in cli.capfd.readouterr().err.splitlines() if place in line]
-    assert len(told) == 1, told
-    assert f"WARNING environment {env}: the observation becomes one vector of 218 numbers" in told[0]
 
 
 def test_a_picture_that_cannot_be_filmed_is_named(tmp_path: Path, cli: Commands) -> None:

@@ -130,6 +130,19 @@ def test_options_as_people_write_them() -> None:
     assert (core.memory_size, core.compressed_size) == ((16, 0), (0, 8))
 
 
+def test_the_environment_chooses_the_preset() -> None:
+    for words, preset in [
+        ([], "cpu"),
+        (["--env", "rooms:full"], "cpu"),
+        (["--env=gym:CartPole-v1"], "general"),
+        (["--env", "dm:package.module:Class"], "general"),
+        (["--env", "gym:CartPole-v1", "--preset", "popgym"], "popgym"),
+        (["--preset=cpu", "--env", "gym:CartPole-v1"], "cpu"),
+    ]:
+        assert parse(words).preset == preset
+    assert parse(["--env", "gym:CartPole-v1"]).learner.discount == 0.99
+
+
 def test_help(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     """It explains every option with the default of the preset and core."""
     monkeypatch.setenv("COLUMNS", "100")

@@ -13,7 +13,7 @@ import reports.pages
 
 NODE = shutil.which("node") or shutil.which("nodejs")
 pytestmark = pytest.mark.skipif(NODE is None, reason="needs Node")
-SCRIPTS = ("charts.js", "choices.js", "episode.js")
+SCRIPTS = ("charts.js", "choices.js", "actions.js", "episode.js")
 #: As much of a browser as the functions need: elements that keep what they are given.
 BROWSER = """
 const made = () => ({
@@ -137,3 +137,80 @@ def test_unusual_is_at_most_one_in_five_on_either_side() -> None:
     shares = [0.0, 0.25, 0.5, 0.9, 1.0]
     found = evaluated("shares.map((share) => quantile(values, share))", values=values, shares=shares)
     assert found == pytest.approx(np.quantile(values, shares))
+
+
+COLUMNS = [
+    {"name": "gear", "size": 3, "low": 0, "high": 2},
+    {"name": "throttle", "size": 0, "low": 0, "high": 8},
+    {"name": "trim", "size": 0, "low": None, "high": None},
+    {"name": "light", "size": 2, "low": 0, "high": 1},
+]
+#: Two steps of an action of these columns.
+ACTED = {
+    "values": [0, 0],
+    "probabilities": [255, 0, 0, 255, 0, 51, 51, 153, 204, 51],
+    "numbers": {
+        "received": [0, 8, 0, 1, 2, 2, -3.25, 0],
+        "means": [4, 1, 6, -3.5],
+        "scales": [0.5, 2, 0.5, 1500],
+    },
+}
+
+
+def test_the_action_of_a_step_is_shown_by_column() -> None:
+    """The same nodes show the second step after the first one."""
+    own = "[textContent ?? '', attributes.style ?? '', attributes.class ?? '']"
+    tell = f"({{ textContent, attributes, children }}) => [...{own}, ...children.flatMap(tell)].filter(Boolean)"
+    data = f"DATA = {{ columns: {json.dumps(COLUMNS)} }};"
+    first, second, brief = evaluated(
+        f"const tell = {tell};",
+        data,
+        "showColumns(of, 0); const nodes = get('columns').children, earlier = nodes.map(tell); showColumns(of, 1);",
+        "[earlier, nodes.map(tell), briefly(of, 1)]",
+        of=ACTED,
+    )
+    bars = ["0", "width: 20%", "20 %", "1", "width: 20%", "20 %"]
+    gear = [
+        "column wide-name",
+        "gear",
+        "policy",
+        "60 %",
+        "2",
+        "bars",
+        *bars,
+        "chosen",
+        "2",
+        "width: 60%",
+        "chosen",
+        "60 %",
+    ]
+    assert sorted(second[0]) == sorted(gear)
+    assert first[1] == ["column", "throttle", "track", "left: 50%", "left: 100%", "0", "8", "8"]
+    assert second[1] == ["column", "throttle", "track", "left: 75%", "left: 25%", "0", "8", "2"]
+    assert second[2] == ["column wide-name", "trim", "−3.5 ± 1500", "policy", "−3.25"]
+    assert brief == "2 · 2 · −3.25 · 0"
+
+
+def test_of_many_values_the_most_probable_and_the_taken_are_shown() -> None:
+    of = {"values": [0], "probabilities": [0, 50, *[10] * 15, 40, 5]}
+    column = {"size": 19, "first": 0}
+    shown = [value for value, _ in evaluated("chancesOf(of, column, 0, 18)", of=of, column=column)]
+    assert len(shown) == 12
+    assert shown == sorted(shown)
+    assert {1, 17, 18} < set(shown)
+    assert 0 not in shown
+
+
+def test_columns_know_where_their_numbers_are() -> None:
+    found = evaluated("placed(columns).map(({ first, number }) => [first, number])", columns=COLUMNS)
+    assert found == [[0, 0], [3, 0], [3, 1], [3, 2]]
+
+
+def test_many_columns_are_folded() -> None:
+    columns = [{"name": f"switch {index}", "size": 2, "low": 0, "high": 1} for index in range(9)]
+    of = {"values": [0], "probabilities": [255, 0] * 9, "numbers": {"received": [0] * 9, "means": [], "scales": []}}
+    opened = "get('columns').children.map(({ attributes }) => 'open' in attributes)"
+    for count, is_open in ((8, True), (9, False)):
+        data = f"DATA = {{ columns: {json.dumps(columns[:count])} }};"
+        assert evaluated(data, "showColumns(of, 0);", opened, of=of) == [is_open] * count
+    assert evaluated(data, "briefly(of, 0)", of=of).endswith("0 …")

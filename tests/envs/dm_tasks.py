@@ -50,6 +50,30 @@ class Walk(dm_env.Environment):
         self.closed = True
 
 
+class Drift(Walk):
+    """A walk with nests of bounded numbers as actions, as dm_control gives them names, and an image."""
+
+    def step(self, action: tuple[np.ndarray, dict]) -> dm_env.TimeStep:  # type: ignore[override]
+        push, others = action
+        for given, spec in zip((push, others["brake"], others["gear"]), self._action_specs(), strict=True):
+            spec.validate(given)
+        return super().step(1 + round(float(push.sum())))
+
+    def _action_specs(self) -> list[specs.Array]:
+        push = specs.BoundedArray((2,), np.float64, [-0.5, 0.0], [0.5, 1.0], name="left\tright")
+        return [push, specs.BoundedArray((1,), np.int32, 0, 2), specs.DiscreteArray(4)]
+
+    def action_spec(self) -> tuple:  # type: ignore[override]
+        push, brake, gear = self._action_specs()
+        return (push, {"brake": brake, "gear": gear})
+
+    def observation_spec(self) -> dict:
+        return {**super().observation_spec(), "view": specs.BoundedArray((4, 5, 3), np.uint8, 0, 255)}
+
+    def _observe(self) -> dict:
+        return {**super()._observe(), "view": np.full((4, 5, 3), self.cell, np.uint8)}
+
+
 class Unhurried(Walk):
     """A walk that leaves most of the processor to other processes."""
 

@@ -150,7 +150,7 @@ class Generated(gymnasium.Env):
         self.observation_space = draw_space(draw)
         self.action_space = spaces.Discrete(draw.choice([1, 2, 5]))
         if draw.random() < 0.05:
-            self.action_space = draw.choice([draw_space(draw), None])
+            self.action_space = draw.choice([draw_space(draw), None])  # type: ignore[list-item]
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
         self.infos = itertools.cycle(draw.sample(INFOS, len(INFOS)))
         for space in (self.observation_space, self.action_space):

@@ -120,6 +120,36 @@ class Camera(Odd):
         return {"arm": SEEN, "camera": np.full((8, 9, 3), self.time, np.uint8)}
 
 
+class Many(gymnasium.Env):
+    """Actions of every kind; it shows two images, numbers and a text, all drawn anew at each step."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium's own convention)
+    observation_space = spaces.Dict(
+        eyes=spaces.Tuple([spaces.Box(0, 255, (8, 9, 3), np.uint8), spaces.Box(0, 1, (2, 8, 9), np.float32)]),
+        held=spaces.MultiDiscrete([2, 3]),
+        told=spaces.Text(9, charset="ab "),
+    )
+    action_space = spaces.Dict(
+        arm=spaces.Box(-2, 3, (2, 2), np.float64),
+        hands=spaces.Tuple([spaces.Discrete(3, start=1), spaces.MultiBinary(2)]),
+        speed=spaces.Box(-np.inf, np.inf, (1,), np.float32),
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._look(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        return self._look(), float(action["arm"].sum()), bool(self.np_random.random() < 0.1), False, {}
+
+    def _look(self) -> dict[str, Any]:
+        left = self.np_random.integers(256, size=(8, 9, 3), dtype=np.uint8)
+        right = self.np_random.random((2, 8, 9), np.float32)
+        words = "".join(self.np_random.choice(list("ab "), size=9))
+        return {"eyes": (left, right), "held": self.np_random.integers([2, 3]), "told": words}
+
+
 class Fading(Odd):
     """It draws itself twice."""
 
@@ -159,3 +189,4 @@ class OddDm(dm_env.Environment):
 
 for made in (Odd, OldOdd, BareOdd, Camera, Fading):
     gymnasium.register(f"{made.__name__}-v0", made, max_episode_steps=9)
+gymnasium.register("Many-v0", Many)

@@ -13,10 +13,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 import envs
 from actors import Actor
+from actors.interface import read_interface
 from agent import Agent, AgentConfig
 from agent.core import GRUConfig
 from agent.trajectory import loss_mask, validate
 from envs.gym import PACKAGES
+from envs.outputs import leaves
 from tests.envs.lab import Lab, Module
 
 SPECS = (
@@ -36,6 +38,12 @@ SPECS = (
     "gym:popgym-AutoencodeEasy-v0",
     "gym:popgym-PositionOnlyCartPoleEasy-v0",
     "gym:MortarMayhem-Grid-v0,max_episode_steps=12",
+    # Actions that are vectors, several parts, and texts.
+    "gym:Pendulum-v1,max_episode_steps=9",
+    "gym:popgym-BattleshipEasy-v0,max_episode_steps=9",
+    "gym:BabyAI-GoToLocal-v0,max_steps=12",
+    "gym:tests.envs.odd:Many-v0",
+    "dm:tests.envs.dm_tasks:Drift",
 )
 STEPS, UNROLL = 64, 20
 Step = tuple[Any, ...]
@@ -52,8 +60,12 @@ def spec(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def actions_for(env: VectorEnv, rows: int, steps: int = STEPS) -> np.ndarray:
-    """Random actions [steps, rows] in which a row's do not depend on how many rows there are."""
-    columns = [np.random.default_rng(row).integers(env.single_action_space.n, size=steps) for row in range(rows)]
+    """Random actions [steps, rows, ...] in which a row's do not depend on how many rows there are."""
+    space = env.single_action_space
+    columns = []
+    for row in range(rows):
+        space.seed(row)
+        columns.append([space.sample() for _ in range(steps)])
     return np.stack(columns, axis=1)
 
 
@@ -64,12 +76,21 @@ def play(env: VectorEnv, actions: np.ndarray) -> list[Step]:
     return [(*values, *(infos[name] for name in names)) for *values, infos in steps]
 
 
-def same(left: list[Step], right: list[Step]) -> bool:
-    return all(np.array_equal(a, b) for one, other in zip(left, right, strict=True) for a, b in zip(one, other))
+def arrays(value: Any) -> list[np.ndarray]:
+    """The arrays of an observation or of a step, however they are nested."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        return [array for part in value for array in arrays(part)]
+    return [value]
 
 
-def rows_of(steps: list[Step], rows: slice) -> list[Step]:
-    return [tuple(value[rows] for value in step) for step in steps]
+def same(left: Any, right: Any) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(arrays(left), arrays(right), strict=True))
+
+
+def rows_of(value: Any, rows: slice) -> list[np.ndarray]:
+    return [array[rows] for array in arrays(value)]
 
 
 def test_spaces_types_and_counters(spec: str) -> None:
@@ -77,15 +98,18 @@ def test_spaces_types_and_counters(spec: str) -> None:
     env = envs.make_vector(spec, 3)
     assert env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
     assert env.metadata["action_repeat"] >= 1
-    kept = [env.reset(seed=0)[0]]
-    assert env.observation_space.contains(kept[0])
-    assert kept[0].dtype == (np.uint8 if kept[0].ndim == 4 else np.float32)
-    copies = [kept[0].copy()]
+    first = env.reset(seed=0)[0]
+    assert env.observation_space.contains(first)
+    kept = arrays(first)
+    for array in kept:
+        assert (array.dtype, array.ndim) in ((np.uint8, 4), (np.float32, 2), (np.int64, 2))
+    copies = [array.copy() for array in kept]
     for action in actions_for(env, 3):
         *parts, infos = env.step(action)
         observation, reward, terminated, truncated = parts
         assert env.observation_space.contains(observation)
-        assert env.single_observation_space.contains(observation[2])
+        for array, space in zip(arrays(observation), leaves(env.single_observation_space), strict=True):
+            assert space[1].contains(array[2])
         assert (reward.shape, reward.dtype) == ((3,), np.float64)
         assert np.isfinite(reward).all()
         assert (terminated.dtype, truncated.dtype) == (bool, bool)
@@ -93,8 +117,8 @@ def test_spaces_types_and_counters(spec: str) -> None:
         for name in env.metadata["episode_metrics"]:
             assert infos[name].shape == (3,)
             assert infos[f"_{name}"].all()
-        kept += parts
-        copies += [part.copy() for part in parts]
+        kept += arrays(parts)
+        copies += [part.copy() for part in arrays(parts)]
     assert all(np.array_equal(a, b) for a, b in zip(kept, copies))
 
 
@@ -103,7 +127,7 @@ def test_equal_seeds_give_equal_episodes_and_others_do_not(spec: str) -> None:
     env, other = envs.make_vector(spec, 3), envs.make_vector(spec, 3)
     first, steps = env.reset(seed=7)[0], play(env, actions_for(env, 3))
     for again in (other, env):
-        assert np.array_equal(again.reset(seed=7)[0], first)
+        assert same(again.reset(seed=7)[0], first)
         assert same(play(again, actions_for(env, 3)), steps)
     env.reset(seed=80)
     assert not same(play(env, actions_for(env, 3)), steps)
@@ -120,18 +144,20 @@ def test_no_environment_depends_on_its_neighbours(spec: str) -> None:
         assert steps
     for row in (0, 2):
         alone = envs.make_vector(spec, 1)
-        assert np.array_equal(alone.reset(seed=[seeds[row]])[0][0], begin[row])
+        assert same(rows_of(alone.reset(seed=[seeds[row]])[0], slice(1)), rows_of(begin, slice(row, row + 1)))
         assert same(play(alone, actions[:, row : row + 1]), rows_of(steps, slice(row, row + 1)))
 
 
 def test_the_step_after_the_end_begins_an_episode(spec: str) -> None:
     left, right = (envs.make_vector(spec, 3) for _ in range(2))
-    assert np.array_equal(left.reset(seed=1)[0], right.reset(seed=1)[0])
+    assert same(left.reset(seed=1)[0], right.reset(seed=1)[0])
     over, ended = np.zeros(3, bool), 0
-    for action in actions_for(left, 3, 200):
-        others = np.where(over, (action + 1) % left.single_action_space.n, action)
+    actions = actions_for(left, 3, 200)
+    for action, another in zip(actions, np.roll(actions, 1, axis=0), strict=True):
+        others = action.copy()
+        others[over] = another[over]
         one, other = (env.step(given)[:4] for env, given in ((left, action), (right, others)))
-        assert all(np.array_equal(a, b) for a, b in zip(one, other))
+        assert same(one, other)
         assert not one[1][over].any()
         assert not (one[2] | one[3])[over].any()
         over = one[2] | one[3]
@@ -155,7 +181,8 @@ def test_an_actor_unrolls_it(spec: str) -> None:
     """Score and steps of episodes are those of their trajectory."""
     env = envs.make_vector(spec, 2)
     config = AgentConfig(torso="small", torso_size=8, core=GRUConfig(8), reconstruction_cost=1.0)
-    agent = Agent(config, env.single_observation_space.shape or (), int(env.single_action_space.n))
+    shape, actions, _, vocabulary = read_interface(env)
+    agent = Agent(config, shape, actions, vocabulary)
     unroll = Actor(env, agent, actor_id=0, seed=1).unroll(UNROLL)
     trajectory = unroll.trajectory
     validate(trajectory)

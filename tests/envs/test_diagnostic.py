@@ -32,7 +32,7 @@ def test_scores_of_the_oracle_and_of_random_actions(name: str) -> None:
     mean, error = mean_score(env, lambda: rng.integers(env.single_action_space.n, size=512), 200)
     assert abs(mean - expected["random"]) < 4 * error < 0.1 * expected["oracle"]
     assert expected["human"] is None
-    assert envs.mean_normalised({f"diagnostic:{name}": expected["oracle"]}) == {"oracle_normalised": 100.0}
+    assert envs.mean_normalised({f"diagnostic:{name}": expected["oracle"]}) == {"oracle_normalised": 100.0}  # type: ignore[dict-item]
 
 
 def test_recall_shows_the_symbol_once_and_asks_for_it_after_the_delay() -> None:

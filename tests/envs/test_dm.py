@@ -1,5 +1,6 @@
 """dm_env both ways: its own test suite on the rooms level; specs, ends of episodes and seeds of adapted ones."""
 
+import sys
 import unittest
 from collections.abc import Iterator
 from functools import partial
@@ -10,7 +11,9 @@ from dm_env import specs, test_utils
 from gymnasium import spaces
 
 import envs
+from envs.actions import Choice, Numbers
 from envs.dm import DmEnv, RoomsDmEnv, to_space
+from envs.gym import adapt
 from envs.rooms import RoomsConfig, RoomsEnv
 from tests.envs.dm_tasks import Walk
 
@@ -78,3 +81,46 @@ def test_by_the_name_of_a_function() -> None:
     env = envs.make_vector("dm:tests.envs.dm_tasks:makes_walks,cells=7", 2)
     assert env.single_observation_space.shape == (7 + 1 + 2,)
     assert env.single_action_space == spaces.Discrete(3, dtype=np.int32)
+
+
+def test_actions_of_several_specs_are_one_vector() -> None:
+    env = envs.make_vector("dm:tests.envs.dm_tasks:Drift", 2)
+    push = Numbers("action[0]", (-0.5, 0.0), (0.5, 1.0))
+    assert env.single_action_space.parts == (push, Choice("action[1].brake", 3), Choice("action[1].gear", 4))
+    env.reset(seed=0)
+    for _ in range(20):
+        env.step(env.action_space.sample())  # the task itself checks what it receives
+    assert env.metadata["observation_names"] == ("view", "numbers")
+
+
+class Named(Walk):
+    """Its action spec has names as dm_control's."""
+
+    def action_spec(self) -> specs.Array:  # type: ignore[override]
+        return specs.BoundedArray((2,), np.float64, -1, 1, name="hip\tknee")
+
+
+def test_columns_have_the_names_of_the_spec() -> None:
+    assert DmEnv(Named).metadata["action_names"] == ("hip", "knee")
+    assert adapt(DmEnv(Named)).metadata["action_names"] == ("hip", "knee")
+    assert DmEnv(Walk).metadata["action_names"] == ()
+
+
+def test_a_task_of_dm_control() -> None:
+    pytest.importorskip("dm_control", reason="dm_control is not installed")
+    spec = "dm:envs.dm:control_suite,domain=cartpole"
+    env = envs.make_vector(f"{spec},task=swingup", 2)
+    low, high = (-1.0,), (1.0,)
+    assert env.single_action_space.parts == (Numbers("action", low, high),)
+    assert env.single_observation_space == spaces.Box(-np.inf, np.inf, (5,), np.float32)
+    first, _ = env.reset(seed=3)
+    env.step(np.ones((2, 1), np.float32))
+    assert np.array_equal(env.reset(seed=3)[0], first)
+    with pytest.raises(ValueError, match=r"no task 'swim' in the domain 'cartpole'; there are: .*cartpole swingup"):
+        envs.make_vector(f"{spec},task=swim", 1)
+
+
+def test_dm_control_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dm_control", None)
+    with pytest.raises(ImportError, match=r"dm_control's suite needs dm_control: pip install dm_control"):
+        envs.make_vector("dm:envs.dm:control_suite,domain=cartpole,task=swingup", 1)

@@ -1,6 +1,7 @@
 """A batch divided over processes does what it does in one, reports errors in them, and leaves no process behind."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 import envs
 from envs import EnvironmentFailed, guard
 from envs.guard import ForeignError, ProcessDied
-from envs.processes import ProcessVectorEnv, batch
+from envs.processes import ProcessVectorEnv, SerialVectorEnv, batch, fitting_batch, fitting_processes, step_seconds
 from tests.commands.cli import wait_until
 
 
@@ -153,3 +154,97 @@ def test_they_do_not_outlive_a_program_that_is_killed(fault: str) -> None:
 def test_impossible_numbers_of_processes(processes: float | str) -> None:
     with pytest.raises(ValueError, match="processes: expected a whole number"):
         batch(Tally, 2, processes)
+
+
+class Slow(Tally):
+    """Every step takes two milliseconds."""
+
+    def step(self, action: int) -> Any:
+        time.sleep(0.002)
+        return super().step(action)
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 5}, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "num_envs", "actors", "processes"),
+    [(Slow, 2, 1, 2), (Slow, 8, 1, 2), (Slow, 8, 2, 0), (Slow, 1, 1, 0), (Tally, 8, 1, 0)],
+)
+def test_slow_environments_share_an_actors_cores(
+    make: Any, num_envs: int, actors: int, processes: int, two_cores: None
+) -> None:
+    assert fitting_processes(make, num_envs, actors) == processes
+
+
+def test_one_environment_is_not_measured(two_cores: None) -> None:
+    def make() -> Any:
+        raise AssertionError("made")
+
+    assert fitting_processes(make, 1) == 0
+
+
+def test_the_episodes_of_slow_environments_are_those_of_one_process(two_cores: None) -> None:
+    spec = "dm:tests.envs.dm_tasks:Unhurried"
+    one, two = envs.make_vector(f"{spec},processes=0", 4), envs.make_vector(spec, 4)
+    assert isinstance(one, SerialVectorEnv)
+    assert isinstance(two, ProcessVectorEnv)
+    assert len(two.processes) == 2
+    assert isinstance(envs.make_vector(spec, 4, actors=2), SerialVectorEnv)
+    assert np.array_equal(one.reset(seed=3)[0], two.reset(seed=3)[0])
+    for action in np.random.default_rng(0).integers(3, size=(15, 4)):
+        left, right = one.step(action), two.step(action)
+        assert all(np.array_equal(a, b) for a, b in zip(left[:4], right[:4], strict=True))
+    two.close()
+
+
+def test_a_step_is_measured_with_resets_and_without_a_trace() -> None:
+    class Draws(Slow):
+        def reset(self, **options: Any) -> Any:
+            random.random()
+            np.random.random()  # noqa: NPY002
+            time.sleep(0.02)
+            return super().reset(**options)
+
+    python, numpy = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    assert 0.003 < step_seconds(Draws) < 0.2  # a step, and a fifth of a reset
+    assert random.getstate() == python
+    assert np.random.get_state()[1].tolist() == numpy  # noqa: NPY002
+
+
+@pytest.mark.parametrize("fault", [partial({}.__getitem__, "a door"), partial(sys.exit, 0)])
+def test_what_fails_while_it_is_measured_fails_where_it_is_used(fault: Callable[..., Any], two_cores: None) -> None:
+    make = partial(Tally, fault)
+    assert step_seconds(make) == 0
+    env = fitting_batch(make, 2)
+    env.reset(seed=0)
+    with pytest.raises((KeyError, SystemExit)):
+        env.step(np.array([0, 2]))
+
+
+SCRIPT = """
+import gymnasium, numpy, os, time
+import envs
+from tests.envs.test_processes import Slow
+print("began", flush=True)
+os.sched_getaffinity = lambda pid: {0, 1}
+gymnasium.register("Here-v0", Slow)
+"""
+
+
+@pytest.mark.parametrize(("name", "processes"), [("Here-v0", 0), ("tests.envs.test_processes:Slow-v0", 2)])
+def test_a_script_does_not_begin_again_in_each_process(name: str, processes: int, tmp_path: Path) -> None:
+    """It has no guard. What it alone registers is unknown elsewhere, and so remains in its process."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"{SCRIPT}\nbatch = envs.make_vector('gym:{name}', 4)\nprint(len(getattr(batch, 'processes', ())))"
+    )
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, env=variables, check=True)
+    assert found.stdout.split() == ["began", str(processes)]
+    assert "Traceback" not in found.stderr
+
+
+gymnasium.register("Slow-v0", Slow)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from actors import Actor
+from actors.interface import read_interface
 from agent import Agent, AgentConfig, Trajectory
 from agent.core import CompressiveTransformer, CompressiveTransformerConfig, matched_cores
 from envs import make_vector
@@ -66,11 +67,34 @@ def test_unrolls_equal_those_of_the_actor() -> None:
     scores: list[float] = []
     for _ in range(4):
         unroll, found = theirs.unroll(16), ours.unroll(16)
-        for name in ("observation", "last_action", "reward", "discount", "reset", "action", "policy_logits"):
+        for name in ("observation", "last_action", "reward", "discount", "reset", "action", "policy_parameters"):
             np.testing.assert_allclose(getattr(found, name), getattr(unroll.trajectory, name), atol=1e-6, err_msg=name)
         scores += [episode.score for episode in unroll.episodes]
     assert len(scores) > 4
     assert ours.finished == pytest.approx(scores)
+
+
+def test_actions_that_are_vectors_are_learned_as_by_the_learner() -> None:
+    """Pendulum: a number that is sampled without bounds, and received within -1..1."""
+    torch.manual_seed(0)
+    envs = make_vector("gym:Pendulum-v1,max_episode_steps=10", 3)
+    seen = read_interface(envs)
+    core = matched_cores(SIZES, 8, 4)["compressive"]
+    ours = Agent(AgentConfig(torso="small", torso_size=16, core=core), seen.observation_shape, seen.actions)
+    actor = impala.Actor(envs, copy.deepcopy(ours).eval(), seed=1)
+    settings = impala.Settings(entropy_cost=0.02)
+    rules = {"discount": settings.discount, "lambda_": settings.lambda_, "reward_clipping": "abs_one"}
+    costs = {"entropy_cost": settings.entropy_cost, "baseline_cost": settings.baseline_cost}
+    theirs = Learner(copy.deepcopy(ours), LearnerConfig(device="cpu", **rules, **costs), total_steps=10**6)
+    trajectory = actor.unroll(16)
+    assert trajectory.action.abs().max() > 1
+    torch.testing.assert_close(
+        trajectory.last_action[:, 1:],
+        torch.where(trajectory.reset[:, 1:, None], 0.0, ours.distribution.effect(trajectory.action)),
+    )
+    parts = impala.update(ours, impala.make_optimizer(ours, settings), trajectory, settings)
+    metrics = theirs.update(trajectory)
+    assert {name: metrics[f"loss/{name}"] for name in parts} == pytest.approx(parts, rel=1e-4, abs=1e-6)
 
 
 def test_targets_and_advantages_equal_those_of_the_learner() -> None:

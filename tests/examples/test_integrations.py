@@ -230,6 +230,16 @@ def test_single_environments_say_how_episodes_end_and_repeat_with_a_seed() -> No
     assert (True, False) in [falling.step(0)[2:4] for _ in range(12)]
 
 
+def test_single_environments_take_vectors() -> None:
+    """Pendulum, hanging: torques of 2 in opposite directions, which are 1 and -1 of a vector, move it apart."""
+    speeds = []
+    for torque in (-1.0, 1.0):
+        env = Single("gym:Pendulum-v1")
+        env.reset(seed=0)
+        speeds.append(env.step(np.array([torque], np.float32))[0][2])
+    assert speeds[1] - speeds[0] == pytest.approx(2 * 2 * 3 * 0.05, abs=1e-5)
+
+
 def cleanrl_rollout() -> tuple[cleanrl_ppo.Args, cleanrl_ppo.Agent, cleanrl_ppo.Rollout, Tensor]:
     """32 steps of 8 environments, with memories that are compressed, by a policy that has changed; and advantages."""
     torch.manual_seed(0)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from agent.core import Mean
+from agent.policies import Categorical
 from agent.trajectory import Trajectory
 
 OBSERVATION, HIDDEN, ACTIONS = 3, 8, 2
@@ -19,7 +20,7 @@ class TinyState(NamedTuple):
 
 
 class TinyOutput(NamedTuple):
-    policy_logits: Tensor
+    policy_parameters: Tensor
     value: Tensor
     state: TinyState
     losses: dict[str, Mean]
@@ -35,6 +36,7 @@ class TinyAgent(nn.Module):
         self.policy = nn.Linear(HIDDEN, ACTIONS)
         self.baseline = nn.Linear(HIDDEN, 1)
         self.compression = nn.Linear(HIDDEN, HIDDEN)
+        self.distribution = Categorical(ACTIONS)
         self.compression_scale, self.calls = compression_scale, 0
 
     def initial_state(self, batch_size: int) -> TinyState:
@@ -81,7 +83,7 @@ def random_trajectory(rows: int, steps: int, seed: int = 0) -> Trajectory:
         discount=1 - terminated.float(),
         reset=reset,
         action=actions,
-        policy_logits=torch.randn(rows, steps, ACTIONS, generator=generator),
+        policy_parameters=torch.randn(rows, steps, ACTIONS, generator=generator),
         core_state=TinyState(torch.randn(rows, HIDDEN, generator=generator), 0),
         actor_id=torch.arange(rows),
         version=torch.zeros(rows, dtype=torch.int64),

@@ -42,8 +42,8 @@ def test_an_update_is_that_of_the_paper(
     assert (agent.calls, hidden.grad) == (1, None)
 
     output = reference(batch.observation, batch.last_action, batch.reward, batch.reset, batch.core_state)
-    values, logits = output.value.detach(), output.policy_logits.detach()
-    ratio = logits[:, :-1].softmax(-1) / batch.policy_logits.softmax(-1)
+    values, logits = output.value.detach(), output.policy_parameters.detach()
+    ratio = logits[:, :-1].softmax(-1) / batch.policy_parameters.softmax(-1)
     log_rhos = ratio.gather(2, batch.action[..., None])[..., 0].log()
     rewards, mask = 0.5 * batch.reward.clamp(-1, 1)[:, 1:], ~batch.reset[:, 1:]
     targets = log_rhos, 0.9 * batch.discount[:, 1:], rewards, values[:, :-1], values[:, -1], mask
@@ -51,7 +51,7 @@ def test_an_update_is_that_of_the_paper(
     acting = mask.nonzero().tolist()
     count = len(acting)
     assert 0 < count < 24
-    log_pi = output.policy_logits.log_softmax(-1)
+    log_pi = output.policy_parameters.log_softmax(-1)
     scale = 1 / count if reduction == "mean" else 1.0
     policy = scale * sum(-log_pi[b, t, batch.action[b, t]] * advantages[b, t] for b, t in acting)
     baseline = scale * 0.7 * sum(0.5 * (vs[b, t] - output.value[b, t]) ** 2 for b, t in acting)
@@ -86,6 +86,42 @@ def test_an_update_is_that_of_the_paper(
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
     assert (learner.steps, learner.version) == (count, 1)
+
+
+@pytest.mark.parametrize(("normalize", "trust"), [(True, None), (False, 0.2), (True, 0.05)])
+def test_normalized_and_trusted_advantages(
+    tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory], normalize: bool, trust: float | None
+) -> None:
+    """The policy's loss by literal loops."""
+    agent, batch = tiny_agent(), trajectory(4, 6)
+    output = agent(batch.observation, batch.last_action, batch.reward, batch.reset, batch.core_state)
+    log_pi = output.policy_parameters.detach()[:, :-1].log_softmax(-1).gather(2, batch.action[..., None])[..., 0]
+    log_mu = batch.policy_parameters.log_softmax(-1).gather(2, batch.action[..., None])[..., 0]
+    values, mask = output.value.detach(), ~batch.reset[:, 1:]
+    steps = 0.99 * batch.discount[:, 1:], batch.reward[:, 1:], values[:, :-1], values[:, -1], mask
+    _, advantages, _, _ = literal(log_pi - log_mu, *steps, rho_bar=1.0, c_bar=1.0, pg_bar=1.0, lambda_=1.0)
+
+    acting = mask.nonzero().tolist()
+    unit = math.sqrt(sum(advantages[b, t].item() ** 2 for b, t in acting) / len(acting)) if normalize else 1.0
+    expected, left_out = 0.0, 0
+    for b, t in acting:
+        advantage, ratio = advantages[b, t].item() / unit, math.exp(log_pi[b, t] - log_mu[b, t])
+        if trust is not None and (ratio > 1 + trust if advantage > 0 else ratio < 1 / (1 + trust)):
+            left_out += 1
+            continue
+        expected -= log_pi[b, t].item() * advantage / len(acting)
+    assert (left_out > 0) == (trust is not None)
+    metrics = make(agent, discount=0.99, normalize_advantages=normalize, trust=trust).update(batch)
+    assert metrics["loss/policy"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_advantages_of_nothing_stay_finite(
+    tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory]
+) -> None:
+    """Of a batch in which no action had an effect."""
+    batch = trajectory(2, 4)
+    batch.reset[:] = True
+    assert make(tiny_agent(), normalize_advantages=True).update(batch)["loss/policy"] == 0
 
 
 def test_the_learner_of_runs_is_impalas(
@@ -240,13 +276,13 @@ class TestErrors:
         state = batch.core_state._replace(hidden=batch.core_state.hidden[:1])
         with pytest.raises(ValueError, match=r"core_state: expected .*\[2, 8\], got .*\[1, 8\]"):
             learner.update(batch._replace(core_state=state))
-        with pytest.raises(ValueError, match=r"policy_logits of the agent: expected \[2, 4, 3\].*, got \[2, 4, 2\]"):
-            learner.update(batch._replace(policy_logits=torch.zeros(2, 4, 3)))
+        with pytest.raises(ValueError, match=r"policy_parameters of the agent: expected \[2, 4, 3\].* \[2, 4, 2\]"):
+            learner.update(batch._replace(policy_parameters=torch.zeros(2, 4, 3)))
         assert learner.version == 0
         with pytest.raises(ValueError, match="total_steps: expected at least 1, got 0"):
             make(tiny_agent(), total_steps=0)
         agent = tiny_agent()
-        agent.compression_parameters = tiny_agent().compression_parameters
+        agent.compression_parameters = tiny_agent().compression_parameters  # type: ignore[method-assign]
         with pytest.raises(ValueError, match="compression_parameters: expected parameters of the agent, got 2 others"):
             make(agent)
         state = learner.state_dict()
@@ -286,7 +322,7 @@ def test_learns_to_remember(tiny_agent: Callable[..., TinyAgent]) -> None:
                 with torch.no_grad():
                     output = agent(observation[:, now], last_action[:, now], reward[:, now], reset[:, now], state)
                 state = output.state
-                logits.append(output.policy_logits[:, 0])
+                logits.append(output.policy_parameters[:, 0])
                 actions.append(torch.distributions.Categorical(logits=logits[-1]).sample())
                 last_action[:, t + 1] = actions[-1].masked_fill(reset[:, t + 1], -1)
                 reward[:, t + 1] = (actions[-1] * 2.0 - 1.0) * cue[:, t] * last[:, t + 1]
@@ -295,7 +331,7 @@ def test_learns_to_remember(tiny_agent: Callable[..., TinyAgent]) -> None:
                 Trajectory(
                     **observed._asdict(),
                     action=torch.stack(actions, dim=1),
-                    policy_logits=torch.stack(logits, dim=1),
+                    policy_parameters=torch.stack(logits, dim=1),
                     core_state=agent.initial_state(rows),
                     actor_id=torch.zeros(rows, dtype=torch.int64),
                     version=torch.zeros(rows, dtype=torch.int64),

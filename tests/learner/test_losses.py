@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from agent.policies import Categorical
 from learner import losses
 
 ROWS, STEPS, ACTIONS = 3, 5, 4
@@ -35,10 +36,12 @@ def test_losses_equal_literal_loops(reduction: str, acting: float) -> None:
     def negative_entropy(b: int, t: int) -> float:
         return sum(p * math.log(p) for p in probabilities(b, t))
 
+    policy = Categorical(ACTIONS)
+    log_probs = policy.log_prob(logits, actions)
     got = {
-        policy_gradient: losses.policy_gradient_loss(logits, actions, advantages, mask, reduction),
+        policy_gradient: losses.policy_gradient_loss(log_probs, advantages, mask, reduction),
         baseline: losses.baseline_loss(values, targets, mask, reduction),
-        negative_entropy: losses.entropy_loss(logits, mask, reduction),
+        negative_entropy: losses.entropy_loss(policy.entropy(logits), mask, reduction),
     }
     steps = [(b, t) for b in range(ROWS) for t in range(STEPS) if mask[b, t]]
     assert len(steps) < ROWS * STEPS

@@ -52,8 +52,8 @@ def test_losses_are_those_of_normalized_values() -> None:
     task, mask = batch.actor_id % TASKS, ~batch.reset[:, 1:]
     assert set(task.tolist()) == {0, 1}
     value = torch.stack([output.value[row, :, number] for row, number in enumerate(task)]).detach()
-    log_pi = output.policy_logits[:, :-1].detach().log_softmax(-1)
-    rhos = log_pi - batch.policy_logits.log_softmax(-1)
+    log_pi = output.policy_parameters[:, :-1].detach().log_softmax(-1)
+    rhos = log_pi - batch.policy_parameters.log_softmax(-1)
     chosen, log_rhos = (each.gather(2, batch.action[..., None])[..., 0] for each in (log_pi, rhos))
     discounts = CONFIG.discount * batch.discount[:, 1:]
     arguments = log_rhos, discounts, batch.reward[:, 1:], value[:, :-1], value[:, -1], mask

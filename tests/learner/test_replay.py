@@ -151,7 +151,7 @@ def test_burn_in_is_a_shorter_unroll_from_the_middle(core: Any) -> None:
     assert mask[:, :8].equal(loss_mask(whole)[:, 4:])
     assert not mask[:, 8:].any()
     outputs = {name: leaf[:, 4:] for name, leaf in whole.env_output._asdict().items()}
-    later = {"action": whole.action[:, 4:], "policy_logits": whole.policy_logits[:, 4:]}
+    later = {"action": whole.action[:, 4:], "policy_parameters": whole.policy_parameters[:, 4:]}
     short = burnt._replace(**outputs, **later)
     full, part = (learner._losses(each)[0] for each in (short, burnt))
     names = "loss/policy", "loss/baseline", "loss/entropy", "importance/mean_rho", "value/target_mean", "steps"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.vtrace import action_log_probs, vtrace
+from learner.vtrace import vtrace
 
 
 def random_inputs(rows: int, steps: int, seed: int, acting: float = 0.8) -> dict[str, torch.Tensor]:
@@ -141,14 +141,6 @@ def test_masked_steps_are_never_used(seed: int, steps: int, junk: Any) -> None:
     changed = {name: torch.where(inputs["mask"], inputs[name], junk) for name in ("log_rhos", "discounts", "rewards")}
     for clean, dirty in zip(vtrace(**inputs), vtrace(**{**inputs, **changed})):
         assert torch.equal(clean, dirty)
-
-
-def test_action_log_probs_are_those_of_a_categorical_distribution() -> None:
-    logits, actions = torch.randn(2, 3, 4), torch.tensor([[0, 1, 2], [3, 0, 1]])
-    expected = torch.distributions.Categorical(logits=logits).log_prob(actions)
-    torch.testing.assert_close(action_log_probs(logits, actions), expected)
-    with pytest.raises(ValueError, match=r"actions: expected \[2, 3\], got \[2, 2\]"):
-        action_log_probs(logits, actions[:, :2])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from storage import checkpoints, files
+from storage import checkpoints
 from storage import stores as storage
 from tests.learner.runs import PARTS, names, save
 from tests.unreliable import Unreliable
@@ -179,13 +179,3 @@ def test_kill_9_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path: Path, sch
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("killed at") == 2
-
-
-def test_old_remains_of_killed_builds_are_removed(tmp_path: Path) -> None:
-    old, new = tmp_path / "a-1.tmp", tmp_path / "b-2.tmp"
-    for folder in (old, new):
-        folder.mkdir()
-        (folder / "train.tokens").write_bytes(b"half of it")
-    os.utime(old, (0, 0))
-    files.build_once(tmp_path / "c", lambda folder: (folder / "corpus.json").write_text("{}"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b-2.tmp", "c"]

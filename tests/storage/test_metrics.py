@@ -13,7 +13,7 @@ from storage.metrics import MetricsWriter, last_metrics, read_metrics, read_on, 
 from storage.run import Run
 
 
-def write(run: Run, steps: Any, resumed_step: int | None = None, value: float = 0.0) -> None:
+def write(run: Run, steps: Any, resumed_step: int = 0, value: float = 0.0) -> None:
     with MetricsWriter(run, resumed_step) as writer:
         for step in steps:
             writer.write(step, {"episode/return": value + step, "loss/policy": -0.5})
@@ -96,7 +96,7 @@ def test_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = last_metrics(tmp_path, "valid/nll")
     assert (row["step"], row["valid/nll"]) == (19_500, 19_500.5)
     assert last_metrics(tmp_path, "valid/other") == {}
-    assert [row["step"] for row in read_metrics(tmp_path, "valid/nll")] == list(range(500, 20_000, 1000))
+    assert [row["step"] for row in read_metrics(tmp_path) if "valid/nll" in row] == list(range(500, 20_000, 1000))
     for resumed_step in (19_990, 10_000, 0):
         write(tmp_path, [], resumed_step)
         assert last_metrics(tmp_path).get("step", 0) == resumed_step == len(read_metrics(tmp_path))
@@ -118,10 +118,10 @@ TORN = ['{"step": 30, "ti', '{"step": 30}', "\0\0\0"]
 
 @pytest.mark.parametrize(
     ("text", "resumed_step"),
-    [*((line + "\n", 25) for line in DAMAGED), *((line, step) for line in TORN for step in (None, 20, 100))],
+    [*((line + "\n", 25) for line in DAMAGED), *((line, step) for line in TORN for step in (20, 100))],
     ids=lambda value: f"{value[:20]} {len(value)}" if isinstance(value, str) else str(value),
 )
-def test_damaged_rows_are_left_out(tmp_path: Path, text: str, resumed_step: int | None) -> None:
+def test_damaged_rows_are_left_out(tmp_path: Path, text: str, resumed_step: int) -> None:
     write(tmp_path, [10, 20])
     append(tmp_path, text)
     if text.endswith("\n"):

@@ -64,8 +64,8 @@ def test_fields_that_a_file_lacks_have_their_defaults() -> None:
 
 def test_the_preset_for_dmlab30_is_the_papers_agent_that_reads() -> None:
     paper, all_levels = make_preset("paper", "lstm"), make_preset("dmlab30", "lstm")
-    assert (paper.agent.instruction, all_levels.agent.instruction) == (False, True)
-    assert dataclasses.replace(all_levels.agent, instruction=False) == paper.agent
+    assert (paper.agent.instruction, all_levels.agent.instruction) == (None, True)
+    assert dataclasses.replace(all_levels.agent, instruction=None) == paper.agent
     assert all_levels.learner == paper.learner
     assert all_levels.actors.num_actors % len(tasks(all_levels.env)) == 0
 

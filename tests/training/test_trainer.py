@@ -160,7 +160,7 @@ def test_errors_do_not_lose_what_was_learned(
 
 
 @pytest.mark.parametrize(
-    ("fields", "advised"), [((), True), (("policy_logits",), True), (("observation", "reward"), False)]
+    ("fields", "advised"), [((), True), (("policy_parameters",), True), (("observation", "reward"), False)]
 )
 def test_a_smaller_rate_is_not_advised_for_what_environments_return(
     fields: tuple[str, ...], advised: bool, tmp_path: Path

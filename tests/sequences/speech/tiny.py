@@ -1,11 +1,13 @@
 """Small cores and sound for tests."""
 
+from typing import Any
+
 import numpy as np
 
 from agent.core import CompressiveTransformerConfig, LSTMConfig, TransformerXLConfig, WaveNetConfig
 
 TRANSFORMER = {"model_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "segment_size": 8, "norm": "pre"}
-TINY = {
+TINY: dict[str, Any] = {
     "compressive": CompressiveTransformerConfig(**TRANSFORMER, memory_size=8, compressed_size=4, compression_rate=4),
     "transformer-xl": TransformerXLConfig(**TRANSFORMER, memory_size=12),
     "lstm": LSTMConfig(16),

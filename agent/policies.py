@@ -1,0 +1,424 @@
+"""Policies: distributions of actions, whose parameters the network computes.
+
+An action has one of two forms. Of a Discrete space it is a number, int64. Of all other spaces it is a float32 vector of
+K columns: one for each choice, which holds its index, and one for each number.
+
+| part of the action | distribution                                 | parameters a column            |
+|--------------------|----------------------------------------------|--------------------------------|
+| `Choice`           | categorical                                  | a logit for each of its values |
+| `Numbers`          | Gaussian; where bounded, squashed or clipped | mean and logarithm of scale    |
+
+The parts are independent given the parameters, so that joint log-probabilities and entropies are sums over them.
+
+What is sampled and what the environment receives can differ: a number with bounds is sampled without them, and `effect`
+brings it into -1..1. Trajectories have what was sampled, because its density is exact and never infinite.
+
+P parameters, K columns.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Bounds = Literal["squash", "clip"]
+"""How a sampled number comes within bounds."""
+Scale = Literal["independent", "state"]
+"""Whether the scale of a Gaussian is the same in all states, or depends on the state."""
+LEAST_LOG_SCALE = -5.0
+MOST_LOG_SCALE = 2.0
+"""Limits of the logarithm of a Gaussian's standard deviation; beyond them it stays, without a gradient."""
+NODES = 97
+FARTHEST_NODE = 6.5
+"""Nodes of the integral in the entropy of squashed numbers, and the greatest, in standard deviations. With equal
+distances the error falls exponentially with the number of nodes; it is below 1e-6 up to a standard deviation of 4."""
+NONE = -1
+"""Stands for the last choice at the start of an episode."""
+
+
+class Choice(NamedTuple):
+    """A part of an action that is one of `size` values."""
+
+    size: int
+
+
+class Numbers(NamedTuple):
+    """A part of an action that is real numbers; `bounded` says of each whether it has bounds, which then are -1..1."""
+
+    bounded: tuple[bool, ...]
+
+
+ActionSpace = int | tuple[Choice | Numbers, ...]
+"""The number of actions of a Discrete space, or the parts of a vector."""
+
+
+class Shown(NamedTuple):
+    """What people are shown of a policy, for parameters [..., P].
+
+    probabilities: [..., A] of all values of all choices, one choice after the other.
+    means: [..., N] of the numbers, as the environment would receive them.
+    scales: [..., N] standard deviations of the numbers, before they are squashed or clipped.
+    """
+
+    probabilities: Tensor
+    means: Tensor
+    scales: Tensor
+
+
+class Policy(ABC):
+    """A distribution over actions.
+
+    Attributes:
+        num_parameters: P, outputs of the network.
+        num_uniform: how many random numbers a sample needs.
+        num_features: of an encoded action.
+        fixed: indices of the parameters that are the same in all states.
+    """
+
+    num_parameters: int
+    num_uniform: int
+    num_features: int
+    fixed: tuple[int, ...] = ()
+
+    @abstractmethod
+    def sample(self, parameters: Tensor, uniform: Tensor) -> Tensor:
+        """Actions [...] int64 or [..., K] float32, given numbers [..., num_uniform] uniform in 0..1."""
+
+    @abstractmethod
+    def mode(self, parameters: Tensor) -> Tensor:
+        """The most probable actions; of numbers, those of the highest density before they are squashed."""
+
+    @abstractmethod
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Joint log-probabilities or log-densities [...] of sampled actions, differentiable in the parameters.
+
+        Raises:
+            ValueError: if the shapes do not fit.
+        """
+
+    @abstractmethod
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Joint entropies [...] in nats; of numbers the differential entropy, of bounded ones in units of -1..1."""
+
+    @abstractmethod
+    def effect(self, action: Tensor) -> Tensor:
+        """What the environment receives for sampled actions; the same form."""
+
+    @abstractmethod
+    def none(self, rows: int) -> Tensor:
+        """The last actions [rows] or [rows, K] at the start of episodes."""
+
+    @abstractmethod
+    def show(self, parameters: Tensor) -> Shown:
+        """What people are shown."""
+
+    @abstractmethod
+    def encode(self, effect: Tensor) -> Tensor:
+        """Features [..., num_features] of received actions: choices one-hot, or zeros for none, and numbers."""
+
+    def last_action(self, effect: Tensor, resets: Tensor) -> Tensor:
+        """Received actions [B, ...], and none where the environment was reset, `resets` [B] bool."""
+        resets = resets.reshape(-1, *[1] * (effect.ndim - 1))
+        return torch.where(resets, self.none(1).to(effect.device), effect)
+
+
+class Categorical(Policy):
+    """The policy of a Discrete space: one choice, an int64 number. The parameters are unnormalized logits."""
+
+    def __init__(self, num_actions: int) -> None:
+        self.num_parameters = num_actions
+        self.num_uniform = num_actions
+        self.num_features = num_actions
+
+    def sample(self, parameters: Tensor, uniform: Tensor) -> Tensor:
+        return _gumbel_max(parameters, uniform)
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        return parameters.argmax(dim=-1)
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        if parameters.shape[:-1] != action.shape:
+            raise ValueError(f"actions: expected {list(parameters.shape[:-1])}, got {list(action.shape)}")
+        log_probs = torch.log_softmax(parameters, dim=-1)
+        return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        # The expectation of -log pi under the policy itself.
+        log_probs = torch.log_softmax(parameters, dim=-1)
+        return -(log_probs.exp() * log_probs).sum(dim=-1)
+
+    def effect(self, action: Tensor) -> Tensor:
+        return action
+
+    def none(self, rows: int) -> Tensor:
+        return torch.full((rows,), NONE)
+
+    def show(self, parameters: Tensor) -> Shown:
+        nothing = parameters.new_empty(*parameters.shape[:-1], 0)
+        return Shown(parameters.softmax(dim=-1), nothing, nothing)
+
+    def encode(self, effect: Tensor) -> Tensor:
+        values = torch.arange(self.num_features, device=effect.device)
+        return effect[..., None] == values
+
+
+class Joint(Policy):
+    """The policy of any other space: parts that are independent given the parameters."""
+
+    def __init__(self, parts: Sequence[Choice | Numbers], bounds: Bounds, scale: Scale) -> None:
+        # Neighbours of one kind are computed together: an action of a hundred switches is one block.
+        self.blocks: list[_Block] = []
+        for kind, group in groupby(parts, type):
+            if kind is Choice:
+                self.blocks.append(_Choices([part.size for part in group if isinstance(part, Choice)]))
+            else:
+                bounded = [each for part in group if isinstance(part, Numbers) for each in part.bounded]
+                self.blocks.append(_Gaussian(bounded, bounds, scale))
+
+        self._columns = [block.num_columns for block in self.blocks]
+        self._parameters = [block.num_parameters for block in self.blocks]
+        self._uniform = [block.num_uniform for block in self.blocks]
+        self.num_parameters = sum(self._parameters)
+        self.num_uniform = sum(self._uniform)
+        self.num_features = sum(block.num_features for block in self.blocks)
+        self.num_columns = sum(self._columns)
+        begin = 0
+        fixed: list[int] = []
+        for block in self.blocks:
+            fixed += [begin + index for index in block.fixed]
+            begin += block.num_parameters
+        self.fixed = tuple(fixed)
+
+    def sample(self, parameters: Tensor, uniform: Tensor) -> Tensor:
+        pairs = zip(self.blocks, self._split(parameters), uniform.split(self._uniform, dim=-1), strict=True)
+        return torch.cat([block.sample(own, random) for block, own, random in pairs], dim=-1)
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        pairs = zip(self.blocks, self._split(parameters), strict=True)
+        return torch.cat([block.mode(own) for block, own in pairs], dim=-1)
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        expected = [*parameters.shape[:-1], self.num_columns]
+        if list(action.shape) != expected:
+            raise ValueError(f"actions: expected {expected}, got {list(action.shape)}")
+        columns = action.split(self._columns, dim=-1)
+        total = torch.zeros(parameters.shape[:-1], device=parameters.device)
+        for block, own, chosen in zip(self.blocks, self._split(parameters), columns, strict=True):
+            total = total + block.log_probs(own, chosen).sum(dim=-1)
+        return total
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        total = torch.zeros(parameters.shape[:-1], device=parameters.device)
+        for block, own in zip(self.blocks, self._split(parameters), strict=True):
+            total = total + block.entropies(own).sum(dim=-1)
+        return total
+
+    def effect(self, action: Tensor) -> Tensor:
+        pairs = zip(self.blocks, action.split(self._columns, dim=-1), strict=True)
+        return torch.cat([block.effect(columns) for block, columns in pairs], dim=-1)
+
+    def none(self, rows: int) -> Tensor:
+        values = [torch.full((rows, block.num_columns), block.none) for block in self.blocks]
+        return torch.cat(values, dim=-1)
+
+    def show(self, parameters: Tensor) -> Shown:
+        shown = [block.show(own) for block, own in zip(self.blocks, self._split(parameters), strict=True)]
+        return Shown(*(torch.cat(parts, dim=-1) for parts in zip(*shown, strict=True)))
+
+    def encode(self, effect: Tensor) -> Tensor:
+        pairs = zip(self.blocks, effect.split(self._columns, dim=-1), strict=True)
+        return torch.cat([block.encode(columns) for block, columns in pairs], dim=-1)
+
+    def _split(self, parameters: Tensor) -> tuple[Tensor, ...]:
+        """The parameters of each block, in float32: log-densities of several parts add up rounding errors."""
+        return parameters.float().split(self._parameters, dim=-1)
+
+
+class _Block(ABC):
+    """Columns of one kind; sums over them are left to `Joint`. `none` is the column's value at an episode's start."""
+
+    num_columns: int
+    num_parameters: int
+    num_uniform: int
+    num_features: int
+    none: float
+    fixed: tuple[int, ...] = ()
+
+    @abstractmethod
+    def sample(self, parameters: Tensor, uniform: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def mode(self, parameters: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def log_probs(self, parameters: Tensor, columns: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def entropies(self, parameters: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def effect(self, columns: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def encode(self, columns: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def show(self, parameters: Tensor) -> Shown: ...
+
+
+class _Choices(_Block):
+    """Independent choices. Their logits are one after the other; computed in a table with a row for each choice."""
+
+    none = float(NONE)
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.num_columns = len(sizes)
+        self.num_parameters = sum(sizes)
+        self.num_uniform = self.num_parameters
+        self.num_features = self.num_parameters
+        # The place of each logit in the table, whose rows are as long as the greatest size.
+        self.most = max(sizes)
+        self.places = [row * self.most + value for row, size in enumerate(sizes) for value in range(size)]
+
+    def sample(self, parameters: Tensor, uniform: Tensor) -> Tensor:
+        # Where there is no logit, 1 gives the least Gumbel noise; the logit is minus infinity anyway.
+        table = _gumbel_max(self._table(parameters, -math.inf), self._table(uniform, 0.5))
+        return table.float()
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        return self._table(parameters, -math.inf).argmax(dim=-1).float()
+
+    def log_probs(self, parameters: Tensor, columns: Tensor) -> Tensor:
+        log_probs = self._table(parameters, -math.inf).log_softmax(dim=-1)
+        return log_probs.gather(-1, columns.long().unsqueeze(-1)).squeeze(-1)
+
+    def entropies(self, parameters: Tensor) -> Tensor:
+        table = self._table(parameters, -math.inf)
+        log_probs = table.log_softmax(dim=-1)
+        # The probability of what does not exist is 0, and 0 times minus infinity would be no number.
+        log_probs = log_probs.masked_fill(table == -math.inf, 0.0)
+        return -(log_probs.exp() * log_probs).sum(dim=-1)
+
+    def effect(self, columns: Tensor) -> Tensor:
+        return columns
+
+    def encode(self, columns: Tensor) -> Tensor:
+        values = torch.arange(self.most, device=columns.device)
+        one_hot = (columns[..., None] == values).flatten(-2)
+        return one_hot[..., self.places].float()
+
+    def show(self, parameters: Tensor) -> Shown:
+        probabilities = self._table(parameters, -math.inf).softmax(dim=-1).flatten(-2)
+        nothing = parameters.new_empty(*parameters.shape[:-1], 0)
+        return Shown(probabilities[..., self.places], nothing, nothing)
+
+    def _table(self, values: Tensor, missing: float) -> Tensor:
+        """Values [..., P] as [..., K, most]."""
+        if len(self.places) == self.num_columns * self.most:
+            return values.unflatten(-1, (self.num_columns, self.most))
+        table = values.new_full((*values.shape[:-1], self.num_columns * self.most), missing)
+        table[..., self.places] = values
+        return table.unflatten(-1, (self.num_columns, self.most))
+
+
+class _Gaussian(_Block):
+    """Independent numbers. The parameters are all means, then all logarithms of scales."""
+
+    none = 0.0
+
+    def __init__(self, bounded: Sequence[bool], bounds: Bounds, scale: Scale) -> None:
+        self.num_columns = len(bounded)
+        self.num_parameters = 2 * self.num_columns
+        self.num_uniform = self.num_columns
+        self.num_features = self.num_columns
+        self.bounded = torch.tensor(bounded)
+        self.squashed = self.bounded & (bounds == "squash")
+        if scale == "independent":
+            self.fixed = tuple(range(self.num_columns, self.num_parameters))
+        # Of a standard normal variable, whose density gives the weights.
+        nodes = torch.linspace(-FARTHEST_NODE, FARTHEST_NODE, NODES, dtype=torch.float64)
+        weights = (-0.5 * nodes.square()).exp()
+        self.nodes = nodes.float()
+        self.weights = (weights / weights.sum()).float()
+
+    def sample(self, parameters: Tensor, uniform: Tensor) -> Tensor:
+        mean, log_scale = self._moments(parameters)
+        # The inverse of the normal distribution's function; at 0 and 1 it is infinite.
+        symmetric = (2 * uniform - 1).clamp(-1 + 1e-7, 1 - 1e-7)
+        normal = math.sqrt(2) * torch.erfinv(symmetric)
+        return mean + log_scale.exp() * normal
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        mean, _ = self._moments(parameters)
+        return mean
+
+    def log_probs(self, parameters: Tensor, columns: Tensor) -> Tensor:
+        mean, log_scale = self._moments(parameters)
+        standard = (columns - mean) * (-log_scale).exp()
+        log_density = -0.5 * standard.square() - log_scale - 0.5 * math.log(2 * math.pi)
+        # The change of variables to what the environment receives.
+        squashed = self.squashed.to(columns.device)
+        return log_density - torch.where(squashed, _log_slope(columns), 0.0)
+
+    def entropies(self, parameters: Tensor) -> Tensor:
+        mean, log_scale = self._moments(parameters)
+        entropy = log_scale + 0.5 * math.log(2 * math.pi * math.e)
+        if not self.squashed.any():
+            return entropy
+        # Squashing adds the expectation of the logarithm of its slope, which has no closed form.
+        nodes = self.nodes.to(mean.device)
+        weights = self.weights.to(mean.device)
+        points = mean[..., None] + log_scale.exp()[..., None] * nodes
+        added = (_log_slope(points) * weights).sum(dim=-1)
+        return entropy + torch.where(self.squashed.to(mean.device), added, 0.0)
+
+    def effect(self, columns: Tensor) -> Tensor:
+        bounded = self.bounded.to(columns.device)
+        squashed = self.squashed.to(columns.device)
+        within = torch.where(squashed, columns.tanh(), columns.clamp(-1, 1))
+        return torch.where(bounded, within, columns)
+
+    def encode(self, columns: Tensor) -> Tensor:
+        # Numbers without bounds may be large; see `encoders.squash`.
+        return torch.where(self.bounded.to(columns.device), columns, columns.sign() * columns.abs().log1p())
+
+    def show(self, parameters: Tensor) -> Shown:
+        mean, log_scale = self._moments(parameters)
+        nothing = parameters.new_empty(*parameters.shape[:-1], 0)
+        return Shown(nothing, self.effect(mean), log_scale.exp())
+
+    def _moments(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and logarithms of scales."""
+        mean, log_scale = parameters.chunk(2, dim=-1)
+        return mean, log_scale.clamp(LEAST_LOG_SCALE, MOST_LOG_SCALE)
+
+
+def make_policy(space: ActionSpace, bounds: Bounds = "squash", scale: Scale = "independent") -> Policy:
+    """The policy of an action space.
+
+    Raises:
+        ValueError: if the space has no actions.
+    """
+    if isinstance(space, int):
+        if space < 1:
+            raise ValueError(f"actions: expected at least 1, got {space}")
+        return Categorical(space)
+    if not space:
+        raise ValueError("actions: expected at least one part, got none")
+    return Joint(space, bounds, scale)
+
+
+def _gumbel_max(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Samples [...] int64 of the softmax of logits [..., A], given numbers of the same shape uniform in 0..1."""
+    exponential = -uniform.clamp_min(1e-20).log()
+    return (logits - exponential.log()).argmax(dim=-1)
+
+
+def _log_slope(number: Tensor) -> Tensor:
+    """log(1 - tanh(x)^2), without the rounding of tanh to 1 far from 0."""
+    return 2 * (math.log(2) - number - F.softplus(-2 * number))

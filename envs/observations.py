@@ -1,0 +1,217 @@
+"""Observations of all spaces in the forms that agents know: images, a vector, and the words of a text.
+
+`shown_as` makes of any space one of
+
+1. a Box: an image, uint8 [height, width, channels], or a vector, float32 [features];
+2. a Tuple of at least two of these, if a nest has several images, or images and numbers. Each image is a part of its
+   own; all numbers together are one vector, the last part;
+3. a Dict of 1 or 2 as "image" and the words of all texts as "instruction", int64 [words], see `envs.words`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.wrappers import TransformObservation
+from numpy.typing import NDArray
+
+from envs.outputs import MOST_NUMBERS, NUMERIC, Place, expression, label, leaves, line
+from envs.vectors import flattener
+from envs.words import VOCABULARY, hash_words, split_words
+
+Env = gymnasium.Env[Any, Any]
+Convert = Callable[[Any], Any]
+MOST_WORDS = 32
+"""Most words of an instruction that are kept."""
+NUMBERS_NAME = "numbers"
+"""Name of the part that is a vector."""
+
+
+class Shown(NamedTuple):
+    """How observations are shown.
+
+    space: of what is shown.
+    convert: from observations to what is shown; None if they are shown as they are.
+    names: of the parts, if there are several images, or images and numbers.
+    """
+
+    space: spaces.Space[Any]
+    convert: Convert | None
+    names: tuple[str, ...] = ()
+
+
+def adapt_observations(env: Env) -> Env:
+    """The environment with observations as `shown_as` says; `metadata["observation_names"]` has the parts' names.
+
+    Raises:
+        ValueError: see `shown_as`.
+    """
+    shown = shown_as(env.observation_space)
+    if shown.convert is None:
+        return env
+    adapted = TransformObservation(env, shown.convert, shown.space)
+    if shown.names:
+        adapted.metadata = {**env.metadata, "observation_names": shown.names}
+    return adapted
+
+
+def shown_as(space: spaces.Space[Any]) -> Shown:
+    """How observations of a space are shown; see the module.
+
+    Raises:
+        ValueError: for OneOf, Sequence, Graph and spaces of other libraries, for nests without numbers and texts, and
+            for more than `MOST_NUMBERS` numbers in the vector.
+    """
+    images: dict[Place, Shown] = {}
+    numbers: dict[Place, spaces.Space[Any]] = {}
+    texts: dict[Place, spaces.Text] = {}
+    for place, part in leaves(space):
+        image = image_as(part)
+        if image is not None:
+            images[place] = image
+        elif isinstance(part, spaces.Text):
+            texts[place] = part
+        elif isinstance(part, NUMERIC):
+            numbers[place] = part
+        else:
+            kinds = "Box, Discrete, MultiDiscrete, MultiBinary, Text, or a Tuple or Dict of them"
+            where = expression(place, "observation")
+            raise ValueError(f"observation space: expected {kinds}, got {line(part)} as {where}")
+
+    # Images and numbers: one part, or several.
+    parts = [(label(place, "observation"), _inner(shown, place)) for place, shown in images.items()]
+    if numbers:
+        vector = _vector(space) if len(numbers) == len(list(leaves(space))) else _joined_vector(space, numbers)
+        parts.append((NUMBERS_NAME, vector))
+    seen = _together(parts)
+    if not texts:
+        return seen
+
+    # The texts, in the order of their places.
+    length = min(MOST_WORDS, sum(most_words(text) for text in texts.values()))
+    words = words_space(length)
+    places = tuple(texts)
+    convert = seen.convert or _unchanged
+
+    def show(observation: Any) -> dict[str, Any]:
+        text = " ".join([_at(observation, place) for place in places])
+        return {"image": convert(observation), "instruction": hash_words(split_words(text), length)}
+
+    return Shown(spaces.Dict(image=seen.space, instruction=words), show, seen.names)
+
+
+def image_as(space: spaces.Space[Any]) -> Shown | None:
+    """How an image is shown, uint8 [height, width, channels]; None for spaces that are not of images.
+
+    Images are uint8 and uint16 of two to four axes, and Boxes of another dtype of three or four axes with bounds of
+    0..1 or 0..255. Two axes are height and width. Of three, the channels are the first or the last one; see
+    `_planes_first`. Four are a stack of frames, whose channels are joined, those of the first frame first. The upper
+    bound of the space becomes 255, but uint8 is not scaled unless that is 1.
+    """
+    shape = space.shape or ()
+    if not isinstance(space, spaces.Box) or not 2 <= len(shape) <= 4 or 0 in shape:
+        return None
+    low = float(space.low.min())
+    high = float(space.high.max())
+    is_scaled = (low, high) in ((0.0, 1.0), (0.0, 255.0)) and len(shape) > 2
+    if space.dtype not in (np.uint8, np.uint16) and not is_scaled:
+        return None
+
+    # Axes: height and width first, then frames and channels.
+    order: tuple[int, ...] = tuple(range(len(shape)))
+    if len(shape) > 2 and _planes_first(shape[-3:]):
+        order = (*order[:-3], *order[-2:], order[-3])
+    if len(shape) == 4:
+        order = (*order[1:3], order[0], order[3])
+    height, width = (shape[axis] for axis in order[:2])
+    result = (height, width, int(np.prod(shape)) // (height * width))
+
+    # Values: whole numbers from 0 to 255.
+    as_it_is = space.dtype == np.uint8 and high != 1.0
+    if as_it_is and result == shape and order == (0, 1, 2):
+        return Shown(space, None)
+    scale = 255.0 / high if high > 0 else 1.0
+
+    def show(image: NDArray[Any]) -> NDArray[np.uint8]:
+        if not as_it_is and scale != 1.0:
+            image = image * np.float32(scale)
+        if image.dtype != np.uint8:
+            image = np.rint(image).clip(0, 255).astype(np.uint8)
+        return image.transpose(order).reshape(result)
+
+    return Shown(spaces.Box(0, 255, result, np.uint8), show)
+
+
+def _planes_first(shape: Sequence[int]) -> bool:
+    """Whether of three axes the first has the channels.
+
+    Channels are the last axis, unless it is longer than one of the others. Then they are the last one if the first two
+    are equal, the first one if it is not longer than the others, and else the last one.
+    """
+    first, middle, last = shape
+    if last <= min(first, middle) or first == middle:
+        return False
+    return first <= min(middle, last)
+
+
+def most_words(text: spaces.Text) -> int:
+    """How many words of a space of texts are kept: as many as fit in its characters, up to `MOST_WORDS`."""
+    return max(1, min(MOST_WORDS, (text.max_length + 1) // 2))
+
+
+def words_space(length: int) -> spaces.Box:
+    """The space of the ids of words."""
+    return spaces.Box(0, VOCABULARY - 1, (length,), np.int64)
+
+
+def _vector(space: spaces.Space[Any]) -> Shown:
+    """How numbers of any kind are shown: float32 [features], in which whole numbers are one-hot."""
+    size = spaces.flatdim(space)
+    if not 1 <= size <= MOST_NUMBERS:
+        expected = f"1 to {MOST_NUMBERS:,} numbers (whole numbers are one-hot)"
+        raise ValueError(f"observation space: expected {expected}, got {size:,} in {line(space)}")
+    flat: Any = spaces.flatten_space(space)
+    vector = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
+    return Shown(vector, flattener(space))
+
+
+def _joined_vector(space: spaces.Space[Any], numbers: dict[Place, spaces.Space[Any]]) -> Shown:
+    """The vector of the numbers in a nest that has other things as well."""
+    vector = _vector(spaces.Tuple(list(numbers.values())))
+    flatten = vector.convert or _unchanged
+    places = tuple(numbers)
+    return Shown(vector.space, lambda observation: flatten([_at(observation, place) for place in places]))
+
+
+def _together(parts: list[tuple[str, Shown]]) -> Shown:
+    """Several parts as a Tuple; one as it is; and a vector of one 0 if there is none, as where all is text."""
+    if not parts:
+        nothing = np.zeros(1, np.float32)
+        return Shown(spaces.Box(0, 1, (1,), np.float32), lambda observation: nothing)
+    if len(parts) == 1:
+        return parts[0][1]
+    converts = [shown.convert or _unchanged for _, shown in parts]
+    space = spaces.Tuple([shown.space for _, shown in parts])
+    names = tuple(name for name, _ in parts)
+    return Shown(space, lambda observation: tuple([convert(observation) for convert in converts]), names)
+
+
+def _inner(shown: Shown, place: Place) -> Shown:
+    """The same for an observation that has the part at a place."""
+    if not place:
+        return shown
+    convert = shown.convert or _unchanged
+    return Shown(shown.space, lambda observation: convert(_at(observation, place)))
+
+
+def _at(observation: Any, place: Place) -> Any:
+    """The part of an observation at a place."""
+    for key in place:
+        observation = observation[key]
+    return observation
+
+
+def _unchanged(observation: Any) -> Any:
+    return observation

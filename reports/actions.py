@@ -1,0 +1,74 @@
+"""What films and pages say of an action that is a vector: its columns by name, in the units of the environment.
+
+Actions of Discrete spaces have names of their own, `Recording.action_names`.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from actors.recording import Recording
+from envs.actions import Choice
+
+
+class Column(NamedTuple):
+    """A column of a vector.
+
+    name: what it is.
+    size: how many values a choice has; 0 for a number.
+    low, high: bounds of a number, in the environment's units; infinite without bounds. Of a choice its least and its
+        greatest index.
+    """
+
+    name: str
+    size: int
+    low: float
+    high: float
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is a lowest and a highest value."""
+        return math.isfinite(self.low)
+
+
+def columns(recording: Recording) -> list[Column]:
+    """The columns of its actions; none if they are those of a Discrete space."""
+    found: list[Column] = []
+    names = iter(recording.action_names)
+    for part in recording.parts:
+        if isinstance(part, Choice):
+            found.append(Column(next(names), part.size, 0.0, part.size - 1.0))
+            continue
+        for low, high in zip(part.low, part.high, strict=True):
+            found.append(Column(next(names), 0, low, high))
+    return found
+
+
+def received(recording: Recording) -> np.ndarray:
+    """The actions [T, K] float64 in the environment's units; of choices the index."""
+    return _in_units(recording.actions, columns(recording))
+
+
+def means(recording: Recording) -> np.ndarray:
+    """The policy's means [T, N] float64 of the numbers of actions, in the environment's units."""
+    return _in_units(recording.means, [column for column in columns(recording) if not column.size])
+
+
+def value_in_words(column: Column, value: float) -> str:
+    """A value of a column, short."""
+    if column.size:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def _in_units(values: np.ndarray, of: list[Column]) -> np.ndarray:
+    """Values [T, columns]: numbers from -1 to 1 become those from low to high, all others stay."""
+    found = values.astype(np.float64)
+    for index, column in enumerate(of):
+        if column.size or not column.is_bounded:
+            continue
+        upper = (found[:, index] + 1) / 2
+        # A weighted mean is exact at both bounds, as what the environment receives is.
+        found[:, index] = column.low * (1 - upper) + column.high * upper
+    return found

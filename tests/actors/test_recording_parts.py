@@ -1,0 +1,214 @@
+"""Recordings of actions that are vectors and of observations of several parts: what films and pages make of them."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import av
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from actors import Actor
+from actors.interface import read_interface
+from actors.recording import Recording, record_episodes
+from agent import Agent, AgentConfig, AgentOutput
+from agent.core import LSTMConfig
+from envs.actions import Choice
+from envs.gym import adapt
+from envs.outputs import checked
+from envs.processes import batch
+from reports.actions import columns, means, received
+from reports.episode import page_data
+from reports.pages import render_page
+from reports.video import action_lines, film
+from reports.views import BACKGROUND, BARS, WIDTH, Panel, panels, views, what_is_seen
+from tests.commands.pages import Elements, shown_frames, unpacked
+
+STEPS = 4
+CAMERA = 40
+DEPTH = 200
+"""Brightness of the images; that of the camera grows by one a step."""
+SAMPLED = [2.0, 0.5, -3.0, 1.0, 0.0]
+"""The action of each step: a choice of three, a number within 0..8, a number without bounds, and two switches."""
+
+
+class Robot(gymnasium.Env[Any, Any]):
+    """It has a Tuple of actions, and a Dict of two images and two numbers as observations."""
+
+    metadata = {"render_modes": [], "render_fps": 10, "episode_metrics": ("correct_choices", "wrong_choices")}  # noqa: RUF012
+    action_space = spaces.Tuple(
+        [spaces.Discrete(3), spaces.Box(0.0, 8.0, (1,)), spaces.Box(-np.inf, np.inf, (1,)), spaces.MultiBinary(2)]
+    )
+    observation_space = spaces.Dict(
+        arm=spaces.Box(-1.0, 1.0, (2,), np.float32),
+        camera=spaces.Box(0, 255, (12, 16, 3), np.uint8),
+        depth=spaces.Box(0, 255, (6, 4, 1), np.uint8),
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.time = 0
+        return self._look(), {"correct_choices": 0, "wrong_choices": 0}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        counts = {"correct_choices": int(self.time > 2), "wrong_choices": 0}
+        return self._look(), 1.0, self.time == STEPS, False, counts
+
+    def _look(self) -> dict[str, Any]:
+        return {
+            "arm": np.array([0.5, self.time / 8], np.float32),
+            "camera": np.full((12, 16, 3), CAMERA + self.time, np.uint8),
+            "depth": np.full((6, 4, 1), DEPTH, np.uint8),
+        }
+
+
+def unknown(states: object) -> Any:
+    """What would have been seen with another example; nobody asks for it where actions are vectors."""
+    raise AssertionError("counterfactuals were asked for")
+
+
+def record_robot() -> Recording:
+    """An episode with the actions `SAMPLED`."""
+    torch.manual_seed(0)
+    envs = batch(lambda: adapt(checked(Robot())), 1)
+    envs.counterfactuals = unknown  # type: ignore[attr-defined]
+    seen = read_interface(envs)
+    config = AgentConfig(torso="small", torso_size=8, core=LSTMConfig(8), action_bounds="squash")
+    actor = Actor(envs, Agent(config, seen.observation_shape, seen.actions), actor_id=0, seed=3)
+    act = actor.act
+
+    def chosen(**options: Any) -> tuple[Tensor, AgentOutput]:
+        """A known policy and a known action. Parameters: three logits, means, logarithms of scales, and two logits
+        for each switch."""
+        _, output = act(**options)
+        number = [math.atanh(0.25), -3.5, math.log(0.5), math.log(2.0)]
+        parameters = torch.tensor([math.log(0.2), math.log(0.3), math.log(0.5), *number, 0.0, 0.0, math.log(3.0), 0.0])
+        return torch.tensor([SAMPLED]), output._replace(policy_parameters=parameters[None, None])
+
+    actor.act = chosen  # type: ignore[method-assign]
+    (found,) = record_episodes(actor, 1)
+    return found
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return record_robot()
+
+
+def test_all_parts_of_an_observation_are_recorded(recording: Recording) -> None:
+    camera, depth, arm = recording.observations, *recording.more_observations
+    assert recording.observation_names == ("camera", "depth", "numbers")
+    assert camera.shape == (STEPS, 12, 16, 3)
+    assert camera[:, 0, 0, 0].tolist() == [40, 41, 42, 43]
+    assert depth.shape == (STEPS, 6, 4, 1)
+    np.testing.assert_array_equal(arm, [[0.5, 0.0], [0.5, 0.125], [0.5, 0.25], [0.5, 0.375]])
+
+
+def test_numbers_of_actions_are_in_units_of_the_environment(recording: Recording) -> None:
+    """The number within 0..8 is 0.5 before it is squashed, and its mean is 0.25 after that: of 8, five eighths."""
+    assert [column.name for column in columns(recording)] == list(recording.action_names)
+    assert [(column.size, column.low, column.high) for column in columns(recording)] == [
+        (3, 0.0, 2.0),
+        (0, 0.0, 8.0),
+        (0, -math.inf, math.inf),
+        (2, 0.0, 1.0),
+        (2, 0.0, 1.0),
+    ]
+    taken = 4 + 4 * math.tanh(0.5)
+    np.testing.assert_allclose(received(recording), [[2, taken, -3, 1, 0]] * STEPS, rtol=1e-6)
+    np.testing.assert_allclose(means(recording), [[5.0, -3.5]] * STEPS, rtol=1e-6)
+
+
+def test_the_page_has_the_action_by_column(recording: Recording) -> None:
+    data = page_data([recording], "title", "lstm")
+    assert data["actions"] == []
+    names = recording.action_names
+    assert data["columns"] == [
+        {"name": names[0], "size": 3, "low": 0.0, "high": 2.0},
+        {"name": names[1], "size": 0, "low": 0.0, "high": 8.0},
+        {"name": names[2], "size": 0, "low": None, "high": None},
+        {"name": names[3], "size": 2, "low": 0.0, "high": 1.0},
+        {"name": names[4], "size": 2, "low": 0.0, "high": 1.0},
+    ]
+    (episode,) = data["episodes"]
+    assert episode["actions"] is None
+    numbers = {name: unpacked(values, "<f4").reshape(STEPS, -1) for name, values in episode["numbers"].items()}
+    np.testing.assert_allclose(numbers["received"][3], [2, 4 + 4 * math.tanh(0.5), -3, 1, 0], rtol=1e-6)
+    np.testing.assert_allclose(numbers["means"][3], [5.0, -3.5], rtol=1e-6)
+    np.testing.assert_allclose(numbers["scales"][3], [0.5, 2.0], rtol=1e-6)
+    chances = unpacked(episode["probabilities"], "u1").reshape(STEPS, 7)
+    np.testing.assert_allclose(chances[3] / 255, [0.2, 0.3, 0.5, 0.5, 0.5, 0.75, 0.25], atol=0.002)
+    assert episode["choices"] == [0, 0, 1, 0]
+
+    page = render_page("episode", data)
+    Elements(page)
+    assert 'id="columns"' in page
+    assert 'id="policy"' not in page
+    assert "A choice has bars" in page
+    assert "A number is a line" in page
+    assert "A number without bounds" in page
+
+
+def test_images_are_beside_each_other_above_the_vector(recording: Recording) -> None:
+    """12 rows of 16 and of 8 columns are enlarged 13 times, to at least 300 columns with 4 between them."""
+    assert panels(recording) == [Panel("camera", 0, 208), Panel("depth", 212, 104)]
+    shown = views(recording)
+    assert shown.shape == (STEPS, 156 + BARS, 316, 3)
+    assert (shown[3, :156, :208] == CAMERA + 3).all()
+    assert (shown[3, :156, 208:212] == BACKGROUND).all()
+    assert (shown[3, :156, 212:] == DEPTH).all()
+    assert what_is_seen(recording).startswith("Below: the vector")
+    data = page_data([recording], "title", "lstm")
+    assert data["panels"] == [{"name": "camera", "left": 0, "width": 208}, {"name": "depth", "left": 212, "width": 104}]
+    np.testing.assert_allclose(shown_frames(data, data["episodes"][0])[..., :3], shown, atol=3)
+    assert '<span style="width: 67.0886075949367%" title="camera">camera</span>' in render_page("episode", data)
+
+
+def test_images_alone_are_not_enlarged(recording: Recording) -> None:
+    images = replace(
+        recording, more_observations=recording.more_observations[:1], observation_names=("camera", "depth")
+    )
+    assert views(images).shape == (STEPS, 12, 28, 3)
+    assert what_is_seen(images) == ""
+    vector = replace(
+        recording, more_observations=recording.more_observations[1:], observation_names=("camera", "numbers")
+    )
+    assert panels(vector) == [Panel("camera", 0, 304)]
+    assert views(vector).shape[2] >= WIDTH
+
+
+def test_the_film_says_what_each_column_is(recording: Recording, tmp_path: Path) -> None:
+    three = replace(recording, parts=recording.parts[:3], actions=recording.actions[:, :3])
+    names = ("gear", "throttle", "a long name of a number")
+    lines = action_lines(replace(three, action_names=names))[0]
+    assert lines == [("action", "gear 2"), ("", "throttle 5.85"), ("", "…f a number -3")]
+    assert action_lines(recording)[0] == [("action", "2  5.85  -3  1  0")]
+    uneven = replace(recording, actions=np.array([[0, 0, 0, 0, 0], [0, 0, -1234.5, 0, 0], [0, 0, -1.2345e-20, 0, 0]]))
+    assert [len(lines) for lines in action_lines(uneven)] == [2, 2, 2]
+    film([recording], tmp_path / "robot.mp4")
+    with av.open(tmp_path / "robot.mp4") as video:
+        assert sum(1 for _ in video.decode(video=0)) == STEPS
+
+
+def test_the_film_leaves_out_what_does_not_fit(recording: Recording) -> None:
+    parts = (Choice("switch", 2),) * 90
+    many = replace(
+        recording,
+        parts=parts,
+        action_names=tuple(f"switch[{index}]" for index in range(90)),
+        actions=np.ones((1, 90), np.float32),
+    )
+    (lines,) = action_lines(many)
+    assert len(lines) == 4
+    assert lines[0] == ("action", "1  1  1  1  1  1  1")
+    assert lines[3][1].endswith(" …")
+
+
+def test_counterfactuals_are_for_actions_of_discrete_spaces(recording: Recording) -> None:
+    assert (recording.otherwise, recording.apart, recording.entered) == (None, None, None)

@@ -1,0 +1,233 @@
+"""Policies against torch.distributions, finite differences and quadrature."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributions import Categorical as TorchCategorical
+from torch.distributions import Independent, Normal, TransformedDistribution
+from torch.distributions.transforms import TanhTransform
+
+from agent.policies import Choice, Joint, Numbers, Policy, make_policy
+
+ROWS, STEPS = 3, 4
+SPACES: dict[str, Any] = {
+    "discrete": 5,
+    "choices": (Choice(2), Choice(7), Choice(3)),
+    "switches": (Choice(2),) * 6,
+    "bounded": (Numbers((True, True)),),
+    "unbounded": (Numbers((False, False, False)),),
+    "some bounded": (Numbers((True, False)),),
+    "mixed": (Choice(3), Numbers((True,)), Choice(2), Choice(4), Numbers((False, True))),
+}
+BOUNDS = ("squash", "clip")
+
+
+def literal_log_probs(space: Any, bounds: str, parameters: Tensor, action: Tensor) -> Tensor:
+    """Part by part, by torch.distributions in float64."""
+    parameters = parameters.double()
+    if isinstance(space, int):
+        return TorchCategorical(logits=parameters).log_prob(action)
+    total = torch.zeros(action.shape[:-1], dtype=torch.float64)
+    for distribution, squashed, column in zip(*literal(space, bounds, parameters), action.double().unbind(-1)):
+        if not squashed:
+            total = total + distribution.log_prob(column)
+            continue
+        of_effect = TransformedDistribution(distribution, TanhTransform(cache_size=1))
+        total = total + of_effect.log_prob(TanhTransform()(column))
+    return total
+
+
+def literal(space: Any, bounds: str, parameters: Tensor) -> tuple[list[Any], list[bool]]:
+    """A distribution for each column, and whether it is squashed."""
+    distributions: list[Any] = []
+    squashed: list[bool] = []
+    begin = 0
+    numbers: list[bool] = []
+
+    def take_numbers() -> int:
+        count = len(numbers)
+        mean = parameters[..., begin : begin + count]
+        scale = parameters[..., begin + count : begin + 2 * count].exp()
+        distributions.extend(Normal(mean[..., index], scale[..., index]) for index in range(count))
+        squashed.extend(bounded and bounds == "squash" for bounded in numbers)
+        return begin + 2 * count
+
+    for part in space:
+        if isinstance(part, Numbers):
+            numbers += part.bounded
+            continue
+        if numbers:
+            begin = take_numbers()
+            numbers = []
+        distributions.append(TorchCategorical(logits=parameters[..., begin : begin + part.size]))
+        squashed.append(False)
+        begin += part.size
+    if numbers:
+        begin = take_numbers()
+    assert begin == parameters.shape[-1]
+    return distributions, squashed
+
+
+def random_parameters(policy: Policy, seed: int = 0) -> Tensor:
+    """Within the limits of scales."""
+    generator = torch.Generator().manual_seed(seed)
+    return 0.7 * torch.randn(ROWS, STEPS, policy.num_parameters, generator=generator).clamp(-2, 2)
+
+
+def random_actions(policy: Policy, parameters: Tensor, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return policy.sample(parameters, torch.rand(*parameters.shape[:-1], policy.num_uniform, generator=generator))
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("name", SPACES)
+@given(seed=st.integers(0, 10_000))
+def test_log_probs_are_those_of_torch_distributions(name: str, bounds: Any, seed: int) -> None:
+    policy = make_policy(SPACES[name], bounds)
+    parameters = random_parameters(policy, seed)
+    action = random_actions(policy, parameters, seed)
+    got = policy.log_prob(parameters, action)
+    expected = literal_log_probs(SPACES[name], bounds, parameters, action)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("name", SPACES)
+def test_entropies_are_those_of_torch_distributions(name: str, bounds: Any) -> None:
+    """Of squashed numbers by an integral over 20,001 points."""
+    policy = make_policy(SPACES[name], bounds)
+    parameters = random_parameters(policy)
+    wide = parameters.double()
+    if isinstance(SPACES[name], int):
+        expected = TorchCategorical(logits=wide).entropy()
+    else:
+        expected = torch.zeros(ROWS, STEPS, dtype=torch.float64)
+        for distribution, squashed in zip(*literal(SPACES[name], bounds, wide)):
+            expected = expected + distribution.entropy()
+            if squashed:
+                points = torch.linspace(-10, 10, 20_001, dtype=torch.float64)
+                numbers = distribution.mean[..., None] + distribution.stddev[..., None] * points
+                density = Normal(0.0, 1.0).log_prob(points).exp()
+                slope = 2 * (math.log(2) - numbers - torch.nn.functional.softplus(-2 * numbers))
+                expected = expected + torch.trapezoid(density * slope, points, dim=-1)
+    torch.testing.assert_close(policy.entropy(parameters).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_gradients_are_those_of_finite_differences(name: str) -> None:
+    policy = make_policy(SPACES[name])
+    parameters = random_parameters(policy)[0]
+    action = random_actions(policy, parameters)
+    for function in (lambda values: policy.log_prob(values, action).sum(), lambda values: policy.entropy(values).sum()):
+        values = parameters.clone().requires_grad_()
+        function(values).backward()
+        step = 1e-2
+        for place in np.ndindex(*parameters.shape):
+            change = torch.zeros_like(parameters)
+            change[place] = step
+            difference = (function(parameters + change) - function(parameters - change)).item() / (2 * step)
+            assert values.grad is not None
+            assert values.grad[place].item() == pytest.approx(difference, abs=3e-3, rel=3e-3)
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("name", SPACES)
+def test_samples_have_the_moments_of_the_distribution(name: str, bounds: Any) -> None:
+    space = SPACES[name]
+    policy = make_policy(space, bounds)
+    parameters = random_parameters(policy)[:1, :1].expand(1, 40_000, -1)
+    action = random_actions(policy, parameters)[0]
+    if isinstance(space, int):
+        chosen = torch.nn.functional.one_hot(action, space).double().mean(dim=0)
+        torch.testing.assert_close(chosen, parameters[0, 0].double().softmax(-1), rtol=0, atol=0.012)
+        return
+    distributions, _ = literal(space, bounds, parameters[0, 0].double())
+    for column, distribution in zip(action.double().unbind(-1), distributions, strict=True):
+        if isinstance(distribution, Normal):
+            error = distribution.stddev.item() / 40_000**0.5
+            assert column.mean().item() == pytest.approx(distribution.mean.item(), abs=4 * error)
+            assert column.std().item() == pytest.approx(distribution.stddev.item(), rel=0.03)
+        else:
+            for value, share in enumerate(distribution.probs.tolist()):
+                assert (column == value).double().mean().item() == pytest.approx(share, abs=0.012)
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("name", SPACES)
+def test_what_the_environment_receives(name: str, bounds: Any) -> None:
+    """Numbers with bounds come within -1..1, choices stay; encodings are one-hot and zeros for none."""
+    policy = make_policy(SPACES[name], bounds)
+    action = random_actions(policy, 3 * random_parameters(policy))
+    received = policy.effect(action)
+    assert received.shape == action.shape
+    assert received.dtype == action.dtype
+    assert policy.encode(received).shape == (ROWS, STEPS, policy.num_features)
+    assert not policy.encode(policy.none(ROWS)).any()
+
+    kinds = [None] * policy.num_parameters
+    if isinstance(policy, Joint):
+        kinds = []
+        for part in SPACES[name]:
+            kinds += part.bounded if isinstance(part, Numbers) else [None]
+        for column, bounded in enumerate(kinds):
+            sampled = action[..., column]
+            if bounded:
+                expected = sampled.tanh() if bounds == "squash" else sampled.clamp(-1, 1)
+                torch.testing.assert_close(received[..., column], expected)
+            else:
+                assert received[..., column].equal(sampled)
+
+    resets = torch.tensor([True, False, True])
+    last = policy.last_action(received[:, 0], resets)
+    assert last[resets].equal(policy.none(2))
+    assert last[~resets].equal(received[~resets, 0])
+    assert last.dtype == action.dtype
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_the_importance_weight_is_1_on_policy(name: str) -> None:
+    """Also where numbers are squashed to their bounds, whose density is infinite."""
+    policy = make_policy(SPACES[name])
+    parameters = 5 * random_parameters(policy)
+    action = random_actions(policy, parameters)
+    ratio = (policy.log_prob(parameters.clone(), action) - policy.log_prob(parameters, action)).exp()
+    assert ratio.eq(1).all()
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_the_mode_has_the_highest_log_prob(name: str) -> None:
+    """Of what is sampled: before numbers are squashed."""
+    policy = make_policy(SPACES[name], "clip")
+    parameters = random_parameters(policy)
+    best = policy.log_prob(parameters, policy.mode(parameters))
+    for seed in range(20):
+        assert (policy.log_prob(parameters, random_actions(policy, parameters, seed)) <= best + 1e-6).all()
+
+
+def test_the_scale_stays_within_its_limits() -> None:
+    policy = make_policy((Numbers((False,)),))
+    tiny, huge = (torch.tensor([0.0, log_scale]) for log_scale in (-40.0, 40.0))
+    for parameters, log_scale in ((tiny, -5.0), (huge, 2.0)):
+        expected = Independent(Normal(torch.zeros(1), torch.tensor([math.exp(log_scale)])), 1).entropy()
+        torch.testing.assert_close(policy.entropy(parameters), expected)
+        assert policy.sample(parameters, torch.tensor([1.0])).isfinite().all()
+        assert policy.sample(parameters, torch.tensor([0.0])).isfinite().all()
+
+
+def test_wrong_shapes_and_empty_spaces_are_refused() -> None:
+    policy = make_policy((Choice(2), Numbers((True,))))
+    with pytest.raises(ValueError, match=r"actions: expected \[3, 4, 2\], got \[3, 4, 3\]"):
+        policy.log_prob(random_parameters(policy), torch.zeros(3, 4, 3))
+    with pytest.raises(ValueError, match=r"actions: expected \[2, 3\], got \[2, 2\]"):
+        make_policy(4).log_prob(torch.zeros(2, 3, 4), torch.zeros(2, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="actions: expected at least 1, got 0"):
+        make_policy(0)
+    with pytest.raises(ValueError, match="actions: expected at least one part, got none"):
+        make_policy(())

@@ -1,0 +1,285 @@
+"""Observations of all spaces: images, vectors and words, against literal formulas, and what is refused."""
+
+import random
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import envs
+from envs.gym import adapt
+from envs.observations import MOST_WORDS
+from envs.outputs import MOST_NUMBERS, NUMERIC, leaves
+from envs.processes import batch
+from envs.words import VOCABULARY, hash_words, split_words
+from tests.envs.generated import draw_space
+from tests.envs.odd import Camera
+
+FLOATS = spaces.Box(-2.0, 3.0, (2, 2), np.float64)
+CAMERA = spaces.Box(0, 255, (4, 5, 3), np.uint8)
+DEPTH = spaces.Box(0, 255, (6, 7), np.uint8)
+
+
+class Shows(gymnasium.Env[Any, Any]):
+    """Observations are samples of a space; `last` is the last."""
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self.observation_space = space
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.last = self.observation_space.sample()
+        return self.last, {}
+
+
+def shown(space: spaces.Space[Any], seed: int = 0) -> tuple[Any, Any, Any]:
+    """The space that is shown, the first observation in it, and what the environment returned."""
+    env = adapt(Shows(space))
+    observation, _ = env.reset(seed=seed)
+    assert env.observation_space.contains(observation)
+    return env.observation_space, observation, env.unwrapped.last
+
+
+@pytest.mark.parametrize(
+    ("space", "values"),
+    [
+        (spaces.Discrete(3, start=4), lambda x: np.eye(3)[x - 4]),
+        (spaces.MultiDiscrete([2, 3]), lambda x: [*np.eye(2)[x[0]], *np.eye(3)[x[1]]]),
+        (spaces.MultiBinary(3), lambda x: x),
+        (FLOATS, lambda x: x.ravel()),
+        (spaces.Box(0, 255, (4,), np.uint8), lambda x: x),
+        (spaces.Box(0, 1, (4, 5), np.float32), lambda x: x.ravel()),
+        (spaces.Box(-1, 1, (4, 5, 3), np.float32), lambda x: x.ravel()),
+        (spaces.Box(0, 9, (4, 5, 3), np.int64), lambda x: x.ravel()),
+        (spaces.Dict({"a": FLOATS, "b": spaces.Discrete(2)}), lambda x: [*x["a"].ravel(), *np.eye(2)[x["b"]]]),
+    ],
+)
+def test_numbers_alone_become_one_vector(space: spaces.Space[Any], values: Any) -> None:
+    for seed in range(5):
+        vector, observation, last = shown(space, seed)
+        assert observation.dtype == vector.dtype == np.float32
+        np.testing.assert_allclose(observation, np.asarray(values(last), np.float32))
+
+
+def unchanged(image: np.ndarray) -> np.ndarray:
+    return image
+
+
+def joined(frames: np.ndarray) -> np.ndarray:
+    """The channels of frames [K, H, W, C], those of the first frame first."""
+    return np.concatenate(list(frames), axis=-1)
+
+
+def to_bytes(most: int) -> Any:
+    return lambda image: np.rint(image.astype(np.float64) * (255 / most))
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (spaces.Box(0, 255, (12, 16, 3), np.uint8), unchanged),
+        (spaces.Box(0, 255, (12, 16), np.uint8), lambda x: x[..., None]),
+        (spaces.Box(0, 255, (3, 12, 16), np.uint8), lambda x: np.moveaxis(x, 0, -1)),
+        (spaces.Box(0, 255, (4, 84, 84), np.uint8), lambda x: np.stack(list(x), axis=-1)),
+        (spaces.Box(0, 255, (4, 12, 16, 3), np.uint8), joined),
+        (spaces.Box(0, 255, (4, 3, 12, 16), np.uint8), lambda x: joined(np.moveaxis(x, 1, -1))),
+        (spaces.Box(0, 255, (4, 12, 16, 1), np.uint8), joined),
+        # Of few pixels.
+        (spaces.Box(0, 255, (1, 1, 3), np.uint8), unchanged),
+        (spaces.Box(0, 255, (1, 1), np.uint8), lambda x: x[..., None]),
+        (spaces.Box(0, 255, (1, 9, 1), np.uint8), unchanged),
+        (spaces.Box(0, 255, (9, 1), np.uint8), lambda x: x[..., None]),
+        (spaces.Box(0, 255, (5, 3, 9), np.uint8), unchanged),
+        # Of many planes.
+        (spaces.Box(0, 255, (8, 8, 119), np.uint8), unchanged),
+        # Of other numbers.
+        (spaces.Box(0, 15, (12, 16, 3), np.uint8), unchanged),
+        (spaces.Box(0, 1, (12, 16, 3), np.uint8), to_bytes(1)),
+        (spaces.Box(0, 65535, (12, 16, 3), np.uint16), to_bytes(65535)),
+        (spaces.Box(0, 9000, (12, 16), np.uint16), lambda x: to_bytes(9000)(x)[..., None]),
+        (spaces.Box(0, 1, (12, 16, 3), np.float32), to_bytes(1)),
+        (spaces.Box(0, 1, (3, 12, 16), np.float64), lambda x: np.moveaxis(to_bytes(1)(x), 0, -1)),
+        (spaces.Box(0, 255, (12, 16, 3), np.float32), to_bytes(255)),
+        (spaces.Box(0, 255, (12, 16, 3), np.int32), to_bytes(255)),
+        (spaces.Box(0, 1, (10, 10, 4), np.bool_), to_bytes(1)),
+    ],
+)
+def test_images_of_all_layouts_and_numbers(space: spaces.Box, expected: Any) -> None:
+    image, observation, last = shown(space)
+    wanted = expected(last)
+    assert (image.shape, image.dtype) == (wanted.shape, np.uint8)
+    assert observation.tolist() == wanted.tolist()
+
+
+def test_values_beyond_the_bounds_of_an_image_are_clipped() -> None:
+    env = adapt(Shows(spaces.Box(0, 1, (2, 2, 1), np.float32)))
+    values = np.array([-0.5, 0.1, 1.0, 300.0], np.float32).reshape(2, 2, 1)
+    assert env.observation(values).ravel().tolist() == [0, 26, 255, 255]  # type: ignore[attr-defined]
+
+
+def test_an_image_that_fits_is_not_wrapped() -> None:
+    env = Shows(spaces.Box(0, 255, (12, 16, 3), np.uint8))
+    assert adapt(env) is env
+
+
+def test_images_and_numbers_are_parts_of_their_own() -> None:
+    space = spaces.Dict(
+        arm=FLOATS,
+        eyes=spaces.Tuple([CAMERA, spaces.Box(0, 255, (3, 8, 8), np.uint8)]),
+        depth=DEPTH,
+        held=spaces.Discrete(3),
+    )
+    env = adapt(Shows(space))
+    assert env.metadata["observation_names"] == ("eyes[0]", "eyes[1]", "depth", "numbers")
+    assert [part.shape for part in env.observation_space] == [(4, 5, 3), (8, 8, 3), (6, 7, 1), (7,)]
+    (first, second, depth, numbers), _ = env.reset(seed=3)
+    last = env.unwrapped.last
+    assert np.array_equal(depth[..., 0], last["depth"])
+    assert np.array_equal(first, last["eyes"][0])
+    assert np.array_equal(second, np.moveaxis(last["eyes"][1], 0, -1))
+    assert (numbers.dtype, env.observation_space[3].dtype) == (np.float32, np.float32)
+    np.testing.assert_allclose(numbers, [*last["arm"].ravel(), *np.eye(3)[last["held"]]], rtol=1e-6)
+
+
+def test_one_image_in_a_nest_is_that_image() -> None:
+    image, observation, last = shown(spaces.Dict(eye=spaces.Tuple([CAMERA])))
+    assert image == CAMERA
+    assert np.array_equal(observation, last["eye"][0])
+
+
+WORDS = spaces.Text(40, charset="ab ,")
+
+
+@pytest.mark.parametrize(
+    ("space", "image"),
+    [
+        (WORDS, lambda x: np.zeros(1)),
+        (spaces.Dict(eye=CAMERA, told=WORDS), lambda x: x["eye"]),
+        (spaces.Dict(at=FLOATS, told=WORDS), lambda x: x["at"].ravel()),
+    ],
+)
+def test_texts_become_words_beside_what_is_seen(space: spaces.Space[Any], image: Any) -> None:
+    both, observation, last = shown(space)
+    assert list(both) == ["image", "instruction"]
+    assert both["instruction"] == spaces.Box(0, VOCABULARY - 1, (20,), np.int64)
+    np.testing.assert_allclose(observation["image"], image(last), rtol=1e-6)
+    text = last if isinstance(last, str) else last["told"]
+    words = text.replace(",", " , ").split()
+    assert len(words) > 3
+    assert observation["instruction"].tolist() == [*hash_words(words, len(words)), *[0] * (20 - len(words))]
+
+
+def test_several_texts_are_joined_and_long_ones_cut() -> None:
+    space = spaces.Tuple([CAMERA, DEPTH, spaces.Text(3), spaces.Dict(told=spaces.Text(1000, charset="ab "))])
+    env = adapt(Shows(space))
+    assert env.metadata["observation_names"] == ("observation[0]", "observation[1]")
+    assert env.observation_space["image"] == spaces.Tuple([CAMERA, spaces.Box(0, 255, (6, 7, 1), np.uint8)])
+    observation, _ = env.reset(seed=2)
+    *_, first, other = env.unwrapped.last
+    words = [*split_words(first), *split_words(other["told"])]
+    assert len(words) > MOST_WORDS
+    assert observation["instruction"].tolist() == hash_words(words, MOST_WORDS).tolist()
+    assert env.observation_space.contains(observation)
+
+
+def test_words_are_without_capitals_and_punctuation_is_apart() -> None:
+    assert split_words("Go to the  red_ball, then\nstop!") == ["go", "to", "the", "red_ball", ",", "then", "stop", "!"]
+    assert split_words("") == []
+
+
+def test_a_batch_of_parts_is_the_same_in_processes() -> None:
+    """Observations are copied: the environment may write the next ones into the same arrays."""
+    spec = "gym:tests.envs.odd:Camera-v0"
+    here, there = envs.make_vector(f"{spec},processes=0", 3), envs.make_vector(f"{spec},processes=2", 3)
+    actions = np.zeros(3, np.int64)
+    seen = []
+    for env in (here, there):
+        steps = [env.reset(seed=0)[0], *[env.step(actions)[0] for _ in range(5)]]
+        assert all(env.observation_space.contains(step) for step in steps)
+        seen.append(steps)
+        env.close()
+    for left, right in zip(*seen, strict=True):
+        assert [part.tolist() for part in left] == [part.tolist() for part in right]
+    cameras = [step[0][0, 0, 0, 0] for step in seen[0]]
+    assert cameras == [0, 0, 1, 2, 3, 0]
+
+
+def test_a_text_that_is_none_is_named() -> None:
+    class Mute(Camera):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = spaces.Dict(told=spaces.Tuple([spaces.Text(5)]))
+
+        def _look(self) -> Any:
+            return {"told": (None,)}
+
+    gymnasium.register("Mute-v0", Mute)
+    with pytest.raises(
+        envs.WrongOutput,
+        match=r"^environment gym:Mute-v0, reset: observation\['told'\]\[0\]: expected a text, got None$",
+    ):
+        envs.prepare("gym:Mute-v0")
+    del gymnasium.registry["Mute-v0"]
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Discrete(10**12), r"expected 1 to 1,000,000 numbers .*, got 1,000,000,000,000 in Discrete"),
+        (spaces.Dict(eye=CAMERA, far=spaces.Discrete(10**12)), r"expected 1 to 1,000,000 numbers .*, got 1,0{3},"),
+        (spaces.Box(0, 1, (0,)), r"expected 1 to 1,000,000 numbers .*, got 0 in Box"),
+        (spaces.Box(0, 255, (0, 8, 3), np.uint8), r"expected 1 to 1,000,000 numbers .*, got 0 in Box"),
+        (spaces.Tuple([FLOATS, spaces.Dict({})]), r"expected Box, .*, got Dict\(\) as observation\[1\]"),
+    ],
+)
+def test_spaces_of_no_numbers_or_too_many_are_refused(space: spaces.Space[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^observation space: {message}"):
+        adapt(Shows(space))
+
+
+@pytest.mark.parametrize("other", [spaces.OneOf([FLOATS, FLOATS]), spaces.Sequence(FLOATS), spaces.Graph(FLOATS, None)])
+def test_other_spaces_are_refused_by_name_wherever_they_are(other: spaces.Space[Any]) -> None:
+    nests = {
+        "observation": other,
+        r"observation\['told'\]": spaces.Dict({"seen": FLOATS, "told": other}),
+        r"observation\[0\]\['told'\]\[1\]": spaces.Tuple([spaces.Dict(told=spaces.Tuple([FLOATS, other]))]),
+    }
+    for place, space in nests.items():
+        with pytest.raises(
+            ValueError, match=rf"^observation space: expected Box, .* got {type(other).__name__}.* as {place}$"
+        ):
+            adapt(Shows(space))
+
+
+@pytest.mark.parametrize("first", [0, 100])
+def test_drawn_nests_are_shown_or_refused(first: int) -> None:
+    """The forms that agents know, in batches; no number and no pixel is lost."""
+    forms = set()
+    for case in range(first, first + 100):
+        space = draw_space(random.Random(case))
+        if not isinstance(space, spaces.Space):
+            continue
+        parts = [part for _, part in leaves(space)]
+        sizes = [spaces.flatdim(part) if isinstance(part, NUMERIC) else 0 for part in parts]
+        if not all(isinstance(part, (*NUMERIC, spaces.Text)) for part in parts) or sum(sizes) > MOST_NUMBERS:
+            with pytest.raises(ValueError, match=r"^observation space: expected"):
+                adapt(Shows(space))
+            continue
+        env = batch(lambda space=space: adapt(Shows(space)), 2)
+        observation, _ = env.reset(seed=case)
+        assert env.observation_space.contains(observation)
+        seen = env.single_observation_space
+        if isinstance(seen, spaces.Dict):
+            seen = seen["image"]
+        shapes = list(seen) if isinstance(seen, spaces.Tuple) else [seen]
+        kinds = [(str(part.dtype), len(part.shape)) for part in shapes]
+        assert all(kind == ("uint8", 3) for kind in kinds[:-1])
+        assert kinds[-1] in (("uint8", 3), ("float32", 1))
+        if sum(sizes):
+            assert sum(int(np.prod(part.shape)) for part in shapes) == sum(sizes)
+        forms.add((type(env.single_observation_space).__name__, len(shapes)))
+    assert forms >= {("Box", 1), ("Tuple", 2)}
