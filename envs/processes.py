@@ -36,7 +36,7 @@ JOIN_SECONDS = 5.0
 """Time for a process to close its environments before it is killed."""
 SLOW_STEP = 0.0005
 """Seconds: messages cost more than a second core gains where a step of one environment is faster. With 16 to 32
-environments on two cores both take as long at 0.1 to 0.5 ms with vectors, at about 0.5 ms with images of 84 x 84 x 4."""
+environments on two cores both take as long at 0.1 to 0.5 ms with vectors, and with images of 84 x 84 x 4 at 0.5."""
 MEASURED_SECONDS = 0.1
 MEASURED_STEPS = 100
 """A measurement ends after this time or this many steps."""

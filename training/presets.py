@@ -61,8 +61,10 @@ def cpu(core: str = "compressive") -> RunConfig:
 def general(core: str = "compressive") -> RunConfig:
     """Any environment with any observations, actions and rewards, on a CPU core; the preset of `gym:` and `dm:`.
 
-    Values are normalized by PopArt, so that neither the size of rewards nor the length of episodes matters. Every
-    unroll is learned from four times, since steps of other people's environments cost more than updates.
+    Values are normalized by PopArt and advantages by their size, so that neither the size of rewards nor the length of
+    episodes matters. Every unroll is learned from four times, because steps of other people's environments are dear; the
+    limit on the policy's change keeps that stable. The heads see the observation beside the memory, so that memory costs
+    little where none is needed.
     """
     config = small_network(core)
     return dataclasses.replace(
@@ -70,17 +72,18 @@ def general(core: str = "compressive") -> RunConfig:
         preset="general",
         env="gym:CartPole-v1",
         frames=1_000_000,
-        agent=dataclasses.replace(config.agent, torso_size=128, reconstruction_cost=0.0),
+        agent=dataclasses.replace(config.agent, torso_size=128, reconstruction_cost=0.1, skip=True),
         learner=dataclasses.replace(
             config.learner,
             learning_rate_schedule="linear",
             schedule_start=0.4,
             adam_beta2=0.99,
             discount=0.99,
-            lambda_=0.95,
             entropy_cost=1e-2,
             reward_clipping="none",
             popart=True,
+            normalize_advantages=True,
+            trust=0.2,
             max_gradient_norm=0.5,
         ),
         replay=ReplayConfig(share=0.75, unrolls=16),
