@@ -57,6 +57,7 @@ def commands(folder: Path, ray: bool) -> dict[str, list[str]]:
             "--learner.popart",
             "--actors.num-actors=2",
         ],
+        "agent numbers": [*launch, "--env=gym:Pendulum-v1"],
         "agent resident": [*resident, "--env=diagnostic:recall,delay=3", "--actors.num-actors=4"],
         "text": text,
         "text microbatches": [*text, "--learner.microbatches=2"],
