@@ -54,7 +54,7 @@ def test_all_of_dmlab30(lab: Any, tmp_path: Path, cli: Commands) -> None:
     assert summary["human_normalised"] == pytest.approx(expected)
     tested = [part["environment"].split(",")[0] for part in summary["tasks"]]
     assert tested == [f"dmlab:{level.test}" for level in LEVELS]
-    paper = ["launch", "--preset=paper", "--local", "--env", env, "--actors.num-actors=30"]
+    paper = ["launch", "--preset=paper", "--local", "--env", env, "--actors.num-actors=30", "--agent.instruction=False"]
     cli.refuse(*paper, words="instruction: expected True")
 
 
