@@ -15,6 +15,7 @@ from typing import Any
 import tyro
 
 from commands.options import OPTIONS, CompareOptions, LaunchOptions, TrainingOptions
+from learner.config import ReplayConfig
 from sequences.kinds import CONFIGS, PRESETS
 from storage.errors import UserError, user_errors
 from storage.files import is_url
@@ -102,6 +103,8 @@ def parse_train(kind: str, words: Sequence[str]) -> Any:
             default = read_url(start.resume)
         else:
             default = read_config(Run(start.resume), base)
+    if is_agent and not start.resume and start.learners > 1:
+        default = dataclasses.replace(default, replay=ReplayConfig())  # its rows are in the memory of a single learner
     core = start.core
     if start.resume or origin:
         core = core_name(default)
@@ -122,6 +125,7 @@ class _LaunchStart(TrainingOptions):
     """What decides the defaults of `launch`."""
 
     env: str | None = None
+    learners: int = 1
     from_run: str | None = None
 
 

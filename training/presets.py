@@ -63,9 +63,9 @@ def general(core: str = "compressive") -> RunConfig:
 
     Values are normalized by PopArt and advantages by their size, so that neither the size of rewards nor the length of
     episodes matters. Every unroll is learned from four times, because steps of other people's environments are dear;
-    the limit on the policy's change keeps that stable. The heads see the observation beside the memory, so that memory
-    costs little where none is needed. The value's loss has little weight: with a discount of 0.99 its gradient is
-    mostly noise.
+    the limit on the policy's change keeps that stable. (Several learners cannot replay and learn once.) The heads see
+    the observation beside the memory, so that memory costs little where none is needed. The value's loss has little
+    weight: with a discount of 0.99 its gradient is mostly noise.
     """
     config = small_network(core)
     return dataclasses.replace(

@@ -141,6 +141,8 @@ def test_the_environment_chooses_the_preset() -> None:
     ]:
         assert parse(words).preset == preset
     assert parse(["--env", "gym:CartPole-v1"]).learner.discount == 0.99
+    assert parse(["--env", "gym:CartPole-v1"]).replay.share == 0.75
+    assert parse(["--env", "gym:CartPole-v1", "--learners", "2"]).replay.share == 0, "only one learner can replay"
 
 
 def test_help(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
