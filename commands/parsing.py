@@ -14,6 +14,7 @@ from typing import Any
 
 import tyro
 
+from agent.core.fields import Several
 from commands.options import OPTIONS, CompareOptions, LaunchOptions, TrainingOptions
 from learner.config import ReplayConfig
 from sequences.kinds import CONFIGS, PRESETS
@@ -125,7 +126,7 @@ class _LaunchStart(TrainingOptions):
     """What decides the defaults of `launch`."""
 
     env: str | None = None
-    learners: int = 1
+    learners: Several = 1
     from_run: str | None = None
 
 
