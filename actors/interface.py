@@ -2,13 +2,13 @@
 
 from typing import Any, NamedTuple
 
-from envs.actions import ActionVector
-from envs.actions import Choice as ChoiceColumn
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from agent.policies import ActionSpace, Choice, Numbers
 from agent.trajectory import Observation
+from envs.actions import ActionVector
+from envs.actions import Choice as ChoiceColumn
 
 IMAGE = ("uint8", 3)
 VECTOR = ("float32", 1)

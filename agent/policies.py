@@ -26,6 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from agent.encoders import squash
+
 Bounds = Literal["squash", "clip"]
 """How a sampled number comes within bounds."""
 Scale = Literal["independent", "state"]
@@ -384,8 +386,8 @@ class _Gaussian(_Block):
         return torch.where(bounded, within, columns)
 
     def encode(self, columns: Tensor) -> Tensor:
-        # Numbers without bounds may be large; see `encoders.squash`.
-        return torch.where(self.bounded.to(columns.device), columns, columns.sign() * columns.abs().log1p())
+        # Numbers without bounds may be large.
+        return torch.where(self.bounded.to(columns.device), columns, squash(columns))
 
     def show(self, parameters: Tensor) -> Shown:
         mean, log_scale = self._moments(parameters)

@@ -36,6 +36,7 @@ class ForwardPass(NamedTuple):
 
     policy: [B, T, P] parameters of the target policy.
     log_probs: [B, T] of the actions that were taken.
+    log_rhos: [B, T] the log of the importance weights: how much likelier the action is now than it was for the actor.
     values: [B, T + 1], in units of the reward; the last is the bootstrap.
     losses: the network's own losses, such as those of the compression.
     task: [B] int64, the task of each row; None without PopArt.
@@ -44,6 +45,7 @@ class ForwardPass(NamedTuple):
 
     policy: Tensor
     log_probs: Tensor
+    log_rhos: Tensor
     values: Tensor
     losses: dict[str, Mean]
     task: Tensor | None = None
@@ -226,7 +228,7 @@ class ImpalaLearner:
         scale = forward.scale
         mask = loss_mask(trajectory)
         returns = self._returns(trajectory, forward, mask)
-        advantages = self._advantages(trajectory, forward, returns, mask)
+        advantages = self._advantages(forward, returns, mask)
 
         # The three losses of section 4.2. PopArt's are in units of the standard deviation of the task's value targets.
         policy = losses.policy_gradient_loss(forward.log_probs, advantages, mask, config.reduction)
@@ -282,7 +284,9 @@ class ImpalaLearner:
             got = list(policy.shape)
             raise ValueError(f"policy_parameters of the agent: expected {expected} as the trajectory's, got {got}")
         log_probs = self._distribution.log_prob(policy, trajectory.action)
-        forward = ForwardPass(policy, log_probs, output.value, output.losses)
+        with torch.no_grad():
+            log_rhos = log_probs - self._distribution.log_prob(trajectory.policy_parameters, trajectory.action)
+        forward = ForwardPass(policy, log_probs, log_rhos, output.value, output.losses)
 
         # PopArt has a column of values for each task.
         head = self._popart
@@ -303,10 +307,8 @@ class ImpalaLearner:
         config = self.config
         clip_rewards = losses.REWARD_CLIPPING[config.reward_clipping]
         with torch.no_grad():
-            # The log of the importance weights: how much likelier the action is now than it was for the actor.
-            behaviour = self._distribution.log_prob(trajectory.policy_parameters, trajectory.action)
             return vtrace(
-                log_rhos=forward.log_probs - behaviour,
+                log_rhos=forward.log_rhos,
                 discounts=config.discount * trajectory.discount[:, 1:],
                 rewards=config.reward_scale * clip_rewards(trajectory.reward[:, 1:]),
                 values=forward.values[:, :-1],
@@ -319,7 +321,7 @@ class ImpalaLearner:
             )
 
     @torch.no_grad()
-    def _advantages(self, trajectory: Trajectory, forward: ForwardPass, returns: VTraceReturns, mask: Tensor) -> Tensor:
+    def _advantages(self, forward: ForwardPass, returns: VTraceReturns, mask: Tensor) -> Tensor:
         """The advantages [B, T] that weight the policy gradient."""
         advantages = returns.pg_advantages / forward.scale
         if self.config.normalize_advantages:
@@ -327,9 +329,8 @@ class ImpalaLearner:
             steps = self._comm.sum(mask.sum()).clamp(min=1)
             advantages = advantages / (square / steps).sqrt().clamp(min=LEAST_ADVANTAGE)
         if self.config.trust is not None:
-            behaviour = self._distribution.log_prob(trajectory.policy_parameters, trajectory.action)
             # How far the policy has gone in the direction in which the gradient would move it further.
-            gone = (forward.log_probs - behaviour) * advantages.sign()
+            gone = forward.log_rhos * advantages.sign()
             advantages = torch.where(gone > math.log1p(self.config.trust), 0.0, advantages)
         return advantages
 

@@ -270,7 +270,7 @@ PRESETS: dict[str, Callable[[str], RunConfig]] = {
 }
 
 
-GENERAL = ("gym:", "dm:", "envpool:")
+GENERAL = ("gym:", "dm:")
 """How the names of environments begin whose runs have the preset `general` unless another is named."""
 
 

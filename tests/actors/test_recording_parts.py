@@ -69,7 +69,7 @@ class Robot(gymnasium.Env[Any, Any]):
 
 
 def unknown(states: object) -> Any:
-    """What would have been seen with another example; nobody asks for it where actions are vectors."""
+    """What would have been seen with another example; it is not asked for where actions are vectors."""
     raise AssertionError("counterfactuals were asked for")
 
 

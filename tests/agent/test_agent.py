@@ -9,6 +9,7 @@ from torch import Tensor
 
 from agent import Agent, AgentConfig, Observation
 from agent.core import leaves, map_state
+from agent.policies import Numbers
 from learner.config import LearnerConfig
 from learner.learner import Learner
 from tests.agent.agents import (
@@ -141,3 +142,27 @@ def test_arguments_and_configs_that_do_not_fit_are_named() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_heads_see_the_cores_inputs_beside_its_features() -> None:
+    plain, skipping = make_agent(CORES["lstm"]), make_agent(CORES["lstm"], skip=True)
+    inputs = agent_inputs(2, 3)
+    with torch.no_grad():
+        before = plain(**inputs, state=plain.initial_state(2))
+        after = skipping(**inputs, state=skipping.initial_state(2))
+        for head, added in (
+            (plain.policy, after.policy_parameters - before.policy_parameters),
+            (plain.value, (after.value - before.value)[..., None]),
+        ):
+            torch.testing.assert_close(added, before.inputs @ head.weight.T, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", ["independent", "state"])
+def test_scales_of_numbers_depend_on_the_state_if_that_is_asked_for(scale: Any) -> None:
+    torch.manual_seed(0)
+    config = AgentConfig(torso="small", torso_size=16, core=CORES["lstm"], action_scale=scale)
+    agent = Agent(config, IMAGE, (Numbers((True, False)),))
+    inputs = {**agent_inputs(2, 3), "last_action": torch.zeros(2, 3, 2)}
+    means, scales = agent(**inputs, state=agent.initial_state(2)).policy_parameters.chunk(2, dim=-1)
+    assert means.std() > 0
+    assert (scales == agent.policy.bias[2:]).all() == (scale == "independent")
