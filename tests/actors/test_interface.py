@@ -1,0 +1,33 @@
+"""What agents are told of an environment."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from actors.interface import Interface, read_interface
+from agent.policies import Choice, Numbers
+from envs.gym import adapt
+from envs.processes import batch
+
+
+class Silent(gymnasium.Env[Any, Any]):
+    """An environment of which only the spaces are read."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space
+
+
+def test_the_interface_is_that_of_the_spaces() -> None:
+    numbers = spaces.Box(np.array([-1, -np.inf, 0]), np.array([1, np.inf, 9]), dtype=np.float64)
+    actions = spaces.Tuple([spaces.MultiDiscrete([2, 5]), numbers])
+    camera = spaces.Box(0, 255, (4, 6, 3), np.uint8)
+    seen = spaces.Dict({"camera": camera, "speed": spaces.Box(-9, 9, (2,)), "say": spaces.Text(20)})
+    read = read_interface(batch(lambda: adapt(Silent(seen, actions)), 2))
+    parts = (Choice(2), Choice(5), Numbers((True, False, True)))
+    assert read == Interface(((4, 6, 3), (2,)), parts, action_repeat=1, vocabulary=1001)
+    expected = "observations [4, 6, 3] and [2], instructions of 1001 words, actions of choices of 2, 5 and 3 numbers"
+    assert str(read) == f"{expected} and 1 frames a step"
+    assert read_interface(batch(lambda: adapt(Silent(camera, spaces.Discrete(7, start=2))), 1)).actions == 7
