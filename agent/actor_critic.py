@@ -112,10 +112,11 @@ class Agent(nn.Module):
         if config.reconstruction_cost > 0:
             self.reconstruction = make_reconstruction(model_size, observation_shape, config.reconstruction_height)
 
-        # Near-uniform first policy and near-zero first values, whatever the core's scale.
+        # A first policy that is nearly the same in all states, and near-zero first values, whatever the core's scale.
         for head in (self.policy, self.value):
             nn.init.normal_(head.weight, std=0.01)
             nn.init.zeros_(head.bias)
+        self.policy.bias.data.copy_(self.distribution.first)
 
     def initial_state(self, batch_size: int) -> State:
         """The core's state before an episode."""

@@ -12,7 +12,8 @@ class AgentConfig(Checked):
     """The network; the environment determines shapes of observations, actions and vocabulary."""
 
     torso: str = "deep"
-    """Network for images: deep or shallow (IMPALA's two) or small. Vectors always use two linear layers."""
+    """Network for images: deep or shallow (IMPALA's two), small, or auto, which is small up to 63 pixels and shallow
+    above. Vectors always use two linear layers."""
     torso_size: Size = 256
     """Features of the torso."""
     core: CoreConfig = field(default_factory=CompressiveTransformerConfig)

@@ -135,6 +135,10 @@ TORSOS: dict[str, Callable[[int], list[nn.Module]]] = {
     "shallow": shallow_layers,
     "small": small_layers,
 }
+FITTING = "auto"
+"""Stands for the torso that fits an image's size on a CPU."""
+LARGE_IMAGE = 64
+"""Pixels of the shorter side from which `shallow` fits and not `small`: on 84 x 84 x 4 it has 0.4 of its products."""
 
 
 class Vision(nn.Module):
@@ -223,11 +227,13 @@ class Torsos(nn.ModuleList):
 def make_torso(name: str, observation_shape: Shape | tuple[Shape, ...], size: int) -> Vision | VectorTorso | Torsos:
     """The torso for an observation shape: `VectorTorso` for vectors, the one of `TORSOS` for images; several for parts.
 
+    The name "auto" stands for `shallow` or `small`, by the size of each image.
+
     Raises:
         ValueError: if there is no such torso, or the shape is neither that of a vector nor that of an image.
     """
-    if name not in TORSOS:
-        raise ValueError(f"torso: expected one of {', '.join(TORSOS)}, got {name!r}")
+    if name not in (*TORSOS, FITTING):
+        raise ValueError(f"torso: expected one of {', '.join([*TORSOS, FITTING])}, got {name!r}")
     parts = parts_of(observation_shape)
     if parts:
         return Torsos([_torso_of_part(name, shape, size) for shape in parts])
@@ -237,6 +243,8 @@ def make_torso(name: str, observation_shape: Shape | tuple[Shape, ...], size: in
 def _torso_of_part(name: str, shape: Shape, size: int) -> Vision | VectorTorso:
     if len(shape) == 1:
         return VectorTorso(shape[0], size)
+    if name == FITTING:
+        name = "shallow" if min(shape[:2]) >= LARGE_IMAGE else "small"
     return Vision(name, shape, size)
 
 

@@ -15,17 +15,20 @@ class PopArt(nn.Linear):
 
     Buffers:
         mean, second_moment: [K] float64, running moments of the targets.
+        reward_square: [K] float64, running mean of the squares of rewards.
         batches: [K] int64, batches with targets of each task.
     """
 
     mean: Tensor
     second_moment: Tensor
+    reward_square: Tensor
     batches: Tensor
 
     def __init__(self, size: int, tasks: int) -> None:
         super().__init__(size, tasks)
         self.register_buffer("mean", torch.zeros(tasks, dtype=torch.float64))
         self.register_buffer("second_moment", torch.ones(tasks, dtype=torch.float64))
+        self.register_buffer("reward_square", torch.zeros(tasks, dtype=torch.float64))
         self.register_buffer("batches", torch.zeros(tasks, dtype=torch.int64))
 
     @property
@@ -62,7 +65,31 @@ class PopArt(nn.Linear):
         return by_row @ is_task
 
     @torch.no_grad()
-    def follow(self, sums: Tensor, rate: float, skipped: Tensor | None = None) -> None:
+    def first_values(self, rewards: Tensor, ends: Tensor) -> Tensor:
+        """What to add to the values of each task in its first batch, [K] float64; 0 for tasks that have had one.
+
+        Values that begin at 0 are wrong by the same amount in all states, and while they fall or rise to where they
+        belong, the states that an agent meets early look better or worse than those that it meets late. A policy that
+        follows such differences may end exploration before the first success: Acrobot's did. So values begin at the
+        constant c at which temporal differences r + discount c - c are 0 in the mean of the first batch.
+
+        Args:
+            rewards: `sums` of the rewards.
+            ends: `sums` of 1 - discount, the share of the future that a step ends.
+        """
+        is_first = (self.batches == 0) & (ends[1] > 0)
+        constant = rewards[1] / torch.where(is_first, ends[1], 1.0)
+        return torch.where(is_first, constant, 0.0)
+
+    @torch.no_grad()
+    def follow(
+        self,
+        sums: Tensor,
+        rate: float,
+        skipped: Tensor | None = None,
+        added: Tensor | float = 0.0,
+        rewards: Tensor | None = None,
+    ) -> None:
         """Moves the statistics towards those of a batch, and changes the weights so that all values stay the same.
 
         Reads nothing from the device.
@@ -72,12 +99,14 @@ class PopArt(nn.Linear):
             rate: share of the batch in the new moments, beta in the papers. The first 1 / rate batches of a task have
                 equal shares instead, since moments that begin at 0 and 1 would be wrong for many updates.
             skipped: scalar, 1 to change nothing, bit for bit.
+            added: what was added to the values of each task, see `first_values`; it is part of them from now on.
+            rewards: `sums` of the rewards, whose size moves at a tenth of the rate: they may be rare.
         """
         count, total, squares = sums
         known = count > 0
         if skipped is not None:
             known = known & (skipped == 0)
-        mean = self.mean.clone()
+        mean = self.mean + added
         scale = self.scale
 
         # The statistics.
@@ -85,6 +114,10 @@ class PopArt(nn.Linear):
         share = (1 / self.batches.clamp(min=1).double()).clamp(min=rate)
         self._move(self.mean, total / count.clamp(min=1), share, known)
         self._move(self.second_moment, squares / count.clamp(min=1), share, known)
+        if rewards is not None:
+            count, _, squares = rewards
+            share = (1 / self.batches.clamp(min=1).double()).clamp(min=rate / 10)
+            self._move(self.reward_square, squares / count.clamp(min=1), share, known)
 
         # w' = w scale / scale', b' = (scale b + mean - mean') / scale'.
         self.weight.copy_(self.weight.double() * (scale / self.scale)[:, None])

@@ -1,7 +1,8 @@
 """Environments: all that an agent observes. `make_vector` turns a spec such as "rooms:small" into a batch of them.
 
 A spec is "kind:name" or "kind:name,field=value,..."; several, joined by commas, are several tasks. The level is
-in `rooms/`, DeepMind Lab in `dmlab.py`, other libraries in `gym.py` and `dm.py`, small tasks in `diagnostic.py`;
+in `rooms/`, DeepMind Lab in `dmlab.py`, other libraries in `gym.py` and `dm.py`, their batched environments in
+`atari.py` and `pool.py`, small tasks in `diagnostic.py`;
 `actions.py` and `observations.py` bring any space into the few forms that agents know; `scores.py` has reference
 scores, `guard.py` handles environments that raise or hang.
 """

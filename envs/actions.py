@@ -137,27 +137,46 @@ def adapt_actions(env: Env) -> Env:
     Raises:
         ValueError: for other spaces, see `action_vector`, and for more than `MOST_NUMBERS` actions.
     """
-    space = env.action_space
-    if isinstance(space, spaces.Discrete):
-        if space.n > MOST_NUMBERS:
-            raise ValueError(f"action space: expected at most {MOST_NUMBERS:,} actions, got {line(space)}")
-        if space.start == 0:
-            return env
-        first = space.start
-        numbered = spaces.Discrete(int(space.n), dtype=space.dtype.type)
-        return TransformAction(env, lambda action: first + action, numbered)
-
-    vector, convert = action_vector(space)
-    shown = TransformAction(env, convert, vector)
-    names = env.metadata.get("action_names") or ()
-    if len(names) != len(vector.column_names):
-        names = vector.column_names
-    shown.metadata = {**env.metadata, "action_names": tuple(names)}
+    space, convert = actions_as(env.action_space)
+    if convert is None:
+        return env
+    shown = TransformAction(env, convert, space)
+    shown.metadata = named_actions(env.metadata, space)
     return shown
 
 
-def action_vector(space: spaces.Space[Any]) -> tuple[ActionVector, Convert]:
+def actions_as(space: spaces.Space[Any], rows: int | None = None) -> tuple[spaces.Space[Any], Convert | None]:
+    """The space of what an agent chooses, a number from 0 or an `ActionVector`, and a function to a space's own values.
+
+    The function is None where the values are the same. `rows` as of `action_vector`.
+
+    Raises:
+        ValueError: as `adapt_actions`.
+    """
+    if not isinstance(space, spaces.Discrete):
+        return action_vector(space, rows)
+    if space.n > MOST_NUMBERS:
+        raise ValueError(f"action space: expected at most {MOST_NUMBERS:,} actions, got {line(space)}")
+    if space.start == 0:
+        return space, None
+    first = space.start
+    return spaces.Discrete(int(space.n), dtype=space.dtype.type), lambda action: first + action
+
+
+def named_actions(metadata: dict[str, Any], space: spaces.Space[Any]) -> dict[str, Any]:
+    """Metadata with a name for each column of an `ActionVector`: those that it has, if there are as many."""
+    if not isinstance(space, ActionVector):
+        return metadata
+    names = metadata.get("action_names") or ()
+    if len(names) != len(space.column_names):
+        names = space.column_names
+    return {**metadata, "action_names": tuple(names)}
+
+
+def action_vector(space: spaces.Space[Any], rows: int | None = None) -> tuple[ActionVector, Convert]:
     """The vector for a space of actions, and a function from its rows, float32 [K], to the space's own values.
+
+    With `rows` the function converts as many together: float32 [rows, K] to a batch of the space's values.
 
     The function raises an `OutputError` for rows that are not finite, and for choices that do not exist. Numbers beyond
     -1..1 are clipped.
@@ -173,13 +192,13 @@ def action_vector(space: spaces.Space[Any]) -> tuple[ActionVector, Convert]:
         expected = f"1 to {MOST_NUMBERS:,} choices and numbers"
         raise ValueError(f"action space: expected {expected}, got {total:,} in {line(space)}")
     vector = ActionVector(parts)
-    conform = conformer(vector, "step: action")
+    conform = conformer(vector if rows is None else batch_space(vector, rows), "step: action")
     is_choice = vector.is_choice
     most = vector.high[is_choice]
 
     def convert_row(row: Any) -> Any:
         row = conform(row)
-        choices = row[is_choice]
+        choices = row[..., is_choice]
         if not ((choices >= 0) & (choices <= most) & (choices == np.floor(choices))).all():
             expected = f"choices from 0 to {most.astype(int).tolist()}"
             raise OutputError(f"step: action: expected {expected}, got {choices.tolist()}")
@@ -189,7 +208,10 @@ def action_vector(space: spaces.Space[Any]) -> tuple[ActionVector, Convert]:
 
 
 def _part(space: Any, place: Place) -> tuple[list[Part], Convert]:
-    """The parts of a space at a place in a nest, and a function from their columns to the space's values."""
+    """The parts of a space at a place in a nest, and a function from their columns to the space's values.
+
+    Columns are the last axis of the function's argument.
+    """
     if isinstance(space, spaces.Dict) and space.spaces:
         keys = list(space.spaces)
         parts, converts = _nest(space.spaces, place)
@@ -225,7 +247,7 @@ def _nest(inner: dict[Any, Any], place: Place) -> tuple[list[Part], list[Convert
 
 
 def _of_columns(convert: Convert, columns: slice) -> Convert:
-    return lambda row: convert(row[columns])
+    return lambda row: convert(row[..., columns])
 
 
 def _choices(space: Any, place: Place) -> tuple[list[Part], Convert]:
@@ -258,7 +280,8 @@ def _choices(space: Any, place: Place) -> tuple[list[Part], Convert]:
     def convert(row: Row) -> Any:
         # Sums of small integers may wrap around and still are right, casts from floats would not be.
         values = start + row.astype(np.int64).astype(dtype)
-        return values[0] if isinstance(space, spaces.Discrete) else values.reshape(shape)
+        shaped = values.reshape(row.shape[:-1] + shape)
+        return shaped[()] if isinstance(space, spaces.Discrete) else shaped  # a single number is no array
 
     names = _names(label(place, "action"), len(sizes))
     return [Choice(name, size) for name, size in zip(names, sizes, strict=True)], convert
@@ -286,7 +309,7 @@ def _floats(space: spaces.Box, place: Place) -> tuple[list[Part], Convert]:
         # A weighted mean is exact at both bounds, and does not overflow as their difference may.
         upper = (row.clip(-1, 1).astype(np.float64) + 1) / 2
         scaled = least * (1 - upper) + most * upper
-        return np.where(bounded, scaled, row).astype(dtype).reshape(shape)
+        return np.where(bounded, scaled, row).astype(dtype).reshape(row.shape[:-1] + shape)
 
     return [Numbers(label(place, "action"), tuple(low.tolist()), tuple(high.tolist()))], convert
 

@@ -34,7 +34,7 @@ PACKAGES: dict[str, tuple[str, str]] = {
         "MortarMayhem|MysteryPath|SearingSpotlights|Endless-",
         f"{EXTRA} && pip install --no-deps memory-gym==1.0.2",
     ),
-    "ale_py": (r"ALE/|\w+NoFrameskip-v", "pip install ale-py"),
+    "ale_py": (r"ALE/|\w+NoFrameskip-v", EXTRA),
     "miniworld": ("MiniWorld-", "pip install miniworld"),
     "vizdoom.gymnasium_wrapper": ("Vizdoom", "pip install vizdoom"),
     "shimmy": ("bsuite/|dm_control/", "pip install 'shimmy[bsuite,dm-control]'"),
@@ -60,7 +60,7 @@ def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: An
     """
     if name.count(":") > 1:
         raise ValueError("expected an id such as CartPole-v1, or package:id")
-    identity = _register(name)
+    identity = register(name)
     try:
         with warnings.catch_warnings():
             # Films try whether an environment draws itself: it need not say before that it does.
@@ -85,21 +85,29 @@ def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: An
     return adapt(env)
 
 
-def _register(name: str) -> str:
+def register(name: str) -> str:
     """Imports the package that registers an id, if it is one of `PACKAGES`; returns the id for `gymnasium.make`.
 
     Gymnasium imports other packages, which the id itself names.
     """
+    module = package_of(name)
+    if not module:
+        return name
+    import_installed(module, f"gym:{name}", PACKAGES[module][1])
+    return name.rpartition(":")[2]
+
+
+def package_of(name: str) -> str:
+    """The one of `PACKAGES` that registers an id; empty if it is none of them."""
     named, _, identity = name.rpartition(":")
-    for module, (pattern, installation) in PACKAGES.items():
+    for module, (pattern, _) in PACKAGES.items():
         if named == module or (not named and re.match(pattern, identity)):
-            _import_installed(module, name, installation)
-            return identity
-    return name
+            return module
+    return ""
 
 
-def _import_installed(module: str, name: str, installation: str) -> None:
-    """Imports one of `PACKAGES`, but not from the working directory: that may be a folder of someone else's.
+def import_installed(module: str, spec: str, installation: str) -> Any:
+    """Imports a module that a spec needs, but not from the working directory: that may be a folder of someone else's.
 
     Raises an ImportError with the command that installs it if it is missing.
     """
@@ -107,17 +115,18 @@ def _import_installed(module: str, name: str, installation: str) -> None:
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card and complains
     package = module.partition(".")[0]
     if package not in sys.modules:
-        found = importlib.util.find_spec(package)
-        places = (found.submodule_search_locations or [found.origin or ""]) if found else []
+        source = importlib.util.find_spec(package)
+        places = (source.submodule_search_locations or [source.origin or ""]) if source else []
         if Path.cwd() in [Path(place).parent.resolve() for place in places]:
-            raise ImportError(f"gym:{name} needs {package}, installed and not in the working directory: {installation}")
+            raise ImportError(f"{spec} needs {package}, installed and not in the working directory: {installation}")
     try:
-        importlib.import_module(module)
+        found = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ImportError(f"gym:{name} needs {error.name}: {installation}") from None
+        raise ImportError(f"{spec} needs {error.name}: {installation}") from None
     if package == "ale_py":
         ale = sys.modules[package]
         ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # else every environment prints a greeting
+    return found
 
 
 def adapt(env: Env) -> Env:
@@ -191,6 +200,6 @@ def _tile(kind: int, color: int, state: int, *, here: bool, size: int) -> NDArra
 
 
 def one_hot_cells(cells: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """MiniGrid's symbols [W, H, 3], (kind, colour, state), as a float32 vector with `MINIGRID_BITS` bits a cell."""
+    """MiniGrid's symbols [..., W, H, 3], (kind, colour, state), as float32 vectors with `MINIGRID_BITS` bits a cell."""
     bits = (cells[..., index, None] == np.arange(size) for index, size in enumerate(MINIGRID_BITS))
-    return np.concatenate(list(bits), axis=-1).ravel().astype(np.float32)
+    return np.concatenate(list(bits), axis=-1).reshape(*cells.shape[:-3], -1).astype(np.float32)

@@ -17,8 +17,8 @@ from gymnasium import spaces
 from gymnasium.wrappers import TransformObservation
 from numpy.typing import NDArray
 
-from envs.outputs import MOST_NUMBERS, NUMERIC, Place, expression, label, leaves, line
-from envs.vectors import flattener
+from envs.outputs import MOST_NUMBERS, NUMERIC, Place, at, expression, label, leaves, line
+from envs.vectors import batch_flattener, flattener
 from envs.words import VOCABULARY, hash_words, split_words
 
 Env = gymnasium.Env[Any, Any]
@@ -57,8 +57,13 @@ def adapt_observations(env: Env) -> Env:
     return adapted
 
 
-def shown_as(space: spaces.Space[Any]) -> Shown:
+def shown_as(space: spaces.Space[Any], rows: int | None = None) -> Shown:
     """How observations of a space are shown; see the module.
+
+    Args:
+        space: of one environment.
+        rows: None if observations of one environment are converted. Else those of so many: arrays [rows, ...] at every
+            leaf of a nest, and a sequence of texts.
 
     Raises:
         ValueError: for OneOf, Sequence, Graph and spaces of other libraries, for nests without numbers and texts, and
@@ -83,9 +88,10 @@ def shown_as(space: spaces.Space[Any]) -> Shown:
     # Images and numbers: one part, or several.
     parts = [(label(place, "observation"), _inner(shown, place)) for place, shown in images.items()]
     if numbers:
-        vector = _vector(space) if len(numbers) == len(list(leaves(space))) else _joined_vector(space, numbers)
+        is_all = len(numbers) == len(list(leaves(space)))
+        vector = _vector(space, rows) if is_all else _joined_vector(numbers, rows)
         parts.append((NUMBERS_NAME, vector))
-    seen = _together(parts)
+    seen = _together(parts, rows)
     if not texts:
         return seen
 
@@ -95,15 +101,22 @@ def shown_as(space: spaces.Space[Any]) -> Shown:
     places = tuple(texts)
     convert = seen.convert or _unchanged
 
+    def numbered(texts: Sequence[str]) -> NDArray[np.int64]:
+        return hash_words(split_words(" ".join(texts)), length)
+
     def show(observation: Any) -> dict[str, Any]:
-        text = " ".join([_at(observation, place) for place in places])
-        return {"image": convert(observation), "instruction": hash_words(split_words(text), length)}
+        found = [at(observation, place) for place in places]
+        if rows is None:
+            instruction = numbered(found)
+        else:
+            instruction = np.stack([numbered(texts) for texts in zip(*found, strict=True)])
+        return {"image": convert(observation), "instruction": instruction}
 
     return Shown(spaces.Dict(image=seen.space, instruction=words), show, seen.names)
 
 
 def image_as(space: spaces.Space[Any]) -> Shown | None:
-    """How an image is shown, uint8 [height, width, channels]; None for spaces that are not of images.
+    """How an image or a batch is shown, uint8 [..., height, width, channels]; None for spaces that are not of images.
 
     Images are uint8 and uint16 of two to four axes, and Boxes of another dtype of three or four axes with bounds of
     0..1 or 0..255. Two axes are height and width. Of three, the channels are the first or the last one; see
@@ -134,12 +147,16 @@ def image_as(space: spaces.Space[Any]) -> Shown | None:
         return Shown(space, None)
     scale = 255.0 / high if high > 0 else 1.0
 
+    batch_order = (0, *(axis + 1 for axis in order))
+
     def show(image: NDArray[Any]) -> NDArray[np.uint8]:
         if not as_it_is and scale != 1.0:
             image = image * np.float32(scale)
         if image.dtype != np.uint8:
             image = np.rint(image).clip(0, 255).astype(np.uint8)
-        return image.transpose(order).reshape(result)
+        if image.ndim == len(shape):
+            return image.transpose(order).reshape(result)
+        return image.transpose(batch_order).reshape(-1, *result)
 
     return Shown(spaces.Box(0, 255, result, np.uint8), show)
 
@@ -166,7 +183,7 @@ def words_space(length: int) -> spaces.Box:
     return spaces.Box(0, VOCABULARY - 1, (length,), np.int64)
 
 
-def _vector(space: spaces.Space[Any]) -> Shown:
+def _vector(space: spaces.Space[Any], rows: int | None) -> Shown:
     """How numbers of any kind are shown: float32 [features], in which whole numbers are one-hot."""
     size = spaces.flatdim(space)
     if not 1 <= size <= MOST_NUMBERS:
@@ -174,21 +191,21 @@ def _vector(space: spaces.Space[Any]) -> Shown:
         raise ValueError(f"observation space: expected {expected}, got {size:,} in {line(space)}")
     flat: Any = spaces.flatten_space(space)
     vector = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
-    return Shown(vector, flattener(space))
+    return Shown(vector, flattener(space) if rows is None else batch_flattener(space))
 
 
-def _joined_vector(space: spaces.Space[Any], numbers: dict[Place, spaces.Space[Any]]) -> Shown:
+def _joined_vector(numbers: dict[Place, spaces.Space[Any]], rows: int | None) -> Shown:
     """The vector of the numbers in a nest that has other things as well."""
-    vector = _vector(spaces.Tuple(list(numbers.values())))
+    vector = _vector(spaces.Tuple(list(numbers.values())), rows)
     flatten = vector.convert or _unchanged
     places = tuple(numbers)
-    return Shown(vector.space, lambda observation: flatten([_at(observation, place) for place in places]))
+    return Shown(vector.space, lambda observation: flatten([at(observation, place) for place in places]))
 
 
-def _together(parts: list[tuple[str, Shown]]) -> Shown:
+def _together(parts: list[tuple[str, Shown]], rows: int | None) -> Shown:
     """Several parts as a Tuple; one as it is; and a vector of one 0 if there is none, as where all is text."""
     if not parts:
-        nothing = np.zeros(1, np.float32)
+        nothing = np.zeros(1 if rows is None else (rows, 1), np.float32)
         return Shown(spaces.Box(0, 1, (1,), np.float32), lambda observation: nothing)
     if len(parts) == 1:
         return parts[0][1]
@@ -203,14 +220,7 @@ def _inner(shown: Shown, place: Place) -> Shown:
     if not place:
         return shown
     convert = shown.convert or _unchanged
-    return Shown(shown.space, lambda observation: convert(_at(observation, place)))
-
-
-def _at(observation: Any, place: Place) -> Any:
-    """The part of an observation at a place."""
-    for key in place:
-        observation = observation[key]
-    return observation
+    return Shown(shown.space, lambda observation: convert(at(observation, place)))
 
 
 def _unchanged(observation: Any) -> Any:

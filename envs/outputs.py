@@ -249,6 +249,13 @@ def leaves(space: spaces.Space[Any], place: Place = ()) -> Iterator[tuple[Place,
         yield place, space
 
 
+def at(value: Any, place: Place) -> Any:
+    """The part of a nest at a place."""
+    for key in place:
+        value = value[key]
+    return value
+
+
 def expression(place: Place, root: str) -> str:
     """A place in a nest as in Python, for errors: observation['eyes'][0]."""
     return root + "".join(f"[{key!r}]" for key in place)

@@ -78,11 +78,15 @@ def fitting_processes(make: MakeEnv, num_envs: int, actors: int = 1) -> int:
 
     A single environment is never measured, and is always in this process.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    processes = min(cores // actors, num_envs)
+    processes = min(cores() // actors, num_envs)
     if processes < 2 or step_seconds(make) < SLOW_STEP:
         return 0
     return processes
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def step_seconds(make: MakeEnv) -> float:
@@ -158,7 +162,7 @@ class SerialVectorEnv(VectorEnv):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begins an episode everywhere. Environment i has seed + i, or the ith seed of a sequence."""
-        seeds = _seeds(seed, self.num_envs)
+        seeds = seeds_of_rows(seed, self.num_envs)
         observations = self._empty()
         infos = []
         for row, env in enumerate(self.envs):
@@ -237,7 +241,7 @@ def _write(batch: Any, row: int, observation: Any) -> None:
         batch[row] = observation
 
 
-def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
+def seeds_of_rows(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
     """The seeds of N environments: seed + i, or those of a sequence; None for none."""
     if isinstance(seed, int | np.integer):
         return [int(seed) + row for row in range(num_envs)]
@@ -300,7 +304,7 @@ class ProcessVectorEnv(VectorEnv):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begins an episode everywhere. Environment i has seed + i, or the ith seed of a sequence."""
-        observation, infos = self._call("reset", np.array(_seeds(seed, self.num_envs), object))
+        observation, infos = self._call("reset", np.array(seeds_of_rows(seed, self.num_envs), object))
         return observation, infos
 
     def step(

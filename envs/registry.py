@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from envs import dm, dmlab, gym
+from envs import atari, dm, dmlab, gym, pool
 from envs.diagnostic import TASKS
 from envs.dmlab30 import LEVELS, find
 from envs.guard import EnvironmentFailed, calling, close
@@ -84,7 +84,11 @@ def _literals(overrides: dict[str, str]) -> dict[str, Any]:
     return values
 
 
-def _dmlab(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
+def _rooms(name: str, overrides: dict[str, str], num_envs: int, _: int) -> VectorEnv:
+    return RoomsVectorEnv(num_envs, rooms_config(name, overrides))
+
+
+def _dmlab(name: str, overrides: dict[str, str], num_envs: int, _: int) -> VectorEnv:
     if not name:
         raise ValueError("expected the name of a level, as in dmlab:rooms_select_nonmatching_object")
     _check_fields("a level of DeepMind Lab", overrides, dmlab.FIELDS)
@@ -99,29 +103,48 @@ def diagnostic_task(name: str, overrides: dict[str, str]) -> tuple[type[Any], di
     return TASKS[name], _literals(overrides)
 
 
-def _diagnostic(name: str, overrides: dict[str, str], num_envs: int) -> VectorEnv:
+def _diagnostic(name: str, overrides: dict[str, str], num_envs: int, _: int) -> VectorEnv:
     task, fields = diagnostic_task(name, overrides)
     return task(num_envs, **fields)
 
 
-def _copies(kind: str, name: str, overrides: dict[str, str], num_envs: int, actors: int = 1) -> VectorEnv:
-    """Environments of a kind in `COPIED`, in as many processes as the user says, or as fit them."""
+def _gym(name: str, overrides: dict[str, str], num_envs: int, actors: int) -> VectorEnv:
+    """Copies of an environment of gymnasium; of an Atari game, a batch with its preprocessing unless `raw` is True."""
+    if gym.package_of(name) != "ale_py":
+        return _copies(gym.make_env, name, overrides, num_envs, actors)
+    raw = overrides.get("raw", "False")
+    if raw not in ("True", "False"):
+        raise ValueError(f"raw: expected True or False, got {raw!r}")
+    others = {field: text for field, text in overrides.items() if field != "raw"}
+    if raw == "True":
+        return _copies(gym.make_env, name, others, num_envs, actors)
+    _check_fields(f"gym:{name} without raw=True", others, (*atari.ALLOWED, "raw"))
+    return atari.make(name, num_envs, actors, **_literals(others))
+
+
+def _envpool(name: str, overrides: dict[str, str], num_envs: int, actors: int) -> VectorEnv:
+    return pool.make(name, num_envs, actors, **_literals(overrides))
+
+
+def _copies(
+    make_env: Callable[..., Any], name: str, overrides: dict[str, str], num_envs: int, actors: int
+) -> VectorEnv:
+    """Copies of one environment, in as many processes as the user says, or as fit them."""
     fields = _literals(overrides)
     processes = fields.pop("processes", None)
-    make = functools.partial(COPIED[kind], name, **fields)
+    make = functools.partial(make_env, name, **fields)
     if processes is None:
         return fitting_batch(make, num_envs, actors)
     return batch(make, num_envs, processes)
 
 
-#: Kind -> function (name, **fields) that makes one environment, of which a batch has copies.
-COPIED: dict[str, Callable[..., Any]] = {"gym": gym.make_env, "dm": dm.make_env}
-#: Kind -> function (name, overrides, num_envs) that makes a batch of environments.
-KINDS: dict[str, Callable[[str, dict[str, str], int], VectorEnv]] = {
-    "rooms": lambda name, overrides, num_envs: RoomsVectorEnv(num_envs, rooms_config(name, overrides)),
+#: Kind -> function (name, overrides, num_envs, actors on this machine) that makes a batch of environments.
+KINDS: dict[str, Callable[[str, dict[str, str], int, int], VectorEnv]] = {
+    "rooms": _rooms,
     "dmlab": _dmlab,
-    "gym": functools.partial(_copies, "gym"),
-    "dm": functools.partial(_copies, "dm"),
+    "gym": _gym,
+    "dm": functools.partial(_copies, dm.make_env),
+    "envpool": _envpool,
     "diagnostic": _diagnostic,
 }
 
@@ -149,9 +172,7 @@ def make_vector(spec: str, num_envs: int, stream: int | None = None, actors: int
     if stream is not None and kind == "dmlab":
         overrides["stream"] = str(stream)
     with calling(spec, "while it was made"):
-        if kind in COPIED:
-            return _copies(kind, name, overrides, num_envs, actors)
-        return KINDS[kind](name, overrides, num_envs)
+        return KINDS[kind](name, overrides, num_envs, actors)
 
 
 def make_device(spec: str, num_envs: int, device: str) -> "DeviceEnv":
@@ -214,7 +235,8 @@ def foreign_code(spec: str) -> dict[str, str]:
     """The tasks of a spec, by "kind:name", that can make this program run code that the spec chooses.
 
     These name modules or scripts outside DeepMind Lab, or give an environment of gymnasium arguments other than
-    numbers and single words. All others run only what is installed.
+    numbers and single words. All others run only what is installed: EnvPool's ids name no modules, and none of its
+    fields that `envs.pool` allows names a file.
     """
     return {task.partition(",")[0]: task for task in tasks(spec) if _chooses_code(parse_spec(task))}
 
@@ -260,7 +282,7 @@ def held_out(spec: str) -> str:
 def drawing(task: str) -> str:
     """The spec of a task with which `render()` returns pictures, for films; the task itself if nothing can draw it."""
     kind, name, overrides = parse_spec(task)
-    if kind != "gym":
+    if kind not in ("gym", "envpool"):
         return task
     alone = {field: value for field, value in overrides.items() if field != "processes"}  # others cannot draw
     spec = str(Spec(kind, name, {**alone, "render_mode": "rgb_array"}))

@@ -7,6 +7,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from envs.outputs import at, leaves
+
 Vector = NDArray[np.float32]
 
 
@@ -26,6 +28,29 @@ def flattener(space: spaces.Space[Any]) -> Callable[[Any], Vector]:
         return vector
 
     return flatten
+
+
+def batch_flattener(space: spaces.Space[Any]) -> Callable[[Any], Vector]:
+    """The `flattener` of values that are batches, [N, ...] at every leaf: to float32 [N, `flatdim(space)`], a copy."""
+    parts = list(leaves(space))
+
+    def flatten(value: Any) -> Vector:
+        columns = [_batch_columns(part, at(value, place)) for place, part in parts]
+        return np.concatenate(columns, axis=1, dtype=np.float32)
+
+    return flatten
+
+
+def _batch_columns(space: Any, values: Any) -> NDArray[Any]:
+    """The columns [N, `flatdim(space)`] of a batch of values of one space."""
+    rows = len(values)
+    if isinstance(space, spaces.Discrete):
+        return np.asarray(values)[:, None] == space.start + np.arange(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        counts = space.nvec.ravel().tolist()
+        chosen = (np.asarray(values) - space.start).reshape(rows, -1)
+        return np.concatenate([chosen[:, [index]] == np.arange(count) for index, count in enumerate(counts)], axis=1)
+    return np.reshape(values, (rows, -1))
 
 
 def _writer(space: Any, begin: int) -> Callable[[Vector, Any], None]:

@@ -54,8 +54,8 @@ class LearnerConfig(Checked):
     reward_scale: Above0 = 1.0
     """Factor of the rewards after clipping."""
     normalize_advantages: bool = False
-    """Divide the advantages of each update by their root mean square: the entropy cost then means the same whatever the
-    size of rewards."""
+    """Divide the advantages of each update by their root mean square, so that the entropy cost means the same whatever
+    the size of rewards; with PopArt by no less than the root mean square of the task's rewards."""
     trust: Above0 | None = None
     """The policy gradient makes no action still likelier that has become likelier by more than this share since it was
     taken, and none still rarer that has become as much rarer, as in PPO (Schulman et al. 2017). For learning from

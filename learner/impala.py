@@ -27,6 +27,8 @@ from learner.optimization import Optimization, ParameterGroup, snapshot
 from learner.replica import StateDict
 from learner.vtrace import VTraceReturns, vtrace
 
+FIRST_UPDATES = 100
+"""Updates in which tasks are looked for that have had no batch, with PopArt."""
 LEAST_ADVANTAGE = 1e-6
 """Root mean square of advantages below which they are not enlarged to 1."""
 
@@ -41,6 +43,8 @@ class ForwardPass(NamedTuple):
     losses: the network's own losses, such as those of the compression.
     task: [B] int64, the task of each row; None without PopArt.
     scale: [B, 1], the standard deviation of the value targets of the row's task; 1 without PopArt.
+    reward_size: [B, 1], the root mean square of the rewards of the row's task; 0 without PopArt.
+    added: [K], what was added to the values of each task, see `PopArt.first_values`.
     """
 
     policy: Tensor
@@ -50,6 +54,8 @@ class ForwardPass(NamedTuple):
     losses: dict[str, Mean]
     task: Tensor | None = None
     scale: Tensor | float = 1.0
+    reward_size: Tensor | float = 0.0
+    added: Tensor | float = 0.0
 
 
 class BackwardPass(NamedTuple):
@@ -58,13 +64,15 @@ class BackwardPass(NamedTuple):
     sums: scalar metrics by name, the losses first. Each is this learner's share of the sum over the learners.
     maxima: scalar metrics by name, which are the same on all learners.
     schedules: learning rate and entropy cost.
-    targets: [3, K], see `PopArt.sums`, over all learners; None without PopArt.
+    tasks: [2, 3, K], `PopArt.sums` of value targets and of rewards, over all learners; None without PopArt.
+    added: [K], as in `ForwardPass`.
     """
 
     sums: dict[str, Tensor]
     maxima: dict[str, Tensor]
     schedules: dict[str, float]
-    targets: Tensor | None
+    tasks: Tensor | None
+    added: Tensor | float
 
 
 class ImpalaLearner:
@@ -202,27 +210,29 @@ class ImpalaLearner:
         """Forward and backward pass over a trajectory on the device."""
         self.agent.train()
         self._optimization.zero_grad()
-        sums, targets = self._losses(trajectory)
+        forward = self._forward(trajectory)
+        sums, tasks = self._losses(trajectory, forward)
         sums["loss/total"].backward()
 
         # The greatest age of a fresh row's weights.
         lag = (self.version - trajectory.version) * _fresh(trajectory)
         maxima = {"policy_lag/max": self._comm.max(lag.max())}
         schedules = {"learning_rate": self.learning_rate, "entropy_cost": self.entropy_cost}
-        return BackwardPass(sums, maxima, schedules, targets)
+        return BackwardPass(sums, maxima, schedules, tasks, forward.added)
 
     def _finish_step(self, computed: BackwardPass) -> None:
         """Counts an update, and moves PopArt's statistics after the optimizer's step, on all learners alike."""
         self.version += 1
-        if self._popart is not None and computed.targets is not None:
-            self._popart.follow(computed.targets, self.config.popart_rate, self._optimization.skipped)
+        if self._popart is not None and computed.tasks is not None:
+            targets, rewards = computed.tasks
+            skipped = self._optimization.skipped
+            self._popart.follow(targets, self.config.popart_rate, skipped, computed.added, rewards)
 
-    def _losses(self, trajectory: Trajectory) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Losses and other scalar metrics, see `BackwardPass.sums`, and the sums of the value targets for PopArt."""
+    def _losses(self, trajectory: Trajectory, forward: ForwardPass) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Losses and other scalar metrics, see `BackwardPass.sums`, and what PopArt learns from: its `tasks`."""
         config = self.config
 
         # What the present policy and value function say of the steps, and how V-trace corrects for the old policy.
-        forward = self._forward(trajectory)
         entropy = self._distribution.entropy(forward.policy)
         values = forward.values[:, :-1]
         scale = forward.scale
@@ -250,10 +260,12 @@ class ImpalaLearner:
             sums[f"loss/{name}"] = loss
         sums["loss/total"] = torch.stack([loss.float() for loss in sums.values()]).sum()
 
-        # How large the value targets of each task are, over all learners.
-        targets = None
+        # How large the value targets and the rewards of each task are, over all learners.
+        tasks = None
         if self._popart is not None and forward.task is not None:
-            targets = self._comm.sum(self._popart.sums(returns.vs, mask, forward.task))
+            rewards, _ = self._rewards(trajectory)
+            targets = self._popart.sums(returns.vs, mask, forward.task)
+            tasks = self._comm.sum(torch.stack([targets, self._popart.sums(rewards, mask, forward.task)]))
 
         # What is only measured.
         with torch.no_grad():
@@ -265,7 +277,7 @@ class ImpalaLearner:
             sums["importance/mean_rho"] = share * returns.mean_rho
             sums["importance/clipped_fraction"] = share * returns.clipped_fraction
             sums |= self._lags(trajectory, fresh)
-        return sums, targets
+        return sums, tasks
 
     def _forward(self, trajectory: Trajectory) -> ForwardPass:
         """Runs the network over the trajectory."""
@@ -294,7 +306,12 @@ class ImpalaLearner:
             task = trajectory.actor_id % head.out_features  # actor i plays task i modulo their number
             values = head.of_task(output.value, task)
             scale = head.scale[task][:, None].to(values.dtype)
-            forward = forward._replace(values=values, task=task, scale=scale)
+            added: Tensor | float = 0.0
+            if self.version < FIRST_UPDATES:
+                added = self._first_values(head, trajectory, task)
+                values = values + added[task][:, None].to(values.dtype)
+            reward_size = head.reward_square[task][:, None].sqrt().to(values.dtype)
+            forward = forward._replace(values=values, task=task, scale=scale, reward_size=reward_size, added=added)
 
         if forward.values.shape != trajectory.reward.shape:
             expected = list(trajectory.reward.shape)
@@ -302,15 +319,31 @@ class ImpalaLearner:
             raise ValueError(f"value of the agent: expected {expected}, got {got}")
         return forward
 
+    def _first_values(self, head: PopArt, trajectory: Trajectory, task: Tensor) -> Tensor:
+        """See `PopArt.first_values`; the same for all learners that share the batch."""
+        rewards, discounts = self._rewards(trajectory)
+        mask = loss_mask(trajectory)
+        rewards = head.sums(rewards, mask, task)
+        ends = head.sums(1 - discounts, mask, task)
+        return head.first_values(*self._comm.sum(torch.stack([rewards, ends])))
+
+    def _rewards(self, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
+        """Rewards as they are learned from, and discounts, of the T actions, [B, T] each."""
+        config = self.config
+        clip_rewards = losses.REWARD_CLIPPING[config.reward_clipping]
+        rewards = config.reward_scale * clip_rewards(trajectory.reward[:, 1:])
+        discounts = config.discount * trajectory.discount[:, 1:]
+        return rewards, discounts
+
     def _returns(self, trajectory: Trajectory, forward: ForwardPass, mask: Tensor) -> VTraceReturns:
         """V-trace with the present policy and values."""
         config = self.config
-        clip_rewards = losses.REWARD_CLIPPING[config.reward_clipping]
         with torch.no_grad():
+            rewards, discounts = self._rewards(trajectory)
             return vtrace(
                 log_rhos=forward.log_rhos,
-                discounts=config.discount * trajectory.discount[:, 1:],
-                rewards=config.reward_scale * clip_rewards(trajectory.reward[:, 1:]),
+                discounts=discounts,
+                rewards=rewards,
                 values=forward.values[:, :-1],
                 bootstrap_value=forward.values[:, -1],
                 mask=mask,
@@ -327,7 +360,10 @@ class ImpalaLearner:
         if self.config.normalize_advantages:
             square = self._comm.sum(torch.where(mask, advantages, 0.0).square().sum())
             steps = self._comm.sum(mask.sum()).clamp(min=1)
-            advantages = advantages / (square / steps).sqrt().clamp(min=LEAST_ADVANTAGE)
+            # Advantages that are smaller than rewards may be errors of the values alone, as before a first success.
+            # Enlarged, they would keep the policy from states that look bad only because it has not been there.
+            size = (square / steps).sqrt().clamp(min=LEAST_ADVANTAGE)
+            advantages = advantages / size.clamp(min=forward.reward_size / forward.scale)
         if self.config.trust is not None:
             # How far the policy has gone in the direction in which the gradient would move it further.
             gone = forward.log_rhos * advantages.sign()

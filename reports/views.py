@@ -104,10 +104,18 @@ def _several(recording: Recording) -> np.ndarray:
 
 
 def coloured(pictures: np.ndarray) -> np.ndarray:
-    """Pictures [..., channels] uint8 with three channels: those of other numbers of channels are gray, their mean."""
-    if pictures.shape[-1] == 3:
-        return pictures
-    return pictures.mean(axis=-1, keepdims=True).astype(np.uint8).repeat(3, axis=-1)
+    """Pictures [..., channels] uint8 with three channels.
+
+    More than three are a stack of frames, in colour if three divides their number: the last frame is shown. Of four,
+    the last one is transparency if it is the same everywhere. Two are shown in gray, as their mean.
+    """
+    channels = pictures.shape[-1]
+    if channels == 4 and (pictures[..., -1] == pictures[..., -1].max()).all():
+        return pictures[..., :3]
+    if channels % 3 == 0:
+        return pictures[..., -3:]
+    gray = pictures.mean(axis=-1).astype(np.uint8) if channels == 2 else pictures[..., -1]
+    return np.stack([gray] * 3, axis=-1)
 
 
 def what_is_seen(recording: Recording) -> str:

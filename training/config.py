@@ -104,13 +104,14 @@ class RunConfig(Checked):
 
     preset: str = "cpu"
     """Where all other defaults come from: cpu (a small level, two CPU cores), general (any other environment, chosen
-    by itself for gym: and dm:), level (the level itself, in stages),
+    by itself for gym:, dm: and envpool:), level (the level itself, in stages),
     memory (a task that asks for a longer memory, for `compare`), paper (section 5.7, DeepMind Lab), paper-recall (the
     same agent, where it needs memory for 192 steps), dmlab30 (on DMLab-30), minigrid and minigrid-pixels
     (MiniGrid-Memory by its symbols or as CleanRL's ppo_trxl sees it) or popgym (POPGym)."""
     env: str = "rooms:small"
     """Environment: rooms:small, rooms:full (the level itself, re-created), dmlab:LEVEL (needs DeepMind Lab), gym:ID
-    (any gymnasium id), dm:MODULE:CLASS (any dm_env.Environment), diagnostic:recall or diagnostic:tmaze.
+    (any gymnasium id), dm:MODULE:CLASS (any dm_env.Environment), envpool:ID (EnvPool's), diagnostic:recall or
+    diagnostic:tmaze.
     Its fields are changed behind the name, as in rooms:full,hud=False. Several, joined by commas, are tasks that the
     actors share; dmlab:dmlab30 is the thirty of DMLab-30."""
     stages: tuple[str, ...] = ()
@@ -218,7 +219,8 @@ class RunConfig(Checked):
             raise ValueError(f"replay.share: expected 0 with resident actors, got {share}")
         if self.learners > 1:
             raise ValueError(f"replay.share: expected 0 with {self.learners} learners, got {share}")
-        for_each_new = math.ceil(round(share / (1 - share), 9))  # replayed unrolls; 4 at 0.8, in spite of rounding
+        replayed_for_new = share / (1 - share)
+        for_each_new = math.ceil(round(replayed_for_new, 9))  # 4 at a share of 0.8, in spite of rounding
         least = self.unrolls_per_update * max(1, for_each_new)  # of which a batch can be drawn
         if self.replay.unrolls < least:
             raise ValueError(f"replay.unrolls: expected at least {least} for this share, got {self.replay.unrolls}")
@@ -273,15 +275,19 @@ class RunConfig(Checked):
 
 def find_preset(presets: Mapping[str, Callable[[str], Config]], cores: Iterable[str], preset: str, core: str) -> Config:
     """A preset by name, with a core by name; raises a ValueError that lists the names if there is no such one."""
-    for name, value, known in (("preset", preset, presets), ("core", core, cores)):
-        if value not in known:
-            raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
-    return presets[preset](core)
+    if preset not in presets:
+        raise ValueError(f"preset: expected one of {', '.join(presets)}, got {preset!r}")
+    if core not in cores:
+        raise ValueError(f"core: expected one of {', '.join(cores)}, got {core!r}")
+    make = presets[preset]
+    return make(core)
 
 
 def core_name(config: Configuration) -> str:
     """The name of a configuration's core in its table."""
-    return next(name for name, kind in config.cores.items() if type(config.core_config) is kind)
+    # By the class itself: some of them inherit from others.
+    own = type(config.core_config)
+    return next(name for name, kind in config.cores.items() if kind is own)
 
 
 def to_plain(config: Configuration) -> Json:
@@ -384,8 +390,11 @@ def read_url(url: str) -> RunConfig:
     from storage.checkpoints import load_latest  # here, because it imports torch
 
     checkpoint = load_latest(url)
+    plain = checkpoint.state.get("config")
     try:
-        return dataclasses.replace(from_plain(RunConfig, checkpoint.state.get("config")), checkpoint_url=url)
+        config = from_plain(RunConfig, plain)
+        # The run may have been copied there, from another URL or from a folder.
+        return dataclasses.replace(config, checkpoint_url=url)
     except ValueError as error:
         raise ValueError(f"{checkpoint.path}: {error}") from error
 
@@ -418,7 +427,9 @@ def read_config(run: Run, kind: Any = RunConfig) -> Configuration:
 
 def _build(kind: Any, plain: object, where: str, cores: Mapping[str, type]) -> Any:
     """A value of a type, such as a dataclass of others, from what JSON can hold; `where` names it in errors."""
-    is_core = bool(set(cores.values()) & set(typing.get_args(kind)))
+    # The type of a core is the union of the classes of all cores.
+    members = typing.get_args(kind)
+    is_core = any(core in members for core in cores.values())
     if not is_core and not dataclasses.is_dataclass(kind):
         if isinstance(plain, list):  # JSON has no tuples
             return tuple(plain)

@@ -59,13 +59,14 @@ def cpu(core: str = "compressive") -> RunConfig:
 
 
 def general(core: str = "compressive") -> RunConfig:
-    """Any environment with any observations, actions and rewards, on a CPU core; the preset of `gym:` and `dm:`.
+    """Any environment with any observations, actions and rewards, on a CPU core; that of `gym:`, `dm:` and `envpool:`.
 
     Values are normalized by PopArt and advantages by their size, so that neither the size of rewards nor the length of
     episodes matters. Every unroll is learned from four times, because steps of other people's environments are dear;
     the limit on the policy's change keeps that stable. (Several learners cannot replay and learn once.) The heads see
     the observation beside the memory, so that memory costs little where none is needed. The value's loss has little
-    weight: with a discount of 0.99 its gradient is mostly noise.
+    weight: with a discount of 0.99 its gradient is mostly noise. Batches are small, because what tasks with memory need
+    is updates.
     """
     config = small_network(core)
     return dataclasses.replace(
@@ -73,13 +74,15 @@ def general(core: str = "compressive") -> RunConfig:
         preset="general",
         env="gym:CartPole-v1",
         frames=1_000_000,
-        agent=dataclasses.replace(config.agent, torso_size=128, reconstruction_cost=0.1, skip=True),
+        agent=dataclasses.replace(config.agent, torso="auto", torso_size=128, reconstruction_cost=0.1, skip=True),
         learner=dataclasses.replace(
             config.learner,
+            learning_rate=5e-4,
             learning_rate_schedule="linear",
             schedule_start=0.4,
             adam_beta2=0.99,
             discount=0.99,
+            lambda_=0.95,
             entropy_cost=1e-2,
             baseline_cost=0.2,
             reward_clipping="none",
@@ -88,8 +91,8 @@ def general(core: str = "compressive") -> RunConfig:
             trust=0.2,
             max_gradient_norm=0.5,
         ),
-        replay=ReplayConfig(share=0.75, unrolls=16),
-        actors=dataclasses.replace(config.actors, num_actors=1, envs_per_actor=32),
+        replay=ReplayConfig(share=0.75, unrolls=32),
+        actors=dataclasses.replace(config.actors, num_actors=1, envs_per_actor=16),
     )
 
 
@@ -270,7 +273,7 @@ PRESETS: dict[str, Callable[[str], RunConfig]] = {
 }
 
 
-GENERAL = ("gym:", "dm:")
+GENERAL = ("gym:", "dm:", "envpool:")
 """How the names of environments begin whose runs have the preset `general` unless another is named."""
 
 
@@ -284,7 +287,7 @@ def preset_of(env: str | None) -> str:
 def describe_preset(name: str) -> str:
     """A preset's name, and why it may have been chosen."""
     if name == "general":
-        return "general, for any environment of gym: and dm: (--preset names another)"
+        return "general, for any environment of gym:, dm: and envpool: (--preset names another)"
     return name
 
 

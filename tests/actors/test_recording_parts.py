@@ -26,7 +26,7 @@ from reports.actions import columns, means, received
 from reports.episode import page_data
 from reports.pages import render_page
 from reports.video import action_lines, film
-from reports.views import BACKGROUND, BARS, WIDTH, Panel, panels, views, what_is_seen
+from reports.views import BACKGROUND, BARS, WIDTH, Panel, coloured, panels, views, what_is_seen
 from tests.commands.pages import Elements, shown_frames, unpacked
 
 STEPS = 4
@@ -212,3 +212,22 @@ def test_the_film_leaves_out_what_does_not_fit(recording: Recording) -> None:
 
 def test_counterfactuals_are_for_actions_of_discrete_spaces(recording: Recording) -> None:
     assert (recording.otherwise, recording.apart, recording.entered) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("channels", "shown"),
+    [
+        ([1], [1, 1, 1]),
+        ([10, 20], [15, 15, 15]),
+        ([1, 2, 3], [1, 2, 3]),
+        ([1, 2, 3, 4], [4, 4, 4]),
+        ([1, 2, 3, 255], [1, 2, 3]),
+        ([1, 2, 3, 4, 5, 6], [4, 5, 6]),
+        ([1, 2, 3, 4, 5], [5, 5, 5]),
+    ],
+)
+def test_of_a_stack_of_frames_the_last_one_is_shown(channels: list[int], shown: list[int]) -> None:
+    """But for transparency, which is 255 everywhere; all others differ in one pixel."""
+    pictures = np.tile(np.array(channels, np.uint8), (2, 3, 5, 1))
+    pictures[0, 0, 0][pictures[0, 0, 0] < 255] += 1
+    assert coloured(pictures)[1].tolist() == np.tile(shown, (3, 5, 1)).tolist()

@@ -55,6 +55,13 @@ def test_gradients_in_bfloat16_are_those_of_float32_for_small_images(name: str, 
             torch.testing.assert_close(convolution.bias.grad, gradient.float().sum((0, 2, 3)), rtol=0.02, atol=1e-3)
 
 
+def test_the_fitting_torso_depends_on_the_size_of_each_image() -> None:
+    torsos = encoders.make_torso("auto", ((63, 200, 3), (64, 64, 4), (5,)), 8)
+    for torso, name, shape in zip(torsos, ("small", "shallow", "small"), ((63, 200, 3), (64, 64, 4), (5,))):
+        expected = encoders.make_torso(name, shape, 8)
+        assert [value.shape for value in torso.parameters()] == [value.shape for value in expected.parameters()]
+
+
 def test_the_deep_torso_is_that_of_impala() -> None:
     """Espeholt et al. 2018, figure 3: 15 convolutional layers, and 1.6 million parameters with the LSTM of 256."""
     vision = encoders.Vision("deep", (72, 96, 3), 256)
@@ -106,7 +113,7 @@ def test_scaling_in_parts_changes_no_bit(rows: int, monkeypatch: pytest.MonkeyPa
         ("small", IMAGE, torch.zeros(2, 3, 4, 5).byte(), "observation: expected uint8 [N, 12, 16, 3], got torch.uint8"),
         ("small", (3,), torch.zeros(2, 4), "observation: expected float32 [N, 3], got torch.float32 [2, 4]"),
         ("small", (3,), torch.zeros(2, 3).int(), "observation: expected float32 [N, 3], got torch.int32 [2, 3]"),
-        ("huge", IMAGE, None, "torso: expected one of deep, shallow, small, got 'huge'"),
+        ("huge", IMAGE, None, "torso: expected one of deep, shallow, small, auto, got 'huge'"),
         ("small", (12, 16), None, "image_shape: expected [height, width, channels], got [12, 16]"),
         ("small", (0, 16, 3), None, "image_shape: expected [height, width, channels], got [0, 16, 3]"),
     ],

@@ -211,6 +211,17 @@ def test_the_mode_has_the_highest_log_prob(name: str) -> None:
         assert (policy.log_prob(parameters, random_actions(policy, parameters, seed)) <= best + 1e-6).all()
 
 
+@pytest.mark.parametrize("name", SPACES)
+def test_first_policies_are_uniform_over_choices_and_half_a_unit_wide_over_numbers(name: str) -> None:
+    policy = make_policy(SPACES[name])
+    shown = policy.show(policy.first)
+    sizes = {"discrete": [5], "choices": [2, 7, 3], "switches": [2] * 6, "mixed": [3, 2, 4]}.get(name, [])
+    assert shown.probabilities.tolist() == pytest.approx([1 / size for size in sizes for _ in range(size)])
+    numbers = {"bounded": 2, "unbounded": 3, "some bounded": 2, "mixed": 3}.get(name, 0)
+    assert shown.means.tolist() == [0.0] * numbers
+    assert shown.scales.tolist() == pytest.approx([0.5] * numbers)
+
+
 def test_the_scale_stays_within_its_limits() -> None:
     policy = make_policy((Numbers((False,)),))
     tiny, huge = (torch.tensor([0.0, log_scale]) for log_scale in (-40.0, 40.0))

@@ -98,6 +98,33 @@ def test_the_scale_of_huge_targets_is_limited_and_values_stay() -> None:
     torch.testing.assert_close(head(features), before, rtol=1e-6, atol=1e-6 * size)
 
 
+def test_values_begin_where_temporal_differences_are_0_in_the_mean() -> None:
+    """Of each task; tasks that have had a batch, and those without rows in this one, are left alone."""
+    head, task = make_head(), torch.tensor([0, 1, 0])
+    rewards = torch.tensor([[-1.0, -1.0], [5.0, 7.0], [-1.0, torch.nan]])
+    discounts = torch.tensor([[0.99, 0.99], [0.9, 0.0], [0.99, torch.nan]])
+    mask = ~rewards.isnan()
+    sums = head.sums(rewards, mask, task), head.sums(1 - discounts, mask, task)
+    expected = torch.tensor([-100.0, 12 / 1.1, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(head.first_values(*sums), expected, rtol=1e-6, atol=0)
+    for row, constant in ((0, expected[0]), (1, expected[1])):
+        differences = rewards[row] + discounts[row] * constant - constant
+        assert differences.mean().item() == pytest.approx(0.0, abs=1e-4)
+    head.batches[1] = 1
+    assert head.first_values(*sums)[1] == 0
+    endless = torch.zeros(3, TASKS, dtype=torch.float64)  # a discount of 1, and no episode ended
+    assert head.first_values(sums[0], endless).tolist() == [0, 0, 0]
+
+
+def test_what_was_added_to_values_stays_in_them() -> None:
+    head, features, task = make_head(), torch.randn(100, 8), torch.tensor([0, 1])
+    added = torch.tensor([-100.0, 30.0, 0.0], dtype=torch.float64)
+    expected = head(features) + added.float()
+    targets, mask = batch(head, task, torch.tensor([50.0, 2.0, 1.0]))
+    head.follow(head.sums(targets, mask, task), 0.1, added=added)
+    torch.testing.assert_close(head(features), expected, rtol=1e-5, atol=1e-3)
+
+
 def test_a_skipped_batch_leaves_a_bias_that_rounding_would_change() -> None:
     head, task = make_head(), torch.zeros(1, dtype=torch.int64)
     head.mean.fill_(100.0)
@@ -111,7 +138,7 @@ def test_the_task_reaches_nothing_but_its_column(tasks: list[int]) -> None:
     plain = agents.make_agent()
     agent = Agent(plain.config, agents.IMAGE, agents.ACTIONS, popart_tasks=tasks).eval()
     missing, _ = agent.load_state_dict({k: v for k, v in plain.state_dict().items() if k[:5] != "value"}, strict=False)
-    assert set(missing) == {"value.weight", "value.bias", "value.mean", "value.second_moment", "value.batches"}
+    assert set(missing) == {f"value.{name}" for name in agent.value.state_dict()}
     inputs, task = agents.agent_inputs(2, 6), torch.tensor([0, tasks - 1])
     output, expected = (each(**inputs, state=each.initial_state(2)) for each in (agent, plain))
     assert output.policy_parameters.equal(expected.policy_parameters)

@@ -43,7 +43,8 @@ def boxes_of_whole_numbers(draw: Any) -> spaces.Box:
     dtype = draw(st.sampled_from(WHOLE))
     info = np.iinfo(dtype)
     low = draw(st.sampled_from([int(info.min), 0, int(info.max) - 200]))
-    return spaces.Box(low, low + draw(st.sampled_from([1, 7, 200])), draw(st.sampled_from([(), (2,), (1, 3)])), dtype)
+    high = min(low + draw(st.sampled_from([1, 7, 200])), int(info.max))
+    return spaces.Box(low, high, draw(st.sampled_from([(), (2,), (1, 3)])), dtype)
 
 
 LEAVES = st.one_of(

@@ -44,6 +44,19 @@ SPECS = (
     "gym:BabyAI-GoToLocal-v0,max_steps=12",
     "gym:tests.envs.odd:Many-v0",
     "dm:tests.envs.dm_tasks:Drift",
+    # Batches of other libraries.
+    "gym:ALE/Breakout-v5,max_num_frames_per_episode=60",
+    "gym:PongNoFrameskip-v4,max_num_frames_per_episode=60,grayscale=False,stack_num=2,img_height=30,img_width=20",
+    "gym:ALE/Pong-v5,max_num_frames_per_episode=60,continuous=True,frameskip=2,repeat_action_probability=0",
+    "gym:ALE/Pong-v5,raw=True,max_episode_steps=9",
+    "envpool:CartPole-v1",
+    "envpool:Pong-v5,max_episode_steps=15,stack_num=3,img_height=20",
+    "envpool:HalfCheetah-v4,max_episode_steps=12",
+    "envpool:Taxi-v3,max_episode_steps=12",
+    "envpool:CartpoleSwingup-v1,max_episode_steps=12",
+    "envpool:FetchReach-v4,max_episode_steps=12",
+    "envpool:MiniGrid-DoorKey-5x5-v0,max_episode_steps=12",
+    "envpool:BabyAI-GoToLocal-v0,max_episode_steps=12",
 )
 STEPS, UNROLL = 64, 20
 Step = tuple[Any, ...]
@@ -54,6 +67,8 @@ def spec(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     for module, (pattern, installation) in PACKAGES.items():
         if re.match(f"gym:({pattern})", request.param):
             pytest.importorskip(module, reason=f"{module} is not installed: {installation}")
+    if request.param.startswith("envpool:"):
+        pytest.importorskip("envpool", reason="envpool is not installed: pip install -e '.[envpool]'")
     monkeypatch.setattr(Lab, "frames", 50)
     monkeypatch.setitem(sys.modules, "deepmind_lab", Module)
     return request.param

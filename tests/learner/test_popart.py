@@ -1,6 +1,7 @@
 """Updates with PopArt: the loss against its formula, several learners, updates that are not read, and resumption."""
 
 import copy
+import dataclasses
 import math
 from typing import Any
 
@@ -21,12 +22,15 @@ TASKS, CORE = 2, LSTMConfig(16)
 CONFIG = LearnerConfig(device="cpu", popart=True, popart_rate=0.1, learning_rate=0.01)
 
 
-def make_agent() -> Agent:
-    """In float64, with statistics of its own by task."""
+def make_agent(begun: bool = True) -> Agent:
+    """In float64, with statistics of its own by task, or without any."""
     plain = agents.make_agent(CORE)
     agent = Agent(plain.config, agents.IMAGE, agents.ACTIONS, popart_tasks=TASKS).double()
+    if not begun:
+        return agent
     agent.value.mean.copy_(torch.tensor([2.0, -1.0]))
     agent.value.second_moment.copy_(torch.tensor([8.0, 5.0]))
+    agent.value.reward_square.copy_(torch.tensor([0.25, 1e6]))
     agent.value.batches.fill_(100)
     return agent
 
@@ -43,10 +47,15 @@ def same(first: Learner, second: Learner, **tolerance: float) -> None:
     torch.testing.assert_close(first.weights(), second.weights(), **(tolerance or {"rtol": 0, "atol": 0}))
 
 
-def test_losses_are_those_of_normalized_values() -> None:
-    """V-trace in units of the reward; errors of values and advantages divided by the scale of their task."""
+@pytest.mark.parametrize("normalize", [False, True])
+def test_losses_are_those_of_normalized_values(normalize: bool) -> None:
+    """V-trace in units of the reward; errors of values and advantages divided by the scale of their task.
+
+    Normalized advantages are divided by their root mean square, or by that of the task's rewards if it is greater.
+    """
     agent, batch = make_agent(), make_batch()
-    reference, learner = copy.deepcopy(agent), Learner(agent, CONFIG, 1000)
+    config = dataclasses.replace(CONFIG, normalize_advantages=normalize)
+    reference, learner = copy.deepcopy(agent), Learner(agent, config, 1000)
     metrics = learner.update(batch)
     output = reference(batch.observation, batch.last_action, batch.reward, batch.reset, batch.core_state)
     task, mask = batch.actor_id % TASKS, ~batch.reset[:, 1:]
@@ -61,19 +70,43 @@ def test_losses_are_those_of_normalized_values() -> None:
     scale = torch.tensor([2.0, 2.0])[task][:, None]
     normalized = ((vs - value[:, :-1]) / scale).square() / 2
     assert metrics["loss/baseline"] == pytest.approx(0.5 * normalized[mask].mean().item(), rel=1e-4)
-    expected = -(chosen * advantages / scale)[mask].mean().item()
+    advantages = advantages / scale
+    if normalize:
+        size = advantages[mask].square().mean().sqrt()
+        of_rewards = torch.tensor([0.5, 1000.0])[task][:, None] / scale
+        assert of_rewards.min() < size < of_rewards.max()
+        advantages = advantages / of_rewards.maximum(size)
+    expected = -(chosen * advantages)[mask].mean().item()
     assert metrics["loss/policy"] == pytest.approx(expected, rel=1e-4)
     for number in range(TASKS):
         own = vs[task == number][mask[task == number]]
         mean = 0.9 * reference.value.mean[number] + 0.1 * own.mean()
         torch.testing.assert_close(agent.value.mean[number], mean, rtol=1e-4, atol=1e-6)
+        reward = batch.reward[:, 1:][task == number][mask[task == number]].double()
+        square = 0.99 * reference.value.reward_square[number] + 0.01 * reward.square().mean()
+        torch.testing.assert_close(agent.value.reward_square[number], square)
 
 
-def test_learners_that_share_a_batch_have_the_statistics_of_the_whole() -> None:
+def test_the_first_batch_has_no_advantage_where_all_rewards_are_equal() -> None:
+    """In Acrobot every step costs 1 until the goal is reached: then all states are worth -1 / (1 - discount)."""
+    batch = make_batch()
+    batch = batch._replace(reward=torch.full_like(batch.reward, -1.0), discount=torch.ones_like(batch.discount))
+    agent = make_agent(begun=False)
+    torch.nn.init.zeros_(agent.value.weight)
+    learner = Learner(agent, CONFIG, 1000)
+    metrics = learner.update(batch)
+    assert metrics["value/mean"] == pytest.approx(-100, rel=1e-6)
+    assert metrics["loss/policy"] == pytest.approx(0, abs=1e-4)
+    assert metrics["loss/baseline"] == pytest.approx(0, abs=1e-6)
+    assert learner.update(batch)["value/mean"] == pytest.approx(-100, rel=1e-3)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_learners_that_share_a_batch_have_the_statistics_of_the_whole(begun: bool) -> None:
     """One has rows of one task only."""
     batches = [make_batch(seed) for seed in range(3)]
     batches = [batch._replace(actor_id=torch.tensor([0, 0, 0, 1, 1, 0])) for batch in batches]
-    alone, replicas = Learner(make_agent(), CONFIG, 1000), [make_agent(), make_agent()]
+    alone, replicas = Learner(make_agent(begun), CONFIG, 1000), [make_agent(begun), make_agent(begun)]
     for batch in batches:
         alone.update(batch)
 
@@ -88,12 +121,13 @@ def test_learners_that_share_a_batch_have_the_statistics_of_the_whole() -> None:
     same(first, alone, rtol=1e-9, atol=1e-9)
 
 
-def test_nothing_waits_for_the_device_and_skipped_updates_change_nothing() -> None:
-    learner, twin = (Learner(make_agent(), CONFIG, 1000, fused=True) for _ in range(2))
+@pytest.mark.parametrize("begun", [True, False])
+def test_nothing_waits_for_the_device_and_skipped_updates_change_nothing(begun: bool) -> None:
+    learner, twin = (Learner(make_agent(begun), CONFIG, 1000, fused=True) for _ in range(2))
     bad = make_batch(1)
     bad.reward[0, 3] = math.nan
     with Capturable() as mode:
-        for batch in (make_batch(0), bad, make_batch(2)):
+        for batch in (bad, make_batch(0), bad, make_batch(2)):
             learner.update(batch, read=False)
     assert mode.forbidden == {}
     for batch in (make_batch(0), make_batch(2)):
