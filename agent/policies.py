@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from agent.encoders import squash
 
@@ -75,8 +75,8 @@ class Shown(NamedTuple):
     scales: Tensor
 
 
-class Policy(ABC):
-    """A distribution over actions.
+class Policy(nn.Module, ABC):
+    """A distribution over actions: a module without parameters, so that its tables follow the agent's device.
 
     Attributes:
         num_parameters: P, outputs of the network.
@@ -138,10 +138,11 @@ class Categorical(Policy):
     """The policy of a Discrete space: one choice, an int64 number. The parameters are unnormalized logits."""
 
     def __init__(self, num_actions: int) -> None:
+        super().__init__()
         self.num_parameters = num_actions
         self.num_uniform = num_actions
         self.num_features = num_actions
-        self.first = torch.zeros(num_actions)
+        self.register_buffer("first", torch.zeros(num_actions), persistent=False)
 
     def sample(self, parameters: Tensor, uniform: Tensor) -> Tensor:
         return _gumbel_max(parameters, uniform)
@@ -179,26 +180,29 @@ class Joint(Policy):
     """The policy of any other space: parts that are independent given the parameters."""
 
     def __init__(self, parts: Sequence[Choice | Numbers], bounds: Bounds, scale: Scale) -> None:
+        super().__init__()
         # Neighbours of one kind are computed together: an action of a hundred switches is one block.
-        self.blocks: list[_Block] = []
+        blocks: list[_Block] = []
         for kind, group in groupby(parts, type):
             if kind is Choice:
-                self.blocks.append(_Choices([part.size for part in group if isinstance(part, Choice)]))
+                blocks.append(_Choices([part.size for part in group if isinstance(part, Choice)]))
             else:
                 bounded = [each for part in group if isinstance(part, Numbers) for each in part.bounded]
-                self.blocks.append(_Gaussian(bounded, bounds, scale))
+                blocks.append(_Gaussian(bounded, bounds, scale))
+        self.blocks: Sequence[_Block] = nn.ModuleList(blocks)  # type: ignore[assignment]
 
-        self._columns = [block.num_columns for block in self.blocks]
-        self._parameters = [block.num_parameters for block in self.blocks]
-        self._uniform = [block.num_uniform for block in self.blocks]
-        self.num_parameters = sum(self._parameters)
+        # What each block has a share of.
+        self._columns = [block.num_columns for block in blocks]
+        self._shares = [block.num_parameters for block in blocks]
+        self._uniform = [block.num_uniform for block in blocks]
+        self.num_parameters = sum(self._shares)
         self.num_uniform = sum(self._uniform)
-        self.num_features = sum(block.num_features for block in self.blocks)
+        self.num_features = sum(block.num_features for block in blocks)
         self.num_columns = sum(self._columns)
-        self.first = torch.cat([block.first for block in self.blocks])
+        self.register_buffer("first", torch.cat([block.first for block in blocks]), persistent=False)
         begin = 0
         fixed: list[int] = []
-        for block in self.blocks:
+        for block in blocks:
             fixed += [begin + index for index in block.fixed]
             begin += block.num_parameters
         self.fixed = tuple(fixed)
@@ -245,10 +249,10 @@ class Joint(Policy):
 
     def _split(self, parameters: Tensor) -> tuple[Tensor, ...]:
         """The parameters of each block, in float32: log-densities of several parts add up rounding errors."""
-        return parameters.float().split(self._parameters, dim=-1)
+        return parameters.float().split(self._shares, dim=-1)
 
 
-class _Block(ABC):
+class _Block(nn.Module, ABC):
     """Columns of one kind; sums over them are left to `Joint`. `none` is the column's value at an episode's start."""
 
     num_columns: int
@@ -286,15 +290,19 @@ class _Choices(_Block):
 
     none = float(NONE)
 
+    places: Tensor
+
     def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
         self.num_columns = len(sizes)
         self.num_parameters = sum(sizes)
         self.num_uniform = self.num_parameters
         self.num_features = self.num_parameters
-        self.first = torch.zeros(self.num_parameters)
+        self.register_buffer("first", torch.zeros(self.num_parameters), persistent=False)
         # The place of each logit in the table, whose rows are as long as the greatest size.
         self.most = max(sizes)
-        self.places = [row * self.most + value for row, size in enumerate(sizes) for value in range(size)]
+        places = [row * self.most + value for row, size in enumerate(sizes) for value in range(size)]
+        self.register_buffer("places", torch.tensor(places), persistent=False)
 
     def sample(self, parameters: Tensor, uniform: Tensor) -> Tensor:
         # Where there is no logit, 1 gives the least Gumbel noise; the logit is minus infinity anyway.
@@ -341,23 +349,29 @@ class _Gaussian(_Block):
     """Independent numbers. The parameters are all means, then all logarithms of scales."""
 
     none = 0.0
+    bounded: Tensor
+    squashed: Tensor
+    nodes: Tensor
+    weights: Tensor
 
     def __init__(self, bounded: Sequence[bool], bounds: Bounds, scale: Scale) -> None:
+        super().__init__()
         self.num_columns = len(bounded)
         self.num_parameters = 2 * self.num_columns
         self.num_uniform = self.num_columns
         self.num_features = self.num_columns
         mean = torch.zeros(self.num_columns)
-        self.first = torch.cat([mean, torch.full_like(mean, FIRST_LOG_SCALE)])
-        self.bounded = torch.tensor(bounded)
-        self.squashed = self.bounded & (bounds == "squash")
+        self.register_buffer("first", torch.cat([mean, torch.full_like(mean, FIRST_LOG_SCALE)]), persistent=False)
+        self.register_buffer("bounded", torch.tensor(bounded), persistent=False)
+        self.register_buffer("squashed", self.bounded & (bounds == "squash"), persistent=False)
+        self.any_squashed = bool(self.squashed.any())
         if scale == "independent":
             self.fixed = tuple(range(self.num_columns, self.num_parameters))
         # Of a standard normal variable, whose density gives the weights.
         nodes = torch.linspace(-FARTHEST_NODE, FARTHEST_NODE, NODES, dtype=torch.float64)
         weights = (-0.5 * nodes.square()).exp()
-        self.nodes = nodes.float()
-        self.weights = (weights / weights.sum()).float()
+        self.register_buffer("nodes", nodes.float(), persistent=False)
+        self.register_buffer("weights", (weights / weights.sum()).float(), persistent=False)
 
     def sample(self, parameters: Tensor, uniform: Tensor) -> Tensor:
         mean, log_scale = self._moments(parameters)
@@ -375,30 +389,25 @@ class _Gaussian(_Block):
         standard = (columns - mean) * (-log_scale).exp()
         log_density = -0.5 * standard.square() - log_scale - 0.5 * math.log(2 * math.pi)
         # The change of variables to what the environment receives.
-        squashed = self.squashed.to(columns.device)
-        return log_density - torch.where(squashed, _log_slope(columns), 0.0)
+        return log_density - torch.where(self.squashed, _log_slope(columns), 0.0)
 
     def entropies(self, parameters: Tensor) -> Tensor:
         mean, log_scale = self._moments(parameters)
         entropy = log_scale + 0.5 * math.log(2 * math.pi * math.e)
-        if not self.squashed.any():
+        if not self.any_squashed:
             return entropy
         # Squashing adds the expectation of the logarithm of its slope, which has no closed form.
-        nodes = self.nodes.to(mean.device)
-        weights = self.weights.to(mean.device)
-        points = mean[..., None] + log_scale.exp()[..., None] * nodes
-        added = (_log_slope(points) * weights).sum(dim=-1)
-        return entropy + torch.where(self.squashed.to(mean.device), added, 0.0)
+        points = mean[..., None] + log_scale.exp()[..., None] * self.nodes
+        added = (_log_slope(points) * self.weights).sum(dim=-1)
+        return entropy + torch.where(self.squashed, added, 0.0)
 
     def effect(self, columns: Tensor) -> Tensor:
-        bounded = self.bounded.to(columns.device)
-        squashed = self.squashed.to(columns.device)
-        within = torch.where(squashed, columns.tanh(), columns.clamp(-1, 1))
-        return torch.where(bounded, within, columns)
+        within = torch.where(self.squashed, columns.tanh(), columns.clamp(-1, 1))
+        return torch.where(self.bounded, within, columns)
 
     def encode(self, columns: Tensor) -> Tensor:
         # Numbers without bounds may be large.
-        return torch.where(self.bounded.to(columns.device), columns, squash(columns))
+        return torch.where(self.bounded, columns, squash(columns))
 
     def show(self, parameters: Tensor) -> Shown:
         mean, log_scale = self._moments(parameters)

@@ -2,11 +2,13 @@
 
     python -m examples.cleanrl_ppo                        delayed recall over 10 steps, some minutes on one CPU core
     python -m examples.cleanrl_ppo --core lstm --env-id gym:MiniGrid-MemoryS7-v0
+    python -m examples.cleanrl_ppo --env-id gym:popgym-PositionOnlyPendulumEasy-v0      numbers as actions
 
 The state of the memory is stored once a rollout: that before the rollout's first step. A minibatch is some whole
 sequences, one row an environment, and the core recomputes their features from the stored states.
 
-Axes: N environments, T steps of a rollout, A actions, D features. Source: Schulman et al. 2017, arXiv:1707.06347.
+Axes: N environments, T steps of a rollout, K columns of an action, D features.
+Source: Schulman et al. 2017, arXiv:1707.06347.
 """
 
 import time
@@ -16,12 +18,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import tyro
+from gymnasium.spaces import Discrete
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
-from torch.distributions import Categorical
+from torch.distributions import Categorical, Independent, Normal
 
 from agent.core import Core, State, index_state, make_core, matched_cores
-from envs import make_vector
+from envs import ActionVector, Choice, make_vector
 
 
 @dataclass
@@ -82,13 +85,79 @@ class Pixels(nn.Module):
         return self.linear(self.layers(flat)).unflatten(0, images.shape[:-3])
 
 
+class Policy:
+    """A distribution of actions [..., K] float32: parts that are independent given the features.
+
+    A choice is one column, its index; numbers are a column each.
+    """
+
+    def __init__(self, parts: list[Categorical | Independent]) -> None:
+        self.parts = parts
+
+    def sample(self) -> Tensor:
+        samples = [part.sample() for part in self.parts]
+        columns = [
+            each[..., None].float() if isinstance(part, Categorical) else each
+            for part, each in zip(self.parts, samples)
+        ]
+        return torch.cat(columns, dim=-1)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """[...], the sum over the parts."""
+        total = torch.zeros(actions.shape[:-1])
+        begin = 0
+        for part in self.parts:
+            if isinstance(part, Categorical):
+                total = total + part.log_prob(actions[..., begin])
+                begin += 1
+            else:
+                width = part.event_shape[0]
+                total = total + part.log_prob(actions[..., begin : begin + width])
+                begin += width
+        return total
+
+    def entropy(self) -> Tensor:
+        """[...], the sum over the parts."""
+        return torch.stack([part.entropy() for part in self.parts]).sum(dim=0)
+
+
+class Actor(nn.Module):
+    """A linear layer for each part of an action: logits of a choice, or means of numbers.
+
+    The standard deviations of numbers are the same in all states, as in CleanRL. Environments cut off what is beyond
+    the bounds.
+    """
+
+    def __init__(self, space: Discrete | ActionVector, size: int) -> None:
+        super().__init__()
+        parts = [Choice("", int(space.n))] if isinstance(space, Discrete) else space.parts
+        self.heads = nn.ModuleList()
+        self.log_stds = nn.ParameterDict()
+        for index, part in enumerate(parts):
+            outputs = part.size if isinstance(part, Choice) else len(part.low)
+            self.heads.append(layer_init(nn.Linear(size, outputs), std=0.01))
+            if not isinstance(part, Choice):
+                self.log_stds[str(index)] = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, features: Tensor) -> Policy:
+        parts: list[Categorical | Independent] = []
+        for index, head in enumerate(self.heads):
+            outputs = head(features)
+            if str(index) in self.log_stds:
+                std = self.log_stds[str(index)].exp().expand_as(outputs)
+                parts.append(Independent(Normal(outputs, std), 1))
+            else:
+                parts.append(Categorical(logits=outputs))
+        return Policy(parts)
+
+
 class Agent(nn.Module):
     """Encoder, memory, actor and critic."""
 
-    def __init__(self, encoder: nn.Module, core: Core, model_size: int, num_actions: int) -> None:
+    def __init__(self, encoder: nn.Module, core: Core, model_size: int, space: Discrete | ActionVector) -> None:
         super().__init__()
         self.encoder, self.core = encoder, core
-        self.actor = layer_init(nn.Linear(model_size, num_actions), std=0.01)
+        self.actor = Actor(space, model_size)
         self.critic = layer_init(nn.Linear(model_size, 1), std=1.0)
 
     def forward(self, obs: Tensor, reset: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
@@ -138,10 +207,11 @@ class Player:
         state = self.agent.core.with_cache(begin)  # keys and values of the memory are projected once
         for _ in range(steps):
             features, state, _ = self.agent(self.obs[:, None], self.reset[:, None], state)
-            policy, value = Categorical(logits=self.agent.actor(features[:, 0])), self.agent.critic(features[:, 0])
+            policy, value = self.agent.actor(features[:, 0]), self.agent.critic(features[:, 0])
             action = policy.sample()
+            received = action[:, 0].long() if isinstance(self.envs.single_action_space, Discrete) else action
             before = self.obs, self.reset, action, policy.log_prob(action), value[:, 0]
-            obs, reward, terminated, truncated, _ = self.envs.step(action.numpy())
+            obs, reward, terminated, truncated, _ = self.envs.step(received.numpy())
             self.obs, self.reset = torch.as_tensor(obs.copy()), torch.as_tensor(self.over)
             self.over = terminated | truncated
             self.scores += reward
@@ -173,7 +243,7 @@ def advantages(rollout: Rollout, next_value: Tensor, args: Args) -> Tensor:
 def loss_of(agent: Agent, batch: Rollout, advantage: Tensor, target: Tensor, args: Args) -> Tensor:
     """PPO's loss of a minibatch of whole sequences, and the core's own losses."""
     features, _, core_loss = agent(batch.obs, batch.reset, batch.state)
-    policy, values = Categorical(logits=agent.actor(features)), agent.critic(features)[..., 0]
+    policy, values = agent.actor(features), agent.critic(features)[..., 0]
 
     def mean(part: Tensor) -> Tensor:
         return part[batch.valid].mean()
@@ -215,7 +285,7 @@ def make_agent(envs: VectorEnv, args: Args) -> Agent:
     sizes["segment_size"] = args.segment_size
     core = make_core(matched_cores(sizes, args.memory_size, args.compressed_size)[args.core])
     encoder = make_encoder(envs.single_observation_space.shape, size)
-    return Agent(encoder, core, size, int(envs.single_action_space.n))
+    return Agent(encoder, core, size, envs.single_action_space)
 
 
 def main(args: Args) -> list[float]:

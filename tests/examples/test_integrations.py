@@ -11,9 +11,13 @@ from torch import Tensor, nn
 from actors import Actor
 from agent import Agent, AgentConfig
 from agent.core import FlatCore, matched_cores
-from envs import make_vector
+from envs import ActionVector, Choice, Numbers, make_vector
+from envs.gym import adapt
+from envs.processes import SerialVectorEnv
 from examples import cleanrl_ppo
 from examples.single import Single
+from tests.learner.test_action_spaces import SPACES as SPACES_OF_ACTIONS
+from tests.learner.test_action_spaces import Imitation
 
 SIZE, ROWS, WINDOW, WINDOWS = 16, 3, 8, 6
 SIZES = {"model_size": SIZE, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "segment_size": 4, "norm": "pre"}
@@ -60,7 +64,7 @@ class Encoder(nn.Module):
 
 
 def cleanrl(recorded: Recorded) -> tuple[Tensor, Tensor]:
-    agent = cleanrl_ppo.Agent(recorded.encoder, recorded.core, SIZE, 3)
+    agent = cleanrl_ppo.Agent(recorded.encoder, recorded.core, SIZE, SPACES[1])
     state, acting, learning = agent.core.initial_state(ROWS), [], []
     for window in recorded.windows():
         begin, state = state, agent.core.with_cache(state)
@@ -198,6 +202,37 @@ def test_cleanrl_ppo_learns() -> None:
     assert set(returns) == {0.0, 1.0}, "one answer an episode"
 
 
+def test_cleanrl_ppo_learns_choices_and_numbers() -> None:
+    """Two numbers and two switches, which should repeat what is seen."""
+    envs = SerialVectorEnv(lambda: adapt(Imitation(SPACES_OF_ACTIONS["Dict"], "vector")), 16)
+    args = cleanrl_ppo.Args(core="memoryless", num_envs=16, num_steps=8, gamma=0.0, ent_coef=1e-3, learning_rate=1e-2)
+    torch.manual_seed(0)
+    agent = cleanrl_ppo.make_agent(envs, args)
+    player = cleanrl_ppo.Player(envs, agent, args.seed)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
+    for _ in range(120):
+        rollout, next_value = player.rollout(args.num_steps)
+        cleanrl_ppo.update(agent, optimizer, rollout, cleanrl_ppo.advantages(rollout, next_value, args), args)
+    assert rollout.actions.shape == (16, 8, 4)
+    assert np.mean(player.returns[:50]) < 0.7 * 5
+    assert np.mean(player.returns[-100:]) > 0.82 * 5
+
+
+def test_cleanrl_ppo_has_the_joint_distribution_of_all_parts() -> None:
+    torch.manual_seed(0)
+    parts = Choice("", 3), Numbers("", (-1.0, -np.inf), (1.0, np.inf)), Choice("", 2)
+    policy = cleanrl_ppo.Actor(ActionVector(parts), SIZE)(torch.randn(5, SIZE))
+    first, numbers, last = policy.parts
+    actions = policy.sample()
+    expected = first.log_prob(actions[:, 0]) + last.log_prob(actions[:, 3])
+    for column in (0, 1):
+        own = torch.distributions.Normal(numbers.mean[:, column], numbers.stddev[:, column])
+        expected = expected + own.log_prob(actions[:, 1 + column])
+    torch.testing.assert_close(policy.log_prob(actions), expected)
+    entropies = [first.entropy(), last.entropy(), 2 * torch.distributions.Normal(0.0, 1.0).entropy().expand(5)]
+    torch.testing.assert_close(policy.entropy(), torch.stack(entropies).sum(0))
+
+
 @pytest.mark.usefixtures("two_threads")
 def test_cleanrl_ppo_sees_images_and_names_wrong_sizes() -> None:
     args = cleanrl_ppo.Args(env_id="rooms:small,episode_frames=80", num_envs=2, num_minibatches=2, total_timesteps=128)
@@ -247,7 +282,7 @@ def cleanrl_rollout() -> tuple[cleanrl_ppo.Args, cleanrl_ppo.Agent, cleanrl_ppo.
     envs = make_vector(args.env_id, args.num_envs)
     agent = cleanrl_ppo.make_agent(envs, args)
     rollout, next_value = cleanrl_ppo.Player(envs, agent, args.seed).rollout(args.num_steps)
-    nn.init.orthogonal_(agent.actor.weight, gain=2)
+    nn.init.orthogonal_(agent.actor.heads[0].weight, gain=2)
     return args, agent, rollout, cleanrl_ppo.advantages(rollout, next_value, args)
 
 
@@ -256,14 +291,14 @@ def test_cleanrl_ppo_has_the_loss_of_the_paper() -> None:
     args, agent, rollout, advantage = cleanrl_rollout()
     target = advantage + rollout.values
     features, _, core_loss = agent(rollout.obs, rollout.reset, rollout.state)
-    logits, values = agent.actor(features).double(), agent.critic(features)[..., 0].double()
+    logits, values = agent.actor.heads[0](features).double(), agent.critic(features)[..., 0].double()
     steps = [(row, step) for row in range(8) for step in range(32) if rollout.valid[row, step]]
     assert len(steps) < 8 * 32
     used = torch.tensor([advantage[at] for at in steps]).double()
     total, clipped = torch.zeros((), dtype=torch.float64), 0
     for at in steps:
         log_policy = logits[at].log_softmax(dim=-1)
-        ratio = (log_policy[rollout.actions[at]] - rollout.logprobs[at]).exp()
+        ratio = (log_policy[int(rollout.actions[at])] - rollout.logprobs[at]).exp()
         scaled = (advantage[at] - used.mean()) / (used.std() + 1e-8)
         near = min(max(ratio.item(), 1 - args.clip_coef), 1 + args.clip_coef)
         clipped += near != ratio.item()
